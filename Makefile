@@ -11,7 +11,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-all check conf docs bench clean
+.PHONY: help train test test-all check conf docs site bench clean
 
 help: ## List the targets.
 	@echo "Usage: make <target> [ARGS=\"more arguments\"] [PYTHON=python3.11]"
@@ -37,6 +37,9 @@ conf: $(VENV)/.installed ## Write conf/ and the tables of settings in docs/ from
 
 docs: $(VENV)/.installed-test ## Check links, commands and code of the documentation.
 	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)
+
+site: $(VENV)/.installed-docs ## Build the documentation as a site, into site/.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 bench: $(VENV)/.installed-benchmark ## Measure throughput against other libraries.
 	$(BIN)/python benchmarks/throughput.py $(ARGS)

@@ -8,7 +8,8 @@ transitions per 4 environment steps, two hidden layers of 64 units, without doub
 copy of the target every 250 gradient steps, gradients clipped to a norm of 10. All of them: Adam,
 one environment. Each measurement is a fresh process, ours and the peer's in turn. A measurement
 warms up; start-up, evaluation and files are outside of it on both sides. The table shows medians
-over the rounds and the median of the ratios of neighbours.
+over the rounds and the median of the ratios of neighbours, also by the processor time of the main
+process, which other jobs on the machine change less; with workers that is not all.
 """
 
 from __future__ import annotations
@@ -69,12 +70,13 @@ def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[st
         for _ in range(STARTS + WARM_UP):
             trainer.update_once(trainer.progress(), statistics)
         statistics.clear()
-        steps, started = 0, time.perf_counter()
+        steps, started, used = 0, time.perf_counter(), time.process_time()
         while time.perf_counter() - started < seconds:
             steps += trainer.update_once(trainer.progress(), statistics)
-        elapsed = time.perf_counter() - started
+        elapsed, used = time.perf_counter() - started, time.process_time() - used
     times = statistics.reduce()
-    return {"rate": steps / elapsed, "update": times["time/update_s"] / elapsed}
+    update = times["time/update_s"] / elapsed
+    return {"rate": steps / elapsed, "cpu_rate": steps / used, "update": update}
 
 
 def measure_peer(algorithm: str, env: str, seconds: float) -> dict[str, float]:
@@ -88,14 +90,15 @@ def measure_peer(algorithm: str, env: str, seconds: float) -> dict[str, float]:
     class Clock(BaseCallback):
         """Starts after the warm-up, stops after the given time."""
 
-        started = elapsed = 0.0
+        started = elapsed = begun = used = 0.0
         steps = 0
 
         def _on_step(self) -> bool:
             if self.num_timesteps == STARTS + WARM_UP:
-                self.started = time.perf_counter()
+                self.started, self.begun = time.perf_counter(), time.process_time()
             if self.started:
                 self.elapsed = time.perf_counter() - self.started
+                self.used = time.process_time() - self.begun
                 self.steps = self.num_timesteps - STARTS - WARM_UP
             return not self.started or self.elapsed < seconds
 
@@ -116,7 +119,8 @@ def measure_peer(algorithm: str, env: str, seconds: float) -> dict[str, float]:
     )
     clock = Clock()
     model.learn(10**9, callback=clock)
-    return {"rate": clock.steps / clock.elapsed, "update": float("nan")}
+    rates = {"rate": clock.steps / clock.elapsed, "cpu_rate": clock.steps / clock.used}
+    return {**rates, "update": float("nan")}
 
 
 def run_process(side: str, arguments: argparse.Namespace) -> dict[str, float]:
@@ -136,12 +140,15 @@ def compare(arguments: argparse.Namespace) -> None:
         for _ in range(arguments.rounds)
     ]
     print(f"{arguments.algorithm}, {arguments.env}, {arguments.threads} thread(s)")
-    print(f"{'side':14} {'steps/s':>9} {'ratio':>6}   share of time in updates")
+    print(f"{'side':14} {'steps/s':>9} {'ratio':>6} {'cpu':>6}   share of time in updates")
     for side in arguments.sides:
         rate = statistics.median(r[side]["rate"] for r in rounds)
-        ratio = statistics.median(r[side]["rate"] / r["SB3"]["rate"] for r in rounds)
+        ratio, cpu = (
+            statistics.median(r[side][key] / r["SB3"][key] for r in rounds)
+            for key in ("rate", "cpu_rate")
+        )
         update = statistics.median(r[side]["update"] for r in rounds)
-        print(f"{side:14} {rate:9,.1f} {ratio:6.2f}   {update:.0%}", flush=True)
+        print(f"{side:14} {rate:9,.1f} {ratio:6.2f} {cpu:6.2f}   {update:.0%}", flush=True)
 
 
 def main() -> None:

@@ -59,6 +59,7 @@ from maze_train.algorithms.sac.trainer import SAC as SAC
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig as TD3AlgorithmConfig
 from maze_train.algorithms.td3.events import TD3Events as TD3Events
 from maze_train.algorithms.td3.learner import TD3Learner as TD3Learner
+from maze_train.algorithms.td3.trainer import TD3 as TD3
 from maze_train.api import evaluate as evaluate
 from maze_train.api import load_learner as load_learner
 from maze_train.api import load_policy as load_policy

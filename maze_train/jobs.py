@@ -22,6 +22,7 @@ from maze_train.config.messages import CONFIGURATION_ERRORS, explain
 from maze_train.config.options import group_names
 from maze_train.config.pipeline import configure, prepare
 from maze_train.config.rollout_loading import is_rollout, load_rollout_config
+from maze_train.config.search_config import is_search, load_search_config, without_search
 from maze_train.config.sweep_jobs import JOBS_FILE, JobRecord, write_jobs
 from maze_train.config.train_config import AUTO
 from maze_train.config.writing import CONFIG_FILE
@@ -54,9 +55,10 @@ class Job:
         self._pid = os.getpid()
 
     def __call__(self, composed: DictConfig) -> float:
-        """Train, play or compare, and return what a sweeper optimises. NaN after a failure.
+        """Train, play, compare or search, and return what a sweeper optimises; NaN after a failure.
 
-        Of training, this is the best metric; of a rollout, the mean return.
+        Of training, this is the best metric; of a rollout, the mean return; of a search, the value
+        of its best trial.
         """
         settings = HydraConfig.get()
         is_sweep = settings.mode == RunMode.MULTIRUN
@@ -127,7 +129,7 @@ class Job:
 
 
 def do(composed: DictConfig, name: str | None, directory: str | None, overrides: Any) -> float:
-    """Do what a composed configuration is for: train, play or compare.
+    """Do what a composed configuration is for: train, play, compare or search.
 
     Args:
         composed: Hydra's configuration.
@@ -142,6 +144,8 @@ def do(composed: DictConfig, name: str | None, directory: str | None, overrides:
         return compare(plain_values(composed))
     if is_rollout(name, composed):
         return roll_out(composed, directory)
+    if is_search(name, composed):
+        return search(plain_values(composed), directory, without_search(overrides))
     return train(composed, directory, overrides)
 
 
@@ -198,6 +202,23 @@ def compare(values: Mapping[str, Any]) -> float:
     comparison = compared(config)
     print(f"\n{comparison}\n\nresults: {comparison.output}", flush=True)
     return math.nan
+
+
+def search(values: Mapping[str, Any], directory: str | None, given: Sequence[str]) -> float:
+    """Run the trials of a search, print the best ones, and return the value of the best one.
+
+    Args:
+        values: Plain values by the names of the fields of `SearchConfig` and `TrainConfig`.
+        directory: Directory of the study, unless the configuration names one.
+        given: Settings of the user that are not those of the search.
+    """
+    config, settings = load_search_config(values)
+    # Late: it needs PyTorch for the processes of the trials.
+    from maze_train.tuning.search import run_search
+
+    result = run_search(config, settings, given, directory)
+    print(f"\n{result}\n\nresults: {result.study}", flush=True)
+    return result.best_value
 
 
 def roll_out(composed: DictConfig, output_dir: str | None = None) -> float:

@@ -121,6 +121,25 @@ class Heaps(MultiAgentEnv):
         return np.full((4, 4, 3), 10 * self.heap, np.uint8)
 
 
+class LuckyHeaps(Heaps):
+    """The heap is drawn by chance that no seed controls; the state can be told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.chance = np.random.default_rng()
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        return super().reset(seed=int(self.chance.integers(2**31)))
+
+    def state_dict(self) -> dict[str, Any]:
+        counts = {"heap": self.heap, "turn": self.turn, "judged": self.judged}
+        return {**counts, "chance": self.chance.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.chance.bit_generator.state = state.pop("chance")
+        vars(self).update(state)
+
+
 class Pushers(MultiAgentEnv):
     """Two push a cart at the same time, with Boxes of one and of two numbers, for 2 to 6 steps.
 
@@ -148,6 +167,27 @@ class Pushers(MultiAgentEnv):
 
     def observe(self) -> Any:
         return np.array([self.place, self.left], np.float32)
+
+
+class Peek(MultiAgentEnv):
+    """Each of two sees a bit, and gets as reward the bit that the other one sees."""
+
+    possible_agents: Sequence[str] = ("left", "right")
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        left, right = np.random.default_rng(seed).integers(0, 2, 2)
+        self.bits = {"left": left, "right": right}
+        return Turn(self.bits)
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        rewards = {"left": float(self.bits["right"]), "right": float(self.bits["left"])}
+        return Turn(self.bits, rewards, terminated=self.possible_agents)
 
 
 class Rochambeau(MultiAgentEnv):

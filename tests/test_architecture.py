@@ -36,6 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("algorithms",),
     ("config",),
     ("runners", "comparison"),
+    ("tuning",),
     ("jobs",),
     ("cli", "api"),
 )

@@ -193,29 +193,6 @@ def test_a_sweep_runs_every_combination(
     assert lines[1] == "maze-run: job 1: algorithm=a2c env=CartPole-v1 seed=1"
 
 
-@pytest.mark.parametrize(
-    ("settings", "best"),
-    [
-        (PPO, 2),
-        ((*PPO, "evaluation.metric=train/loss"), 0),
-        ((*PPO, "evaluation.mode=min"), 0),
-        ((*PPO, "hydra.sweeper.direction=minimize"), 0),
-        (("algorithm=bc", "runner.dataset=x"), 0),
-        (("algorithm=bc", "runner.dataset=x", "env=CartPole-v1,Acrobot-v1"), 2),
-    ],
-)
-def test_optuna_keeps_the_best_trial(
-    maze_run: CommandLine, settings: tuple[str, ...], best: int
-) -> None:
-    """The direction of the study follows the metric that selects the best policy."""
-    pytest.importorskip("hydra_plugins.hydra_optuna_sweeper", reason="needs the extra optuna")
-    maze_run.train = lambda config: float(config.seed or 0)
-    sweep = ("-m", "hydra/sweeper=optuna", "hydra/sweeper/sampler=grid", "hydra.sweep.dir=s")
-    assert maze_run(*sweep, *settings, "seed=choice(0,1,2)") == 0
-    text = (maze_run.folder / "s/optimization_results.yaml").read_text()
-    assert OmegaConf.create(text).best_params["++seed"] == best
-
-
 def test_a_sweep_keeps_a_given_run_directory(maze_run: CommandLine) -> None:
     """`run_dir` and `hydra.sweep.dir` are the user's to choose."""
     assert maze_run("-m", *PPO, "seed=0,1", "run_dir=a,b", "hydra.sweep.dir=s") == 0

@@ -85,6 +85,21 @@ def test_every_page_can_be_reached() -> None:
     assert set((ROOT / "docs").rglob("*.md")) - {overview} <= linked
 
 
+def test_settings_are_there() -> None:
+    """Every setting that a page names with its section is one of some option of this section."""
+    keys = {
+        f"{path.parent.name}.{key}"
+        for path in (ROOT / "conf").glob("*/*.yaml")
+        for key in re.findall(r"^(\w+):", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
+    sections = "|".join({key.partition(".")[0] for key in keys} - {"env"})
+    named = re.compile(rf"`((?:{sections})\.\w+)")
+    pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
+    found = {name for page in pages for name in named.findall(page.read_text(encoding="utf-8"))}
+    others = {"model.py", "evaluation.csv", "algorithm.square_root"}
+    assert found - keys == others
+
+
 def test_readme_names_the_test_command_of_ci() -> None:
     """CI runs all tests with a command of the README."""
     assert "`make test-all`" in (ROOT / "README.md").read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What `pip install .` installs works from any directory."""
+"""A source distribution holds what it should; installed, it works from any directory."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,15 +15,19 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
-SOURCES = ("maze_train", "conf", "pyproject.toml", "setup.py", "README.md", "LICENSE")
+SOURCES = ("maze_train", "conf", "pyproject.toml", "setup.py", "MANIFEST.in")
+TEXTS = ("README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
+NOT_SHIPPED = ("tests", "docs", "benchmarks")
+BUILD = "from setuptools import build_meta; print(build_meta.build_sdist('dist'))"
 TIMEOUT_S = 180
 
 
 @dataclass(frozen=True)
 class Installation:
-    """The package as pip installs it, in a folder of its own."""
+    """The package as pip installs it from a source distribution, in a folder of its own."""
 
     target: Path
+    archive: Path
 
     def python(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         """Run a fresh interpreter that finds the installed package before any other."""
@@ -38,33 +43,55 @@ class Installation:
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    """The working tree, copied (a build writes beside the sources) and installed."""
+    """The working tree, copied (a build writes beside the sources), packed and installed."""
     pytest.importorskip("setuptools", "77")
     sources, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("target")
     ignore = shutil.ignore_patterns("__pycache__")
-    for name in SOURCES:
+    for name in (*SOURCES, *TEXTS, *NOT_SHIPPED):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, sources / name, ignore=ignore)
         else:
             shutil.copy(ROOT / name, sources)
+    name = run(sys.executable, "-c", BUILD, cwd=sources).splitlines()[-1]
+    archive = sources / "dist" / name
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation"]
-    result = subprocess.run(
-        [*pip, "--no-index", "--target", str(target), str(sources)],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
+    run(*pip, "--no-index", "--target", str(target), str(archive), cwd=sources)
+    return Installation(target, archive)
+
+
+def run(*command: str, cwd: Path) -> str:
+    """Output of a command, which has to succeed."""
+    result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert result.returncode == 0, result.stderr
-    return Installation(target)
+    return result.stdout
+
+
+def test_the_source_distribution_holds_what_it_should(installation: Installation) -> None:
+    """The package, its configuration and four texts; no tests, no pages, no build files."""
+    with tarfile.open(installation.archive) as archive:
+        paths = [Path(*Path(m.name).parts[1:]) for m in archive.getmembers() if m.isfile()]
+    made = {"PKG-INFO", "setup.cfg", "maze_train.egg-info"}
+    assert {path.parts[0] for path in paths} == {*SOURCES, *TEXTS, *made}
+    assert {p.suffix for p in paths if p.parts[0] in SOURCES[:2]} == {
+        ".py",
+        ".pyi",
+        ".yaml",
+        ".typed",
+    }
 
 
 def test_the_installed_package_is_the_one_that_is_tested(
     installation: Installation, tmp_path: Path
 ) -> None:
     """The fixture does not fall back on the working tree."""
-    code = "import maze_train; print(maze_train.__file__)"
+    code = (
+        "import maze_train as m; from maze_train.versions import versions; "
+        "print(m.__file__, m.__version__ == versions()['maze_train'])"
+    )
     result = installation.python("-c", code, cwd=tmp_path)
-    assert result.stdout.startswith(str(installation.target)), result.stderr
+    path, has_version = result.stdout.split()
+    assert path.startswith(str(installation.target)), result.stderr
+    assert has_version == "True"
 
 
 def test_configuration_is_shipped(installation: Installation) -> None:

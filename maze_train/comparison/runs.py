@@ -156,7 +156,7 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
             if not is_within(key, NOT_COMPARED)
         }
         algorithm = algorithm_name(settings["algorithm"])
-        return Run(directory, _env_name(settings), algorithm, settings.get("seed"), flat, rows)
+        return Run(directory, task_name(settings), algorithm, settings.get("seed"), flat, rows)
     except (KeyError, TypeError, ConfigError) as cause:
         raise RunDirectoryError(f"{CONFIG_FILE} is not that of a run: {cause}") from cause
 
@@ -183,7 +183,7 @@ def algorithm_name(settings: Mapping[str, Any]) -> str:
     return target.rpartition(".")[2]
 
 
-def _env_name(settings: Mapping[str, Any]) -> str:
+def task_name(settings: Mapping[str, Any]) -> str:
     """The name of an environment; without one that of the data set that was learned from."""
     env, dataset = settings["env"], settings["runner"].get("dataset")
     if env.get("id") or env.get(TARGET) or not dataset:

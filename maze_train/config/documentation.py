@@ -22,6 +22,7 @@ from maze_train.config.compare_config import CompareConfig
 from maze_train.config.options import shipped_root
 from maze_train.config.ray_runner import RayRunnerConfig
 from maze_train.config.rollout_config import RolloutConfig
+from maze_train.config.search_config import SearchConfig
 from maze_train.config.train_config import DevRunnerConfig, LocalRunnerConfig
 from maze_train.config.writing import dotted_name, key_of_field
 from maze_train.envs.config import EnvConfig
@@ -56,14 +57,16 @@ def render_yaml(cls: type) -> str:
     return _generated(cls, [*target, *_yaml_lines(cls, "")])
 
 
-def render_primary(cls: type, groups: dict[str, str]) -> str:
+def render_primary(cls: type, groups: dict[str, str], *bases: str) -> str:
     """The YAML of a primary configuration: its choices, and the defaults of the other fields.
 
     Args:
         cls: The dataclass of the whole configuration.
         groups: Fields that are choices, each with its option; `null`: none is chosen.
+        *bases: Primary configurations that it extends.
     """
-    choices = [f"  - {group}: {option}" for group, option in groups.items()]
+    choices = [f"  - {base}" for base in bases]
+    choices += [f"  - {group}: {option}" for group, option in groups.items()]
     return _generated(cls, ["defaults:", *choices, "  - _self_", *_yaml_lines(cls, "", groups)])
 
 
@@ -136,6 +139,7 @@ def generated_files() -> dict[Path, str]:
         **options,
         root / "rollout.yaml": rollout,
         root / "compare.yaml": comparison,
+        root / "search.yaml": render_primary(SearchConfig, {"search": "null"}, "train"),
         stub_path(): render_stub(),
     }
 

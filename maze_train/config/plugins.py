@@ -8,7 +8,6 @@ option. Folders that the user names come before ours, so his `env/<name>.yaml` w
 from __future__ import annotations
 
 import importlib
-import re
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,15 +19,13 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
-from maze_train.config.conversion import build_dataclass
 from maze_train.config.launcher import LAUNCHER, LocalLauncher, LocalLauncherConf
 from maze_train.config.options import group_names, list_options
 from maze_train.config.overrides import config_folders
 from maze_train.errors import ConfigError
-from maze_train.targets import TARGET, locate
-from maze_train.training.config import EvaluationConfig
+from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,8 +37,6 @@ Names = list[str]  # inside the class below, `list` is a method
 GROUP = "env"
 PETTINGZOO = "maze_train.envs.pettingzoo.module_named"
 """Finds environments of PettingZoo."""
-ENV_OVERRIDE = re.compile(r"\+*env(\.id|\._target_)?=")
-DIRECTION = "maze_train.sweep_direction"
 SWEEP_DIR = "outputs/sweeps/${now:%Y-%m-%d_%H-%M-%S}"
 
 
@@ -124,18 +119,11 @@ def extended_hydra() -> Iterator[None]:
     store.store(group="hydra/launcher", name="local", node=LocalLauncherConf, provider="maze_train")
     before = store.repo["hydra"]["config.yaml"]
     store.store(group="hydra", name="config", node=_hydra_settings(), provider="maze_train")
-    OmegaConf.register_new_resolver(DIRECTION, _sweep_direction, replace=True)
-    optuna = store.repo["hydra"]["sweeper"].get("optuna.yaml")
-    if optuna is not None:  # the plug-in is installed; by itself it minimises
-        own = OmegaConf.merge(optuna.node, {"direction": f"${{{DIRECTION}:}}"})
-        store.store(group="hydra/sweeper", name="optuna", node=own, provider=optuna.provider)
     try:
         yield
     finally:
         store.repo["hydra"]["config.yaml"] = before
         del store.repo["hydra"]["launcher"]["local.yaml"]
-        if optuna is not None:
-            store.repo["hydra"]["sweeper"]["optuna.yaml"] = optuna
 
 
 def is_registered(env_id: str) -> bool:
@@ -192,23 +180,3 @@ def _hydra_settings() -> HydraConf:
         for entry in settings.defaults
     ]
     return settings
-
-
-def _sweep_direction(*, _root_: DictConfig) -> str:
-    """Whether a larger or a smaller objective of a job is better: `maximize` or `minimize`.
-
-    Args:
-        _root_: Hydra's configuration, of a sweep without the values that vary.
-    """
-    if "evaluation" not in _root_:  # a rollout: the mean return
-        return "maximize"
-    settings = OmegaConf.to_container(_root_.evaluation, resolve=True)
-    evaluation = build_dataclass(EvaluationConfig, settings, "evaluation")  # type: ignore[arg-type]
-    metric = evaluation.selection_metric
-    if OmegaConf.select(_root_, "runner.dataset") is not None and not evaluation.metric:
-        env = _root_.get("env") or {}
-        # An environment that varies is among the overrides only.
-        is_varied = any(map(ENV_OVERRIDE.match, _root_.hydra.overrides.task))
-        if not evaluation.n_episodes or not (env.get("id") or env.get(TARGET) or is_varied):
-            metric = "validation/loss"  # what cloning without an environment goes by
-    return f"{evaluation.selection_mode(metric)}imize"

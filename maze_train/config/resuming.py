@@ -46,7 +46,7 @@ FREE = (
 """Settings, and sections of settings, that may differ: where a run takes place, how long, and what
 it writes."""
 
-FIXED = ("runner.concurrency", "runner.fast_dev_run")
+FIXED = ("runner.concurrency", "runner.envs_per_actor", "runner.fast_dev_run")
 """Settings within these that may not."""
 
 

@@ -10,9 +10,7 @@ from maze_train.config.train_config import DevRunnerConfig, RunnerConfig
 from maze_train.envs.config import EnvConfig  # noqa: TC001 (type hints are evaluated)
 from maze_train.errors import ConfigError
 from maze_train.targets import is_target
-
-RANDOM = "random"
-"""The policy that takes random actions."""
+from maze_train.training.config import RANDOM, PolicyConfig
 
 CHOOSE_ENV = "choose one: env=<registered id> or env._target_=<your class or factory>"
 DEFAULT_CONCURRENCY = 8
@@ -20,7 +18,7 @@ DEFAULT_CONCURRENCY = 8
 
 ONLY_FOR_TRAINING = (
     *("max_wall_time_s", "dataset", "fast_dev_run"),
-    *("deterministic", "detect_anomaly"),
+    *("deterministic", "detect_anomaly", "envs_per_actor"),
 )
 """Settings of a runner that a rollout does not have."""
 
@@ -36,6 +34,11 @@ class RolloutConfig:
     policy: str | dict[str, Any] | None = None
     """Instead of `run`: `random`, or `{_target_: dotted path, key: value}` of a class or function
     that returns a policy of your own."""
+
+    policies: dict[str, PolicyConfig] = field(default_factory=dict)
+    """Policies of single agents, where there are several: `{first: <run>, second: random}`, or with
+    `agents` and `source` as in training; agents that are not named play as `run` or `policy` says.
+    """
 
     env: EnvConfig | None = None
     """The environment; null: that of the run. With `run` only what is given differs from it."""
@@ -115,17 +118,34 @@ class RolloutConfig:
         return "human" if self.render == "human" else None
 
     def _check_policy(self) -> None:
-        if (self.run is None) == (self.policy is None):
+        named = [name for name in ("run", "policy") if getattr(self, name) is not None]
+        if len(named) > 1 or not (named or self.policies):
             raise ConfigError(
                 "run",
                 "expected one of run=<directory of a run>, policy=random and "
-                "policy._target_=<dotted path of your own>",
+                "policy._target_=<dotted path of your own>, or policies.<agent>=<source> of all "
+                "agents where there are several",
                 self.run,
             )
         if self.policy is not None and self.policy != RANDOM and not is_target(self.policy):
             problem = "expected `random`, or a mapping with the key `_target_`"
             raise ConfigError("policy", problem, self.policy)
+        if self.policies and isinstance(self.policy, dict):
+            problem = "acts for all agents: expected random, or null, beside policies"
+            raise ConfigError("policy", problem, self.policy)
+        for key, own in self.policies.items():
+            self._check_one_of_several(f"policies.{key}", own)
         self._check_env()
+
+    def _check_one_of_several(self, key: str, own: PolicyConfig) -> None:
+        """Refuse a policy that comes from nowhere, and what is for training only."""
+        if own.source is None:
+            problem = "expected random, the directory of a run, or the key _target_"
+            raise ConfigError(f"{key}.source", problem, own.source)
+        for name in ("model", "frozen", "opponents"):
+            if getattr(own, name):
+                problem = "is for training: leave it out"
+                raise ConfigError(f"{key}.{name}", problem, getattr(own, name))
 
     def _check_env(self) -> None:
         if self.env is None and self.run is not None:

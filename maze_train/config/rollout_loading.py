@@ -9,6 +9,7 @@ from typing import Any
 
 from maze_train.checks import absolute_path
 from maze_train.config.loading import build_config, values_by_field
+from maze_train.config.parts import named
 from maze_train.config.rollout_config import CHOOSE_ENV, RolloutConfig
 from maze_train.config.stored import (
     PARTS_OF_ENV,
@@ -18,7 +19,8 @@ from maze_train.config.stored import (
 )
 from maze_train.config.writing import CONFIG_FILE
 from maze_train.errors import ConfigError, RunDirectoryError, did_you_mean
-from maze_train.targets import TARGET
+from maze_train.targets import TARGET, is_target
+from maze_train.training.config import PolicyConfig
 
 BEST = "best"
 WEIGHTS_FILE = "policy.pt"
@@ -58,6 +60,8 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
     values = values_by_field(RolloutConfig, node)
     if "seeds" in values:
         values["seeds"] = plain_seeds(values["seeds"])
+    if isinstance(values.get("policies"), Mapping):
+        values["policies"] = sources_of(values["policies"])
     run, env = values.get("run"), values.get("env")
     if isinstance(run, (str, os.PathLike)) and values.get("policy") is None and str(run).strip():
         directory = policy_directory(run)
@@ -74,6 +78,21 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
             uses = (*PARTS_OF_POLICY, *PARTS_OF_ENV)
             check_trust(settings, directory / CONFIG_FILE, values.get("trust"), own, uses)
     return build_config(RolloutConfig, values)
+
+
+def sources_of(policies: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of several policies, each of which may be given by its source alone.
+
+    A policy that names no agents is that of the agent whose name is its id.
+    """
+    found: dict[str, Any] = {}
+    for key, own in policies.items():
+        is_source = not isinstance(own, Mapping | PolicyConfig) or is_target(own)
+        node = {"source": own} if is_source else own
+        if isinstance(node, Mapping):
+            node = named({"agents": [key], **node}, f"policies.{key}")
+        found[key] = node
+    return found
 
 
 def policy_directory(run: str | os.PathLike[str]) -> Path:

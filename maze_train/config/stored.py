@@ -61,6 +61,10 @@ COMPATIBILITY = ("GymV21Environment-v0", "GymV26Environment-v0")
 """Registered ids whose arguments name modules to import; the package shimmy makes them."""
 
 
+REGISTRY = "pettingzoo:"
+"""Beginning of ids that lead to nothing but the environments of a known package."""
+
+
 # -- reading ---------------------------------------------------------------------------------------
 
 
@@ -223,8 +227,10 @@ def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
         if target is not None:
             yield join(key, TARGET), target if isinstance(target, str) else str(target)
         env_id = node.get("id") if key == "env" else None
-        if isinstance(env_id, str) and (":" in env_id or env_id in COMPATIBILITY):
-            yield "env.id", env_id
+        if isinstance(env_id, str):
+            env_id = env_id.removeprefix(REGISTRY)
+            if ":" in env_id or env_id in COMPATIBILITY:
+                yield "env.id", env_id
         for name, value in node.items():
             # An id with dots must not look like several keys, of which the last are another part.
             yield from _targets_in(value, join(key, str(name).replace(".", "/")))

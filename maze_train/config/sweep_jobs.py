@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from maze_train.errors import RunDirectoryError
 from maze_train.files import atomic_write, read_regular
@@ -45,15 +45,22 @@ class JobRecord:
     code: int = 0
     """Exit code."""
 
+    word: ClassVar[str] = "job"
+
+    @property
+    def name(self) -> str:
+        """Word and number of the job."""
+        return f"{self.word} {self.number}"
+
     @property
     def title(self) -> str:
         """Line with which the job begins."""
-        return f"job {self.number}: {self.settings}"
+        return f"{self.name}: {self.settings}"
 
     @property
     def label(self) -> str:
-        """Name of the job for people."""
-        return f"job {self.number} ({self.settings})"
+        """Name of the job for people, with its settings."""
+        return f"{self.name} ({self.settings})"
 
 
 def write_jobs(sweep_dir: Path, records: Iterable[JobRecord]) -> None:

@@ -41,6 +41,12 @@ class RunnerConfig:
     """Environments that collect experience in parallel; 0: as many as suit the algorithm, 8 or for
     ES 64. >= 0."""
 
+    envs_per_actor: int = 0
+    """Environments of each actor of A2C and PPO, a divisor of `concurrency`; an actor is a copy of
+    the policy that collects whole rollouts where its environments are, with one exchange per
+    update. Numbers depend on it, not on how many workers share out the actors. 0: no actors; the
+    policy of the learner acts in all environments, with one exchange per step. >= 0."""
+
     torch_threads: int = 1
     """Threads of PyTorch in the learner; more than 1 pays for large networks and batches only;
     0: leave PyTorch's own choice."""
@@ -69,7 +75,7 @@ class RunnerConfig:
     def __post_init__(self) -> None:
         if isinstance(self.dataset, str) and not self.dataset.startswith("minari:"):
             self.dataset = absolute_path("dataset", self.dataset)
-        check_fields(self, 0, "concurrency", "torch_threads", "max_wall_time_s")
+        check_fields(self, 0, "concurrency", "envs_per_actor", "torch_threads", "max_wall_time_s")
         check_choices(self)
 
     @property
@@ -224,23 +230,47 @@ class TrainConfig:
                 "algorithm.patience or runner.max_wall_time_s",
                 total_steps,
             )
-        if self.learner_group.n_learners > 1 and not self.algorithm.can_share_minibatches:
-            problem = (
-                f"{self.algorithm.name} needs one learner: its workers do the work; expected 1"
-            )
-            raise ConfigError("learner_group.n_learners", problem, self.learner_group.n_learners)
-        if self.learner_group.queue_size and not self.algorithm.can_learn_meanwhile:
-            problem = (
-                f"{self.algorithm.name} acts with the weights that learn, and waits for each "
-                "update; expected 0, or algorithm=impala"
-            )
-            raise ConfigError("learner_group.queue_size", problem, self.learner_group.queue_size)
+        self._check_fits_algorithm()
         try:
             self.algorithm.check_concurrency(self._concurrency)
             if not self.runner.fast_dev_run:
                 self.algorithm.check_total_steps(total_steps)
         except ConfigError as error:
             raise error.below("algorithm") from None
+
+    def _check_fits_algorithm(self) -> None:
+        """Refuse learners and actors that the algorithm does not have."""
+        algorithm, learners, actors = self.algorithm, self.learner_group, self.runner.envs_per_actor
+        name, concurrency = algorithm.name, self._concurrency
+        for key, value, is_wrong, problem in (
+            (
+                "learner_group.n_learners",
+                learners.n_learners,
+                learners.n_learners > 1 and not algorithm.can_share_minibatches,
+                f"{name} needs one learner: its workers do the work; expected 1",
+            ),
+            (
+                "learner_group.queue_size",
+                learners.queue_size,
+                learners.queue_size and not algorithm.can_learn_meanwhile,
+                f"{name} acts with the weights that learn, and waits for each update; expected 0, "
+                "or algorithm=impala",
+            ),
+            (
+                "runner.envs_per_actor",
+                actors,
+                actors and not algorithm.can_have_actors,
+                f"a2c and ppo have such actors, {name} has not; expected 0",
+            ),
+            (
+                "runner.envs_per_actor",
+                actors,
+                actors and concurrency % actors,
+                f"expected a divisor of runner.concurrency = {concurrency}",
+            ),
+        ):
+            if is_wrong:
+                raise ConfigError(key, problem, value)
 
     def with_defaults(self) -> TrainConfig:
         """A copy with the defaults of the algorithm filled in, and directories as absolute paths.

@@ -155,7 +155,8 @@ def _dump(value: Any, hint: Any) -> Any:
         }
         return node if type(value) is hint else {TARGET: dotted_name(type(value)), **node}
     if isinstance(value, Mapping):
-        return {key: _dump(entry, Any) for key, entry in value.items()}
+        item = get_args(hint)[1] if get_origin(hint) is dict else Any
+        return {key: _dump(entry, item) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
         item = get_args(hint)[0] if get_origin(hint) is list else Any
         entries = [_dump(entry, item) for entry in value]

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.data.joining import join_rollouts
 from maze_train.data.rollout_slots import RolloutLayout
-from maze_train.spaces.agents import flat_space_of, part_of
+from maze_train.spaces.agent_trees import flat_space_of, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from gymnasium import spaces
 
@@ -29,6 +29,7 @@ class PolicyRolloutsLayout:
         state_sizes: Size of the memory of each agent.
         num_steps: Rows T of each rollout.
         num_envs: Environments E; a rollout has a column for each agent in each of them.
+        centralized: Policies with a centralised critic.
     """
 
     def __init__(
@@ -39,10 +40,11 @@ class PolicyRolloutsLayout:
         state_sizes: Mapping[str, int],
         num_steps: int,
         num_envs: int,
+        centralized: Collection[str] = (),
     ) -> None:
         self._layouts = {
             policy: RolloutLayout(
-                flat_space_of(observation_space, agents[0]),
+                flat_space_of(observation_space, agents[0], is_centralized=policy in centralized),
                 part_of(actions, agents[0]),
                 num_steps,
                 num_envs * len(agents),

@@ -53,6 +53,8 @@ class RolloutLayout:
         num_envs: B.
         frame_stack: Observations that are stacks of the last n frames, as in `RolloutStorage`.
         state_size: Size S of the memory of the policy; 0: it has none.
+        num_agents: Agents of one environment that act at once, each with a log-probability; 0:
+            there is one agent.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class RolloutLayout:
         *,
         frame_stack: Mapping[str, int] | None = None,
         state_size: int = 0,
+        num_agents: int = 0,
     ) -> None:
         self.num_envs = num_envs
         steps, rows = (num_steps, num_envs), (num_steps + 1, num_envs)
@@ -80,8 +83,8 @@ class RolloutLayout:
             specs["final_obs", key, ""] = (most_ends, *shape), dtype
         for key, action in leaves_by_key(actions).items():
             specs["actions", key, ""] = (*steps, *action.shape), action.cpu().numpy().dtype
-        for name, dtype in (("rewards", floats), ("log_probs", floats)):
-            specs[name, "", ""] = steps, dtype
+        specs["rewards", "", ""] = steps, floats
+        specs["log_probs", "", ""] = (*steps, num_agents) if num_agents else steps, floats
         for name in ("terminated", "truncated", "valid"):
             specs[name, "", ""] = steps, flags
         if state_size:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from maze_train.data.trajectories import arrays_of, trees_of
+from maze_train.data.trajectories import arrays_of, leaf_specs, trees_of
 from maze_train.spaces.actions import checked_actions
+from maze_train.spaces.agent_trees import part_of
+from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import as_tensors
 from maze_train.types import tree_leaves, tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from maze_train.data.trajectory_dataset import TrajectoryDataset
     from maze_train.data.trajectory_parts import TrajectoryPart
@@ -55,12 +59,17 @@ class TransitionData:
 
     The last observation of an episode, on which nobody acted, is not among them.
 
+    Where an environment has several agents, they are those of some of them: what an agent observed
+    and did in the steps in which it acted. These are the beginnings of its turns, see
+    `TurnSplitter`; what a turn brought, and how it ended, is of no interest here.
+
     Args:
         dataset: The data set.
         episodes: Numbers of the episodes, growing.
         from_env: Turns actions of the environment into the agent's own: `Distribution.from_env`.
         in_memory: Whether everything is converted once and kept in memory; else batches are read
             from the (mapped) arrays of the data set each time. The batches are the same.
+        agents: Agents with the same spaces whose transitions they are; none: there is one agent.
 
     Attributes:
         num_samples: Number N of transitions.
@@ -76,13 +85,20 @@ class TransitionData:
         from_env: Callable[[TensorTree], TensorTree],
         *,
         in_memory: bool = True,
+        agents: Sequence[str] = (),
     ) -> None:
         metadata = dataset.metadata
-        self._space = flat_space(metadata.observation_space)
-        specs = metadata.specs.items()
+        spaces = metadata.observation_space, metadata.action_space
+        several = agent_spaces(*spaces) if agents else None
+        columns: dict[str, int] = {}
+        if several is not None:
+            spaces = several.of(agents[0])
+            columns = {agent: several.agents.index(agent) for agent in agents}
+        self._space = flat_space(spaces[0])
+        specs = leaf_specs(*spaces).items()
         self._specs = {name: spec for name, spec in specs if spec.group != "rewards"}
         self._from_env = from_env
-        self._pieces = _pieces(dataset.parts, episodes)
+        self._pieces = _pieces(dataset.parts, episodes, columns)
         ends = np.cumsum([len(piece.steps) for piece in self._pieces], dtype=np.int64)
         self._starts = np.concatenate([np.zeros(1, np.int64), ends])
         self.num_samples = int(self._starts[-1])
@@ -100,13 +116,13 @@ class TransitionData:
         obs, actions = self.batch(torch.zeros(1, dtype=torch.int64))
         return sum(leaf.nbytes for leaf in (*tree_leaves(obs), *tree_leaves(actions)))
 
-    def place(self, number: int) -> tuple[int, int]:
-        """Number of the episode in the data set, and of the step in it, of a transition."""
+    def place(self, number: int) -> tuple[int, int, str]:
+        """Episode of a transition in the data set, step in it, and agent (empty: the only one)."""
         k = int(np.searchsorted(self._starts, number, side="right")) - 1
         piece, row = self._pieces[k], number - int(self._starts[k])
         step = int(piece.steps[row])
         episode = int(piece.obs_rows[row]) - step
-        return piece.first + episode, step - int(piece.part.starts[episode])
+        return piece.first + episode, step - int(piece.part.starts[episode]), piece.agent
 
     def batch(self, indices: Tensor) -> tuple[TensorTree, TensorTree]:
         """Observations and the agent's actions of some transitions.
@@ -172,7 +188,7 @@ class TransitionData:
 
 
 class _Piece:
-    """The transitions of one part that were chosen.
+    """The transitions of one part, and of one agent where there are several, that were chosen.
 
     Args:
         part: The part.
@@ -183,19 +199,35 @@ class _Piece:
     def __init__(self, part: TrajectoryPart, episodes: Array, first: int) -> None:
         self.part = part
         self.first = first
+        self.agent = ""
         self.steps: Array = _ranges(part.starts[episodes], part.lengths[episodes])
         # An episode has an observation more than it has steps.
         self.obs_rows: Array = self.steps + np.repeat(episodes, part.lengths[episodes])
 
+    def of_agent(self, agent: str, column: int) -> _Piece:
+        """What an agent saw and did where it acted; its flags are a column of those of all."""
+        obs: Any = self.part.obs
+        found = copy(self)
+        found.agent = agent
+        acts = obs[ACTS][self.obs_rows, column] != 0
+        found.steps, found.obs_rows = self.steps[acts], self.obs_rows[acts]
+        own = part_of(part_of(obs, AGENTS), agent)
+        actions = part_of(cast("dict[str, Array]", self.part.actions), agent)
+        found.part = replace(self.part, obs=own, actions=actions)
+        return found
 
-def _pieces(parts: Sequence[TrajectoryPart], episodes: Array) -> list[_Piece]:
-    pieces = []
+
+def _pieces(
+    parts: Sequence[TrajectoryPart], episodes: Array, columns: Mapping[str, int]
+) -> list[_Piece]:
+    pieces: list[_Piece] = []
     first = 0
     for part in parts:
         count = len(part.lengths)
         own = episodes[(episodes >= first) & (episodes < first + count)] - first
         if len(own):
-            pieces.append(_Piece(part, own, first))
+            piece = _Piece(part, own, first)
+            pieces += [piece.of_agent(*each) for each in columns.items()] or [piece]
         first += count
     return pieces
 

@@ -34,7 +34,7 @@ class TurnReplayBuffer(UniformReplayBuffer):
         super()._add(rollout)
         memory = self._memory
         if rollout.valid is not None:
-            waits = (~rollout.valid & ~rollout.truncated).numpy().flatten()
+            waits = (~rollout.valid & rollout.truncated).numpy().flatten()
             first = (memory.head - rollout.num_steps) * self.num_envs
             where = first + np.flatnonzero(waits)
             where = where[where >= memory.oldest * self.num_envs]

@@ -9,11 +9,12 @@ import torch
 
 from maze_train.data.joining import join_rollouts
 from maze_train.data.rollout import Rollout
-from maze_train.spaces.agents import ACTS, AGENTS, REWARDS, TERMINATED, TRUNCATED, part_of
+from maze_train.spaces.agent_trees import JOINT_ACTS, joined, joint_view, part_of, with_joint
+from maze_train.spaces.agents import ACTS, AGENTS, REWARDS, TERMINATED, TRUNCATED
 from maze_train.types import Tensor, TensorTree, tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class TurnSplitter:
 
     Row i of a column is turn i of one agent in one environment; the columns of agents with the same
     policy lie side by side, agent by agent. Columns have different numbers of turns: rows at the
-    end that are none are not valid. A turn that has not ended is kept for the next rollout.
+    end that are none are not valid, and truncated, which tells them apart from turns that were
+    lost. A turn that has not ended is kept for the next rollout.
 
     Args:
         policies: The agents of each policy, by its id.
@@ -72,8 +74,8 @@ class TurnSplitter:
             acted: T steps never end more than T turns of an agent.
         at_end: Whether rows that are no turns come before those that are, and show the observation
             of the next turn, so that the rollouts of a column go on where the one before ended.
-            Turns that were lost are then told apart from rows in which the agent waits: they are
-            truncated, though not valid.
+        centralized: Policies with a centralised critic: their observations have what all agents
+            observe beside the own ones (`spaces.agent_trees.with_joint`).
     """
 
     def __init__(
@@ -84,11 +86,13 @@ class TurnSplitter:
         *,
         as_steps: bool = False,
         at_end: bool = False,
+        centralized: Collection[str] = (),
     ) -> None:
         self._policies = {policy: list(agents) for policy, agents in policies.items() if agents}
         self._state_sizes = dict(state_sizes)
         self._multiple = multiple
         self._as_steps, self._at_end = as_steps, at_end
+        self._centralized = {agent for policy in centralized for agent in policies[policy]}
         self._running: dict[str, _Steps] = {}
 
     def split(self, rollout: Rollout, learns: Tensor | None = None) -> dict[str, Rollout]:
@@ -143,6 +147,9 @@ class TurnSplitter:
         lost = limited & ~acts_next
         if rollout.valid is not None:
             lost |= ~rollout.valid.unsqueeze(-1)
+        joint, last_joint = joint_view(obs), joint_view(last_obs)
+        # Whoever was cut off acts no more, but would have gone on; see `_Turns.rollout`.
+        last_joint[JOINT_ACTS] = (~terminated).to(joint[JOINT_ACTS].dtype)
         states: list[Tensor | None] = [None] * len(self._state_sizes)
         if rollout.hidden_states is not None:
             states = list(
@@ -150,19 +157,26 @@ class TurnSplitter:
             )
         return {
             agent: _Steps(
-                obs=part_of(parts, agent),
+                obs=self._seen(agent, i, parts, joint),
                 actions=part_of(actions, agent),
                 acts=obs[ACTS][..., i].bool(),
                 rewards=last_obs[REWARDS][..., i],
                 terminated=terminated[..., i],
                 truncated=truncated[..., i],
                 lost=lost[..., i],
-                last_obs=part_of(last_parts, agent),
+                last_obs=self._seen(agent, i, last_parts, last_joint),
                 states=None if (state := states[i]) is None or not state.shape[-1] else state,
                 log_probs=None if rollout.log_probs is None else rollout.log_probs[..., i],
             )
             for i, agent in enumerate(self._state_sizes)
         }
+
+    def _seen(
+        self, agent: str, number: int, parts: Mapping[str, Any], joint: Mapping[str, Tensor]
+    ) -> TensorTree:
+        """Observations of an agent, with those of all where its critic reads them."""
+        own: TensorTree = part_of(parts, agent)
+        return with_joint(own, joint, number) if agent in self._centralized else own
 
     def _with_running(self, agent: str, steps: _Steps) -> _Steps:
         """The steps after the turns that the rollout before left, which become a row before them.
@@ -173,11 +187,11 @@ class TurnSplitter:
         if running is None or not running.acts.any():
             return steps
         before, after = _columns(running), _columns(steps)
-        joined: dict[str, Any] = {
-            name: None if column is None else _after(before[name], column)
+        found: dict[str, Any] = {
+            name: None if column is None else joined([before[name], column])
             for name, column in after.items()
         }
-        return _Steps(**joined)
+        return _Steps(**found)
 
     def _keep_running(self, agent: str, turns: _Turns) -> None:
         running = turns.running()
@@ -243,13 +257,18 @@ class _Turns:
         positions = truncated.flatten().nonzero().squeeze(1)
         envs = positions % num_envs
         ends = self._end_times()[numbers[positions // num_envs, envs], envs]
+        obs: Any = self._taken(steps.obs, times)
+        final_obs: Any = tree_map(lambda x: x[ends, envs], steps.last_obs)
+        if isinstance(obs, dict) and JOINT_ACTS in obs:
+            # The agents would have acted that did so when the turn began, and did not end.
+            final_obs[JOINT_ACTS] &= obs[JOINT_ACTS][:-1].flatten(0, 1)[positions]
         return Rollout(
-            obs=self._taken(steps.obs, times),
+            obs=obs,
             actions=self._taken(steps.actions, acted),
             rewards=_at(self.rewards, numbers) * valid,
             terminated=_at(self.terminated, numbers) & valid,
-            truncated=truncated | lost if at_end else truncated,
-            final_obs=tree_map(lambda x: x[ends, envs], steps.last_obs),
+            truncated=truncated | ~is_turn,
+            final_obs=final_obs,
             final_positions=positions,
             valid=None if bool(valid.all()) else valid,
             hidden_states=None if steps.states is None else self._rows(steps.states, times),
@@ -331,11 +350,3 @@ def _at(rows: Tensor, numbers: Tensor) -> Tensor:
 
 def _columns(steps: _Steps) -> dict[str, Any]:
     return {field.name: getattr(steps, field.name) for field in fields(steps)}
-
-
-def _after(before: TensorTree, after: TensorTree) -> TensorTree:
-    """Two trees of the same form, one after the other in time."""
-    if isinstance(after, dict):
-        earlier = cast("dict[str, Tensor]", before)
-        return {key: torch.cat([earlier[key], leaf]) for key, leaf in after.items()}
-    return torch.cat([cast("Tensor", before), after])

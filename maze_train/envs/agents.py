@@ -20,6 +20,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze_train.envs.buffers import masked_writer, row_writer
+from maze_train.envs.monitoring import gives_state
 from maze_train.errors import EnvError, SpaceError
 from maze_train.spaces.agents import AGENT_RETURNS, AgentSpaces
 from maze_train.spaces.describe import FlatView, is_mask_key
@@ -34,6 +35,10 @@ if TYPE_CHECKING:
 
 PETTINGZOO = "maze_train.envs.pettingzoo"
 """Adapters of PettingZoo's environments, found where somebody has imported PettingZoo."""
+
+
+REMEMBERED = ("_shown", "_acting", "_was_cut", "_returns")
+"""Attributes of a joint environment that are plain values, and belong to its state."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +64,9 @@ class Turn:
 
 class MultiAgentEnv(ABC):
     """Base of environments with several agents.
+
+    One that can not be put back by its seed and its actions has `state_dict()`, which returns plain
+    values and arrays, and `load_state_dict(state)`.
 
     Attributes:
         possible_agents: Names of all agents that may ever act, in a fixed order; any text without
@@ -112,7 +120,8 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     has the sum of rewards of each agent since the reset.
 
     Legal actions of an agent are the key `action_mask` of its own observation
-    (`maze_train.spaces.masks`).
+    (`maze_train.spaces.masks`). Where the environment has `state_dict()` and
+    `load_state_dict(state)`, this one has them too.
 
     Args:
         env: The environment.
@@ -142,6 +151,8 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         self._gone: set[str] = set()
         self._was_cut = False
         self._returns: dict[str, float] = {}
+        if gives_state(env):
+            self.state_dict, self.load_state_dict = self._whole_state, self._load_whole_state
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -180,6 +191,18 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
+
+    def _whole_state(self) -> dict[str, Any]:
+        inner: Any = self.env
+        own = {name: getattr(self, name) for name in REMEMBERED}
+        return {"env": inner.state_dict(), **own, "_gone": sorted(self._gone)}
+
+    def _load_whole_state(self, state: dict[str, Any]) -> None:
+        inner: Any = self.env
+        inner.load_state_dict(state["env"])
+        for name in REMEMBERED:
+            setattr(self, name, state[name])
+        self._gone = set(state["_gone"])
 
     def _read(self, turn: Turn) -> tuple[dict[str, Any], float]:
         """Note who acts and who has ended; returns the observation, and the sum of rewards."""

@@ -9,6 +9,7 @@ import importlib.util
 import pkgutil
 import re
 import warnings
+from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,8 +46,26 @@ def adapted(env: Any) -> Any:
     """An environment of PettingZoo as a `MultiAgentEnv`; anything else as it is."""
     parallel, aec = kinds()
     if isinstance(env, parallel):
-        return ParallelAgents(env)
-    return AlternatingAgents(env) if isinstance(env, aec) else env
+        return CyclingAgents(env) if is_cycle(env) else ParallelAgents(env)
+    return AlternatingAgents(without_checks(env)) if isinstance(env, aec) else env
+
+
+def without_checks(env: Any) -> Any:
+    """An `AECEnv` without PettingZoo's outermost wrappers that only check how it is called.
+
+    Each passes on every attribute that is read, which takes longer than a move in a board game.
+    """
+    wrappers = importlib.import_module("pettingzoo.utils.wrappers")
+    while type(env) in (wrappers.OrderEnforcingWrapper, wrappers.AssertOutOfBoundsWrapper):
+        env = env.env
+    return env
+
+
+def is_cycle(env: Any) -> bool:
+    """Whether PettingZoo made a `ParallelEnv` of an `AECEnv`, with nothing but checks around it."""
+    conversions = importlib.import_module("pettingzoo.utils.conversions")
+    is_converted = type(env) is conversions.aec_to_parallel_wrapper
+    return is_converted and without_checks(env.aec_env) is env.unwrapped
 
 
 class PettingZooAgents(MultiAgentEnv):
@@ -103,9 +122,9 @@ class PettingZooAgents(MultiAgentEnv):
         """Close the environment."""
         self.env.close()
 
+    @abstractmethod
     def _first_infos(self) -> Mapping[str, Mapping[str, Any]]:
         """Infos of some reset."""
-        raise NotImplementedError
 
     def _observed(self, agent: str, obs: Any, info: Mapping[str, Any]) -> Any:
         """An observation, with the legal actions of the info if they belong there."""
@@ -159,6 +178,30 @@ class ParallelAgents(PettingZooAgents):
         return Turn(seen, rewards, terminated, truncated, own_infos)
 
 
+class CyclingAgents(ParallelAgents):
+    """A `ParallelEnv` that PettingZoo made of an `AECEnv`, whose agents act in turn in each step.
+
+    Turns are those of PettingZoo's conversion, which also makes an observation before each action
+    and drops it.
+    """
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        """Go on to the next turn."""
+        env = self.env.unwrapped
+        rewards = dict.fromkeys(env.agents, 0.0)
+        for _ in range(len(env.agents)):
+            env.step(actions[env.agent_selection])
+            for agent in env.agents:
+                rewards[agent] += env.rewards[agent]
+        ends = dict(env.terminations), dict(env.truncations)
+        obs = {agent: env.observe(agent) for agent in env.agents}
+        infos = dict(env.infos)
+        while env.agents and any(flags[env.agent_selection] for flags in ends):
+            env.step(None)
+        self.env.agents = env.agents
+        return self._turn(obs, rewards, *ends, infos)
+
+
 class AlternatingAgents(PettingZooAgents):
     """An environment of PettingZoo in which agents act one after the other (`AECEnv`).
 
@@ -193,20 +236,21 @@ class AlternatingAgents(PettingZooAgents):
         seen: dict[str, Any] = {}
         infos: dict[str, dict[str, Any]] = {}
         while True:
-            new = self._newly(env.terminations), self._newly(env.truncations)
+            # Read once: wrappers pass on each attribute.
+            agents, ends = env.agents, (env.terminations, env.truncations)
+            new = self._newly(ends[0]), self._newly(ends[1])
             terminated |= new[0]
             truncated |= new[1]
             for agent in sorted(new[0] | new[1]):
                 infos[agent] = dict(env.infos.get(agent, {}))
                 seen[agent] = self._observed(agent, env.observe(agent), infos[agent])
                 self._over.add(agent)
-            if not env.agents:
+            if not agents:
                 break
             agent = env.agent_selection
-            if not env.terminations[agent] and not env.truncations[agent]:
-                obs, *_, info = env.last()
-                infos[agent] = dict(info)
-                seen[agent] = self._observed(agent, obs, info)
+            if not any(flags[agent] for flags in ends):
+                infos[agent] = dict(env.infos[agent])
+                seen[agent] = self._observed(agent, env.observe(agent), infos[agent])
                 break
             env.step(None)
             if agent in env.agents:

@@ -117,6 +117,23 @@ def learner_from(cls: type, path: str | Path, *args: Any, **kwargs: Any) -> Any:
     return learner
 
 
+def check_chosen(modules: Collection[str], chosen: Any) -> None:
+    """Refuse ids of modules that are to learn, where there are no such modules.
+
+    Raises:
+        ConfigError: If one is unknown, or they are one text.
+    """
+    if chosen is None or callable(chosen):
+        return
+    known = ", ".join(modules)
+    if isinstance(chosen, str):
+        raise ConfigError("policies_to_train", f"expected a list of ids, of: {known}", chosen)
+    for module_id in chosen:
+        if module_id not in modules:
+            problem = f"no such module; there are: {known}"
+            raise ConfigError("policies_to_train", problem, module_id)
+
+
 def choose(learner: Any, state: Mapping[str, Any]) -> None:
     """Have those modules of a learner learn that learned where a state comes from.
 

@@ -30,6 +30,7 @@ Result = TypeVar("Result")
 
 OTHER_LEARNERS = "maze_train.learner.others.OtherLearners"
 UPDATE_QUEUE = "maze_train.learner.update_queue.UpdateQueue"
+CHECK_CHOSEN = "maze_train.learner.components.check_chosen"
 """Found where they are needed: one learner that is waited for needs nothing of them."""
 
 
@@ -202,11 +203,15 @@ class LearnerGroup:
 
     @property
     def policies_to_train(self) -> Chosen:
-        """Who learns from now on: ids, or a function of id and experience; None: all modules."""
+        """Who learns from now on: ids, or a function of id and experience; None: all modules.
+
+        Setting it raises a ConfigError for an id of no module.
+        """
         return self._learner.policies_to_train
 
     @policies_to_train.setter
     def policies_to_train(self, chosen: Chosen) -> None:
+        locate(CHECK_CHOSEN)(self._learner.modules, chosen)
         self._learner.policies_to_train = chosen
         self._change()
 

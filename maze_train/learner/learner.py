@@ -84,7 +84,6 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
-        self.empty_updates = 0
         self.active: list[ModuleOptimizer] = []
         self.on_non_finite: str = config.on_non_finite
         self.precision: str = getattr(config, "matmul_precision", "highest")

@@ -44,8 +44,7 @@ class LearnerModules:
     """Protocols of `learner.apis` that each module has to satisfy which learns here."""
 
     policies_to_train: Chosen = None
-    """Ids of the modules that learn from their experience, or a function of id and experience that
-    says it; None: all. Frozen modules never do."""
+    """Ids of modules that learn, or a function of id and experience; None: all but frozen ones."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class LearnerModules:
         self.modules_with_loss: set[str] = set()
         self.frozen_modules: set[str] = set()
         self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
-        self.weights_seq_no = 0
+        self.weights_seq_no = self.empty_updates = 0
         self.generator = torch.Generator().manual_seed(seed)
         self.loss_scaler: LossScaler | None = None
         if self.settings.autocast == "float16":
@@ -119,6 +118,8 @@ class LearnerModules:
         """
         if isinstance(module, Mapping):
             weights, module = module, deepcopy(self._known(like))
+            if like in self.frozen_modules:
+                module.requires_grad_(True)
             try:
                 module.load_state_dict(dict(weights))
             except RuntimeError as error:
@@ -169,8 +170,7 @@ class LearnerModules:
         return module
 
     def _forget(self, module_id: str) -> None:
-        for key in [key for key in self.optimizers if key[0] == module_id]:
-            del self.optimizers[key]
+        self.optimizers = {k: o for k, o in self.optimizers.items() if k[0] != module_id}
         self.modules.pop(module_id, None)
         self.own_settings.pop(module_id, None)
         for ids in (self.modules_with_modes, self.modules_with_loss, self.frozen_modules):
@@ -185,13 +185,12 @@ class LearnerModules:
         for api in self.required_apis:
             missing = missing_names(module, api)
             if missing:
-                raise ConfigError(
-                    "module",
+                problem = (
                     f"{type(self).__name__} needs {api.__name__} of a module that learns, but "
                     f"{type(module).__name__} has no {' and no '.join(missing)}; "
-                    "add_module(..., frozen=True) takes any",
-                    module_id,
+                    "add_module(..., frozen=True) takes any"
                 )
+                raise ConfigError("module", problem, module_id)
 
     def freeze_module(self, module_id: str, frozen: bool = True) -> None:
         """Have a module learn no more, or again; its optimizers stay as they are meanwhile.
@@ -221,8 +220,8 @@ class LearnerModules:
 
     def _known(self, module_id: str) -> nn.Module:
         if module_id not in self.modules:
-            known = ", ".join(self.modules)
-            raise ConfigError("module_id", f"no such module; there are: {known}", module_id)
+            problem = f"no such module; there are: {', '.join(self.modules)}"
+            raise ConfigError("module_id", problem, module_id)
         return self.modules[module_id]
 
     @contextmanager
@@ -316,8 +315,7 @@ class LearnerModules:
             ConfigError: If there is none.
         """
         if (module_id, name) not in self.optimizers:
-            known = ", ".join(map("/".join, self.optimizers))
-            problem = f"no such optimizer; there are: {known}"
+            problem = f"no such optimizer; there are: {', '.join(map('/'.join, self.optimizers))}"
             raise ConfigError("optimizer", problem, f"{module_id}/{name}")
         return self.optimizers[module_id, name]
 
@@ -370,6 +368,7 @@ class LearnerModules:
             "frozen_modules": sorted(self.frozen_modules),
             "generator": self.generator.get_state(),
             "weights_seq_no": self.weights_seq_no,
+            "empty_updates": self.empty_updates,
         }
         if self.loss_scaler is not None:
             state["loss_scaler"] = self.loss_scaler.state_dict()
@@ -396,5 +395,6 @@ class LearnerModules:
                 optimizer.load_state_dict(state["optimizers"][f"{module_id}/{name}"])
         self.generator.set_state(state["generator"])
         self.weights_seq_no = state["weights_seq_no"]
+        self.empty_updates = state.get("empty_updates", 0)  # older states do not say it
         if self.loss_scaler is not None:
             self.loss_scaler.load_state_dict(state["loss_scaler"])

@@ -60,8 +60,8 @@ class RewardScaler:
             rewards: Raw rewards, `[T, B]`.
             done: Whether an episode ended at the step, `[T, B]` bool.
             valid: Whether a row is a transition, `[T, B]` bool; None: all are. Other rows do not
-                count, a new episode begins after them, and their rewards are scaled like the
-                others.
+                count, and their rewards are scaled like the others. A new episode begins after
+                them; where `done` is set, the one before goes on, in which an agent only waits.
 
         Returns:
             Scaled rewards, `[T, B]`, a new tensor in the dtype of the rewards.
@@ -91,11 +91,11 @@ class RewardScaler:
         carry = self._carry if self._carry.shape == (n,) else rewards.new_zeros(n)
         if steps == 0:
             return rewards, carry
-        discounts, goes_on = torch.full_like(rewards, self.gamma), done.logical_not().double()
-        if valid is not None:  # a new episode begins after any other row
+        discounts, goes_on = torch.full_like(rewards, self.gamma), done.logical_not()
+        if valid is not None:
             rewards = rewards.where(valid, 0.0)
             discounts.masked_fill_(~valid, 1.0)
-            goes_on.masked_fill_(~valid, 0.0)
+            goes_on ^= ~valid
         inputs, decays = rewards.clone(), discounts.clone()
         inputs[0] += discounts[0] * carry
         decays[1:] *= goes_on[:-1]

@@ -83,7 +83,12 @@ class ActorCriticModel(PolicyModel):
             features = self.memory.sequence(x, sequences.hidden_state, sequences.resets).flatten(
                 0, 1
             )
-        return self._masked(self.policy(features), obs), self.critic(features)
+        return self._masked(self.policy(features), obs), self.raw_values(features, obs)
+
+    def raw_values(self, features: TensorTree, obs: TensorTree) -> Tensor:
+        """Output of the critic, `[..., output_size]`, from what it shares with the policy."""
+        values: Tensor = self.critic(features)
+        return values
 
     def values(self, obs: TensorTree, state: Tensor | None = None) -> Tensor:
         """State values in units of returns, `[...]`.
@@ -92,9 +97,8 @@ class ActorCriticModel(PolicyModel):
             obs: Observations, `[..., *obs shape]`.
             state: Memory before them, `[n, S]`; needed with a memory only.
         """
-        if state is None:
-            return self.value_head.values(self.critic(self._trunk_features(obs)))
-        return self.value_head.values(self.critic(self._remembering(obs, state)[0]))
+        features = self._trunk_features(obs) if state is None else self._remembering(obs, state)[0]
+        return self.value_head.values(self.raw_values(features, obs))
 
     def evaluate(
         self, obs: TensorTree, state: Tensor | None = None
@@ -105,7 +109,7 @@ class ActorCriticModel(PolicyModel):
         else:
             features, state = self._remembering(obs, state)
         params = self._masked(self.policy(features), obs)
-        return params, self.value_head.values(self.critic(features)), state
+        return params, self.value_head.values(self.raw_values(features, obs)), state
 
 
 def build_actor_critic(
@@ -130,11 +134,11 @@ def build_actor_critic(
         torch.default_generator.manual_seed(seed)
         head = ValueHead.from_config(config)
         part = compose_policy(config, observation_space, action_space)
-        critic = _build_critic(config, input_space(flat_space(observation_space)), head)
+        critic = build_critic(config, input_space(flat_space(observation_space)), head)
     return ActorCriticModel(part.policy, critic, head, **part.around).eval()
 
 
-def _build_critic(config: ModelConfig, space: spaces.Space[Any], head: ValueHead) -> nn.Module:
+def build_critic(config: ModelConfig, space: spaces.Space[Any], head: ValueHead) -> nn.Module:
     """A network of its own, or a linear layer on what it shares with the policy."""
     config = resolve(config, space)
     if config.shared_trunk:

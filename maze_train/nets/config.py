@@ -83,6 +83,10 @@ class ModelConfig:
     memory, and where observations hold images, unless `policy`, `critic` or `critic_hidden_sizes`
     are set or `hidden_sizes` is `[]`; else false."""
 
+    centralized_critic: bool | None = None
+    """Whether the critic reads the observations of all agents, as in MAPPO (Yu et al., 2021), while
+    the policy acts on its own; for A2C, PPO and IMPALA with several agents. null: false."""
+
     image_encoder: Literal["nature", "impala", "flat"] = "nature"
     """Encoder of an image (a uint8 Box of two to four dimensions, the first of four: frames):
     `nature`: three convolutions (Mnih et al., 2015); `impala`: a residual network (Espeholt et al.,
@@ -141,6 +145,9 @@ class ModelConfig:
         check_one_of("image_encoder", self.image_encoder, ("nature", "impala", "flat"))
         check_at_least("branch_size", self.branch_size, 1)
         self._check_networks()
+        if self.centralized_critic and self.shared_trunk:
+            problem = "a centralised critic shares no layers with the policy; leave it out"
+            raise ConfigError("shared_trunk", problem, True)
         if self.value_support is not None and (
             len(self.value_support) != 2 or self.value_support[0] >= self.value_support[1]
         ):

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import nn
 
-from maze_train.spaces.agents import ACTS, AGENTS, part_of, with_name
+from maze_train.spaces.agent_trees import joined, part_of, with_name
+from maze_train.spaces.agents import ACTS, AGENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from maze_train.distributions.base import Distribution
     from maze_train.types import Tensor, TensorTree
@@ -126,6 +127,11 @@ class JointModel(nn.Module):
         return sum(self.state_sizes.values())
 
     @property
+    def centralized(self) -> list[str]:
+        """Ids of the policies with a centralised critic."""
+        return [key for key, own in self.policies.items() if getattr(own, "is_centralized", False)]
+
+    @property
     def by_policy(self) -> dict[str, nn.Module]:
         """The models by the id of their policy."""
         return dict(self.policies.items())
@@ -178,16 +184,3 @@ class JointModel(nn.Module):
 
     def _policy(self, policy: str) -> Any:
         return self.policies[policy]
-
-
-def joined(parts: Sequence[TensorTree], dim: int = 0) -> TensorTree:
-    """Trees of the same form, one after the other along a dimension."""
-    first = parts[0]
-    if len(parts) == 1:
-        return first
-    if isinstance(first, dict):
-        return {
-            key: torch.cat([cast("dict[str, Tensor]", part)[key] for part in parts], dim)
-            for key in first
-        }
-    return torch.cat(cast("list[Tensor]", list(parts)), dim)

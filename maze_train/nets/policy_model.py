@@ -121,7 +121,9 @@ def build_network(
     return net
 
 
-CRITIC_SETTINGS = ("critic", "critic_hidden_sizes", "value_transform", "value_support")
+CRITIC_SETTINGS = (
+    *("critic", "critic_hidden_sizes", "centralized_critic", "value_transform", "value_support"),
+)
 """Settings of a model that describe its critic."""
 
 RECURRENT_NETWORK = "maze_train.nets.recurrent.RecurrentNetwork"

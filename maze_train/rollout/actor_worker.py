@@ -1,4 +1,4 @@
-"""Workers that collect rollouts with a policy whose weights come through shared memory."""
+"""Workers that collect rollouts with a policy whose weights come from a learner."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from maze_train.data.rollout_slots import RolloutLayout
+from maze_train.envs.stepped import close_all
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.rollout.weights import WeightsReader
 from maze_train.targets import locate
 from maze_train.types import tree_map
+from maze_train.workers.pool import check_spaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.rollout.episodes import FinishedEpisodes
-    from maze_train.types import TensorTree
+    from maze_train.types import Array, TensorTree
     from maze_train.workers.places import Portable
     from maze_train.workers.pool import WorkerContext
 
@@ -87,6 +89,9 @@ class ActorPolicy:
     members: dict[str, list[str]]
     """The agents of each policy, if there are several agents."""
 
+    centralized: Sequence[str]
+    """Policies with a centralised critic."""
+
     num_steps: int
     """Steps T of each environment per rollout."""
 
@@ -95,6 +100,18 @@ class ActorPolicy:
 
     info_keys: Sequence[str] = ()
     """Likewise."""
+
+    records_log_probs: bool = True
+    """Likewise."""
+
+    keeps_terminal_obs: bool = False
+    """Likewise."""
+
+    splits_turns: bool = True
+    """Whether rollouts of several agents are split by policy where they are collected."""
+
+    returns_states: bool = False
+    """Whether each rollout comes with the state of its actor after it."""
 
     @classmethod
     def of(cls, model: Any, **settings: Any) -> ActorPolicy:
@@ -105,8 +122,14 @@ class ActorPolicy:
             state_size=int(getattr(model, "state_size", 0)),
             state_sizes=getattr(model, "state_sizes", {}),
             members=getattr(model, "members", {}),
+            centralized=getattr(model, "centralized", ()),
             **settings,
         )
+
+    @property
+    def is_split(self) -> bool:
+        """Whether an actor has a rollout for each policy."""
+        return self.splits_turns and bool(self.members)
 
     def layout(self, env: Any, num_envs: int) -> Any:
         """Layout of rollouts of so many environments in a slot.
@@ -115,7 +138,7 @@ class ActorPolicy:
             env: Has `single_observation_space` and `frame_stack`.
             num_envs: Environments B.
         """
-        if self.members:
+        if self.is_split:
             return locate(POLICY_ROLLOUTS_LAYOUT)(
                 env.single_observation_space,
                 self.actions,
@@ -123,6 +146,7 @@ class ActorPolicy:
                 self.state_sizes,
                 self.num_steps,
                 num_envs,
+                self.centralized,
             )
         return RolloutLayout(
             env.single_observation_space,
@@ -131,99 +155,165 @@ class ActorPolicy:
             num_envs,
             frame_stack=env.frame_stack,
             state_size=self.state_size,
+            num_agents=len(self.members and self.state_sizes),
         )
+
+
+@dataclass(frozen=True)
+class CollectedRollout:
+    """A rollout that an actor collected."""
+
+    actor: int
+    """Its number."""
+
+    slot: int
+    """The slot that holds it."""
+
+    num_samples: int
+    """Number of transitions."""
+
+    episodes: FinishedEpisodes
+    """Episodes that ended."""
+
+    finished: float
+    """Time, in seconds, of the clock of its machine."""
+
+    env_s: float
+    """Seconds that the environments took."""
+
+    state: dict[str, Any] | None = None
+    """State of the actor after it, see `ActorPolicy.returns_states`."""
 
 
 class ActorWorker:
-    """An actor: environments and a policy, which collect rollouts into slots of memory.
+    """Actors: each has environments, and collects rollouts of them with a policy.
 
     Args:
-        make_env: Builds the environments.
-        num_envs: How many environments each worker has.
-        context: Where it lives.
+        make_env: Builds the environments of one actor.
+        num_envs: How many environments each actor has.
+        actors: Numbers of the actors of this worker.
+        can_be_restored: Whether states will be asked for; None: unless the worker lives elsewhere.
+        context: Where they live.
     """
 
     def __init__(
-        self, make_env: Portable[MakeActorEnv], num_envs: int, context: WorkerContext
+        self,
+        make_env: Portable[MakeActorEnv],
+        num_envs: int,
+        actors: Sequence[int],
+        can_be_restored: bool | None,
+        context: WorkerContext,
     ) -> None:
-        first_env = context.index * num_envs
-        self._env = make_env.value(first_env, can_be_restored=not context.is_remote)
+        is_kept = not context.is_remote if can_be_restored is None else can_be_restored
+        self._envs: dict[int, MazeVectorEnv] = {}
+        self._collectors: dict[int, Any] = {}
         self._context = context
         self._filled: Any = None
+        try:
+            for actor in actors:
+                self._envs[actor] = make_env.value(actor * num_envs, can_be_restored=is_kept)
+        except BaseException:
+            self.close()
+            raise
 
     def describe(self) -> ActorEnvs:
-        """The environments."""
-        env = self._env
-        return ActorEnvs(
-            env.single_observation_space,
-            env.env_observation_space,
-            env.single_action_space,
-            dict(env.frame_stack),
-        )
+        """The environments of the first actor.
+
+        Raises:
+            SpaceError: If those of others have other spaces.
+        """
+        env, *others = self._envs.values()
+        found = described(env)
+        for other in others:
+            check_spaces(other.first_env, described(other).spaces, found.spaces, env.first_env)
+        return found
 
     def set_policy(
-        self, policy: ActorPolicy, env_seed: int, action_seed: int, weights: Any, slots: Any
+        self, policy: ActorPolicy, seeds: Sequence[tuple[int, int]], weights: Any, slots: Any
     ) -> None:
         """Begin with a policy, whose parameters become those that the learner publishes.
 
         Args:
             policy: The policy.
-            env_seed: Seed of the episodes.
-            action_seed: Seed of the actions.
+            seeds: Seeds of episodes and of actions of each actor.
             weights: Memory that a `WeightsWriter` writes.
             slots: Memory of as many rollouts as fit into it.
         """
-        env = self._env
-        layout = policy.layout(env, env.num_envs)
-        self._slots = layout.slots(slots)
+        self._policy = policy
         self._model: Any = policy.make_model.value()
         self._weights = WeightsReader(self._model, weights.buffer)
-        self._collector: Any = RolloutCollector(
-            env,
-            policy.num_steps,
-            env_seed=env_seed,
-            action_seed=action_seed,
-            allow_new_episodes=policy.allow_new_episodes,
-            records_log_probs=True,
-            info_keys=policy.info_keys,
-            on_step=partial(self._context.count, env.num_envs),
-        )
-        if policy.members:
-            settings = {"records_log_probs": True, "as_steps": True}
-            self._collector = locate(TURN_COLLECTOR)(self._collector, self._model, **settings)
+        first = next(iter(self._envs.values()))
+        self._slots = policy.layout(first, first.num_envs).slots(slots)
+        for (actor, env), (env_seed, action_seed) in zip(self._envs.items(), seeds, strict=True):
+            collector: Any = RolloutCollector(
+                env,
+                policy.num_steps,
+                env_seed=env_seed,
+                action_seed=action_seed,
+                allow_new_episodes=policy.allow_new_episodes,
+                records_log_probs=policy.records_log_probs,
+                info_keys=policy.info_keys,
+                on_step=partial(self._context.count, env.num_envs),
+            )
+            collector.keeps_terminal_obs = policy.keeps_terminal_obs
+            if policy.is_split:
+                settings = {"records_log_probs": True, "as_steps": True}
+                collector = locate(TURN_COLLECTOR)(collector, self._model, **settings)
+            self._collectors[actor] = collector
 
-    def collect(self, slot: int) -> tuple[int, int, FinishedEpisodes, float]:
-        """Collect a rollout with the newest weights into a slot.
+    def collect(self, actor: int, slot: int) -> CollectedRollout:
+        """Let an actor collect a rollout with the newest weights into a slot.
 
-        Returns:
-            The slot, the number of transitions, the episodes that ended, and the time.
+        Args:
+            actor: Its number.
+            slot: Number of the slot.
         """
-        seq_no = self._weights.load()
-        collected, episodes = self._collector.collect(self._model)
+        seq_no, collector = self._weights.load(), self._collectors[actor]
+        collected, episodes = collector.collect(self._model)
         if isinstance(collected, dict):
             collected = {key: _numbered(rollout, seq_no) for key, rollout in collected.items()}
         else:
             collected = _numbered(collected, seq_no)
         self._filled = self._slots[slot]
         self._filled.write(collected)
-        return slot, episodes.steps, episodes, time.time()
+        return CollectedRollout(
+            actor,
+            slot,
+            episodes.steps,
+            episodes,
+            time.time(),
+            collector.env_s,
+            collector.state_dict() if self._policy.returns_states else None,
+        )
 
     def written(self) -> Any:
-        """The parts of its slot that the last rollout takes."""
-        return self._filled.written() if self._filled else []
+        """The parts of a slot that the last rollout takes, once."""
+        filled, self._filled = self._filled, None
+        return filled.written() if filled is not None else []
 
-    def state_dict(self) -> dict[str, Any]:
-        """State of the environments and of what is random."""
-        state: dict[str, Any] = self._collector.state_dict()
+    def state_dict(self, actor: int) -> dict[str, Any]:
+        """State of the environments of an actor and of what is random."""
+        state: dict[str, Any] = self._collectors[actor].state_dict()
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        self._collector.load_state_dict(state)
+    def load_state_dict(self, actor: int, state: dict[str, Any]) -> Array:
+        """Let an actor continue from `state`; returns which environments begin new episodes."""
+        lost: Array = self._collectors[actor].load_state_dict(state)
+        return lost
 
     def close(self) -> None:
         """Close the environments."""
-        self._env.close()
+        close_all(self._envs.values())
+
+
+def described(env: MazeVectorEnv) -> ActorEnvs:
+    """Environments as the learner needs to know them."""
+    return ActorEnvs(
+        env.single_observation_space,
+        env.env_observation_space,
+        env.single_action_space,
+        dict(env.frame_stack),
+    )
 
 
 def _numbered(rollout: Rollout, weights_seq_no: int) -> Rollout:

@@ -1,22 +1,19 @@
-"""Actors: environments with a copy of the policy, which collect rollouts for a learner."""
+"""Actors that collect rollouts while their learner learns."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maze_train.data.joining import join_rollouts
 from maze_train.errors import ConfigError
 from maze_train.notices import warn
-from maze_train.rollout.actor_worker import ActorPolicy, ActorWorker
+from maze_train.rollout.actor_pool import Actors
 from maze_train.rollout.episodes import FinishedEpisodes
-from maze_train.rollout.weights import WeightsWriter, weights_nbytes
 from maze_train.targets import locate
-from maze_train.workers.places import Portable, ThisProcess
-from maze_train.workers.pool import WorkerFailedError, check_spaces, worker_names
+from maze_train.workers.pool import WorkerFailedError, check_spaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,12 +21,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.data.rollout import Rollout
-    from maze_train.rollout.actor_worker import ActorEnvs, MakeActorEnv
+    from maze_train.rollout.actor_worker import CollectedRollout, MakeActorEnv
     from maze_train.workers.places import Place
 
-
-CALLS = {"collect": "a step of a rollout"}
-"""Names of calls in messages."""
 
 JOIN_POLICY_ROLLOUTS = "maze_train.data.policy_rollouts.join_policy_rollouts"
 """Found where there are several agents."""
@@ -74,17 +68,6 @@ class GatheredRollouts:
 
     waited_s: float
     """Seconds in which the learner had nothing to do."""
-
-
-@dataclass(frozen=True)
-class QueuedRollout:
-    """A rollout that waits in a slot."""
-
-    actor: int
-    slot: int
-    num_samples: int
-    episodes: FinishedEpisodes
-    finished: float
 
 
 class DistributedActors:
@@ -137,37 +120,29 @@ class DistributedActors:
         self.counts = StepCounts()
         self.has_weights = False
         self._seed_of = seed_of
-        self._allow_new_episodes, self._info_keys = allow_new_episodes, info_keys
-        self._writer: WeightsWriter | None = None
+        self._settings: dict[str, Any] = {
+            "num_steps": num_steps,
+            "allow_new_episodes": allow_new_episodes,
+            "info_keys": info_keys,
+        }
         # How often each actor began anew, with other random numbers.
         self._generations = [0] * num_actors
         self._news = FinishedEpisodes()  # between two calls of `gather`
-        self._queue: deque[QueuedRollout] = deque()
+        self._queue: deque[CollectedRollout] = deque()
         self._turn = 0
         self._made_before = 0  # steps, before this object was
         # Steps of each actor whose rollouts arrived, or were dropped.
         self._settled = [0] * num_actors
         self._has_begun = False
         self._is_acting = [False] * num_actors
-        self._memories: list[Any] = []
-        self._slots: list[list[Any]] = []
-        makers = [partial(ActorWorker, Portable(make_env, "env"), num_envs)] * num_actors
-        names = worker_names("actor", num_actors, num_envs)
-        self._pool = (place or ThisProcess()).pool(makers, names, CALLS)
+        self._actors = Actors(make_env, num_actors, num_envs, place)
+        self._pool = self._actors.pool
         self._is_remote = not self._pool.workers
-        described = self._pool.call_all("describe")
-        self._envs: ActorEnvs = described[0]
-        try:
-            for i, envs in enumerate(described):
-                check_spaces(i * num_envs, envs.spaces, self.spaces)
-        except BaseException:
-            self.close()
-            raise
 
     @property
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
-        return self._envs.spaces
+        return self._actors.envs.spaces
 
     @property
     def worker_restarts(self) -> int:
@@ -181,49 +156,26 @@ class DistributedActors:
             model: The model that the learner updates.
             make_model: Builds a model of the same layout, in whatever process.
         """
-        self._weights = self._pool.allocate(weights_nbytes(model))
-        self._writer = WeightsWriter(model, self._weights.buffer)
-        self._policy = ActorPolicy.of(
-            model,
-            make_model=Portable(make_model, "model"),
-            num_steps=self.num_steps,
-            allow_new_episodes=self._allow_new_episodes,
-            info_keys=self._info_keys,
-        )
-        layout = self._policy.layout(self._envs, self.num_envs)
-        for _ in range(self.num_actors):
-            self._memories.append(self._pool.allocate(self.num_slots * layout.nbytes))
-            self._slots.append(layout.slots(self._memories[-1]))
+        self._actors.begin(model, make_model, self.num_slots, **self._settings)
 
     def publish(self, weights_seq_no: int) -> None:
-        """Let actors act with the weights of the learner as they are, from their next rollout on.
-
-        Args:
-            weights_seq_no: Updates that the weights have seen.
-        """
-        assert self._writer is not None, "call begin first"
-        self._writer.publish(weights_seq_no)
-        self._send_weights()
-
-    def _send_weights(self) -> None:
-        assert self._writer is not None
-        self._pool.publish(self._weights, self._writer.newest())
+        """Let actors act with the weights of the learner as they are; see `Actors.publish`."""
+        self._actors.publish(weights_seq_no)
         self.has_weights = True
 
     def _let_act(self, actor: int) -> None:
         """Give an actor its policy; elsewhere, also all slots that hold nothing."""
         self._is_acting[actor] = True
         name = f"actors/{actor}/{self._generations[actor]}"
-        seeds = [self._seed_of(f"{name}/{kind}") for kind in ("episodes", "actions")]
-        memory = self._memories[actor]
-        self._pool.call(actor, "set_policy", self._policy, *seeds, self._weights, memory)
+        seeds = self._seed_of(f"{name}/episodes"), self._seed_of(f"{name}/actions")
+        self._actors.set_policy(actor, [seeds])
         if not self._is_remote:
             self._pool.receive(actor)
             return
         waiting = {queued.slot for queued in self._queue if queued.actor == actor}
         for slot in range(self.num_slots):
             if slot not in waiting:
-                self._pool.call(actor, "collect", slot)
+                self._pool.call(actor, "collect", actor, slot)
 
     def _begin_to_act(self) -> None:
         """Let all act, unless they do."""
@@ -265,8 +217,8 @@ class DistributedActors:
                 self._take_turns(count)
         waited_s = time.perf_counter() - started
         taken = [self._queue.popleft() for _ in range(count)]
-        join: Any = locate(JOIN_POLICY_ROLLOUTS) if self._policy.members else join_rollouts
-        rollout = join([self._slots[queued.actor][queued.slot].rollout() for queued in taken])
+        join: Any = locate(JOIN_POLICY_ROLLOUTS) if self._actors.policy.is_split else join_rollouts
+        rollout = join([self._actors.rollout(queued.actor, queued) for queued in taken])
         episodes, self._news = self._news, FinishedEpisodes()
         for queued in taken:
             episodes.extend(queued.episodes)
@@ -274,7 +226,7 @@ class DistributedActors:
             # Rows of lost episodes are no steps to learn from.
             self.counts.dropped += self.num_envs * self.num_steps - queued.num_samples
             if self._is_remote and self._is_acting[queued.actor]:
-                self._pool.call(queued.actor, "collect", queued.slot)
+                self._pool.call(queued.actor, "collect", queued.actor, queued.slot)
         self._count_made()
         return GatheredRollouts(rollout, episodes, before, len(self._queue), waited_s)
 
@@ -282,7 +234,7 @@ class DistributedActors:
         """Let the next actors of this process collect a rollout each."""
         for i in range(count):
             actor, self._turn = self._turn, (self._turn + 1) % self.num_actors
-            self._take_in(actor, self._pool.ask(actor, "collect", i // self.num_actors))
+            self._take_in(actor, self._pool.ask(actor, "collect", actor, i // self.num_actors))
 
     def _look(self, timeout_s: float) -> None:
         """Take in what actors elsewhere have to say, and repair those that failed."""
@@ -303,7 +255,7 @@ class DistributedActors:
             self._let_act(actor)
         elif told is not None:
             self._settled[actor] += self.num_envs * self.num_steps
-            self._queue.append(QueuedRollout(actor, *told))
+            self._queue.append(told)
 
     def _count_made(self) -> None:
         self.counts.made = self._made_before + sum(map(self._pool.steps, range(self.num_actors)))
@@ -337,15 +289,11 @@ class DistributedActors:
     def close(self) -> None:
         """End the actors; what is in flight is dropped and counted. Again it does nothing."""
         try:
-            self._pool.close()
+            self._actors.close()
         finally:
             self._count_made()
             self.counts.dropped += self.counts.in_flight
             self._queue.clear()
-            for memory in self._memories:
-                memory.close()
-            if self._writer is not None:
-                self._weights.close()
 
     def state_dict(self) -> dict[str, Any]:
         """Counts, published weights, how often actors began anew; in this process, all of them.
@@ -355,13 +303,13 @@ class DistributedActors:
         collectors = None
         if not self._is_remote:
             self._begin_to_act()
-            collectors = [self._pool.ask(actor, "state_dict") for actor in range(self.num_actors)]
+            actors = range(self.num_actors)
+            collectors = [self._pool.ask(actor, "state_dict", actor) for actor in actors]
         self._count_made()
-        assert self._writer is not None, "call begin first"
         return {
             "counts": asdict(self.counts),
             "generations": list(self._generations),
-            "weights": self._writer.state_dict() if self.has_weights else None,
+            "weights": self._actors.writer.state_dict() if self.has_weights else None,
             "collectors": collectors,
             "turn": self._turn,
         }
@@ -376,16 +324,15 @@ class DistributedActors:
         self._made_before = self.counts.made
         self._generations = list(state["generations"])
         if state["weights"] is not None:
-            assert self._writer is not None, "call begin first"
-            self._writer.load_state_dict(state["weights"])
-            self._send_weights()
+            self._actors.load_weights(state["weights"])
+            self.has_weights = True
         if self._is_remote or state["collectors"] is None:
             self._begin_anew()
             return
         self._turn = state["turn"]
         self._begin_to_act()
         for actor, collector in enumerate(state["collectors"]):
-            self._pool.ask(actor, "load_state_dict", collector)
+            self._pool.ask(actor, "load_state_dict", actor, collector)
 
     def _begin_anew(self) -> None:
         """Go on with new episodes in all environments, without what was in flight."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from maze_train.rollout.video import (
     ffmpeg_path,
     frames_per_second,
 )
+from maze_train.spaces.agents import ACTS, AGENT_RETURNS, agent_spaces
 from maze_train.spaces.describe import flat_spaces
 from maze_train.types import as_tree, leaves_by_key
 
@@ -135,6 +136,12 @@ class PlayedEpisode:
     moments: ObservationMoments | None = None
     """Moments of the observations, where the agent takes them."""
 
+    agent_returns: dict[str, float] = field(default_factory=dict)
+    """Sum of the rewards of each agent, where there are several."""
+
+    agent_turns: dict[str, int] = field(default_factory=dict)
+    """Number of actions of each agent, where there are several."""
+
 
 @dataclass(frozen=True)
 class PlaySettings:
@@ -169,6 +176,8 @@ class _Playing:
     task: EpisodeTask
     recording: EpisodeRecording | None
     video: VideoWriter | None
+    turns: Array
+    """Actions of each agent so far, `[A]`."""
 
 
 class EpisodePlayer:
@@ -199,6 +208,8 @@ class EpisodePlayer:
         self.slots, self.agent = slots, agent
         self._on_step = on_step
         self._settings = settings
+        several = agent_spaces(slots.env_observation_space, slots.single_action_space)
+        self._agents = several.agents if several is not None else ()
         self._keeps_steps = settings.record or settings.video_dir is not None
         self._waiting: deque[EpisodeTask] = deque()
         self._playing: list[_Playing] = []
@@ -238,6 +249,9 @@ class EpisodePlayer:
         if not count:
             return []
         actions = self.agent.act(count, self.slots)
+        if self._agents:
+            for slot, playing in enumerate(self._playing):
+                playing.turns += self.slots.obs[ACTS][slot]
         if self._keeps_steps:
             self._note_actions(actions)
         ended = self.slots.step(count, actions)
@@ -254,7 +268,7 @@ class EpisodePlayer:
         slot, settings, slots = len(self._playing), self._settings, self.slots
         slots.start(slot, task.seed)
         self.agent.begin(slot, task)
-        playing = _Playing(task, None, None)
+        playing = _Playing(task, None, None, np.zeros(len(self._agents), np.int64))
         self._playing.append(playing)
         if settings.record:
             playing.recording = EpisodeRecording(slots, slot)
@@ -310,6 +324,8 @@ class EpisodePlayer:
             video=None if video is None else str(video.path),
             fitness=float(slots.returns[slot]),
             moments=self.agent.moments(slot),
+            agent_returns=dict(info.get(AGENT_RETURNS, {})) if self._agents else {},
+            agent_turns=dict(zip(self._agents, playing.turns.tolist(), strict=True)),
         )
 
     def _trajectory(self, slot: int) -> Trajectory | None:

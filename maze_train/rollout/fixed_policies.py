@@ -16,7 +16,7 @@ from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
 from maze_train.rollout.rollout_generator import acts
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
-from maze_train.targets import build_target
+from maze_train.targets import build_target, is_target
 from maze_train.types import tree_leaves
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ class FixedPolicy(nn.Module):
         super().__init__()
         self._policy = policy
         self.distribution: Any = policy.distribution
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FixedPolicy:
+        """Itself: there are no weights, and the object of a user may not take to copies."""
+        return self
 
     def policy_params(self, obs: TensorTree) -> Tensor:
         """Parameters of the actions, float32 on the device of the observations."""
@@ -73,6 +77,25 @@ class OneByOne:
             found.append(dict(self._action.read(action)))
         actions = {key: [parts[key] for parts in found] for key in found[0]}
         return actions[""] if self._action.is_single else self._action.build(actions)
+
+
+def fixed_policy(
+    source: Any, key: str, observation_space: Space[Any], action_space: Space[Any]
+) -> nn.Module:
+    """The policy that a setting names, where it is none of a run.
+
+    Args:
+        source: `random`, or a node that names a policy of the user.
+        key: Where the configuration names it.
+        observation_space: Observation space of the agents.
+        action_space: Their action space.
+
+    Raises:
+        ConfigError: See `own_policy`.
+    """
+    if is_target(source):
+        return own_policy(source, key, observation_space, action_space)
+    return random_policy(observation_space, action_space)
 
 
 def random_policy(observation_space: Space[Any], action_space: Space[Any]) -> FixedPolicy:

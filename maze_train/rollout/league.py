@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from maze_train.rollout.config import SNAPSHOT
-from maze_train.spaces.agents import ACTS, AGENTS, part_of
+from maze_train.spaces.agent_trees import part_of
+from maze_train.spaces.agents import ACTS, AGENTS
 from maze_train.types import tree_map
 
 if TYPE_CHECKING:

@@ -19,9 +19,26 @@ if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout
     from maze_train.events import Statistics
     from maze_train.learner.group import LearnerGroup
+    from maze_train.learner.learner import Learner
     from maze_train.nets.joint import JointModel
     from maze_train.rollout.turn_collector import TurnCollector
     from maze_train.types import Array, Tensor
+
+
+def make_snapshot(learners: LearnerGroup | Learner[Any, Any, Any], module_id: str) -> Any:
+    """The frozen module of a snapshot, with the present weights of its policy."""
+    policy = module_id.partition(SNAPSHOT)[0]
+    weights = learners.get_weights()[policy]
+    return learners.add_module(module_id, weights, frozen=True, like=policy).eval()
+
+
+def make_snapshots(
+    learners: LearnerGroup | Learner[Any, Any, Any], module_ids: Iterable[str]
+) -> None:
+    """Make the snapshots among the modules of a checkpoint, which gives them their weights."""
+    for module_id in module_ids:
+        if SNAPSHOT in module_id:
+            make_snapshot(learners, module_id)
 
 
 class LeagueEvents(EventInterface, prefix="league"):
@@ -85,10 +102,7 @@ class LeagueCollector:
         self._acting = LeagueModel(model, leagues)
         self._agents = list(model.agents)
         self._epoch_length, self._rollouts = epoch_length, 0
-        for module_id in module_ids:
-            policy, sign, _ = module_id.partition(SNAPSHOT)
-            if sign:
-                self._make(policy, module_id)
+        make_snapshots(learners, module_ids)
 
     @property
     def env_s(self) -> float:
@@ -115,12 +129,8 @@ class LeagueCollector:
         epoch, rest = divmod(self._rollouts, self._epoch_length)
         for league in self._leagues:
             if league.is_due(None if rest else epoch):
-                for old in league.add(partial(self._make, league.policy)):
+                for old in league.add(partial(make_snapshot, self._learners)):
                     self._learners.remove_module(old)
-
-    def _make(self, policy: str, module_id: str) -> Any:
-        weights = self._learners.get_weights()[policy]
-        return self._learners.add_module(module_id, weights, frozen=True, like=policy).eval()
 
     def _points(
         self, rollout: Rollout, seats: Tensor, episodes: FinishedEpisodes

@@ -8,7 +8,8 @@ import torch
 
 from maze_train.nets.joint import AgentsDistribution, JointModel
 from maze_train.rollout.initial_policies import RandomPolicy
-from maze_train.spaces.agents import AGENTS, AgentSpaces, part_of
+from maze_train.spaces.agent_trees import part_of
+from maze_train.spaces.agents import AGENTS, AgentSpaces
 
 if TYPE_CHECKING:
     from maze_train.types import Tensor, TensorTree

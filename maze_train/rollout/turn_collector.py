@@ -40,7 +40,12 @@ class TurnCollector:
         collector.keeps_terminal_obs = True
         collector.records_log_probs = records_log_probs
         self.collector = collector
-        self.splitter = TurnSplitter(model.members, model.state_sizes, **settings)
+        self.splitter = TurnSplitter(
+            model.members,
+            model.state_sizes,
+            centralized=getattr(model, "centralized", ()),
+            **settings,
+        )
 
     @property
     def env_s(self) -> float:

@@ -51,6 +51,7 @@ CHECKPOINTS = "maze_train.runners.run_checkpoints.RunCheckpoints"
 LOAD_CHECKPOINT = "maze_train.runners.run_checkpoints.load_checkpoint"
 PAST_ROWS = "maze_train.runners.run_checkpoints.past_rows"
 HOW_TO_GO_ON = "maze_train.runners.run_checkpoints.how_to_go_on"
+MAKE_SNAPSHOTS = "maze_train.rollout.league_collector.make_snapshots"
 POLICY = "maze_train.training.policy_files.TrainedPolicy"
 POLICY_WRITER = "maze_train.training.policy_files.PolicyWriter"
 FINAL_TEST = "maze_train.training.final_test.final_test"
@@ -71,6 +72,9 @@ class TrainingRunner:
     Args:
         prepared: The configuration, and what the run begins with; see `prepare`.
 
+    Attributes:
+        callbacks: Callbacks of the run; one may add some that are none of its settings.
+
     Raises:
         ConfigError: If parts of the configuration do not fit.
     """
@@ -87,7 +91,7 @@ class TrainingRunner:
         self._tell_once = cache(lambda text: tell(f"note: {text}"))
         self._final_evaluator: Evaluator | None = None
         self._closing = contextlib.ExitStack()
-        self._callbacks: list[Callback] = []
+        self.callbacks: list[Callback] = []
         self.builder = make_builder(self._context())
 
     def _context(self) -> BuildContext[Any]:
@@ -103,6 +107,7 @@ class TrainingRunner:
             seeds=self.seeds,
             device=find_device(own or config.algorithm.device, key),
             concurrency=config.runner.concurrency,
+            envs_per_actor=config.runner.envs_per_actor,
             learner_group=config.learner_group,
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
             model=config.model,
@@ -151,7 +156,10 @@ class TrainingRunner:
             if self.config.algorithm.learns_from == "dataset":
                 builder.prepare(model)  # the loss depends on the data
             learner = builder.build_learner(model)
-        learner.load_state_dict(checkpoint.state["learners"]["learner"])
+        state = checkpoint.state["learners"]["learner"]
+        if learner.modules.keys() != state["modules"].keys():
+            locate(MAKE_SNAPSHOTS)(learner, state["modules"])
+        learner.load_state_dict(state)
         return learner
 
     # -- the run ---------------------------------------------------------------------------------
@@ -185,7 +193,7 @@ class TrainingRunner:
             with generators_kept():  # rich draws from `random` when it is imported
                 writers = build_writers(self.config.tracking)
                 if self.config.callbacks:
-                    self._callbacks = locate(OWN_CALLBACKS)(self.config.callbacks)
+                    self.callbacks += locate(OWN_CALLBACKS)(self.config.callbacks)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._parent)
             with exclusive(self.run_dir):
                 if self.resumed_dir is None:
@@ -229,7 +237,7 @@ class TrainingRunner:
             contexts=self._contexts(run_dir),
             checkpoints=saved.schedule(resumed) if saved and is_on else None,
             interruption=interruption,
-            callbacks=self._callbacks,
+            callbacks=self.callbacks,
         )
         trainer = self.builder.build_trainer(model, services)
         if resumed is not None:
@@ -237,14 +245,13 @@ class TrainingRunner:
         with interruption:
             summary = self._train(trainer, tracker, selection)
         rows = tracker.history[len(tracker.run_info.past_rows) :]
-        times = self.builder.env_times() if config.runner.name == "local" else None
-        for note in end_notes(rows, times, config.tracking.info_keys):
-            self._tell_once(note)
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
         missing = missing_results(trainer, tracker, selection)
         seed = self.seeds.integer("acting")
         policy: TrainedPolicy = locate(POLICY)(model.cpu(), *self.builder.spaces, seed)
+        for note in end_notes(rows, config.tracking.info_keys, self.builder, policy):
+            self._tell_once(note)
         return TrainingResult(run_dir, summary, tracker.history, policy, missing)
 
     def _train(

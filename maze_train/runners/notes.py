@@ -1,4 +1,4 @@
-"""Notes for the user about a run before it begins."""
+"""Notes for the user about a run, before it begins and when it ends."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
     from maze_train.config.train_config import TrainConfig
     from maze_train.envs.config import EnvConfig
+    from maze_train.training.builder import AlgorithmBuilder
+    from maze_train.training.policy_files import TrainedPolicy
 
 
-TIMES = ("time/env_s", "time/epoch_s")
-LEAST_WAIT_S, LEAST_SHARE = 5.0, 0.2
-"""Seconds, and share of the run, that waiting for environments takes where it is worth a line."""
+SPEED_NOTES = "maze_train.runners.speed.speed_notes"
+LEAST_RUN_S = 5.0
+"""Seconds of a run from which on its speed is worth a line."""
 
 LARGE_ONE_HOT = 10_000
 """Inputs of a one-hot observation from which on it is worth a line."""
@@ -60,47 +62,25 @@ def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> It
 
 
 def end_notes(
-    rows: Sequence[Mapping[str, float]], times: tuple[float, int] | None, info_keys: Sequence[str]
+    rows: Sequence[Mapping[str, float]],
+    info_keys: Sequence[str],
+    builder: AlgorithmBuilder[Any],
+    policy: TrainedPolicy,
 ) -> Iterator[str]:
     """The lines that a run ends with.
 
     Args:
         rows: Metrics of the epochs of this process.
-        times: Arguments of `speed_notes`; None: there are no processes.
         info_keys: Keys of infos that are to be metrics.
+        builder: What the run was built with.
+        policy: The policy of the run.
     """
     names = {name for row in rows for name in row}
     for key in info_keys:
         if rows and not names & {f"train/info/{key}", f"eval/info/{key}"}:
             yield f"tracking.info_keys: no episode ended with a number under {key!r} in its info"
-    if times is not None:
-        yield from speed_notes(rows, *times)
-
-
-def speed_notes(
-    rows: Sequence[Mapping[str, float]], busy_s: float, n_workers: int
-) -> Iterator[str]:
-    """The lines with which a run in processes ends, where another place would be faster.
-
-    Args:
-        rows: Metrics of the epochs of this process.
-        busy_s: Seconds for which the workers stepped environments, summed up.
-        n_workers: How many there are.
-    """
-    waited_s, whole_s = (sum(row.get(name, 0.0) for row in rows) for name in TIMES)
-    if waited_s < LEAST_WAIT_S or waited_s < LEAST_SHARE * whole_s:
-        return
-    if busy_s < waited_s:
-        yield (
-            f"runner=dev would be faster: the run waited {waited_s:,.0f} s for workers, which "
-            f"stepped environments for {busy_s:,.0f} s in all"
-        )
-    elif busy_s < waited_s * n_workers / 2:
-        yield (
-            "a larger runner.concurrency would pay: while the run waited for them, the "
-            f"{n_workers} workers stepped environments for "
-            f"{100 * busy_s / (waited_s * n_workers):.0f} % of the time"
-        )
+    if sum(row.get("time/epoch_s", 0.0) for row in rows) >= LEAST_RUN_S:
+        yield from locate(SPEED_NOTES)(rows, builder, policy)
 
 
 def lacks_time_limit(config: EnvConfig) -> bool:

@@ -7,16 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.errors import ConfigError
 from maze_train.nets.joint import JointModel
-from maze_train.rollout.fixed_policies import own_policy, random_policy
-from maze_train.runners.saved_policies import read_source
+from maze_train.runners.named_policies import named_policy
 from maze_train.spaces.agents import agent_spaces
-from maze_train.targets import is_target
-from maze_train.training.config import RANDOM
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept
-from maze_train.training.policies import policies_of_agents
+from maze_train.training.policies import may_learn, policies_of_agents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -101,26 +98,25 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
         problem = "the environment has one agent; leave it out"
         raise ConfigError("evaluation.opponents", problem, list(settings.opponents))
     owners = policies_of_agents(spaces, config.policies)
-    learning = config.policies_to_train
     seats = [
         agent
         for agent, owner in owners.items()
-        if (owner not in config.policies or not config.policies[owner].is_fixed)
-        and (learning is None or owner in learning)
+        if may_learn(owner, config.policies, config.policies_to_train)
     ]
     opponents = {}
     for name, source in settings.opponents.items():
         key = f"evaluation.opponents.{name}"
-        models = {
-            agent: _model(source, key, agent, spaces.of(agent), config) for agent in spaces.agents
+        named = {
+            agent: named_policy(source, key, spaces.of(agent), agent, config.trust, config)
+            for agent in spaces.agents
         }
         opponents[name] = {
-            agent: model.to(builder.context.device)
-            for agent, model in models.items()
-            if model is not None
+            agent: policy.make_model().to(builder.context.device)
+            for agent, policy in named.items()
+            if policy.fits
         }
         if not any(opponents[name].keys() - {seat} for seat in seats):
-            problem = f"it is for no agent besides one that learns; there are {', '.join(models)}"
+            problem = f"it is for no agent besides one that learns; there are {', '.join(named)}"
             raise ConfigError(key, problem, source)
     return OpponentEvaluator(
         lambda num_envs: builder.context.make_env(num_envs, training=False),
@@ -131,18 +127,3 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
         seed=builder.context.seeds.integer("opponents"),
         deterministic=settings.deterministic,
     )
-
-
-def _model(
-    source: Any, key: str, agent: str, spaces: tuple[Any, Any], config: TrainConfig
-) -> nn.Module | None:
-    """The model of an opponent for an agent; None: it is for other spaces."""
-    if source == RANDOM:
-        return random_policy(*spaces)
-    if is_target(source):
-        return own_policy(source, key, *spaces)
-    try:
-        saved = read_source(source, config.trust, config, agent)
-    except RunDirectoryError as error:
-        raise ConfigError(key, str(error), source) from error
-    return saved.make_model() if saved.spaces == spaces else None

@@ -32,6 +32,8 @@ from maze_train.runners.rollout_report import (
     RolloutSummary,
     summarise,
 )
+from maze_train.runners.several_policies import with_policies
+from maze_train.spaces.agents import agent_spaces
 from maze_train.training.environments import close_quietly
 from maze_train.training.outcome import Interruption
 from maze_train.versions import versions
@@ -134,7 +136,7 @@ class RolloutRunner:
             if config.record and writer is None:
                 writer = self._trajectory_writer(output_dir / TRAJECTORIES)
             self._play(player, output_dir, writer, interruption)
-        return RolloutResult(output_dir, self.episodes, summarise(self.episodes))
+        return RolloutResult(output_dir, self.episodes, self._summary)
 
     def _play(
         self,
@@ -147,7 +149,8 @@ class RolloutRunner:
         seeds = self.config.episode_seeds
         reason, began = FAILED, time.monotonic()
         progress = RolloutProgress(len(seeds), self.config.progress)
-        files = RolloutFiles(output_dir)
+        several = agent_spaces(*self._spaces)
+        files = RolloutFiles(output_dir, several.agents if several is not None else ())
         with interruption.deferred():  # a signal while files are written costs no episodes
             try:
                 with writer or nullcontext():
@@ -230,7 +233,10 @@ class RolloutRunner:
                 problem = f"needs the render mode {mode!r}; {has}"
                 raise ConfigError(setting[0], problem, setting[1])
             self._spaces = (env.observation_space, env.action_space)
-            self.policy.check_spaces(env_name(self.env_config), self._spaces)
+            if config.policies:
+                self.policy = with_policies(self.policy, config, self._spaces)
+            else:
+                self.policy.check_spaces(env_name(self.env_config), self._spaces)
         finally:
             try:
                 close_all([env])
@@ -288,7 +294,7 @@ class RolloutRunner:
         return {
             "stop_reason": reason,
             "episodes_requested": len(self.config.episode_seeds),
-            **summarise(self.episodes).as_dict(),
+            **self._summary.as_dict(),
             **self._seeds,
             "deterministic": self.policy.deterministic,
             "env": self._env_settings,
@@ -297,6 +303,10 @@ class RolloutRunner:
             "worker_restarts": worker_restarts,
             "versions": dict(versions()),
         }
+
+    @property
+    def _summary(self) -> RolloutSummary:
+        return summarise(self.episodes, self.policy.owners)
 
     @property
     def _seeds(self) -> dict[str, Any]:
@@ -321,8 +331,10 @@ class RolloutRunner:
 
     def _outcome(self, output_dir: Path) -> list[str]:
         """The lines at the end: numbers, and where the files are."""
-        summary = summarise(self.episodes)
+        summary = self._summary
         lines = ["", *(f"  {line}" for line in summary.lines()), ""]
+        if summary.agents:
+            lines += [*(f"  {line}" for line in summary.agent_lines()), ""]
         if summary.lost:
             lines.append(f"  lost      {summary.lost:,} episodes (numbers that are not finite)")
         lines.append(f"  results   {output_dir}")

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from maze_train.config.rollout_config import RANDOM, RolloutConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.rollout.agents import PolicyAgent, RandomAgent, built_policy
 from maze_train.rollout.population import ModelAgent
@@ -18,13 +17,17 @@ from maze_train.rollout.rollout_generator import (
     spaces_of_policy,
 )
 from maze_train.runners.saved_policies import SavedPolicy, read_saved_policy
+from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.targets import TARGET, Given, build_target
+from maze_train.training.config import RANDOM
+from maze_train.training.policies import policies_of_agents
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from maze_train.config.rollout_config import RolloutConfig
     from maze_train.envs.config import EnvConfig
     from maze_train.envs.slots import EnvSlots
     from maze_train.rollout.slot_agent import SlotAgent
@@ -55,10 +58,16 @@ class RolloutPolicy:
     env: EnvConfig | None = None
     """Settings of the environment that it was trained in; None: of none."""
 
+    owners: dict[str, str] = field(default_factory=dict)
+    """Id of the policy of each agent, where there are several agents with policies of their own."""
+
+    label: str = ""
+    """Names of policies for people, where several are named."""
+
     @property
     def title(self) -> str:
         """A short name for people: algorithms are written in capitals."""
-        return self.name if self.run_dir is None else self.name.upper()
+        return self.label or (self.name if self.run_dir is None else self.name.upper())
 
     def check_spaces(self, env: str, spaces: tuple[Any, Any]) -> None:
         """Refuse an environment with other spaces than the policy has.
@@ -98,7 +107,8 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
         saved.make_model()  # what does not fit fails here, and not in a worker
         return trained_policy(saved, config.deterministic)
     if not isinstance(config.policy, dict):
-        return RolloutPolicy(RANDOM, {"policy": RANDOM}, RandomAgent)
+        name = "policies" if config.policies else RANDOM
+        return RolloutPolicy(name, {"policy": RANDOM}, RandomAgent)
     build = partial(build_target, config.policy, key="policy")
     target = config.policy[TARGET]
     is_given = isinstance(target, Given)
@@ -119,13 +129,10 @@ def trained_policy(saved: SavedPolicy, deterministic: bool) -> RolloutPolicy:
         saved: The policy.
         deterministic: Whether the most likely action is taken instead of a sampled one.
     """
-    name, score = saved.config.algorithm.name, saved.score.get("score")
-    is_number = isinstance(score, (int, float)) and math.isfinite(score)
+    name, several = saved.config.algorithm.name, agent_spaces(*saved.spaces)
     settings = {
         "run": str(saved.run_dir.absolute()),
-        "algorithm": name,
-        "epoch": saved.score.get("epoch"),
-        "score": score if is_number else None,
+        **score_of(saved),
         "deterministic": deterministic,
     }
     return RolloutPolicy(
@@ -136,7 +143,19 @@ def trained_policy(saved: SavedPolicy, deterministic: bool) -> RolloutPolicy:
         deterministic,
         saved.run_dir,
         saved.config.env,
+        {} if several is None else policies_of_agents(several, saved.config.policies),
     )
+
+
+def score_of(saved: SavedPolicy) -> dict[str, Any]:
+    """Algorithm, epoch and score of a saved policy, as files of results have them."""
+    score = saved.score.get("score")
+    is_number = isinstance(score, (int, float)) and math.isfinite(score)
+    return {
+        "algorithm": saved.config.algorithm.name,
+        "epoch": saved.score.get("epoch"),
+        "score": score if is_number else None,
+    }
 
 
 def _trained_agent(saved: SavedPolicy, deterministic: bool, slots: EnvSlots) -> SlotAgent:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -56,9 +57,15 @@ class RolloutSummary:
     success_rate: float
     """Share of successes among the episodes that reported whether they were one."""
 
-    def as_dict(self) -> dict[str, float]:
+    agents: dict[str, AgentSummary] = field(default_factory=dict)
+    """Numbers of each agent, where there are several."""
+
+    def as_dict(self) -> dict[str, Any]:
         """The numbers by name."""
-        return asdict(self)
+        found = asdict(self)
+        if not self.agents:
+            del found["agents"]
+        return found
 
     def lines(self) -> list[str]:
         """The numbers as a table for people."""
@@ -70,9 +77,56 @@ class RolloutSummary:
             rows.append(("success", readable(self.success_rate), "", "", ""))
         return aligned(rows, left=[0])
 
+    def agent_lines(self) -> list[str]:
+        """The numbers of agents as a table for people; empty: there is one agent."""
+        if not self.agents:
+            return []
+        names = ["return_mean", "return_std", "turns_mean", "win_rate", "draw_rate", "loss_rate"]
+        if all(math.isnan(own.win_rate) for own in self.agents.values()):
+            names = names[:3]
+        titles = [name.removesuffix("_mean").removesuffix("_rate") for name in names]
+        rows = [["agent", "policy", *(title.replace("return_", "") for title in titles)]]
+        for agent, own in self.agents.items():
+            numbers = (readable(getattr(own, name)) for name in names)
+            rows.append([agent, own.policy or "-", *numbers])
+        return aligned(rows, left=[0, 1])
 
-def summarise(episodes: Iterable[PlayedEpisode]) -> RolloutSummary:
-    """The numbers over some episodes."""
+
+@dataclass(frozen=True)
+class AgentSummary:
+    """Numbers of one of several agents over the episodes of a rollout."""
+
+    policy: str | None
+    """Id of its policy; None: it has none of its own."""
+
+    return_mean: float
+    return_std: float
+    return_min: float
+    return_max: float
+
+    turns_mean: float
+    """Number of its actions in an episode."""
+
+    win_rate: float
+    """Share of episodes in which its return is larger than those of all agents with another policy;
+    NaN, as the next two: there are none."""
+
+    draw_rate: float
+    """Share of those in which it is as large as the largest one of theirs."""
+
+    loss_rate: float
+    """Share of those in which it is smaller."""
+
+
+def summarise(
+    episodes: Iterable[PlayedEpisode], owners: Mapping[str, str] = MappingProxyType({})
+) -> RolloutSummary:
+    """The numbers over some episodes.
+
+    Args:
+        episodes: The episodes.
+        owners: Id of the policy of each agent, where it is known.
+    """
     episodes = list(episodes)
     whole = [episode for episode in episodes if not episode.lost]
     reported = [episode.success for episode in whole if not math.isnan(episode.success)]
@@ -83,7 +137,27 @@ def summarise(episodes: Iterable[PlayedEpisode]) -> RolloutSummary:
         *spread([episode.episode_return for episode in whole]),
         *spread([float(episode.length) for episode in whole]),
         float(np.mean(reported)) if reported else math.nan,
+        _summaries_of_agents(whole, owners),
     )
+
+
+def _summaries_of_agents(
+    episodes: Sequence[PlayedEpisode], owners: Mapping[str, str]
+) -> dict[str, AgentSummary]:
+    agents = episodes[0].agent_returns if episodes else {}
+    returns = {a: np.array([episode.agent_returns[a] for episode in episodes]) for a in agents}
+    found: dict[str, AgentSummary] = {}
+    for agent, own in returns.items():
+        others = [returns[a] for a in agents if owners.get(a) != owners.get(agent)]
+        best = np.max(others, axis=0) if others else np.full(len(own), math.nan)
+        rates = (own > best, own == best, own < best)
+        found[agent] = AgentSummary(
+            owners.get(agent),
+            *spread(own.tolist()),
+            float(np.mean([episode.agent_turns[agent] for episode in episodes])),
+            *(float(rate.mean()) if others else math.nan for rate in rates),
+        )
+    return found
 
 
 def spread(values: Sequence[float]) -> tuple[float, float, float, float]:
@@ -101,15 +175,17 @@ class RolloutFiles:
 
     Args:
         directory: Directory of the results.
+        agents: Names of the agents, where there are several.
 
     Raises:
         RunDirectoryError: If it can not be written.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, agents: Sequence[str] = ()) -> None:
         self._directory = directory
         self._run = RunInfo(run_dir=directory)
-        self._table = CSVWriter(EPISODES_FILE, COLUMNS)
+        of_agents = [f"{name}/{agent}" for agent in agents for name in ("return", "turns")]
+        self._table = CSVWriter(EPISODES_FILE, (*COLUMNS, *of_agents))
         self._count = 0
         with self._writing():
             self._table.start(self._run)
@@ -129,6 +205,8 @@ class RolloutFiles:
             "truncated": int(episode.truncated),
             "lost": int(episode.lost),
         }
+        row |= {f"return/{agent}": value for agent, value in episode.agent_returns.items()}
+        row |= {f"turns/{agent}": turns for agent, turns in episode.agent_turns.items()}
         if not math.isnan(episode.success):
             row["success"] = float(episode.success)
         self._count += 1

@@ -16,14 +16,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from gymnasium import spaces
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 AGENTS, ACTS, REWARDS = "agents", "acts", "rewards"
 TERMINATED, TRUNCATED = "terminated", "truncated"
@@ -85,24 +81,3 @@ def agent_spaces(
     return AgentSpaces(
         {name: observations[name] for name in action_space.spaces}, dict(action_space.spaces)
     )
-
-
-def part_of(tree: Mapping[str, Any], name: str) -> Any:
-    """The part of a flat mapping below a name: a leaf, or the mapping of those below it."""
-    if name in tree:
-        return tree[name]
-    start = f"{name}/"
-    return {key[len(start) :]: leaf for key, leaf in tree.items() if key.startswith(start)}
-
-
-def flat_space_of(observation_space: spaces.Dict, agent: str) -> spaces.Space[Any]:
-    """The flat observation space of one agent, of the flat one of all of them."""
-    part = part_of(part_of(observation_space.spaces, AGENTS), agent)
-    return spaces.Dict(part) if isinstance(part, dict) else part
-
-
-def with_name(name: str, part: Any) -> dict[str, Any]:
-    """The flat mapping whose part below a name is `part`; the inverse of `part_of`."""
-    if isinstance(part, dict):
-        return {f"{name}/{key}": leaf for key, leaf in part.items()}
-    return {name: part}

@@ -43,7 +43,8 @@ TEXT_COLOR = "#3d444d"
 class LearningCurveWriter(MetricsWriter):
     """`plots/learning_curve.png`: returns in training and evaluation over environment steps.
 
-    Drawn once, at the end of training; so are results of self-play, see `write_leagues`.
+    Drawn once, at the end of training; results of self-play (`write_leagues`) after each evaluation
+    as well.
 
     Args:
         filename: Name of the file below the run directory.
@@ -63,6 +64,8 @@ class LearningCurveWriter(MetricsWriter):
         """Keep what is drawn of a row."""
         wanted = (EPOCH, ENV_STEPS, TRAIN_RETURN, EVAL_RETURN, EVAL_RETURN_STD, *LOSSES)
         self._rows.append({key: row[key] for key in row if key in wanted or key.startswith(LEAGUE)})
+        if EVAL_RETURN in row:
+            self._write_leagues()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
         """Draw the picture."""
@@ -70,8 +73,12 @@ class LearningCurveWriter(MetricsWriter):
             figure = draw_learning_curve(self._rows, self._run)
             with atomic_write(self._run.run_dir / self.filename) as file:
                 figure.savefig(file, format="png", dpi=150)
-            if any(key.startswith(LEAGUE) for row in self._rows for key in row):
-                locate(WRITE_LEAGUES)(self._rows, self._run.run_dir, self._run.title)
+        self._write_leagues()
+
+    def _write_leagues(self) -> None:
+        played = any(key.startswith(LEAGUE) for row in self._rows for key in row)
+        if self._run.run_dir is not None and played:
+            locate(WRITE_LEAGUES)(self._rows, self._run.run_dir, self._run.title)
 
 
 def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Figure:

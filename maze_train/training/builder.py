@@ -9,10 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
-from maze_train.errors import ConfigError, TrainingError
+from maze_train.errors import ConfigError
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.learner.group import LearnerGroup
-from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.config import ModelConfig
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.spaces.agents import agent_spaces
@@ -55,8 +54,12 @@ EVALUATOR = "maze_train.training.evaluators.RolloutEvaluator"
 TURN_COLLECTOR = "maze_train.rollout.turn_collector.TurnCollector"
 """Found where there are several agents."""
 
-MOST_IDLE = 100
-"""Rollouts in a row without a turn of those that lack statistics, after which training ends."""
+ACTORS = "maze_train.training.actors.build_actors"
+ACTOR_COLLECTOR = "maze_train.training.actors.build_actor_collector"
+"""Found where actors collect rollouts."""
+
+BEGIN_STATISTICS = "maze_train.training.observation_statistics.begin_statistics"
+"""Found where observations are normalised."""
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
 
@@ -73,6 +76,7 @@ class BuildContext(Generic[Config]):
         seeds: Gives a seed for each named stream of random numbers.
         device: Where the learner and its models live.
         concurrency: Environments that collect experience in parallel.
+        envs_per_actor: Environments that a copy of the policy acts in; 0: there are no copies.
         learner_group: Settings of learners that share out minibatches.
         run_dir: Directory of the run, which need not exist yet.
         model: Settings of the networks.
@@ -103,6 +107,7 @@ class BuildContext(Generic[Config]):
     policies_to_train: list[str] | None = None
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    envs_per_actor: int = 0
     total_steps: int = 0
     info_keys: Sequence[str] = ()
     dataset: str | dict[str, Any] | None = None
@@ -311,7 +316,12 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             stream: Name that gives the collector random numbers of its own.
             **turns: Arguments of `TurnCollector`, where there are several agents.
         """
-        collector = self.context.make_collector(self.env, num_steps, stream)
+        context = self.context
+        collector = (
+            locate(ACTOR_COLLECTOR)(self, num_steps, acting, stream)
+            if context.envs_per_actor
+            else context.make_collector(self.env, num_steps, stream)
+        )
         if agent_spaces(*self.spaces) is None:
             return collector
         several: TurnCollector = locate(TURN_COLLECTOR)(collector, acting, **turns)
@@ -319,9 +329,11 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @property
     def env(self) -> MazeVectorEnv:
-        """The environments that collect experience in this process; made when first used."""
+        """The environments, or actors, that collect experience; made when first used."""
         if self._env is None:
-            self._env = self.context.make_env(self.num_envs)
+            context = self.context
+            actors = locate(ACTORS)(self) if context.envs_per_actor else None
+            self._env = actors or context.make_env(self.num_envs)
         return self._env
 
     def env_times(self) -> tuple[float, int] | None:
@@ -354,26 +366,9 @@ class AlgorithmBuilder(ABC, Generic[Config]):
                 few; else this would never end.
         """
         waiting = {key: own for key, own in normalizers.items() if own and not own.frozen}
-        collector: Any = None
-        idle = 0
-        while few := {k for k, own in waiting.items() if int(own.count) < own.config.initial_steps}:
-            collector = collector or self.make_collector(num_steps, acting, "normalization/")
-            experience, episodes = collector.collect(acting)
-            episodes.check_steps(" before training")
-            parts = experience if isinstance(experience, dict) else {DEFAULT_MODULE: experience}
-            idle = 0 if few & parts.keys() else idle + 1
-            if idle == MOST_IDLE:
-                raise TrainingError(
-                    f"no agent of {', '.join(sorted(few))} acted in {idle} rollouts before "
-                    "training, which take statistics of observations: give it a model with "
-                    "normalization.mode=none in policies"
-                )
-            for key, rollout in parts.items():
-                if own := waiting.get(key):
-                    own.update(rollout.to(own.mean.device).acted_on(own.keys))
-        for own in waiting.values():
-            if own.config.mode == "estimated":
-                own.freeze()
+        if waiting:
+            make_collector = partial(self.make_collector, num_steps, acting, "normalization/")
+            locate(BEGIN_STATISTICS)(waiting, make_collector, acting)
 
 
 def make_builder(context: BuildContext[Any]) -> AlgorithmBuilder[Any]:

@@ -146,6 +146,9 @@ class AlgorithmConfig:
     can_share_minibatches: ClassVar[bool] = True
     """Whether losses are means over samples, which several learners can share out."""
 
+    can_have_actors: ClassVar[bool] = False
+    """Whether actors may collect its rollouts (`runner.envs_per_actor`)."""
+
     can_learn_meanwhile: ClassVar[bool] = False
     """Whether updates may be made while experience is collected, with weights of its own."""
 
@@ -303,9 +306,9 @@ class EvaluationConfig:
         """Whether a larger or a smaller value of a metric is better."""
         if self.mode != "auto":
             return self.mode
-        name = metric.partition("/")[2].partition("/")[0]
-        is_loss = name.endswith("loss") or metric.endswith("/loss_rate")
-        return "min" if is_loss or name in SMALLER_IS_BETTER else "max"
+        names = metric.split("/")[1:]  # those of a policy, or of a part of an action, among them
+        is_less = any(name.endswith("loss") or name in SMALLER_IS_BETTER for name in names)
+        return "min" if is_less or names[-1:] == ["loss_rate"] else "max"
 
 
 @dataclass(kw_only=True)

@@ -70,10 +70,10 @@ def build_vector_env(
 def times_of(env: Any) -> tuple[float, int] | None:
     """Seconds for which workers stepped environments, summed up, and their number.
 
-    None: no workers do, or they are gone, which must not cost a finished training.
+    None: this process does, or they are gone, which must not cost a finished training.
     """
     with suppress(EnvError):
-        if isinstance(env, PooledVectorEnv):
+        if isinstance(env, PooledVectorEnv) and not env.envs:
             return env.busy_s(), env.n_workers
     return None
 

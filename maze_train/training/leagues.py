@@ -34,6 +34,9 @@ def with_leagues(
     for policy, own in context.policies.items():
         if own.opponents is None:
             continue
+        if context.envs_per_actor:
+            problem = "snapshots play where the learner acts; expected runner.envs_per_actor=0"
+            raise ConfigError(f"policies.{policy}.opponents", problem, own.opponents.draw)
         members = model.members[policy]
         if len(members) < 2:
             problem = f"snapshots need a second agent of {policy}; it has {', '.join(members)}"

@@ -72,12 +72,15 @@ def make_model(
         if policies:
             problem = "the environment has one agent; leave it out"
             raise ConfigError("policies", problem, list(policies))
+        if config.centralized_critic:
+            problem = "the environment has one agent; leave it out"
+            raise ConfigError("model.centralized_critic", problem, True)
         model = build(config, observation_space, action_space, seed)
         return model
     if not algorithm.learns_for_several_agents:
         problem = (
             "learns for one agent, the environment has several; choose one of ppo, a2c, impala, "
-            "sac, td3, dqn"
+            "sac, td3, dqn, bc"
         )
         raise ConfigError("algorithm", problem, algorithm.name)
     model = locate(BUILD_JOINT_MODEL)(build, config, several, policies, seed)

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
     from maze_train.training.config import PolicyConfig
 
 
-FIXED_POLICIES = "maze_train.rollout.fixed_policies"
+FIXED_POLICY = "maze_train.rollout.fixed_policies.fixed_policy"
 """Found where a policy has no networks."""
+
+BUILD_CENTRALIZED = "maze_train.nets.centralized.build_centralized"
+"""Found where a critic sees what all agents observe."""
 
 SHARED = "default"
 """Id of the policy where one is enough for all agents."""
@@ -61,6 +64,21 @@ def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]
     for policy in policies:
         _check_same_spaces(policy, [a for a in spaces.agents if found[a] == policy], spaces)
     return {agent: found[agent] for agent in spaces.agents}
+
+
+def may_learn(
+    policy: str, policies: Mapping[str, PolicyConfig], chosen: Sequence[str] | None
+) -> bool:
+    """Whether a policy learns, as far as the settings say it; see `learner_with_frozen`."""
+    is_fixed = policy in policies and policies[policy].is_fixed
+    return not is_fixed and (chosen is None or policy in chosen)
+
+
+def check_id(policy: str) -> None:
+    """Refuse an id of a policy that can not be that of a module of PyTorch."""
+    if "." in policy or hasattr(nn.ModuleDict, policy):
+        problem = "PyTorch can not name a module so; give it another id, without dots"
+        raise ConfigError("policies", problem, policy)
 
 
 def _matching(pattern: str, key: str, spaces: AgentSpaces) -> list[str]:
@@ -131,18 +149,18 @@ def build_joint_model(
     for agent, policy in owners.items():
         if policy in models:
             continue
-        if "." in policy or hasattr(nn.ModuleDict, policy):
-            problem = "PyTorch can not name a module so; give it another id, without dots"
-            raise ConfigError("policies", problem, policy)
+        check_id(policy)
         own, here = policies.get(policy), spaces.of(agent)
         if own is None or own.source is None or own.run is not None:
             model = (own.model if own else None) or config
-            models[policy] = build(model, *here, seeds.integer(policy))
-        elif isinstance(own.source, dict):
-            key = f"policies.{policy}.source"
-            models[policy] = locate(f"{FIXED_POLICIES}.own_policy")(own.source, key, *here)
+            if model.centralized_critic:
+                given = build, model, spaces, agent, seeds.integer(policy)
+                models[policy] = locate(BUILD_CENTRALIZED)(*given)
+            else:
+                models[policy] = build(model, *here, seeds.integer(policy))
         else:
-            models[policy] = locate(f"{FIXED_POLICIES}.random_policy")(*here)
+            key = f"policies.{policy}.source"
+            models[policy] = locate(FIXED_POLICY)(own.source, key, *here)
     return JointModel(models, owners)
 
 

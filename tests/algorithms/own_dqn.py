@@ -26,7 +26,6 @@ class DQNConfig(OffPolicyConfig):
 
     name: ClassVar[str] = "own_dqn"
     learner_class: ClassVar[str] = "own_dqn.DQNLearner"
-    trainer_class: ClassVar[str] = "maze_train.OffPolicy"
     model_builder: ClassVar[str] = "own_dqn.build_model"
 
     temperature: float = 0.1

@@ -31,10 +31,11 @@ CHOICE = spaces.Discrete(ACTIONS, start=2)
 SETTINGS: dict[str, Any] = {"lr": 0.02, "max_grad_norm": 0.0, "target_update_interval": 2}
 
 
-def make_model(observation_space, dueling=False):
+def make_model(observation_space, dueling=False, num_quantiles=0):
     """A small model whose target differs from the network."""
     config = ModelConfig(hidden_sizes=[6, 5], branch_size=3)
-    return perturbed(build_dqn(config, observation_space, CHOICE, 1, dueling).double(), size=0.5)
+    model = build_dqn(config, observation_space, CHOICE, 1, dueling, num_quantiles)
+    return perturbed(model.double(), size=0.5)
 
 
 def make_batch(observation_space, seed, weights):
@@ -58,13 +59,22 @@ def make_batch(observation_space, seed, weights):
     )
 
 
-def slow_values(net, obs):
-    """The values of all actions in one observation, as numbers with a graph."""
+def slow_returns(net, obs, size):
+    """The value, or the quantiles, of each action in one observation, as numbers with a graph."""
     if not isinstance(net, DuelingNet):
-        return [*net(obs)[0]]
+        outputs = [*net(obs)[0]]
+        return [outputs[a * size : (a + 1) * size] for a in range(ACTIONS)]
     features = net.shared(obs)
-    state, advantages = net.value(features)[0, 0], [*net.advantages(features)[0]]
-    return [state + a - sum(advantages) / ACTIONS for a in advantages]
+    states, outputs = [*net.value(features)[0]], [*net.advantages(features)[0]]
+    means = [sum(outputs[i::size]) / ACTIONS for i in range(size)]
+    return [
+        [states[i] + outputs[a * size + i] - means[i] for i in range(size)] for a in range(ACTIONS)
+    ]
+
+
+def slow_huber(error):
+    """Half the square, or the Huber loss beyond."""
+    return error**2 / 2 if abs(float(error.detach())) <= 1.0 else abs(error) - 0.5
 
 
 class SlowDQN:
@@ -77,16 +87,29 @@ class SlowDQN:
         self.optimizer = torch.optim.Adam(self.online.parameters(), config.lr, eps=eps)
 
     @torch.no_grad()
-    def target(self, batch, next_obs, legal, i):
-        """The value that sample i is to have."""
+    def targets(self, batch, next_obs, legal, i):
+        """The value that sample i is to have, or its quantiles."""
+        size = self.config.num_quantiles or 1
+        reward, discount = float(batch.rewards[i]), float(batch.discounts[i])
         if not legal:
-            return float(batch.rewards[i])
-        frozen = [float(q) for q in slow_values(self.frozen, next_obs)]
-        judged = [float(q) for q in slow_values(self.online, next_obs)]
-        if not self.config.double_q:
-            judged = frozen
-        best = max(legal, key=lambda a: judged[a])
-        return float(batch.rewards[i]) + float(batch.discounts[i]) * frozen[best]
+            return [reward] * size
+        frozen = slow_returns(self.frozen, next_obs, size)
+        judged = slow_returns(self.online, next_obs, size) if self.config.double_q else frozen
+        best = max(legal, key=lambda a: float(sum(judged[a])))
+        return [reward + discount * float(value) for value in frozen[best]]
+
+    def loss(self, found, targets):
+        """Loss of one sample, of a value or of its quantiles."""
+        size = self.config.num_quantiles
+        if not size:
+            error = found[0] - targets[0]
+            return error**2 / 2 if self.config.loss == "squared" else slow_huber(error)
+        loss = 0.0
+        for i, quantile in enumerate(found):
+            for y in targets:
+                share = (i + 0.5) / size
+                loss += slow_huber(y - quantile) * (share if y > quantile else 1 - share) / size
+        return loss
 
     def step(self, batch):
         """One gradient step; returns the loss and the errors."""
@@ -96,12 +119,12 @@ class SlowDQN:
             mask = next_obs.pop("action_mask", torch.ones(1, ACTIONS))
             obs.pop("action_mask", None)
             legal = [a for a in range(ACTIONS) if mask[0, a]]
-            y = self.target(batch, next_obs.get("", next_obs), legal, i)
-            error = slow_values(self.online, obs.get("", obs))[int(batch.actions[i])] - y
-            is_square = self.config.loss == "squared" or abs(float(error.detach())) <= 1.0
-            own = error**2 / 2 if is_square else abs(error) - 0.5
-            loss = loss + own * (1.0 if batch.weights is None else float(batch.weights[i])) / N
-            errors.append(float(error.detach()))
+            targets = self.targets(batch, next_obs.get("", next_obs), legal, i)
+            everything = slow_returns(self.online, obs.get("", obs), len(targets))
+            found = everything[int(batch.actions[i])]
+            weight = 1.0 if batch.weights is None else float(batch.weights[i])
+            loss = loss + self.loss(found, targets) * weight / N
+            errors.append((float(sum(found).detach()) - sum(targets)) / len(targets))
         gradients = torch.autograd.grad(loss, [*self.online.parameters()])
         for param, gradient in zip(self.online.parameters(), gradients, strict=True):
             param.grad = gradient
@@ -129,13 +152,19 @@ def dict_of(obs):
         (PARTS, {"dueling": True, "loss": "squared"}, True),
         (MASKED, {"tau": 0.3, "target_update_interval": 1}, False),
         (MASKED, {"double_q": False, "dueling": True}, True),
+        (BOX, {"num_quantiles": 4}, False),
+        (MASKED, {"num_quantiles": 3, "dueling": True}, True),
+        (PARTS, {"num_quantiles": 2, "double_q": False}, True),
     ],
-    ids=["double", "plain", "dueling", "masked", "masked, plain, dueling"],
+    ids=[
+        *("double", "plain", "dueling", "masked", "masked, plain, dueling"),
+        *("quantiles", "masked, dueling, quantiles", "plain, quantiles"),
+    ],
 )
 def test_updates_are_those_of_the_papers(space, settings, weights):
     """Loss, errors, and every parameter and target after each of five gradient steps."""
     config = DQNAlgorithmConfig(**{**SETTINGS, **settings})
-    model = make_model(space, config.dueling)
+    model = make_model(space, config.dueling, config.num_quantiles)
     reference, learner = SlowDQN(model, config), DQNLearner(model, config)
     largest = 0.0
     for step in range(5):
@@ -238,7 +267,11 @@ class Ring(gymnasium.Env[Any, Any]):
 
 
 @pytest.mark.parametrize("is_chain", [True, False], ids=["chain", "truncated"])
-@pytest.mark.parametrize("more", [{}, {"algorithm.dueling": True}], ids=["plain", "dueling"])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"algorithm.dueling": True}, {"algorithm.num_quantiles": 3}],
+    ids=["plain", "dueling", "quantiles"],
+)
 def test_known_values_are_learned(tmp_path, is_chain, more):
     """From random actions alone; a time limit does not end the world."""
     env = Ring(is_chain)
@@ -258,11 +291,50 @@ def test_known_values_are_learned(tmp_path, is_chain, more):
         lambda: Ring(is_chain), "dqn", run_dir=tmp_path / "run", **{**SMALL, **settings, **more}
     )
     with torch.no_grad():
-        values = result.policy.model.policy(torch.arange(Ring.STATES)).numpy()
+        model: Any = result.policy.model
+        values = model.action_values(model.policy(torch.arange(Ring.STATES))).numpy()
         np.testing.assert_array_equal(result.policy.values(np.arange(Ring.STATES)), values.max(-1))
     seen = Ring.STATES - is_chain  # nothing is learned of the last state of the chain
     np.testing.assert_allclose(values[:seen], env.best_values(0.8)[:seen], atol=0.01)
     assert result.policy.act(0) == 0
+
+
+class Coin(gymnasium.Env[Any, Any]):
+    """One step, which brings 4 with a probability of a quarter, else 0, or for sure 0.5."""
+
+    observation_space, action_space = spaces.Box(0.0, 1.0, (1,)), spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return np.ones(1, np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        reward = 4.0 * (self.np_random.random() < 0.25) if action else 0.5
+        return np.ones(1, np.float32), reward, True, False, {}
+
+
+def test_quantiles_are_those_of_returns(tmp_path):
+    """Of a coin with a larger mean than the sure reward, though most of its quantiles are less."""
+    settings = {
+        "algorithm.num_quantiles": 8,
+        "algorithm.epsilon": 1.0,
+        "algorithm.lr": "linear_0.05",
+        "algorithm.batch_size": 256,
+        "algorithm.update_to_data_ratio": 0.5,
+        "algorithm.epoch_length": 500,
+        "model.hidden_sizes": [],
+        "total_steps": 3_000,
+        "evaluation.interval": 10,
+    }
+    result = train(Coin, "dqn", run_dir=tmp_path / "run", **{**SMALL, **settings})
+    model: Any = result.policy.model
+    with torch.no_grad():
+        sure, coin = model.policy(torch.ones(1, 1)).view(2, 8)
+    torch.testing.assert_close(sure, torch.full((8,), 0.5), rtol=0, atol=0.05)
+    # A Huber loss draws quantiles towards the mean, all the more the nearer they are to a jump.
+    assert bool((coin[:5] < 0.7).all())
+    assert bool((coin[6:] > 3.0).all())
+    assert result.policy.act(np.ones(1, np.float32)) == 1
 
 
 # -- exploration ---------------------------------------------------------------------------------
@@ -423,7 +495,12 @@ def test_a_run_begins_with_the_values_of_another(tmp_path):
         (spaces.Dict({"a": CHOICE}), {}, False, r"needs one Discrete action.*Dict"),
         (BOX, {}, False, r"needs one Discrete action.*Box"),
         (CHOICE, {"memory": {"cell": "lstm"}}, False, r"model\.memory = .*single steps"),
-        (CHOICE, {"value_support": [0, 9]}, False, r"model\.value_support.*scalars; leave it out"),
+        (
+            CHOICE,
+            {"value_support": [0, 9]},
+            False,
+            r"value_support.*num_quantiles; leave it",
+        ),
         (CHOICE, {"critic": {"_target_": "x.Y"}}, False, r"model\.critic = .*model\.policy"),
         (CHOICE, {"distributions": {"Discrete": "categorical"}}, False, r"model\.distributions"),
         (CHOICE, {"policy": {"_target_": "x.Y"}}, True, r"algorithm\.dueling = True: .*leave it"),
@@ -435,7 +512,11 @@ def test_spaces_and_models_that_are_refused(action_space, model, dueling, messag
         build_dqn(ModelConfig(**model), BOX, action_space, 0, dueling)
 
 
-def test_schedules_of_epsilon_are_checked():
-    """Each of their values."""
+def test_settings_are_checked():
+    """Each value of a schedule too."""
     with pytest.raises(ConfigError, match=r"epsilon = -0\.5"):
         DQNAlgorithmConfig(epsilon=Schedule(points=[[0, 1], [0.1, -0.5]]))
+    with pytest.raises(ConfigError, match="loss = 'squared': num_quantiles=9 needs loss=huber"):
+        DQNAlgorithmConfig(num_quantiles=9, loss="squared")
+    with pytest.raises(ConfigError, match="num_quantiles = -1"):
+        DQNAlgorithmConfig(num_quantiles=-1)

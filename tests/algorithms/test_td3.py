@@ -21,7 +21,7 @@ from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.learner import TD3Learner
 from maze_train.algorithms.td3.model import build_td3
 from maze_train.errors import MazeTrainError, SpaceError
-from maze_train.learner.config import Progress
+from maze_train.learner.config import Progress, Schedule
 from maze_train.nets.config import ModelConfig
 from maze_train.types import tree_map
 
@@ -178,19 +178,41 @@ def test_densities_are_those_before_clipping():
         NoisyActions(space, 0.0).log_prob(u, actions)
 
 
-@pytest.mark.parametrize("stddev", [0.0, 0.5])
-def test_evaluations_act_without_noise(tmp_path, stddev):
+FALLING = {"points": [[0, 0.4], [48, 0.0]], "by": "env_steps"}
+
+
+@pytest.mark.parametrize(
+    ("setting", "at_last"), [(0.0, 0.0), (0.5, 0.5), ([[0, 0.4], [1_000, 0.2]], None), (FALLING, 0)]
+)
+def test_evaluations_act_without_noise(tmp_path, setting, at_last):
     """Whatever noise collects experience, which a saved policy still knows."""
     run_dir = tmp_path / "run"
-    noise = {"algorithm.exploration_noise_stddev": stddev}
+    noise = {"algorithm.exploration_noise_stddev": setting}
     result = train("Pendulum-v1", "td3", run_dir=run_dir, **SMALL, **noise)
     assert all(math.isfinite(value) for row in result.history for value in row.values())
-    policy, obs = load_policy(run_dir), np.array([1.0, 0.0, 0.0], np.float32)
+    policy, obs = load_policy(f"{run_dir}@final"), np.array([1.0, 0.0, 0.0], np.float32)
     model: Any = policy.model
     with torch.no_grad():
         mean = 2.0 * model.policy(torch.tensor(obs)[None]).tanh()[0].numpy()
     np.testing.assert_allclose(policy.act(obs), mean, rtol=1e-5)
+    stddev = float(model.exploration_noise_stddev)
+    assert result.history[-1]["train/exploration_noise_stddev"] == pytest.approx(stddev)
+    if at_last is None:
+        assert 0.3 < stddev < 0.4
+    else:
+        assert stddev == pytest.approx(at_last)
     assert bool((policy.act(obs, False) == policy.act(obs)).all()) == (stddev == 0.0)
+
+
+def test_noise_is_a_weight_only_where_it_changes():
+    """Checkpoints with a constant one, as all old ones, have the weights of networks alone."""
+    constant, changing = (
+        build_td3(ModelConfig(), BOX, REACH, 1, noise_stddev=noise).state_dict().keys()
+        for noise in (0.3, Schedule(start=0.3, end=0.1))
+    )
+    assert changing - constant == {"exploration_noise_stddev"}
+    rooms = {key.partition(".")[0] for key in constant}
+    assert rooms == {"policy", "critics", "target_policy", "target_critics"}
 
 
 class Reach(gymnasium.Env[Any, Any]):

@@ -16,9 +16,11 @@ from maze_train.data.trajectory_parts import DatasetMetadata
 from maze_train.data.transition_data import TransitionData, split_episodes
 from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import SpaceError
+from maze_train.spaces.agents import AgentSpaces
 
 LINE = spaces.Box(-np.inf, np.inf, (1,), np.float32)
 GRIP = spaces.Discrete(5, start=3)
+SEEN = spaces.Dict({"x": spaces.Tuple((LINE, spaces.Discrete(3)))})
 GRIPS = spaces.Tuple((spaces.Discrete(3), spaces.Discrete(4)))
 
 
@@ -84,6 +86,59 @@ def test_dict_spaces_keep_types(in_memory):
     np.testing.assert_array_equal(obs["robot/1/camera"].numpy(), cameras)
     assert actions["0"].tolist() == [x.actions["0"][t] for x, t in steps]
     assert data.num_bytes == 6 * (8 + 4 * 4 + 8 * 9 * 3 + 8 + 8)
+
+
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_transitions_of_agents_are_those_in_which_they_act(in_memory):
+    """Agent by agent, part by part: what it saw and did, not where it waits or has ended."""
+    several = AgentSpaces({"a": LINE, "b": LINE, "c": SEEN}, {"a": GRIP, "b": GRIP, "c": GRIPS})
+    joint = several.observation_space, several.action_space
+    acts = [[[1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 1, 0]], [[1, 1, 0], [0, 1, 1], [0, 0, 0]]]
+    dataset = joint_episodes(acts, DatasetMetadata(*joint))
+
+    def data(agents, episodes=(0, 1)):
+        from_env = distribution_for(several.actions[agents[0]], {}).from_env
+        more = {"in_memory": in_memory, "agents": agents}
+        return TransitionData(dataset, np.array(episodes), from_env, **more)
+
+    both = data(["b", "a"])
+    obs, actions = both.batch(torch.arange(both.num_samples))
+    # The number of an observation is 100 times the episode, plus 10 times the agent, plus the step.
+    assert obs.flatten().tolist() == [11, 12, 0, 2, 110, 111, 100]
+    assert actions.tolist() == [(x + x // 10) % 5 for x in (11, 12, 0, 2, 110, 111, 100)]
+    places = [both.place(k) for k in range(both.num_samples)]
+    assert places == [
+        *((0, 1, "b"), (0, 2, "b"), (0, 0, "a"), (0, 2, "a")),
+        *((1, 0, "b"), (1, 1, "b"), (1, 0, "a")),
+    ]
+    obs, actions = data(["c"]).batch(torch.tensor([2, 0]))
+    assert obs["x/0"].flatten().tolist() == [121, 20]
+    assert obs["x/1"].tolist() == [121 % 3, 20 % 3]
+    assert actions["0"].tolist() == [133 % 3, 22 % 3]
+    assert actions["1"].tolist() == [133 % 4, 22 % 4]
+    assert data(["a"], [1]).num_samples == 1
+    assert data(["c"], [1]).place(0) == (1, 1, "c")
+
+
+def joint_episodes(acts, metadata):
+    """Episodes of several agents, one part each, whose flags are given, also after each step."""
+    parts = []
+    for k, flags in enumerate(acts):
+        flags = np.array(flags, np.int8)
+        number = {a: 100.0 * k + 10 * i + np.arange(len(flags)) for i, a in enumerate("abc")}
+        line = {a: x.astype(np.float32)[:, None] for a, x in number.items()}
+        done = {a: (x + x // 10)[:-1].astype(np.int64) for a, x in number.items()}
+        obs = {"agents/a": line["a"], "agents/b": line["b"], "agents/c/x/0": line["c"]}
+        obs["agents/c/x/1"] = number["c"].astype(np.int64) % 3
+        obs["acts"] = flags
+        obs["rewards"] = np.zeros(flags.shape, np.float32)
+        obs["terminated"] = obs["truncated"] = np.zeros_like(flags)
+        actions = {"a": 3 + done["a"] % 5, "b": 3 + done["b"] % 5}
+        actions |= {"c/0": done["c"] % 3, "c/1": done["c"] % 4}
+        rewards = np.zeros(len(flags) - 1)
+        episode = Trajectory(obs, actions, rewards, terminated=True, truncated=False)
+        parts += TrajectoryDataset.from_trajectories([episode], metadata).parts
+    return TrajectoryDataset(parts, metadata)
 
 
 def test_actions_outside_of_the_space():

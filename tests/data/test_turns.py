@@ -15,6 +15,7 @@ from maze_train.data.rollout import Rollout
 from maze_train.data.turn_replay import TurnReplayBuffer
 from maze_train.data.turns import TurnSplitter
 from maze_train.functional.returns import discounts_and_lambdas, lambda_advantages
+from maze_train.learner.reward_scaling import RewardScaler
 
 AGENTS = ("a", "b", "c")
 POLICIES = {"x": ["a", "c"], "y": ["b"]}
@@ -162,7 +163,7 @@ def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
 
 
 def split(
-    stream: Stream, lengths: list[int], learns: Any = None, **layout: bool
+    stream: Stream, lengths: list[int], learns: Any = None, **layout: Any
 ) -> dict[str, list[Rollout]]:
     """Rollouts of the policies, by a splitter that goes on from its state after each."""
     make = partial(TurnSplitter, POLICIES, dict.fromkeys(AGENTS, 0), **layout)
@@ -282,6 +283,71 @@ def several_turns(turns: list[tuple[Any, ...]]) -> dict[float, tuple[float, floa
                 break
         found[obs] = reward, discount, seen
     return found
+
+
+@pytest.mark.parametrize("acting", [0.3, 1.0])
+@pytest.mark.parametrize("lengths", [[60], [1] * 60, SOME])
+def test_what_centralised_critics_see(lengths: list[int], acting: float) -> None:
+    """What all agents observed when a turn began, and after one that was cut off.
+
+    There, those act that did so when the turn began, but for agents whose episode terminated.
+    """
+    count = 0
+    for seed in range(2):
+        stream = Stream.random(60, seed, acting)
+        plain = split(stream, lengths)
+        found = split(stream, lengths, centralized=["x"])
+        assert turns_of(found["y"], 0) == turns_of(plain["y"], 0)
+        for rollout, own in zip(found["x"], plain["x"], strict=True):
+            assert torch.equal(rollout.obs["/own"], own.obs)
+            valid = torch.ones_like(own.terminated) if own.valid is None else own.valid
+            for row, column in valid.nonzero().tolist():
+                place = row, column
+                t, (agent, env) = int(own.obs[place]) // 1000, divmod(column, NUM_ENVS)
+                agent *= 2
+                seen = {key: leaf[place] for key, leaf in rollout.obs.items()}
+                check_seen(seen, stream.obs[t][env], stream.acts[t][env], agent)
+                position = row * own.num_envs + column
+                if own.truncated[place]:
+                    k = own.final_positions.tolist().index(position)
+                    last = {key: leaf[k] for key, leaf in rollout.final_obs.items()}
+                    value = float(last["/own"])
+                    end = int(value - 1000.0) // 1000
+                    shown = stream.obs[end + 1] if value % 1 == 0 else stream.obs[end] + 1000.5
+                    goes_on = (stream.joint[end][env] != 1) | (stream.ends[end][env] == 2)
+                    goes_on &= stream.ends[end][env] != 1
+                    check_seen(last, shown[env], stream.acts[t][env] & goes_on, agent)
+                    count += 1
+    assert count > 9
+
+
+def check_seen(seen: dict[str, torch.Tensor], obs: Any, acts: Any, agent: int) -> None:
+    """Compare an observation with that of all agents, who acts, and the number of one."""
+    assert [float(seen[f"/joint/agents/{name}"]) for name in AGENTS] == obs.tolist()
+    assert seen["/joint/acts"].tolist() == acts.tolist()
+    assert seen["/joint/agent"] == agent
+    assert seen["/own"] == obs[agent]
+
+
+@pytest.mark.parametrize("lengths", [[60], [1] * 60, SOME])
+def test_sums_of_rewards_go_on_from_turn_to_turn(lengths: list[int]) -> None:
+    """The rows in which an agent waits end no sum, those of lost turns do."""
+    stream = Stream.random(60, seed=1)
+    scaler = RewardScaler(gamma=0.9, clip=0.0)
+    for rollout in split(stream, lengths)["x"]:
+        scaler.scale(rollout.rewards, rollout.ended, rollout.valid)
+    sums = []
+    for agent in (0, 2):
+        for env in range(NUM_ENVS):
+            running = 0.0
+            for _, reward, end, _ in stream.turns(env, agent, sum(lengths)):
+                if end != 3:
+                    running = reward + 0.9 * running
+                    sums.append(running)
+                running *= end == 0
+    moments = scaler.moments
+    found = [float(x) for x in (moments.count, moments.mean, moments.var)]
+    assert found == pytest.approx([len(sums), np.mean(sums), np.var(sums)], rel=1e-6)
 
 
 def test_advantages_by_hand() -> None:

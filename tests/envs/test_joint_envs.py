@@ -184,9 +184,9 @@ def test_random_actions_are_legal() -> None:
             obs = game.step(policy.act(obs))[0]
 
 
-def heaps(**settings: Any) -> EnvFactory:
+def heaps(name: str = "Heaps", **settings: Any) -> EnvFactory:
     """Builds games of heaps."""
-    return EnvFactory(EnvConfig(target="agent_envs.Heaps", **settings))
+    return EnvFactory(EnvConfig(target=f"agent_envs.{name}", **settings))
 
 
 def legal(vector: Any, obs: Any, generator: np.random.Generator) -> dict[str, Any]:
@@ -229,10 +229,14 @@ def test_workers_change_no_number() -> None:
     assert last["terminated"].tolist() == [1, 1, 0]
 
 
+@pytest.mark.parametrize("name", ["Heaps", "LuckyHeaps"])
 @pytest.mark.parametrize("make", PLACES)
-def test_running_episodes_go_on_elsewhere(make: Any) -> None:
-    """Saved in the middle of episodes, when agents were born, they go on to the bit."""
-    with make([heaps()] * 3) as one, here([heaps()] * 3) as other:
+def test_running_episodes_go_on_elsewhere(make: Any, name: str) -> None:
+    """Saved in the middle of episodes, when agents were born, they go on to the bit.
+
+    By their actions, or by the state that an environment tells.
+    """
+    with make([heaps(name)] * 3) as one, here([heaps(name)] * 3) as other:
         obs = steps(one, 26)[-1][0]
         restored, began = other.load_state_dict(pickle.loads(pickle.dumps(one.state_dict())))
         assert not began.any()

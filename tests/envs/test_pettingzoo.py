@@ -14,7 +14,7 @@ from vector_cases import assert_equal_steps, here
 
 from maze_train import EnvConfig, EnvFactory, JointEnv
 from maze_train.config.plugins import is_registered
-from maze_train.envs.pettingzoo import installed
+from maze_train.envs.pettingzoo import CyclingAgents, ParallelAgents, adapted, installed
 from maze_train.errors import ConfigError, EnvError, MissingExtraError
 
 pettingzoo = pytest.importorskip("pettingzoo")
@@ -228,6 +228,50 @@ def test_turns_say_what_pettingzoo_says(name: str) -> None:
         assert by_turns(ours, seed, limit=60) == by_pettingzoo(theirs(), seed, limit=60)
 
 
+class Circle(Rounds):
+    """Rounds without births, which end in the third one."""
+
+    metadata: ClassVar[dict[str, Any]] = {**Rounds.metadata, "is_parallelizable": True}
+
+    def finish(self, agent: str) -> None:
+        if (agent, self.turns[agent]) == ("r", 3):
+            self.terminations = dict.fromkeys(self.terminations, True)
+
+
+def falling() -> Any:
+    """Walkers that fall one by one."""
+    module = importlib.import_module("pettingzoo.sisl.multiwalker_v9")
+    return module.raw_env(terminate_on_fall=False, remove_on_fall=True, max_cycles=60)
+
+
+def spread() -> Any:
+    """Three agents that act until a time limit, with wrappers that check calls."""
+    return importlib.import_module("mpe2.simple_spread_v3").env()
+
+
+@pytest.mark.parametrize("make", [lambda: Circle(has_masks=False), spread, falling])
+def test_turns_of_environments_that_pettingzoo_converted(make: Any) -> None:
+    """They are those of its conversion, which is gone round; wrappers of others stay in use."""
+    for package in ("mpe2", "Box2D"):
+        pytest.importorskip(package)
+    ours, theirs = (pettingzoo.utils.aec_to_parallel(make()) for _ in range(2))
+    ours, theirs = adapted(ours), ParallelAgents(theirs)
+    assert type(ours) is CyclingAgents
+    living: list[Any] = []
+    for seed in (1, 2, 3):
+        turns = [env.reset(seed=seed) for env in (ours, theirs)]
+        while ours.env.agents:
+            living.append(list(ours.env.agents))
+            actions = {k: legal(k, ours.action_space(k), None, len(living)) for k in living[-1]}
+            turns = [env.step(dict(actions)) for env in (ours, theirs)]
+            np.testing.assert_equal(vars(turns[0]), vars(turns[1]))
+            assert ours.env.agents == theirs.env.agents
+    assert len(living) >= 9
+    assert (len({len(agents) for agents in living}) > 1) is (make is falling)
+    wrapped = pettingzoo.utils.BaseWrapper(make())
+    assert type(adapted(pettingzoo.utils.aec_to_parallel(wrapped))) is ParallelAgents
+
+
 def rows_of(env: Any, actions: Any) -> list[tuple[Any, ...]]:
     """Flags and rewards of each turn, the mean reward, how the episode ended, until it is over."""
     rows: list[tuple[Any, ...]] = []
@@ -297,6 +341,8 @@ def test_own_environments_pass_the_tests_of_pettingzoo(capsys: pytest.CaptureFix
     tests = importlib.import_module("pettingzoo.test")
     tests.api_test(Rounds(), num_cycles=20)
     tests.parallel_api_test(Walkers(), num_cycles=20)
+    told = capsys.readouterr().out.lower()
+    assert told.count("passed") == 2, told
 
 
 def steps(vector: Any, count: int, obs: Any = None) -> list[Any]:

@@ -417,6 +417,22 @@ def test_updates_in_a_thread():
 
 
 @slow
+@pytest.mark.parametrize(
+    ("chosen", "problem"),
+    [
+        (["first", "third"], "= 'third': no such module; there are: first, second"),
+        ("first", "= 'first': expected a list of ids, of: first, second"),
+    ],
+)
+def test_only_modules_that_there_are_can_be_chosen(chosen, problem):
+    """Who was chosen before stays so."""
+    with group_of(two_modules, 1) as (group, _):
+        group.policies_to_train = ["second"]
+        with pytest.raises(ConfigError, match=problem):
+            group.policies_to_train = chosen
+        assert group.policies_to_train == ["second"]
+
+
 def test_modules_come_and_go():
     """Added, frozen, chosen, removed, added again: the numbers of one, also for a new learner."""
 

@@ -65,6 +65,10 @@ def test_a_module_is_made_from_a_function_or_from_weights():
     train(learner, "copy", count=1)
     assert not torch.equal(copied.weight, make_module(2).weight)
     assert torch.equal(weights(learner, "a"), kept)
+    learner.add_module("old", make_module(3), frozen=True)
+    of_frozen = learner.add_module("new", make_module(3).state_dict(), like="old")
+    train(learner, "new", count=1)
+    assert not torch.equal(of_frozen.weight, make_module(3).weight)
 
 
 def test_frozen_modules_are_taken_as_they_are():

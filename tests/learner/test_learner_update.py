@@ -214,6 +214,19 @@ def test_an_update_without_a_finite_step_ends_training():
         learner.update(data, Progress(epoch=2))
 
 
+def test_updates_without_a_finite_step_are_counted_on():
+    """A learner that goes on from a state ends where the one before would have."""
+    data = torch.full((10, 3), torch.inf)
+    first, second = (LineLearner(make_module(), on_non_finite="skip") for _ in range(2))
+    for learner in (first, second):
+        learner.most_empty_updates = 3
+    for _ in range(2):
+        first.update(data, Progress())
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(TrainingError, match="no other gradient in 3 updates"):
+        second.update(data, Progress())
+
+
 def test_register_optimizer_refuses_duplicates():
     """A name is used once, and a parameter belongs to one optimizer."""
     learner = LineLearner(make_module())

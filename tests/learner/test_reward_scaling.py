@@ -29,7 +29,7 @@ class SlowScaler:
         for t in range(len(rewards)):
             for b in range(rewards.shape[1]):
                 if not valid[t, b]:
-                    self.running[b] = 0.0
+                    self.running[b] *= done[t, b]  # else an episode was lost
                     continue
                 self.running[b] = rewards[t, b] + GAMMA * self.running[b]
                 self.sums.append(self.running[b])
@@ -66,12 +66,15 @@ def test_follows_the_definition(clip, share_valid):
 
 
 def test_rows_that_are_no_transitions_may_hold_anything():
-    """Where all are such, nothing but the sums that go on changes."""
+    """Sums go on where an agent waits, and begin anew after a lost episode; no more changes."""
     scaler = RewardScaler(GAMMA, 0.0)
     rewards, done, _ = tensors(*rollout(0, steps=6, n=2))
     scaler.scale(rewards, done)
-    before = {**scaler.state_dict(), "carry": torch.zeros(2, dtype=torch.float64)}
-    scaler.scale(rewards * torch.nan, done, torch.zeros_like(done))
+    waits = torch.tensor([[True, False]] * 6)
+    before = scaler.state_dict()
+    before["carry"][1] = 0.0
+    assert before["carry"][0] != 0.0
+    scaler.scale(rewards * torch.nan, waits, torch.zeros_like(done))
     torch.testing.assert_close(scaler.state_dict(), before, rtol=0, atol=0)
 
 

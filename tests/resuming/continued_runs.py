@@ -53,7 +53,12 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "ppo": {**A2C, "algorithm.batch_size": 16},
     "a2c": A2C,
     "sac": {**OFF_POLICY, "algorithm.update_to_data_ratio": 0.3},
-    "td3": {**OFF_POLICY, **PENDULUM, "algorithm.update_to_data_ratio": 0.3},
+    "td3": {
+        **OFF_POLICY,
+        **PENDULUM,
+        "algorithm.update_to_data_ratio": 0.3,
+        "algorithm.exploration_noise_stddev": {"points": [[0, 1], [200, 0.1]], "by": "env_steps"},
+    },
     "dqn": {
         **OFF_POLICY,
         "algorithm.target_update_interval": 9,
@@ -126,6 +131,7 @@ CASES: dict[str, dict[str, Any]] = {
     "dqn": {},
     "dqn, all options": {
         "algorithm.dueling": True,
+        "algorithm.num_quantiles": 5,
         "algorithm.n_step_returns": 3,
         "algorithm.replay_buffer": {"_target_": "maze_train.PrioritizedReplayBuffer"},
         "model.normalization.mode": "running",

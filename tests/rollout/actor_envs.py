@@ -200,6 +200,17 @@ def stacked_env(actions="discrete"):
     return ObservationStackWrapper(ActorEnv("image", actions), 3)
 
 
+KINDS = {
+    "box, discrete": (ActorEnv, {"start_method": "forkserver"}),
+    "box, box": (partial(ActorEnv, "box", "box"), {}),
+    "dict, dict": (partial(ActorEnv, "dict", "dict"), {}),
+    "stacks, discrete": (stacked_env, {}),
+    "mask, discrete, memory": (partial(ActorEnv, "mask"), {"memory": True}),
+    "stacks, dict, memory": (partial(stacked_env, "dict"), {"memory": True}),
+}
+"""Environments, and settings of the learner of these."""
+
+
 def vector_of(make, num_envs=E, skips=False, first_env=0, *, can_be_restored=True):
     """So many environments in one process."""
     return SequentialVectorEnv(

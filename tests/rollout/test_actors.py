@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from actor_envs import (
+    KINDS,
     SEED_OF,
     ActorEnv,
     BrokenLaterEnv,
@@ -29,7 +30,6 @@ from actor_envs import (
     reference_collector,
     set_version,
     slow_log_probs,
-    stacked_env,
     vector_of,
 )
 from leftovers import has_ended
@@ -188,14 +188,6 @@ def start(no_file_is_left):
 
 # -- what arrives ------------------------------------------------------------------------------
 
-KINDS = {
-    "box, discrete": (ActorEnv, {"start_method": "forkserver"}),
-    "box, box": (partial(ActorEnv, "box", "box"), {}),
-    "dict, dict": (partial(ActorEnv, "dict", "dict"), {}),
-    "stacks, discrete": (stacked_env, {}),
-    "mask, discrete, memory": (partial(ActorEnv, "mask"), {"memory": True}),
-    "stacks, dict, memory": (partial(stacked_env, "dict"), {"memory": True}),
-}
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
@@ -229,7 +221,8 @@ def test_environments_of_processes_keep_nothing_of_their_episodes(is_remote):
     """No checkpoint asks where they are; each actor knows the number of its first one."""
     context = WorkerContext(2)
     context.is_remote = is_remote
-    env = ActorWorker(Portable(partial(vector_of, ActorEnv, 3, False), "env"), 3, context)._env
+    make_env = Portable(partial(vector_of, ActorEnv, 3, False), "env")
+    env = ActorWorker(make_env, 3, [2], None, context)._envs[2]
     assert (env.first_env, env.can_be_restored) == (6, not is_remote)
 
 

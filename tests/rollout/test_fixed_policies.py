@@ -12,7 +12,7 @@ from gymnasium import spaces
 from maze_train.nets.joint import JointModel
 from maze_train.rollout.acting import chosen_actions, draws, env_actions
 from maze_train.rollout.fixed_policies import own_policy, random_policy
-from maze_train.spaces.agents import part_of
+from maze_train.spaces.agent_trees import part_of
 from maze_train.spaces.describe import unflatten_value
 
 SEEN = spaces.Box(-1.0, 1.0, (2,), np.float32)

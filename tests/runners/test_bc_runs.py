@@ -332,6 +332,10 @@ class ScaledEnv(SpacesEnv):
         ("validation/box_mean_abs_deviation", "min"),
         ("validation/box_mean_abs_deviation/arm", "min"),
         ("validation/discrete_action_rank", "min"),
+        ("validation/wolf/loss", "min"),
+        ("train/wolf/policy_loss", "min"),
+        ("validation/wolf/discrete_accuracy", "max"),
+        ("eval/wolf/episode_return_mean", "max"),
     ],
 )
 def test_which_metrics_are_better_when_small(metric, mode):

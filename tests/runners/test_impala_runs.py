@@ -281,4 +281,4 @@ def test_environments_of_actors_are_numbered_through():
     values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
     with TrainingRunner(prepare(load_config({**values, "runner.concurrency": 6}))) as runner:
         workers = runner.builder.actors._pool.workers
-        assert [worker._env.first_env for worker in workers] == [0, 3]
+        assert [env.first_env for worker in workers for env in worker._envs.values()] == [0, 3]

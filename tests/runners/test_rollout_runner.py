@@ -89,6 +89,7 @@ def test_what_the_summary_says(run: str) -> None:
     assert found["success_rate"] is None
     assert (found["first_seed"], found["last_seed"]) == (0, 4)
     assert "seeds" not in found
+    assert "agents" not in found
     assert found["env"]["id"] == "CartPole-v1"
     score = json.loads(Path(run, "best/score.json").read_text())
     del score["sha256"]

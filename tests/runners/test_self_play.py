@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from short_runs import FORK, rows, short_run
 
-from maze_train import load_policy
+from maze_train import load_learner, load_policy
 from maze_train.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -61,6 +61,8 @@ def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(case: st
     assert "train/main@4/policy_loss" not in last
     load_policy("whole")
     load_policy("whole@final")
+    modules = load_learner("whole", ["agent_envs"]).modules
+    assert sum(module_id.startswith("main@") for module_id in modules) == 2
 
 
 def test_the_results_are_a_table_and_a_picture() -> None:

@@ -36,6 +36,8 @@ CASES: dict[str, dict[str, Any]] = {
     "td3": {**OFF_POLICY, "env": {"_target_": "agent_envs.Pushers"}},
     "impala": {"algorithm.broadcast_interval": 2},
     "impala, memory": {**RECURRENT, "algorithm.replay_size": 3},
+    "ppo, centralised": {**RECURRENT, **NORMALISED, "model.centralized_critic": True},
+    "impala, centralised": {"model.centralized_critic": True, "algorithm.replay_size": 3},
 }
 
 
@@ -113,6 +115,34 @@ def test_a_saved_policy_acts_for_all_agents(case: str) -> None:
     assert len(result.episodes) == 3
 
 
+CLASSIC = [
+    *("tictactoe_v3", "rps_v2", "connect_four_v3", "leduc_holdem_v4", "texas_holdem_v4"),
+    *("texas_holdem_no_limit_v6", "chess_v6", "go_v5", "hanabi_v5"),
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+@pytest.mark.parametrize("name", everyday(1, CLASSIC))
+def test_classic_environments_are_learned_continued_and_played(name: str) -> None:
+    """Collection, updates, checkpoints and saved policies work with each of PettingZoo's games."""
+    pytest.importorskip("pettingzoo")
+    if name != "tictactoe_v3":
+        pytest.importorskip("hanabi_learning_environment" if "hanabi" in name else "rlcard")
+    few = {"algorithm.lr": 0.01, "checkpoint.interval": 1, "evaluation.max_episode_steps": 30}
+    few |= {"env": {"id": f"pettingzoo:classic/{name}"}, "total_steps": 0}
+    run("whole", "ppo", **few, **{"algorithm.n_epochs": 3})
+    run("part", "ppo", **few, **{"algorithm.n_epochs": 2})
+    run("part", "ppo", **few, **{"algorithm.n_epochs": 3}, resume="part")
+    assert rows("part") == rows("whole")
+    for found in rows("whole"):
+        losses = [float(cell) for key, cell in found.items() if "policy_loss" in key and cell]
+        assert losses
+        assert np.isfinite(losses).all()
+    given = {"trust": ["pettingzoo"], "progress": "quiet", "max_episode_steps": 40}
+    (episode,) = run_rollout(run="whole", n_episodes=1, **given).episodes
+    assert episode.length > 0
+
+
 @pytest.mark.parametrize(
     ("policies", "ids"),
     [
@@ -165,6 +195,18 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
             r"policies = \['a'\]: the environment has one agent; leave it out",
         ),
         (
+            {"algorithm": "sac", "model.centralized_critic": True},
+            r"model\.centralized_critic = True: only critics of states can .* choose a2c, ppo",
+        ),
+        (
+            {"env": {"id": "CartPole-v1"}, "model.centralized_critic": True},
+            r"model\.centralized_critic = True: the environment has one agent; leave it out",
+        ),
+        (
+            {"model.shared_trunk": True, "model.centralized_critic": True},
+            r"model\.shared_trunk = True: a centralised critic shares no layers",
+        ),
+        (
             {"env.wrappers": [{"_target_": "gymnasium.wrappers.NormalizeReward"}]},
             r"env\.wrappers\[0\] = 'gymnasium.*': changes the mean of the rewards, and agents",
         ),
@@ -179,7 +221,8 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
     ],
     ids=[
         *("typo", "left out", "name", "none", "twice", "algorithm", "priorities"),
-        *("demonstrations", "one agent", "rewards", "scale"),
+        *("demonstrations", "one agent", "no critic of states", "nobody else", "a trunk"),
+        *("rewards", "scale"),
     ],
 )
 def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> None:
@@ -225,7 +268,7 @@ def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.Monkey
     assert found["policies.judge.normalizer.frozen"]
     assert found["policies.judge.normalizer.count"] >= 20
     assert not any(".players." in name for name in found)
-    monkeypatch.setattr("maze_train.training.builder.MOST_IDLE", 1)
+    monkeypatch.setattr("maze_train.training.observation_statistics.MOST_IDLE", 1)
     small = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2}
     with pytest.raises(TrainingError, match=r"no agent of judge acted in 1 rollouts before train"):
         run("idle", "ppo", policies=policies, **small)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from contextlib import closing
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Literal
 
 import gymnasium
 import numpy as np
@@ -12,8 +15,17 @@ from gymnasium import spaces
 from own_envs import SpacesEnv
 from short_runs import QUIET
 
-from maze_train import EnvConfig, EnvFactory, load_config, load_policy, train
-from maze_train.runners.notes import speed_notes, start_notes
+from maze_train import (
+    EnvConfig,
+    EnvFactory,
+    SequentialVectorEnv,
+    load_config,
+    load_policy,
+    train,
+)
+from maze_train.runners import speed
+from maze_train.runners.notes import start_notes
+from maze_train.runners.speed import worker_notes
 from maze_train.training.config import TRIAL_STEPS
 
 if TYPE_CHECKING:
@@ -184,20 +196,98 @@ def test_where_another_place_would_be_faster(
     times: tuple[float, float], busy_s: float, n_workers: int, expected: str
 ) -> None:
     """By the time that the run waited, and that its workers were busy."""
-    rows = [{"time/env_s": times[0] / 2, "time/epoch_s": times[1] / 2}] * 2
-    found = list(speed_notes(rows, busy_s, n_workers))
+    found = list(worker_notes(*times, busy_s, n_workers))
     assert len(found) == bool(expected)
     assert re.match(expected, "".join(found))
 
 
+@pytest.mark.parametrize(
+    ("policy_s", "seconds", "expected"),
+    [
+        (
+            40.0,
+            {2: 1.0, 16: 1.5},
+            r"a larger .* 40 % of the time, and for 16 .* 1.5 times .* for 2$",
+        ),
+        (40.0, {2: 1.0, 16: 5.0}, ""),  # 15 s of 100
+        (6.0, {2: 1.0, 16: 1.0}, ""),  # the time goes elsewhere
+    ],
+)
+def test_where_more_environments_would_pay(
+    policy_s: float, seconds: dict[int, float], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the time for the actions of more of them."""
+    monkeypatch.setattr(speed, "seconds_to_act", lambda _, n: seconds[n])
+    found = list(speed.policy_notes(policy_s, 100.0, Any, 2))  # type: ignore[arg-type]
+    assert len(found) == bool(expected)
+    assert re.match(expected, "".join(found))
+
+
+@pytest.mark.parametrize(
+    ("env_s", "native_s", "settings", "expected"),
+    [
+        (
+            50.0,
+            1.0,
+            {},
+            r"env\.backend=native .* took 50 % of the time, .* steps 4\.0 times as fast",
+        ),
+        (50.0, 3.0, {}, ""),
+        (10.0, 0.1, {}, ""),
+        (50.0, 1.0, {"backend": "native"}, ""),
+        (50.0, 1.0, {"id": "Pendulum-v1"}, ""),
+        (50.0, 1.0, {"wrappers": [{"_target_": "own_envs.Scaled"}]}, ""),
+        (50.0, 1.0, {"id": "ALE/Pong-v5"}, ""),
+    ],
+)
+def test_where_a_vector_form_would_be_faster(
+    env_s: float,
+    native_s: float,
+    settings: dict[str, Any],
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where it is registered, by the time for steps of the same number of environments."""
+    context = SimpleNamespace(env=EnvConfig(**{"id": "CartPole-v1", **settings}))
+    builder: Any = SimpleNamespace(context=context, num_envs=2, env="own")
+    compared: list[Any] = []
+
+    def seconds_to_step(env: Any) -> float:
+        compared.append(env)
+        return 4.0 if env == "own" else native_s
+
+    monkeypatch.setattr(speed, "seconds_to_step", seconds_to_step)
+    found = list(speed.native_notes(env_s, 100.0, builder))
+    assert len(found) == bool(expected)
+    assert re.match(expected, "".join(found))
+    assert all(env == "own" or env.num_envs == 2 for env in compared)
+
+
 @pytest.mark.slow
-def test_processes_for_cheap_environments_are_told(
+def test_the_speed_of_a_run_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """At the end of the run; not where there are none."""
-    monkeypatch.setattr("maze_train.runners.notes.LEAST_WAIT_S", 0.0)
-    monkeypatch.setattr("maze_train.runners.notes.LEAST_SHARE", 0.0)
-    for runner, is_told in (("dev", False), ("local", True)):
-        run_dir = tmp_path / runner
-        train("CartPole-v1", "a2c", runner=runner, run_dir=run_dir, total_steps=800, **QUIET)
-        assert ("runner=dev would be faster" in capsys.readouterr().err) == is_told
+    """At its end, and only where it took long enough to tell; no number becomes another one."""
+    found = []
+    for least_s in (0.0, 1e9):
+        monkeypatch.setattr("maze_train.runners.notes.LEAST_RUN_S", least_s)
+        for name in ("LEAST_WAIT_S", "LEAST_SHARE"):
+            monkeypatch.setattr(speed, name, 0.0)
+        for runner, note in (("dev", "a larger runner.concurrency"), ("local", "runner=dev")):
+            run_dir = tmp_path / f"{runner}{least_s}"
+            more = {"runner": runner, "run_dir": run_dir, "total_steps": 800, "seed": 0, **QUIET}
+            policy = train("CartPole-v1", "a2c", **more).policy
+            assert (f"note: {note} would" in capsys.readouterr().err) == (least_s == 0.0)
+            found.append(policy.act(np.zeros((20, 4)), deterministic=False).tolist())
+    assert found == [found[0]] * 4
+
+
+@pytest.mark.parametrize("backend", ["gymnasium", "native"])
+def test_times_are_measured(backend: Literal["gymnasium", "native"]) -> None:
+    """Of steps, with any backend."""
+    factory = EnvFactory(EnvConfig(id="CartPole-v1"))
+    env: Any = SequentialVectorEnv([factory] * 3)
+    if backend == "native":
+        env = speed.make_foreign_env(replace(factory.config, backend=backend), 3, training=True)
+    with closing(env):
+        assert 0.0 < speed.seconds_to_step(env) < 60.0

@@ -1,51 +1,84 @@
-"""Writers for experiment trackers, against stand-ins for their packages."""
+"""Writers for experiment trackers, against the packages themselves, without a network."""
 
 from __future__ import annotations
 
+import json
+import math
+import struct
 import sys
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
-from unittest.mock import MagicMock, call
 
 import pytest
 
 from maze_train import MLflowWriter, RunInfo, Tracker, WandbWriter
-from maze_train.errors import MissingExtraError
+from maze_train.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
-ROW = {"epoch": 1, "updates": 2, "env_steps": 300, "train/loss": 0.5}
-MORE = {**ROW, "epoch": 2, "env_steps": 600}
+    from maze_train import MetricsWriter
+
+# What the packages themselves warn of is not for these tests to judge.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
+ROW = {"epoch": 1, "updates": 2, "env_steps": 300, "league/main@3/win_rate": 0.5}
+MORE = {**ROW, "epoch": 2, "env_steps": 600, "train/loss": math.nan}
+CONFIG = {"algorithm": {"lr": 0.1, "text": "x" * 900, "@": []}, **{f"k{i}": i for i in range(250)}}
+BLOCK = 1 << 15
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Neither runs nor telemetry leave this machine."""
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path_factory.mktemp("wandb_data")))
+    for name, value in (("WANDB_MODE", "offline"), ("MLFLOW_DISABLE_TELEMETRY", "true")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("WANDB_ERROR_REPORTING", "false")
 
 
 @pytest.fixture
-def wandb(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
-    """A stand-in for wandb; all its runs are one."""
-    monkeypatch.setitem(sys.modules, "wandb", module := MagicMock())
-    return module
+def run_dir(tmp_path: Path) -> Path:
+    """The directory of a run, with a policy and a film."""
+    for name in ("best/policy.pt", "film/videos/a.mp4", "wandb/copy.mp4", "mlartifacts/copy.mp4"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(name.encode())
+    return tmp_path
 
 
-@pytest.fixture
-def mlflow(monkeypatch: pytest.MonkeyPatch) -> MagicMock:
-    """A stand-in for mlflow, which knows no experiment; its entities are tuples."""
-    monkeypatch.setitem(sys.modules, "mlflow", module := MagicMock())
-    module.entities = SimpleNamespace(
-        Param=lambda key, value: (key, value),
-        Metric=lambda key, value, time_ms, step: (key, value, step),
-    )
-    client = module.MlflowClient.return_value
-    client.get_experiment_by_name.return_value = None
-    client.create_experiment.return_value = "7"
-    client.create_run.return_value.info.run_id = "r1"
-    return module
+def write_run(writer: MetricsWriter, run_dir: Path | None, reason: str, **more: Any) -> None:
+    """A run of two epochs that was continued after the first one."""
+    info = RunInfo(run_dir=run_dir, title="PPO on X", config=CONFIG, past_rows=(ROW,), **more)
+    with Tracker([writer], info) as tracker:
+        tracker.write(MORE)
+        tracker.finish({"stop_reason": reason, "final_test": {"best": {"epoch": 3}}})
 
 
-def logged(client: MagicMock, what: str) -> list[Any]:
-    """The batches of parameters or metrics of a run."""
-    calls = client.log_batch.call_args_list
-    assert all(one.args == ("r1",) for one in calls)
-    return [one.kwargs[what] for one in calls if what in one.kwargs]
+def records(run_dir: Path) -> Iterator[Any]:
+    """What an offline run of wandb has written: a log of records, in blocks, with headers."""
+    import wandb
+    from wandb.proto import wandb_internal_pb2
+
+    wandb.teardown()  # its process writes the rest
+    (path,) = run_dir.glob("wandb/offline-run-*/run-*.wandb")
+    data, place, held = path.read_bytes(), 7, b""
+    while place < len(data):
+        if BLOCK - place % BLOCK < 7:  # too short for a header
+            place += BLOCK - place % BLOCK
+            continue
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        held += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(held)
+            held = b""
+            yield record
+
+
+def items(found: Any) -> dict[str, Any]:
+    """Names and values of a record."""
+    return {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in found}
 
 
 @pytest.mark.parametrize(("kind", "extra"), [(WandbWriter, "wandb"), (MLflowWriter, "mlflow")])
@@ -58,66 +91,130 @@ def test_a_missing_package_names_its_extra(
         kind()
 
 
-def test_wandb_gets_rows_config_and_summary(wandb: MagicMock, tmp_path: Path) -> None:
-    """Steps are environment steps; arguments of the user win over ours."""
-    info = RunInfo(run_dir=tmp_path, title="PPO on X", config={"seed": 1})
-    with Tracker([WandbWriter(project="p", mode="offline")], info) as tracker:
-        tracker.write(ROW)
-        tracker.finish({"stop_reason": "done"})
-    wandb.init.assert_called_once_with(
-        project="p",
-        name="PPO on X",
-        config={"seed": 1},
-        dir=str(tmp_path),
-        reinit="create_new",
-        mode="offline",
+@pytest.mark.parametrize(("reason", "code"), [("total_steps", 0), ("error", 1)])
+def test_wandb(run_dir: Path, reason: str, code: int) -> None:
+    """Configuration, curves, outcome, the best policy as an artifact, and films."""
+    pytest.importorskip("wandb")
+    write_run(WandbWriter(project="p", tags=["mine"]), run_dir, reason)
+    by_kind: dict[str, list[Any]] = {}
+    for record in records(run_dir):
+        kind = record.WhichOneof("record_type")
+        by_kind.setdefault(kind, []).append(getattr(record, kind))
+    (run,) = by_kind["run"]
+    assert (run.project, run.display_name, list(run.tags)) == ("p", "PPO on X", ["mine"])
+    assert items(run.config.update)["algorithm"] == CONFIG["algorithm"]
+    first, second = (items(row.item) for row in by_kind["history"])
+    assert {name: first[name] for name in ROW} == ROW
+    assert (first["_step"], second["_step"], second["epoch"]) == (300, 600, 2)
+    assert math.isnan(second["train/loss"])
+    summary: dict[str, Any] = {}
+    for update in by_kind["summary"]:
+        summary.update(items(update.update))
+    assert summary["stop_reason"] == reason
+    assert summary["final_test"] == {"best": {"epoch": 3}}
+    assert second["film/videos/a/_type"] == "video-file"
+    (media,) = run_dir.glob(f"wandb/offline-run-*/files/{second['film/videos/a/path']}")
+    assert media.read_bytes() == b"film/videos/a.mp4"
+    (artifact,) = by_kind["artifact"]
+    assert (artifact.type, list(artifact.aliases)) == ("model", ["best", "latest"])
+    assert [entry.path for entry in artifact.manifest.contents] == ["policy.pt"]
+    assert [end.exit_code for end in by_kind["exit"]] == [code]
+
+
+def test_two_runs_of_wandb_in_a_process(tmp_path: Path) -> None:
+    """Each has its rows, and nothing is kept that is not there."""
+    pytest.importorskip("wandb")
+    trackers = [Tracker([WandbWriter()], RunInfo(run_dir=tmp_path / name)) for name in "ab"]
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    for tracker in trackers:
+        tracker.start()
+    for i, tracker in enumerate(trackers):
+        tracker.write({**ROW, "epoch": i})
+    for tracker in trackers:
+        tracker.finish({})
+        tracker.close()
+    for i, name in enumerate("ab"):
+        found = list(records(tmp_path / name))
+        kinds = [record.WhichOneof("record_type") for record in found]
+        (row,) = (found[k].history for k, kind in enumerate(kinds) if kind == "history")
+        assert items(row.item)["epoch"] == i
+        assert "artifact" not in kinds
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [({"projec": "x"}, "unexpected keyword argument 'projec'"), ({"project": "a#b"}, "found '#'")],
+)
+def test_what_wandb_refuses(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """Ends the run before it has begun."""
+    pytest.importorskip("wandb")
+    tracker = Tracker([WandbWriter(**arguments)], RunInfo(run_dir=tmp_path))
+    with pytest.raises(ConfigError, match=message), tracker:
+        pass
+
+
+def runs_of_mlflow(uri: str, experiment: str = "maze_train") -> tuple[Any, list[Any]]:
+    """A client, and all runs of an experiment, the newest one first."""
+    import mlflow
+
+    client = mlflow.MlflowClient(tracking_uri=uri)
+    known = client.get_experiment_by_name(experiment)
+    return client, list(client.search_runs([known.experiment_id]))
+
+
+def test_mlflow_in_the_run_directory(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """All is there, and nothing in the working directory; a second run joins the first."""
+    pytest.importorskip("mlflow")
+    monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
+    write_run(MLflowWriter(), run_dir, "error")
+    write_run(MLflowWriter(), run_dir, "total_steps")
+    assert list(elsewhere.iterdir()) == []
+    client, (run, failed) = runs_of_mlflow(f"sqlite:///{run_dir / 'mlflow.db'}")
+    assert (run.info.run_name, run.info.status, failed.info.status) == (
+        "PPO on X",
+        "FINISHED",
+        "FAILED",
     )
-    run = wandb.init.return_value
-    assert run.log.call_args_list == [call(ROW, step=300)]
-    run.summary.update.assert_called_once_with({"stop_reason": "done"})
-    run.finish.assert_called_once_with(exit_code=0)
+    params = run.data.params
+    assert (len(params), params["algorithm.lr"], params["algorithm._"]) == (253, "0.1", "[]")
+    assert params["algorithm.text"] == "x" * 500
+    assert run.data.tags["summary.final_test.best.epoch"] == "3"
+    history = client.get_metric_history(run.info.run_id, "league/main_3/win_rate")
+    assert [(point.step, point.value) for point in history] == [(300, 0.5), (600, 0.5)]
+    (loss,) = client.get_metric_history(run.info.run_id, "train/loss")
+    assert math.isnan(loss.value)
+    root = run_dir / "mlartifacts" / run.info.run_id / "artifacts"
+    kept = [path.relative_to(root).as_posix() for path in root.rglob("*") if path.is_file()]
+    assert sorted(kept) == ["best/policy.pt", "film/videos/a.mp4"]
 
 
-def test_mlflow_gets_rows_params_and_outcome(mlflow: MagicMock, tmp_path: Path) -> None:
-    """Everything goes to a client and a database of the run's own."""
-    config = {"algorithm": {"lr": 0.1, "name": "x" * 900}, "seed": 1}
-    info = RunInfo(run_dir=tmp_path, title="PPO", config=config)
-    with Tracker([MLflowWriter(experiment="e")], info) as tracker:
-        tracker.write(ROW)
-        tracker.finish({"best": {"epoch": 3}})
-    mlflow.MlflowClient.assert_called_once_with(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
-    client = mlflow.MlflowClient.return_value
-    client.create_experiment.assert_called_once_with("e")
-    client.create_run.assert_called_once_with("7", run_name="PPO")
-    expected = [("algorithm.lr", "0.1"), ("algorithm.name", "x" * 500), ("seed", "1")]
-    assert logged(client, "params") == [expected]
-    assert logged(client, "metrics") == [[(key, float(value), 300) for key, value in ROW.items()]]
-    client.set_tag.assert_called_once_with("r1", "summary.best.epoch", "3")
-    client.set_terminated.assert_called_once_with("r1", status="FINISHED")
+def test_mlflow_in_a_database_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the names that were given; what fails there later is told, and training goes on."""
+    pytest.importorskip("mlflow")
+    monkeypatch.chdir(tmp_path)
+    uri, warnings = f"sqlite:///{tmp_path / 'own.db'}", list[str]()
+    write_run(MLflowWriter(uri, "mine", "first"), None, "total_steps")
+    client, (run,) = runs_of_mlflow(uri, "mine")
+    assert (run.info.run_name, run.data.metrics["epoch"]) == ("first", 2)
+    assert client.list_artifacts(run.info.run_id) == []
+    with Tracker([MLflowWriter(uri, "mine")], RunInfo(), warn=warnings.append) as tracker:
+        (tmp_path / "own.db").unlink()
+        for _ in range(2):
+            tracker.write(ROW)
+    assert tracker.missing == ["MLflowWriter"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith("MLflowWriter is left out from here on; training continues: ")
 
 
-def test_mlflow_splits_long_configurations(mlflow: MagicMock) -> None:
-    """No call has more parameters than MLflow takes; known experiments are not made anew."""
-    client = mlflow.MlflowClient.return_value
-    client.get_experiment_by_name.return_value = SimpleNamespace(experiment_id=5)
-    writer = MLflowWriter(tracking_uri="file:///x", name="mine")
-    writer.start(RunInfo(config={str(i): i for i in range(250)}))
-    writer.close()
-    mlflow.MlflowClient.assert_called_once_with(tracking_uri="file:///x")
-    assert [len(batch) for batch in logged(client, "params")] == [100, 100, 50]
-    client.create_run.assert_called_once_with("5", run_name="mine")
-    client.create_experiment.assert_not_called()
-
-
-def test_a_continued_run_brings_its_rows(wandb: MagicMock, mlflow: MagicMock) -> None:
-    """It is a run of its own there, with the rows from before; without an outcome it has failed."""
-    writers = [WandbWriter(), MLflowWriter()]
-    with Tracker(writers, RunInfo(past_rows=(ROW,), resumed_at_step=300)) as tracker:
-        tracker.write(MORE)
-    for writer in writers:
-        writer.close()
-    run, client = wandb.init.return_value, mlflow.MlflowClient.return_value
-    assert run.log.call_args_list == [call(ROW, step=300), call(MORE, step=600)]
-    assert [batch[0][2] for batch in logged(client, "metrics")] == [300, 600]
-    run.finish.assert_called_once_with(exit_code=1)
-    client.set_terminated.assert_called_once_with("r1", status="FAILED")
+def test_a_place_that_mlflow_does_not_have(tmp_path: Path) -> None:
+    """Ends the run before it has begun; the message has MLflow's own remedy."""
+    pytest.importorskip("mlflow")
+    tracker = Tracker([MLflowWriter(f"file://{tmp_path}/runs")], RunInfo(run_dir=tmp_path))
+    with (
+        pytest.raises(ConfigError, match=r"tracking_uri = .*database backend"),
+        tracker,
+    ):
+        pass

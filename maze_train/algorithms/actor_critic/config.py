@@ -19,6 +19,7 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     has_snapshots: ClassVar[bool] = True
     model_builder: ClassVar[str] = "maze_train.nets.actor_critic.build_actor_critic"
     builder_class: ClassVar[str] = "maze_train.algorithms.actor_critic.build.ActorCriticBuilder"
+    can_have_actors: ClassVar[bool] = True
 
     module_settings: ClassVar[tuple[str, ...]] = (
         *("gamma", "gae_lambda", "reward_scaling", "scaled_reward_clip"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,11 @@ import torch
 
 from maze_train.algorithms.bc.checks import check_legal, warn_of_scale
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
-from maze_train.algorithms.bc.evaluation import BCValidationEvaluator
+from maze_train.algorithms.bc.evaluation import (
+    BCValidationEvaluator,
+    JointValidationEvaluator,
+    validation_name,
+)
 from maze_train.algorithms.bc.events import ImitationEvents
 from maze_train.algorithms.bc.loss import BCLoss, balanced_weights
 from maze_train.algorithms.bc.metrics import ImitationMetrics
@@ -18,28 +23,43 @@ from maze_train.algorithms.bc.recorded import fingerprints, kept_parts, open_rec
 from maze_train.data.batch_loader import BatchLoader
 from maze_train.data.transition_data import TransitionData, split_episodes
 from maze_train.envs.factory import env_name
-from maze_train.errors import ConfigError, did_you_mean, nearest
+from maze_train.errors import ConfigError, DatasetError, did_you_mean, nearest
+from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.learner.steps import LearnerEvents
-from maze_train.nets.policy_model import PolicyModel
 from maze_train.notices import warn
+from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.compare import check_same_spaces
-from maze_train.targets import build_target, locate
+from maze_train.targets import build_target
 from maze_train.training.builder import AlgorithmBuilder, BuildContext
-from maze_train.training.config import EVALUATION_METRICS
+from maze_train.training.config import EVALUATION_METRICS, OPPONENT_METRICS
 from maze_train.training.machine import available_memory, readable_nbytes
+from maze_train.training.models import learner_maker, modules_of
+from maze_train.training.policies import may_learn
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from torch import nn
 
     from maze_train.data.trajectory_dataset import TrajectoryDataset
     from maze_train.learner.learner import Learner
+    from maze_train.nets.normalization import ObservationNormalizer
+    from maze_train.nets.policy_model import PolicyModel
     from maze_train.training.evaluators import Evaluator
 
 
+@dataclass(frozen=True)
+class _Cloning:
+    """What one policy learns from, and how it is judged."""
+
+    data: TransitionData
+    validation: TransitionData | None
+    loss: BCLoss
+    metrics: ImitationMetrics
+
+
 class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
-    """Builds a policy for the spaces of a data set, and what it learns from.
+    """Builds the policies for the spaces of a data set, and what they learn from.
 
     An environment serves evaluations; without one there are no rollouts, and the policy is selected
     by the loss on the validation data.
@@ -48,14 +68,17 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         context: Everything that the algorithm is built from.
 
     Raises:
-        ConfigError: If the policy has a memory.
+        ConfigError: If a policy has a memory.
     """
 
     def __init__(self, context: BuildContext[BCAlgorithmConfig]) -> None:
         super().__init__(context)
-        if context.model.memory is not None:
-            raise ConfigError("model.memory", "bc learns from single transitions; leave it out")
-        self._validation: TransitionData | None = None
+        own = {f"policies.{key}.model": policy.model for key, policy in context.policies.items()}
+        for key, model in {"model": context.model, **own}.items():
+            if model is not None and model.memory is not None:
+                problem = "bc learns from single transitions; leave it out"
+                raise ConfigError(f"{key}.memory", problem)
+        self._clonings: dict[str, _Cloning] = {}
 
     @cached_property
     def dataset(self) -> TrajectoryDataset:
@@ -113,7 +136,13 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         config = self.context.evaluation
         if config.metric or (self.has_env and config.n_episodes):
             return config.selection_metric
-        return "train/policy_loss" if self._validation is None else "validation/loss"
+        if self._has_validation:
+            return "validation/loss"
+        return _training_name("train/policy_loss", next(iter(self._clonings)))
+
+    @property
+    def _has_validation(self) -> bool:
+        return any(cloning.validation is not None for cloning in self._clonings.values())
 
     @property
     def n_loader_workers(self) -> int:
@@ -122,33 +151,52 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         return workers if workers > 1 else 0
 
     def prepare(self, model: nn.Module) -> None:
-        """Take in the data, and build the loss and the learner."""
-        assert isinstance(model, PolicyModel)
+        """Take in the data, and build losses and the learner."""
         self._check_env()
-        self._take_data(model)
-        for data in (self._data, self._validation):
-            if data is not None:
-                check_legal(*self.spaces, model.distribution, data)
-        warn_of_scale(model.distribution, self._data)
-        if model.normalizer is not None and not self.context.has_checkpoint:
-            for obs, _ in self._data.blocks():
-                model.normalizer.update(obs)
-            if self.context.model.normalization.mode == "estimated":
-                model.normalizer.freeze()
-        self._loss = self._build_loss(model)
-        self._metrics = ImitationMetrics(model.distribution, self.spaces[1])
-        self._check_metric(model)
+        context, several = self.context, agent_spaces(*self.spaces)
+        models = {
+            policy: own
+            for policy, own in modules_of(model).items()
+            if may_learn(policy, context.policies, context.policies_to_train)
+        }
+        self._members = {policy: _members(model, policy) for policy in models}
+        for policy, data in self._taken_data(models).items():
+            own, agents = models[policy], self._members[policy]
+            spaces: tuple[Any, Any] = self.spaces if several is None else several.of(agents[0])
+            for side in data:
+                if side is not None:
+                    check_legal(*spaces, own.distribution, side)
+            warn_of_scale(own.distribution, data[0])
+            if own.normalizer is not None and not context.has_checkpoint:
+                self._take_statistics(own.normalizer, data[0])
+            loss = self._build_loss(own, data[0], spaces[1])
+            metrics = ImitationMetrics(own.distribution, spaces[1])
+            self._clonings[policy] = _Cloning(*data, loss, metrics)
+        self._check_metric(models)
         super().prepare(model)
 
+    @staticmethod
+    def _take_statistics(normalizer: ObservationNormalizer, data: TransitionData) -> None:
+        for obs, _ in data.blocks():
+            normalizer.update(obs)
+        if normalizer.config.mode == "estimated":
+            normalizer.freeze()
+
     def build_learner(self, model: nn.Module) -> Learner[Any, Any, Any]:
-        """The learner, with its loss and its metrics."""
-        learner: Learner[Any, Any, Any] = locate(self.algorithm.learner_class)(
-            model, self.algorithm, self._loss, self._metrics, device=self.context.device
-        )
-        return learner
+        """The learner, with losses and metrics."""
+        context, clonings = self.context, self._clonings
+        make_learner = learner_maker(self.algorithm, context.policies, context.policies_to_train)
+        losses = {policy: cloning.loss for policy, cloning in clonings.items()}
+        metrics = {policy: cloning.metrics for policy, cloning in clonings.items()}
+        modules = modules_of(model)
+        return make_learner(modules, self.algorithm, losses, metrics, device=context.device)
 
     def _check_env(self) -> None:
-        """Refuse an environment with other spaces than the data have."""
+        """Refuse an environment with other spaces than the data have, and games without one."""
+        opponents = self.context.evaluation.opponents
+        if opponents and not self.has_env:
+            problem = "they are met in an environment: set env, or leave it out"
+            raise ConfigError("evaluation.opponents", problem, list(opponents))
         if self.has_env:
             check_same_spaces(
                 "env",
@@ -158,19 +206,34 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
                 env_name(self.context.env),
             )
 
-    def _take_data(self, model: PolicyModel) -> None:
-        """Split the episodes, and convert them if they fit into memory."""
+    def _taken_data(
+        self, models: Mapping[str, PolicyModel]
+    ) -> dict[str, tuple[TransitionData, TransitionData | None]]:
+        """Split the episodes for all policies alike, and convert them if they fit into memory."""
         percentage = self.algorithm.validation_percentage
         seed = self.context.seeds.integer("validation")
         chosen = split_episodes(len(self.dataset), percentage, seed)
-        from_env = model.distribution.from_env
-        mapped = [TransitionData(self.dataset, k, from_env, in_memory=False) for k in chosen]
-        if self._fits_in_memory(sum(data.num_bytes for data in mapped)):
-            mapped = [TransitionData(self.dataset, k, from_env) for k in chosen]
-        self._data = mapped[0]
-        self._validation = mapped[1] if mapped[1].num_samples else None
-        if percentage and self._validation is None:
+
+        def data(policy: str, in_memory: bool) -> list[TransitionData]:
+            from_env = models[policy].distribution.from_env
+            more: Any = {"in_memory": in_memory, "agents": self._members[policy]}
+            return [TransitionData(self.dataset, k, from_env, **more) for k in chosen]
+
+        found = {policy: data(policy, False) for policy in models}
+        if self._fits_in_memory(sum(one.num_bytes for both in found.values() for one in both)):
+            found = {policy: data(policy, True) for policy in models}
+        for policy, (training, _) in found.items():
+            if not training.num_samples:
+                raise DatasetError(
+                    f"the policy {policy} has nothing to learn from, since none of its agents "
+                    f"({', '.join(self._members[policy])}) acts in the episodes of the data set: "
+                    "record others, or leave it out of policies_to_train"
+                )
+        if percentage and not len(chosen[1]):
             warn("a single episode is too few to validate on others")
+        return {
+            key: (one, other if other.num_samples else None) for key, (one, other) in found.items()
+        }
 
     def _fits_in_memory(self, nbytes: int) -> bool:
         storage, free = self.algorithm.storage, available_memory(torch.device("cpu"))
@@ -185,35 +248,57 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
             )
         return storage == "memory"
 
-    def _check_metric(self, model: PolicyModel) -> None:
-        """Refuse a metric of recorded actions that is not reported."""
+    def _check_metric(self, models: Mapping[str, PolicyModel]) -> None:
+        """Refuse a metric that is not reported, and none where nothing judges all policies."""
         config = self.context.evaluation
-        if not config.metric or config.evaluators:
+        is_judged = self._has_validation or (self.has_env and config.n_episodes > 0)
+        if config.evaluators or (not config.metric and (is_judged or len(models) < 2)):
             return
-        _, actions = next(self._data.blocks(1))
-        empty = torch.zeros(1, model.distribution.param_size)
-        tags = [event.tag for event, _ in self._metrics(empty, actions)]
-        tags += [ImitationEvents.policy_loss.tag, ImitationEvents.policy_entropy.tag]
-        known = [*tags, *(event.tag for event in LearnerEvents.events())]
-        if self._validation is not None:
-            known += ["validation/loss", *(tag.replace("train", "validation", 1) for tag in tags)]
-        if self.has_env and config.n_episodes:
-            known += [f"eval/{name}" for name in EVALUATION_METRICS]
+        if not config.metric:
+            tag = ImitationEvents.policy_loss.tag
+            losses = ", ".join(_training_name(tag, policy) for policy in models)
+            problem = (
+                "nothing says which policies are the best: expected one of "
+                f"{losses}; or algorithm.validation_percentage above 0, or an environment"
+            )
+            raise ConfigError("evaluation.metric", problem, config.metric)
+        known = self._reported(models)
         if config.metric not in known:
             hint = did_you_mean(nearest(config.metric, known, count=1), "", " ")
             problem = f"not reported; {hint}reported: {', '.join(known)}"
             raise ConfigError("evaluation.metric", problem, config.metric)
 
-    def _build_loss(self, model: PolicyModel) -> BCLoss:
+    def _reported(self, models: Mapping[str, PolicyModel]) -> list[str]:
+        """Names of the metrics of recorded actions and of evaluations."""
+        config, known = self.context.evaluation, [event.tag for event in LearnerEvents.events()]
+        for policy, cloning in self._clonings.items():
+            _, actions = next(cloning.data.blocks(1))
+            empty = torch.zeros(1, models[policy].distribution.param_size)
+            tags = [event.tag for event, _ in cloning.metrics(empty, actions)]
+            tags += [ImitationEvents.policy_loss.tag, ImitationEvents.policy_entropy.tag]
+            known += [_training_name(tag, policy) for tag in tags]
+            if cloning.validation is not None:
+                names = ("loss", *(tag.partition("/")[2] for tag in tags))
+                known += [validation_name(name, policy) for name in names]
+        if self._has_validation and set(models) != {DEFAULT_MODULE}:
+            known.append("validation/loss")
+        if self.has_env and config.n_episodes:
+            known += [f"eval/{name}" for name in EVALUATION_METRICS]
+            known += [
+                f"eval/vs_{foe}/{name}" for foe in config.opponents for name in OPPONENT_METRICS
+            ]
+        return known
+
+    def _build_loss(self, model: PolicyModel, data: TransitionData, action_space: Any) -> BCLoss:
         config = self.algorithm
         weights = None
         if config.class_weights == "balanced":
-            actions = (actions for _, actions in self._data.blocks())
+            actions = (actions for _, actions in data.blocks())
             weights = balanced_weights(model.distribution, actions)
             if not weights:
                 raise ConfigError(
                     "algorithm.class_weights",
-                    f"no part of {self.spaces[1]} is discrete; expected none",
+                    f"no part of {action_space} is discrete; expected none",
                     config.class_weights,
                 )
         loss: BCLoss = build_target(
@@ -229,9 +314,13 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     def build_evaluators(self) -> list[Evaluator]:
         """Validation on recorded episodes, and rollouts where there is an environment."""
-        found: list[Evaluator] = []
-        if self._validation is not None:
-            found.append(BCValidationEvaluator(self._validation, self._loss, self._metrics))
+        found: list[Any] = [
+            BCValidationEvaluator(cloning.validation, cloning.loss, cloning.metrics, policy)
+            for policy, cloning in self._clonings.items()
+            if cloning.validation is not None
+        ]
+        if found and set(self._clonings) != {DEFAULT_MODULE}:
+            found = [JointValidationEvaluator(found)]
         return [*found, *(super().build_evaluators() if self.has_env else ())]
 
     def build_final_evaluator(self) -> Evaluator | None:
@@ -243,12 +332,27 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         return super().build_final_evaluator()
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """A loader of minibatches."""
-        loader = BatchLoader(
-            self._data,
-            self.algorithm.batch_size,
-            seed=self.context.seeds.integer("minibatches"),
-            n_workers=self.n_loader_workers,
-        )
-        self.context.closing.callback(loader.close)
-        return {"loader": loader, "fingerprints": fingerprints(self.dataset)}
+        """A loader of minibatches for each policy."""
+        loaders = {}
+        for policy, cloning in self._clonings.items():
+            stream = "minibatches" if policy == DEFAULT_MODULE else f"minibatches/{policy}"
+            loaders[policy] = BatchLoader(
+                cloning.data,
+                self.algorithm.batch_size,
+                seed=self.context.seeds.integer(stream),
+                n_workers=self.n_loader_workers,
+            )
+            self.context.closing.callback(loaders[policy].close)
+        return {"loaders": loaders, "fingerprints": fingerprints(self.dataset)}
+
+
+def _members(model: nn.Module, policy: str) -> Sequence[str]:
+    """The agents of one of several policies; none: there is one agent."""
+    members: dict[str, list[str]] = getattr(model, "members", {})
+    return members.get(policy, ())
+
+
+def _training_name(tag: str, policy: str) -> str:
+    """Name of a metric of training, of a policy if there are several."""
+    prefix, _, name = tag.partition("/")
+    return tag if policy == DEFAULT_MODULE else f"{prefix}/{policy}/{name}"

@@ -33,8 +33,8 @@ def check_legal(
     """Refuse recorded actions that the masks of their observations forbid.
 
     Args:
-        observation_space: Observation space of one environment.
-        action_space: Action space of one environment.
+        observation_space: Observation space of one environment, or of the agents.
+        action_space: Action space, likewise.
         distribution: The family of action distributions.
         data: The transitions.
 
@@ -55,11 +55,12 @@ def check_legal(
             is_legal = (mask.gather(1, part.choices(own)) != 0).all(1)
             if not is_legal.all():
                 row = int(is_legal.logical_not().nonzero()[0, 0])
-                episode, step = data.place(first + row)
+                episode, step, agent = data.place(first + row)
                 name = f"part {masked.part!r} of the action" if masked.part else "the action"
+                whose = f" of {agent}" if agent else ""
                 raise DatasetError(
-                    f"episode {episode}, step {step} of the data set: the mask of the observation "
-                    f"forbids {name} that was recorded"
+                    f"episode {episode}, step {step} of the data set: the mask of the observation"
+                    f"{whose} forbids {name} that was recorded"
                 )
         first += len(tree_leaves(actions)[0])
 

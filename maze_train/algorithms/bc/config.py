@@ -29,6 +29,7 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     default_total_steps: ClassVar[int] = 0
     least_epoch_length: ClassVar[int] = 0
     learns_from: ClassVar[Literal["env", "dataset"]] = "dataset"
+    learns_for_several_agents: ClassVar[bool] = True
 
     n_epochs: int = 50
     """Epochs after which training stops; 0: no limit (another limit ends the run)."""

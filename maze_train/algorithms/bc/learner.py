@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -12,7 +13,7 @@ from maze_train.learner.learner import Learner
 from maze_train.types import Tensor, TensorTree, tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from maze_train.algorithms.bc.config import BCAlgorithmConfig
     from maze_train.algorithms.bc.loss import BCLoss
@@ -39,10 +40,10 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
     """One gradient step on one minibatch of recorded transitions; see `BCLoss`.
 
     Args:
-        module: The policy.
+        module: The policy, or several by id.
         config: Settings.
-        loss: The loss.
-        metrics: Further metrics of the actions; None: no metrics.
+        loss: The loss, or that of each module by id.
+        metrics: Further metrics of the actions, likewise; None: no metrics.
         device: Where the policy and its updates live.
     """
 
@@ -51,10 +52,10 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
 
     def __init__(
         self,
-        module: PolicyModel,
+        module: PolicyModel | Mapping[str, PolicyModel],
         config: BCAlgorithmConfig,
-        loss: BCLoss,
-        metrics: ImitationMetrics | None = None,
+        loss: BCLoss | Mapping[str, BCLoss],
+        metrics: ImitationMetrics | Mapping[str, ImitationMetrics] | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         super().__init__(module, config, device=device)
@@ -83,17 +84,23 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
         """Loss of the recorded actions."""
         model: PolicyModel = self.modules[module_id]  # type: ignore[assignment]  # as constructed
         params = model.policy_params(batch.obs)
-        loss = self.loss(params, batch.actions)
+        own, metrics = _of(self.loss, module_id), _of(self.metrics, module_id)
+        loss: Tensor = own(params, batch.actions)
         weight = float(len(params))
         with torch.no_grad():
-            policy_loss = loss + self.loss.bonus(params).mean()
+            policy_loss = loss + own.bonus(params).mean()
             entropy = model.distribution.entropy(params).mean()
         statistics.record(ImitationEvents.policy_loss, policy_loss, weight)
         statistics.record(ImitationEvents.policy_entropy, entropy, weight)
-        if self.metrics is not None and batch.is_measured:
-            for event, value in self.metrics(params.detach(), batch.actions):
+        if metrics is not None and batch.is_measured:
+            for event, value in metrics(params.detach(), batch.actions):
                 statistics.record(event, value, weight)
             norms = [torch.linalg.vector_norm(p.detach()) for p in model.parameters()]
             norm = torch.linalg.vector_norm(torch.stack(norms))
             statistics.record(ImitationEvents.policy_l2_norm, norm)
         return loss
+
+
+def _of(each: Any, module_id: str) -> Any:
+    """What belongs to a module: that which all have, or its own."""
+    return each[module_id] if isinstance(each, Mapping) else each

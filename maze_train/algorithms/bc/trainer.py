@@ -12,7 +12,7 @@ from maze_train.training.trainer import Trainer
 from maze_train.types import tree_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from maze_train.data.batch_loader import BatchLoader
     from maze_train.events import Statistics
@@ -34,34 +34,44 @@ class BCTrainer(Trainer):
         learners: The learners.
         model: The policy that the learner updates.
         services: Tracker, evaluator, model selection, limits, checkpoints.
-        loader: Gives the minibatches.
+        loaders: Give the minibatches of each policy, by its id; all of them are at the same place.
         fingerprints: Digests that tell the parts of the data from others.
     """
 
-    def __init__(self, *args: Any, loader: BatchLoader, fingerprints: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *args: Any, loaders: Mapping[str, BatchLoader], fingerprints: Sequence[str] = ()
+    ) -> None:
         super().__init__(*args)
-        self.loader = loader
+        self.loaders = dict(loaders)
         self._fingerprints = list(fingerprints)
 
     @property
     def epoch_length(self) -> int:
-        """Updates per epoch: those of a pass over the data, unless the settings say otherwise."""
-        return self.algorithm_config.epoch_length or self.loader.batches_per_pass
+        """Updates per epoch: those of a pass over the data, unless the settings say otherwise.
+
+        Of several policies, the pass of the one with the most data.
+        """
+        passes = [loader.batches_per_pass for loader in self.loaders.values()]
+        return self.algorithm_config.epoch_length or max(passes)
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
-        """One gradient step on the next minibatch."""
+        """One gradient step on the next minibatch of each policy."""
         started = time.perf_counter()
         is_measured = self._updates_in_epoch % METRICS_INTERVAL == 0
-        batch = BCBatch(*self.loader.next(), is_measured=is_measured)
+        batches = {
+            policy: BCBatch(*loader.next(), is_measured=is_measured)
+            for policy, loader in self.loaders.items()
+        }
         loaded = time.perf_counter()
-        statistics.merge(self.learners.update(batch, progress))
+        statistics.merge(self.learners.update(batches, progress))
         statistics.record(TimeEvents.collect_s, loaded - started)
         statistics.record(TimeEvents.update_s, time.perf_counter() - loaded)
-        return len(tree_leaves(batch.actions)[0])
+        return sum(len(tree_leaves(batch.actions)[0]) for batch in batches.values())
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that influences later numbers: that of every trainer, and the loader's."""
-        own = {"loader": self.loader.state_dict(), "fingerprints": self._fingerprints}
+        place = next(iter(self.loaders.values())).state_dict()
+        own = {"loader": place, "fingerprints": self._fingerprints}
         return {**super().state_dict(), **own}
 
     def load_experience(self, state: dict[str, Any]) -> None:
@@ -72,4 +82,5 @@ class BCTrainer(Trainer):
         """
         if state["fingerprints"] != self._fingerprints:
             raise TrainingError("the data are not those that this run learned from")
-        self.loader.load_state_dict(state["loader"])
+        for loader in self.loaders.values():
+            loader.load_state_dict(state["loader"])

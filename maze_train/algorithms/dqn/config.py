@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from maze_train.algorithms.off_policy.config import OffPolicyConfig
-from maze_train.checks import check_between, check_one_of
+from maze_train.checks import check_at_least, check_between, check_one_of
+from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule, check_schedule
 
 
@@ -42,6 +43,10 @@ class DQNAlgorithmConfig(OffPolicyConfig):
     """Whether the last hidden layer and the output are split into a stream for the value of the
     state and one for the advantages of actions."""
 
+    num_quantiles: int = 0
+    """Quantiles of the return that are learned of every action, whose mean is its value (Dabney et
+    al., 2018, arXiv:1710.10044); 0: the value alone. >= 0."""
+
     loss: Literal["huber", "squared"] = "huber"
     """Loss of the error of a value: half its square, with `huber` up to an error of 1 and linear
     beyond."""
@@ -54,6 +59,10 @@ class DQNAlgorithmConfig(OffPolicyConfig):
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
         check_one_of("loss", self.loss, ("huber", "squared"))
+        check_at_least("num_quantiles", self.num_quantiles, 0)
+        if self.num_quantiles and self.loss != "huber":
+            problem = f"num_quantiles={self.num_quantiles} needs loss=huber"
+            raise ConfigError("loss", problem, self.loss)
         check_schedule("epsilon", self.exploration, check_between, 0.0, 1.0)
 
     @property
@@ -66,4 +75,4 @@ class DQNAlgorithmConfig(OffPolicyConfig):
     @property
     def model_settings(self) -> dict[str, Any]:
         """Arguments for the builder of the model besides the model settings."""
-        return {"dueling": self.dueling}
+        return {"dueling": self.dueling, "num_quantiles": self.num_quantiles}

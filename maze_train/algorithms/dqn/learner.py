@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from maze_train.algorithms.dqn import quantiles
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
 from maze_train.algorithms.dqn.events import DQNEvents
 from maze_train.algorithms.dqn.model import DQNModel
@@ -52,18 +53,22 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
 
     @torch.no_grad()
     def targets(self, model: DQNModel, batch: Transitions) -> Tensor:
-        """Targets of the values, `[n]`.
+        """Targets of the values, `[n]`, or of M quantiles of the return, `[n, M]`.
 
         y = Σ γ^i r + γ^k Q'(s', a'),  a' = argmax_a Q(s', a), or Q' without `double_q`,
 
-        over the legal actions.
+        over the legal actions; of quantiles, with each one of Q' in the place of their mean.
 
-        Source: Mnih et al. (2015), algorithm 1; van Hasselt et al. (2016), arXiv:1509.06461, eq. 4.
+        Source: Mnih et al. (2015), algorithm 1; van Hasselt et al. (2016), arXiv:1509.06461, eq. 4;
+        Dabney et al. (2018), arXiv:1710.10044, algorithm 1.
         """
         inputs = model.inputs(batch.next_obs)
         values: Tensor = model.target_policy(inputs)
-        judged = model.policy(inputs) if self.config.double_q else values
+        judged = model.action_values(model.policy(inputs) if self.config.double_q else values)
         chosen = model.legal(judged, batch.next_obs).argmax(-1, keepdim=True)
+        if model.num_quantiles:
+            found = quantiles.taken(quantiles.of_actions(values, model.num_quantiles), chosen)
+            return torch.addcmul(batch.rewards[:, None], batch.discounts[:, None], found)
         # A final observation may have no legal action: the values themselves are finite.
         return torch.addcmul(batch.rewards, batch.discounts, values.gather(-1, chosen).squeeze(-1))
 
@@ -80,7 +85,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
             self.part.turn_to(key)
             model = self.model(key)
             with self.settings_of(key):
-                by_hand = has_gradients_by_hand(model.policy)
+                by_hand = not model.num_quantiles and has_gradients_by_hand(model.policy)
                 losses[key] = self._loss(model, batch, statistics_of(key, statistics), by_hand)
         return losses
 
@@ -97,9 +102,23 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
 
         The gradients are then those that `_backward` writes.
         """
+        targets = self.targets(model, batch)
+        if model.num_quantiles:
+            loss, errors = self._quantile_loss(model, batch, targets)
+        else:
+            loss, errors = self._value_loss(model, batch, targets, by_hand)
+        if batch.weights is not None:
+            self.errors = self.part.gather(errors.abs())
+        statistics.record(DQNEvents.critic_loss, loss)
+        statistics.record(DQNEvents.critic_value, errors.mean() + targets.mean())
+        return loss
+
+    def _value_loss(
+        self, model: DQNModel, batch: Transitions, targets: Tensor, by_hand: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of the values, 0-d, and their errors `[n]`."""
         actions: Any = batch.actions
-        delta = DELTA[self.config.loss]
-        targets, choices = self.targets(model, batch), model.distribution.choices(actions)
+        delta, choices = DELTA[self.config.loss], model.distribution.choices(actions)
         inputs = model.inputs(batch.obs)
         q, backward = (
             forward_and_backward(model.policy, inputs) if by_hand else (model.policy(inputs), None)
@@ -109,11 +128,18 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
             slopes = critic_loss_gradient(errors, batch.weights, delta).squeeze(0).unsqueeze(-1)
             gradient = torch.zeros_like(q).scatter_(-1, choices, slopes)
             self._backward = (*self._backward, partial(backward, gradient, False))
-        if batch.weights is not None:
-            self.errors = self.part.gather(errors.abs().squeeze(0))
-        statistics.record(DQNEvents.critic_loss, loss)
-        statistics.record(DQNEvents.critic_value, errors.mean() + targets.mean())
-        return loss
+        return loss, errors.squeeze(0)
+
+    def _quantile_loss(
+        self, model: DQNModel, batch: Transitions, targets: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of the quantiles, 0-d, and the errors of their means `[n]`."""
+        actions: Any = batch.actions
+        outputs = model.policy(model.inputs(batch.obs))
+        everything = quantiles.of_actions(outputs, model.num_quantiles)
+        found = quantiles.taken(everything, model.distribution.choices(actions))
+        loss = quantiles.quantile_loss(found, targets, batch.weights)
+        return loss, found.detach().mean(1) - targets.mean(1)
 
     def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:
         """Replace the gradients of the modules by those of their losses."""

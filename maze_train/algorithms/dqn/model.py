@@ -9,6 +9,7 @@ import torch
 from gymnasium.spaces import Discrete
 from torch import nn
 
+from maze_train.algorithms.dqn import quantiles
 from maze_train.distributions.categorical import Categorical, impossible_logit
 from maze_train.errors import ConfigError, SpaceError
 from maze_train.nets.blocks import MLP
@@ -44,7 +45,7 @@ UNUSED = {
     "memory": "policies with a memory learn from rollouts (a2c, ppo), not from single steps",
     "distributions": "dqn acts at random or takes the best action",
     "value_transform": "values of actions are not transformed",
-    "value_support": "values of actions are scalars",
+    "value_support": "distributions of returns are algorithm.num_quantiles",
 }
 """Settings of networks that are built differently here, and why."""
 
@@ -57,7 +58,7 @@ class DuelingNet(nn.Module):
     """Values of actions from two streams: Q(s, a) = V(s) + A(s, a) - mean_b A(s, b).
 
     The streams share all hidden layers but the last. Maps observations `[..., *obs shape]` to
-    `[..., num_actions]`.
+    `[..., num_actions]`, or to `[..., num_actions * size]` where each of them is `size` numbers.
 
     Source: Wang et al. (2016), arXiv:1511.06581, eq. 9.
 
@@ -65,10 +66,14 @@ class DuelingNet(nn.Module):
         space: Flat observation space, without masks.
         config: Resolved settings of the model.
         num_actions: Number of actions.
+        size: Numbers of an action.
     """
 
-    def __init__(self, space: spaces.Space[Any], config: ModelConfig, num_actions: int) -> None:
+    def __init__(
+        self, space: spaces.Space[Any], config: ModelConfig, num_actions: int, size: int = 1
+    ) -> None:
         super().__init__()
+        self.size = size
         sizes = config.hidden_sizes or []
         self.shared = TemplateNet(space, config, sizes[:-1])
 
@@ -81,23 +86,27 @@ class DuelingNet(nn.Module):
                 orthogonal=bool(config.orthogonal_init),
             )
 
-        self.value, self.advantages = stream(1), stream(num_actions)
+        self.value, self.advantages = stream(size), stream(num_actions * size)
 
     def forward(self, obs: TensorTree) -> Tensor:
-        """Values of all actions, `[..., num_actions]`."""
+        """Values of all actions, `[..., num_actions * size]`."""
         features = self.shared(obs)
         value: Tensor = self.value(features)
         advantages: Tensor = self.advantages(features)
-        return value + advantages - advantages.mean(-1, keepdim=True)
+        if self.size == 1:
+            return value + advantages - advantages.mean(-1, keepdim=True)
+        parts = quantiles.of_actions(advantages, self.size)
+        return (value.unsqueeze(-2) + parts - parts.mean(-2, keepdim=True)).flatten(-2)
 
 
 class DQNModel(ModelWithTargets):
     """Values of actions, which act epsilon-greedily, and their targets.
 
     Args:
-        policy: Maps observations to the values of all actions, `[..., n]`; the target begins as a
-            copy.
+        policy: Maps observations to the values of all actions, `[..., n]`, or to M quantiles of
+            each, `[..., n * M]`; the target begins as a copy.
         distribution: The family of the actions.
+        num_quantiles: M; 0: outputs are values.
         normalizer: Normalises observations, or None.
         masking: Rules out illegal actions, which a part of the observations names, or None.
 
@@ -112,6 +121,7 @@ class DQNModel(ModelWithTargets):
         policy: nn.Module,
         distribution: Categorical,
         *,
+        num_quantiles: int = 0,
         normalizer: ObservationNormalizer | None = None,
         masking: ActionMasking | None = None,
     ) -> None:
@@ -119,7 +129,14 @@ class DQNModel(ModelWithTargets):
         self.policy = policy
         self.target_policy = self.target_of(policy)
         self.distribution = distribution
+        self.num_quantiles = num_quantiles
         self.register_buffer("epsilon", torch.ones(()))
+
+    def action_values(self, outputs: Tensor) -> Tensor:
+        """Values of all actions, `[..., n]`, from what a network gives of them."""
+        if not self.num_quantiles:
+            return outputs
+        return quantiles.of_actions(outputs, self.num_quantiles).mean(-1)
 
     def legal(self, values: Tensor, obs: TensorTree) -> Tensor:
         """Values `[..., n]` with those of illegal actions replaced by the lowest number / 2."""
@@ -127,7 +144,7 @@ class DQNModel(ModelWithTargets):
 
     def values(self, obs: TensorTree) -> Tensor:
         """Values of the best legal actions, `[...]`."""
-        return self.legal(self.policy(self.inputs(obs)), obs).amax(-1)
+        return self.legal(self.action_values(self.policy(self.inputs(obs))), obs).amax(-1)
 
     def policy_params(self, obs: TensorTree) -> Tensor:
         """Logits of the epsilon-greedy policy, `[..., n]`; the mode is the best action.
@@ -135,7 +152,7 @@ class DQNModel(ModelWithTargets):
         With m legal actions, they are 0, and log(1 + m (1 - ε) / ε) for the best one: so the best
         action has the probability 1 - ε + ε / m, each other one ε / m.
         """
-        values: Tensor = self.legal(self.policy(self.inputs(obs)), obs)
+        values: Tensor = self.legal(self.action_values(self.policy(self.inputs(obs))), obs)
         logits, best = torch.zeros_like(values), values.argmax(-1, keepdim=True)
         # A number: computing with a tensor of one element takes as long as the network.
         epsilon = float(self.epsilon)
@@ -155,6 +172,7 @@ def build_dqn(
     action_space: spaces.Space[Any],
     seed: int,
     dueling: bool = False,
+    num_quantiles: int = 0,
 ) -> DQNModel:
     """Build the networks that a configuration asks for.
 
@@ -167,6 +185,7 @@ def build_dqn(
         action_space: Action space of one environment.
         seed: Seed of the initial weights; the global generator is left as it was.
         dueling: Whether the network is a `DuelingNet`.
+        num_quantiles: Quantiles of the return of each action; 0: the network gives values.
 
     Raises:
         ConfigError: If a setting makes no sense here, or a named network is missing, refuses its
@@ -191,12 +210,19 @@ def build_dqn(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         net: nn.Module
+        size = num_quantiles or 1
         if dueling:
-            net = DuelingNet(space, config, n)
+            net = DuelingNet(space, config, n, size)
         else:
-            net = build_network(config, "policy", space, sizes, n, 1.0)
+            net = build_network(config, "policy", space, sizes, n * size, 1.0)
         normalizer, masking = build_normalizer(config, space), build_masking(distribution, masks)
-        model = DQNModel(net, distribution, normalizer=normalizer, masking=masking)
+        model = DQNModel(
+            net,
+            distribution,
+            num_quantiles=num_quantiles,
+            normalizer=normalizer,
+            masking=masking,
+        )
     model.eval()
     return model
 

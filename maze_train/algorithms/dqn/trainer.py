@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from maze_train.algorithms.dqn.events import DQNEvents
 from maze_train.algorithms.off_policy.trainer import OffPolicy
-from maze_train.learner.config import scheduled_value
-from maze_train.training.models import modules_of
 
 if TYPE_CHECKING:
     from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
@@ -22,9 +20,6 @@ class DQN(OffPolicy):
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Set epsilon, step the environments, and learn meanwhile."""
-        epsilon = scheduled_value(self.algorithm_config.exploration, progress)
-        for module in modules_of(self.model).values():
-            if hasattr(module, "epsilon"):  # all but those that never learn
-                module.epsilon.fill_(epsilon)
-        statistics.record(DQNEvents.epsilon, epsilon)
+        setting = self.algorithm_config.exploration
+        self.explore(DQNEvents.epsilon, setting, progress, statistics)
         return super().update_once(progress, statistics)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from maze_train.algorithms.actor_critic.build import ActorCriticBuilder
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.rollout.actors import DistributedActors
 from maze_train.targets import locate
-from maze_train.training.environments import build_vector_env, close_quietly
-from maze_train.workers.places import ThisProcess
+from maze_train.training.actors import actor_env_maker
+from maze_train.training.environments import close_quietly
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,13 +42,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         """
         context, config = self.context, self.algorithm
         actors = DistributedActors(
-            partial(
-                build_vector_env,
-                [context.env_factory] * self.envs_per_actor,
-                context.env,
-                ThisProcess(),  # that of the actor
-                config.on_non_finite_step,
-            ),
+            actor_env_maker(context, self.envs_per_actor),
             config.num_actors,
             self.envs_per_actor,
             config.n_rollout_steps,

@@ -24,6 +24,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     trainer_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.IMPALA"
     builder_class: ClassVar[str] = "maze_train.algorithms.impala.build.ImpalaBuilder"
     has_snapshots: ClassVar[bool] = False
+    can_have_actors: ClassVar[bool] = False  # but those of `num_actors`
     can_learn_meanwhile: ClassVar[bool] = True
 
     module_settings: ClassVar[tuple[str, ...]] = (

@@ -16,7 +16,7 @@ from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.notices import tell
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
-from maze_train.spaces.agents import agent_spaces, flat_space_of
+from maze_train.spaces.agents import agent_spaces
 from maze_train.targets import TARGET, build_target, locate
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.environments import close_quietly
@@ -49,6 +49,7 @@ Config = TypeVar("Config", bound=OffPolicyConfig)
 POLICY_BUFFERS = "maze_train.data.turn_replay.PolicyReplayBuffers"
 TURN_BUFFER = "maze_train.data.turn_replay.TurnReplayBuffer"
 RANDOM_AGENTS = "maze_train.rollout.random_agents.RandomAgents"
+FLAT_SPACE_OF = "maze_train.spaces.agent_trees.flat_space_of"
 
 
 class OffPolicyModel(Protocol):
@@ -129,7 +130,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         self._sources = {
             policy: Source(
                 model.by_policy[policy],
-                flat_space_of(space, agents[0]),
+                locate(FLAT_SPACE_OF)(space, agents[0]),
                 num_envs * len(agents),
                 self._reached_size(None, len(agents)),
             )

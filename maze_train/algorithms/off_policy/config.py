@@ -50,6 +50,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
 
     learns_for_several_agents: ClassVar[bool] = True
     builder_class: ClassVar[str] = "maze_train.algorithms.off_policy.build.OffPolicyBuilder"
+    trainer_class: ClassVar[str] = "maze_train.algorithms.off_policy.trainer.OffPolicy"
 
     module_settings: ClassVar[tuple[str, ...]] = ("tau",)
 

@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.algorithms.off_policy.events import ReplayEvents, ReplayTimeEvents
+from maze_train.learner.config import scheduled_value
 from maze_train.training.events import TimeEvents
+from maze_train.training.models import modules_of
 from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
     from maze_train.algorithms.off_policy.config import OffPolicyConfig
     from maze_train.data.transitions import BaseReplayBuffer
     from maze_train.data.turn_replay import PolicyReplayBuffers
-    from maze_train.events import Statistics
-    from maze_train.learner.config import Progress
+    from maze_train.events import Event, Statistics
+    from maze_train.learner.config import Progress, Schedule
     from maze_train.rollout.collector import RolloutCollector
     from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
     from maze_train.rollout.random_agents import RandomAgents
@@ -87,6 +89,23 @@ class OffPolicy(Trainer):
         statistics.record(TimeEvents.env_s, self.collector.env_s)
         statistics.record(TimeEvents.update_s, update_s)
         return steps
+
+    def explore(
+        self, how: Event, setting: float | Schedule, progress: Progress, statistics: Statistics
+    ) -> None:
+        """Set a buffer of the models that says how they explore, and is saved with the weights.
+
+        Args:
+            how: The metric, which has the name of the buffer.
+            setting: Its value over the run.
+            progress: Progress of training.
+            statistics: Statistics of the update.
+        """
+        value = scheduled_value(setting, progress)
+        for module in modules_of(self.model).values():
+            if hasattr(module, how.name):  # all but those that never learn
+                getattr(module, how.name).fill_(value)
+        statistics.record(how, value)
 
     @property
     def _fills_buffer(self) -> bool:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig
-from maze_train.checks import check_fields
+from maze_train.checks import check_at_least, check_fields
+from maze_train.learner.config import Schedule, check_schedule
 
 
 @dataclass(kw_only=True)
@@ -19,7 +20,7 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
 
     name: ClassVar[str] = "td3"
     learner_class: ClassVar[str] = "maze_train.algorithms.td3.learner.TD3Learner"
-    trainer_class: ClassVar[str] = "maze_train.algorithms.off_policy.trainer.OffPolicy"
+    trainer_class: ClassVar[str] = "maze_train.algorithms.td3.trainer.TD3"
     model_builder: ClassVar[str] = "maze_train.algorithms.td3.model.build_td3"
     model_resolver: ClassVar[str] = "maze_train.algorithms.td3.model.resolve_td3"
 
@@ -41,13 +42,15 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
     target_noise_clip: float = 0.5
     """Bound of this noise, > 0."""
 
-    exploration_noise_stddev: float = 0.1
+    exploration_noise_stddev: float | Schedule = 0.1
     """Standard deviation of the noise of actions that collect experience, of actions scaled to
-    [-1, 1], >= 0; 0: none."""
+    [-1, 1], >= 0: a number, or a schedule such as `linear_0.2` (falls to 0); 0: none."""
 
     def __post_init__(self) -> None:
         PolicyAndCriticsConfig.__post_init__(self)
-        check_fields(self, 0.0, "target_noise_stddev", "exploration_noise_stddev")
+        check_fields(self, 0.0, "target_noise_stddev")
+        noise = self.exploration_noise_stddev
+        check_schedule("exploration_noise_stddev", noise, check_at_least, 0.0)
         self._check_positive("target_noise_clip")
 
     @property

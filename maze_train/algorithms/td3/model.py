@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from gymnasium.spaces import Box
 
 from maze_train.errors import ConfigError, SpaceError
+from maze_train.learner.config import Progress, Schedule, scheduled_value
 from maze_train.nets.policy_and_critics import (
     PolicyAndCritics,
     build_policy_and_critics,
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 FAMILY = "maze_train.algorithms.td3.actions.NoisyActions"
 """The family of actions."""
 
+STDDEV = "exploration_noise_stddev"
+
 
 class TD3Model(PolicyAndCritics):
     """A deterministic policy, critics of observations and actions, and targets of both.
@@ -34,11 +38,24 @@ class TD3Model(PolicyAndCritics):
     Args:
         *parts: As for `PolicyAndCritics`.
         **others: Likewise.
+
+    Attributes:
+        exploration_noise_stddev: Standard deviation of the noise of actions, 0-d; saved with the
+            weights where it changes.
     """
+
+    exploration_noise_stddev: Tensor
 
     def __init__(self, *parts: Any, **others: Any) -> None:
         super().__init__(*parts, **others)
         self.target_policy = self.target_of(self.policy)
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Distribution parameters, `[..., param_size]`; the family gets the noise of the moment."""
+        stddev = float(self.exploration_noise_stddev)
+        for family in self.distribution.parts.values():
+            family.noise_stddev = stddev  # type: ignore[attr-defined]  # NoisyActions
+        return super().policy_params(obs)
 
     def actions_of(self, policy: Policy, inputs: TensorTree) -> Tensor:
         """Actions of a policy, scaled to [-1, 1], `[n, D]`, for the `inputs` of observations."""
@@ -51,7 +68,7 @@ def build_td3(
     action_space: spaces.Space[Any],
     seed: int,
     num_critics: int = 2,
-    noise_stddev: float = 0.1,
+    noise_stddev: float | Schedule = 0.1,
 ) -> TD3Model:
     """Build the networks that a configuration asks for.
 
@@ -79,11 +96,15 @@ def build_td3(
         if family != {TARGET: FAMILY}:
             problem = "td3 has a deterministic policy of its own: leave it out"
             raise ConfigError(f"model.distributions.{key}", problem, family)
-    noisy = {TARGET: FAMILY, "noise_stddev": noise_stddev}
+    at_first = scheduled_value(noise_stddev, Progress())
+    noisy = {TARGET: FAMILY, "noise_stddev": at_first}
     config = replace(config, distributions={"Box": noisy})
-    return build_policy_and_critics(
+    model = build_policy_and_critics(
         TD3Model, config, observation_space, action_space, seed, num_critics
     )
+    changes = isinstance(noise_stddev, Schedule)
+    model.register_buffer(STDDEV, torch.tensor(at_first), persistent=changes)
+    return model
 
 
 def resolve_td3(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:

@@ -1,0 +1,242 @@
+"""Jobs in parallel, each in a process of its own: those of a sweep, and the trials of a search.
+
+A job has the process group, the signals and the end of a `maze-run` of its own. What it prints goes
+to a file; this process tells when it begins.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from itertools import count
+from multiprocessing.connection import Connection, wait
+from typing import TYPE_CHECKING
+
+from maze_train.training.outcome import SIGNALS
+from maze_train.workers.remote import available_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from multiprocessing.context import ForkProcess
+    from pathlib import Path
+
+    from maze_train.config.sweep_jobs import JobRecord
+
+
+LOG_FILE = "job.log"
+PROGRAM = "maze-run"
+FAILURE = 1
+
+STOP = signal.SIGTERM
+"""Signal for jobs whose owner has failed, or is gone."""
+
+PARENT_CHECK_S = 1.0
+"""Seconds between two checks of a job that the process of its owner lives."""
+
+
+@dataclass(frozen=True)
+class ProcessJob:
+    """A job that waits for its process."""
+
+    record: JobRecord
+    """The job as it would be recorded if its process said nothing."""
+
+    log: Path
+    """File for all that it prints."""
+
+    work: Callable[[], JobRecord | None]
+    """Called in its process; gives its record, None if it has not come to one."""
+
+
+@dataclass
+class RunningJob:
+    """A job that is under way."""
+
+    job: ProcessJob
+    slot: int
+    process: ForkProcess
+    conn: Connection
+    started_at: float = field(default_factory=time.monotonic)
+
+    result: JobRecord | None = None
+    """What its process sent before its end; None: nothing yet, or it was lost."""
+
+    @property
+    def outcome(self) -> JobRecord:
+        """The record of the job, whose process has ended."""
+        return self.result or _lost(self.job.record, self.process.exitcode or 0)
+
+    @property
+    def log(self) -> Path:
+        """File with what it printed."""
+        return self.job.log
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since its start."""
+        return time.monotonic() - self.started_at
+
+
+class JobProcesses:
+    """Runs up to `n_jobs` jobs at a time; the others wait.
+
+    Args:
+        ended: Called with each job that ended.
+        n_jobs: Jobs at a time; 0: one per core.
+        gpus: GPUs of which the jobs see one each in turn.
+    """
+
+    def __init__(
+        self, ended: Callable[[RunningJob], None], n_jobs: int = 0, gpus: Sequence[int] = ()
+    ) -> None:
+        self._ended = ended
+        self._n_jobs = n_jobs or available_cores()
+        self._gpus = list(gpus)
+        self._pid = os.getpid()
+        self.is_ending = False
+        """Whether the jobs are asked to end."""
+
+    def run(self, jobs: Iterable[ProcessJob]) -> None:
+        """Run jobs, each of which is asked for when there is room for it.
+
+        Raises:
+            KeyboardInterrupt: After a signal, when all jobs have ended.
+        """
+        free = deque(range(self._n_jobs))
+        waiting = iter(jobs)
+        running: dict[Connection, RunningJob] = {}
+        try:
+            while True:
+                while free and (job := next(waiting, None)) is not None:
+                    with _signals_later():
+                        started = self._start(job, free.popleft())
+                        running[started.conn] = started
+                if not running:
+                    return
+                free.extend(job.slot for job in self._collect(running))
+        except BaseException as error:
+            is_signal = isinstance(error, KeyboardInterrupt)
+            self._end(running, getattr(error, "number", signal.SIGINT if is_signal else STOP))
+            raise
+
+    def _start(self, job: ProcessJob, slot: int) -> RunningJob:
+        """Start the process of a job."""
+        print(f"{PROGRAM}: {job.record.title}", flush=True)
+        sys.stderr.flush()  # What is in a buffer now, the child would write once more.
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        # Forked before it has threads or CUDA: this process composes configurations and waits.
+        process = multiprocessing.get_context("fork").Process(
+            target=self._run, args=(job, slot, sender), name=f"{PROGRAM} {job.record.name}"
+        )
+        process.start()
+        sender.close()
+        return RunningJob(job, slot, process, receiver)
+
+    def _run(self, job: ProcessJob, slot: int, sender: Connection) -> None:
+        """Do the work of a job in its process, and send its record."""
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+        os.setsid()  # Ctrl-C of the terminal reaches the owner, which hands it on once.
+        threading.Thread(target=_follow, args=(self._pid,), daemon=True).start()
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        # Line by line, so that it can be followed; what is continued has lines already.
+        sys.stdout = sys.stderr = job.log.open("a", encoding="utf-8", buffering=1)
+        for descriptor in (1, 2):
+            os.dup2(sys.stdout.fileno(), descriptor)
+        if self._gpus:
+            os.environ["CUDA_VISIBLE_DEVICES"] = str(self._gpus[slot % len(self._gpus)])
+        try:
+            record = job.work()
+        except KeyboardInterrupt as stop:
+            sys.exit(128 + getattr(stop, "number", signal.SIGINT))
+        if record is not None:
+            sender.send(record)
+
+    def _collect(self, running: dict[Connection, RunningJob]) -> list[RunningJob]:
+        """Wait for the end of a job, for a while, and take in what became of those that ended.
+
+        Not longer: a signal that another thread got would be noticed after it only.
+        """
+        jobs = [
+            running[conn]
+            for conn in wait(list(running), PARENT_CHECK_S)
+            if isinstance(conn, Connection)
+        ]
+        for job in jobs:
+            with _signals_later():
+                if job.result is None:
+                    job.result = _received(job.conn)
+            job.process.join()  # A signal still finds it, should it hang at its end.
+            with _signals_later():
+                job.conn.close()
+                del running[job.conn]
+                self._ended(job)
+        return jobs
+
+    def _end(self, running: dict[Connection, RunningJob], number: int) -> None:
+        """Hand a signal on each time it comes, kill the third time; wait for the jobs."""
+        self.is_ending = True
+        for times in count():
+            try:
+                with _signals_later():  # Each job hears of it before the next one is handed on.
+                    for job in running.values():
+                        _signal(job, number if times < 2 else signal.SIGKILL)
+                while running:
+                    self._collect(running)
+                return
+            except KeyboardInterrupt:
+                continue
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Within this block no signal comes between a job and its place in the books."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _follow(parent: int) -> None:
+    """End this process when that of the owner is gone; a run saves a checkpoint."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os.kill(os.getpid(), STOP)
+
+
+def _signal(job: RunningJob, number: int) -> None:
+    pid = job.process.pid
+    assert pid is not None
+    try:
+        if number == signal.SIGKILL:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+    except ProcessLookupError:  # It ended by itself.
+        pass
+
+
+def _received(conn: Connection) -> JobRecord | None:
+    """The record of a job; None if its process ended without one."""
+    try:
+        record: JobRecord = conn.recv()
+    except EOFError:
+        return None
+    return record
+
+
+def _lost(record: JobRecord, code: int) -> JobRecord:
+    """The record of a job whose process ended without one."""
+    number = -code if code < 0 else code - 128
+    if number in signal.valid_signals():
+        reason = f"ended by {signal.Signals(number).name}"
+    else:
+        reason = f"its process ended with exit code {code}"
+    return replace(record, error=reason)

@@ -1,0 +1,133 @@
+"""A study of Optuna in a directory, and the sampler and pruner that the settings name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from maze_train.comparison.runs import is_within
+from maze_train.config.search_config import GROUP
+from maze_train.config.writing import writable
+from maze_train.errors import ConfigError, RunDirectoryError, did_you_mean, nearest
+from maze_train.extras import import_extra
+from maze_train.files import atomic_write, read_regular
+from maze_train.tracking.services import flattened
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from optuna.storages import BaseStorage
+    from optuna.study import Study
+
+
+STUDY = "search"
+"""Name of the study in its journal."""
+
+JOURNAL_FILE, SETTINGS_FILE = "study.journal", "study.yaml"
+DEFAULTS = {"median": {"n_warmup_steps": 30}}
+"""Arguments of samplers and pruners that differ from those of Optuna."""
+
+MAY_DIFFER = ("tracking", "checkpoint", "trust")
+"""Sections of settings that change no value of a trial."""
+
+
+def optuna() -> Any:
+    """The package Optuna, which tells failures only.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+    """
+    package = import_extra("optuna", "optuna", "a search")
+    package.logging.set_verbosity(package.logging.ERROR)
+    return package
+
+
+def open_journal(directory: Path) -> BaseStorage:
+    """The storage of the study in a directory; each process opens its own.
+
+    Raises:
+        RunDirectoryError: If the file can not be read.
+    """
+    storages = optuna().storages
+    path = directory / JOURNAL_FILE
+    try:
+        storage: BaseStorage = storages.JournalStorage(
+            storages.journal.JournalFileBackend(str(path))
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise RunDirectoryError(f"{path} can not be read: {error}") from error
+    return storage
+
+
+def open_study(storage: BaseStorage, mode: str) -> Study:
+    """The study in a storage, which begins if there is none.
+
+    Args:
+        storage: The storage.
+        mode: `max` or `min`: whether larger or smaller values are better.
+    """
+    study: Study = optuna().create_study(
+        storage=storage, study_name=STUDY, direction=f"{mode}imize", load_if_exists=True
+    )
+    return study
+
+
+def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
+    """Write what the trials of a study have in common, or compare it with what was written.
+
+    Raises:
+        ConfigError: If the study in the directory is one of other settings.
+        RunDirectoryError: If the file is damaged.
+    """
+    path = directory / SETTINGS_FILE
+    text = yaml.safe_dump(dict(settings), sort_keys=False)
+    if not path.exists():
+        with writable("study", directory), atomic_write(path) as file:
+            file.write(text.encode())
+        return
+    try:
+        before = flattened(yaml.safe_load(read_regular(path)))
+    except (OSError, yaml.YAMLError, AttributeError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+    now = flattened(yaml.safe_load(text))
+    for key in before | now:
+        if key not in before and not key.startswith(f"{GROUP}."):
+            continue  # a setting of a newer version
+        if str(before.get(key)) != str(now.get(key)) and not is_within(key, MAY_DIFFER):
+            problem = f"the study in {directory} has {before.get(key)}; to go on with it, set it "
+            problem += "so; else name another directory: study=<directory>"
+            raise ConfigError(key, problem, now.get(key))
+
+
+def part_named(kind: str, node: str | Mapping[str, Any], seed: int | None = None) -> Any:
+    """A sampler or pruner of Optuna.
+
+    Args:
+        kind: `sampler` or `pruner`.
+        node: First part of the name of its class, or a mapping with `name` and its arguments.
+        seed: For a class that takes one; added to that of the arguments.
+
+    Raises:
+        ConfigError: If there is none of that name, or it does not take the arguments.
+    """
+    given: dict[str, Any] = {"name": node} if isinstance(node, str) else dict(node)
+    name, module = str(given.pop("name", "")), getattr(optuna(), f"{kind}s")
+    suffix = kind.capitalize()
+    classes = {
+        key.removesuffix(suffix).lower(): getattr(module, key)
+        for key in dir(module)
+        if key.endswith(suffix) and not key.startswith("Base")
+    }
+    cls = classes.get(name.lower())
+    if cls is None:
+        hint = did_you_mean(nearest(name, classes, count=1), "", " ")
+        raise ConfigError(kind, f"unknown; {hint}allowed: {', '.join(classes)}", name)
+    if seed is not None and "seed" in inspect.signature(cls).parameters:
+        given["seed"] = int(given.get("seed") or 0) + seed
+    try:
+        return cls(**{**DEFAULTS.get(name.lower(), {}), **given})
+    except (TypeError, ValueError, ImportError) as error:
+        raise ConfigError(kind, str(error).replace(".__init__()", ""), node) from error

@@ -1,0 +1,158 @@
+"""Critics that see what all agents observe: values by hand, advantages without variance."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from maze_train import ModelConfig, train
+from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
+from maze_train.algorithms.a2c.learner import A2CLearner
+from maze_train.data.rollout import Rollout
+from maze_train.data.turns import TurnSplitter
+from maze_train.events import Statistics
+from maze_train.nets.actor_critic import build_actor_critic
+from maze_train.nets.config import ObservationNormalizationConfig
+from maze_train.spaces.agents import AgentSpaces
+from maze_train.targets import Given
+from maze_train.training.policies import build_joint_model
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BOX = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+SPACES = AgentSpaces({"a": BOX, "b": BOX}, dict.fromkeys("ab", spaces.Discrete(2)))
+
+
+class Sum(nn.Module):
+    """own + 10 a + 100 b + 1000 (1 if a acts, 2 if b does) + 10000 (1 for b)."""
+
+    def __init__(self, observation_space: spaces.Dict, output_size: int) -> None:
+        super().__init__()
+        assert list(observation_space) == ["own", "agents/a", "agents/b", "acts", "agent"]
+        self.scale = nn.Parameter(torch.ones(output_size))
+
+    def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        own, a, b = (obs[key].double() for key in ("own", "agents/a", "agents/b"))
+        acts = obs["acts"].double() @ torch.tensor([1.0, 2.0], dtype=torch.float64)
+        flags = 1000 * acts + 10000 * obs["agent"]
+        found: torch.Tensor = (own + 10 * a + 100 * b + flags.unsqueeze(-1)) * self.scale
+        return found
+
+
+def joint_model(**settings: Any) -> Any:
+    """The policy of both agents, with a centralised critic."""
+    config = ModelConfig(centralized_critic=True, **settings)
+    return build_joint_model(build_actor_critic, config, SPACES, {}, 0)
+
+
+def column(*numbers: Any) -> torch.Tensor:
+    """Rows of one environment, float64."""
+    return torch.tensor(numbers, dtype=torch.float64).unsqueeze(1)
+
+
+def game() -> Rollout:
+    """Agents a and b act in turn, twice; then both are cut off."""
+    flags = torch.tensor([[1, 0], [0, 1], [1, 0], [0, 1], [1, 0]], dtype=torch.int8)
+    rewards = [[1.0, 10.0], [2.0, 20.0], [4.0, 30.0], [8.0, 40.0]]
+    none = torch.zeros(5, 1, 2, dtype=torch.int8)
+    return Rollout(
+        obs={
+            "agents/a": column([1.0], [1.0], [3.0], [3.0], [-1.0]),
+            "agents/b": column([0.0], [2.0], [2.0], [4.0], [-1.0]),
+            "acts": flags.unsqueeze(1),
+            "rewards": column([0.0, 0.0], *rewards[:3], [0.0, 0.0]),
+            "terminated": none,
+            "truncated": none,
+        },
+        actions={agent: torch.zeros(4, 1, dtype=torch.int64) for agent in "ab"},
+        rewards=torch.zeros(4, 1, dtype=torch.float64),
+        terminated=torch.zeros(4, 1, dtype=torch.bool),
+        truncated=torch.tensor([[False]] * 3 + [[True]]),
+        final_obs={
+            "agents/a": column([5.0])[0],
+            "agents/b": column([6.0])[0],
+            "acts": none[0],
+            "rewards": column(rewards[3])[0],
+            "terminated": none[0],
+            "truncated": none[0] + 1,
+        },
+        final_positions=torch.tensor([3]),
+    )
+
+
+def test_advantages_by_hand() -> None:
+    """With gamma = lambda = 0.5, values as `Sum` says it, and rewards from turn to turn.
+
+    a: values 1011, 1233 and 1655 of the end, rewards 3 and 12; so 12 + 827.5 - 1233 = -393.5 and
+    3 + 616.5 - 1011 - 0.25 * 393.5. b: values 12212, 12434 and 12656, rewards 50 and 40; so 40 +
+    6328 - 12434 = -6066 and 50 + 6217 - 12212 - 0.25 * 6066. Where a was cut off, it is a that
+    would have acted, where b was, b.
+    """
+    model = joint_model(critic={"_target_": Given(Sum)})
+    splitter = TurnSplitter(model.members, model.state_sizes, centralized=model.centralized)
+    config = A2CAlgorithmConfig(gamma=0.5, gae_lambda=0.5, normalize_advantage=False)
+    learner = A2CLearner(model.by_policy["default"].double(), config)
+    rollout = splitter.split(game())["default"]
+    prepared = learner.preprocess("default", rollout, Statistics())
+    advantages, returns, values, _ = prepared.columns
+    assert advantages.tolist() == [-391.5 - 98.375, -5945.0 - 1516.5, -393.5, -6066.0]
+    assert values.tolist() == [1011.0, 12212.0, 1233.0, 12434.0]
+    assert returns.tolist() == (advantages + values).tolist()
+
+
+def test_to_act_the_own_observation_is_enough() -> None:
+    """The policy gives the same with and without the rest, and no weight of it reads that."""
+    model = joint_model()
+    own = model.by_policy["default"]
+    splitter = TurnSplitter(model.members, model.state_sizes, centralized=model.centralized)
+    obs: Any = splitter.split(game())["default"].obs
+    rows_of_all = {key: leaf.flatten(0, 1).float() for key, leaf in obs.items()}
+    params, values = own(rows_of_all)
+    assert torch.equal(params, own.policy_params(rows_of_all["/own"]))
+    acting = {key: leaf for key, leaf in own.state_dict().items() if not key.startswith("critic.")}
+    plain = build_actor_critic(ModelConfig(), BOX, spaces.Discrete(2), 0).state_dict()
+    assert acting.keys() == {key for key in plain if not key.startswith("critic.")}
+    moved = {**rows_of_all, "/joint/agents/b": rows_of_all["/joint/agents/b"] + 1.0}
+    assert torch.equal(own(moved)[0], params)
+    assert not torch.isclose(own(moved)[1], values).any()
+
+
+@pytest.mark.parametrize("is_centralized", [True, False])
+def test_advantages_without_variance(tmp_path: Path, is_centralized: bool) -> None:
+    """The reward is what the other agent sees: nothing is left to chance if the critic sees it."""
+    more = {
+        "env": {"_target_": "agent_envs.Peek"},
+        "total_steps": 2_560,
+        "runner.concurrency": 64,
+        "model.hidden_sizes": [16],
+        "model.centralized_critic": is_centralized,
+        "algorithm.lr": 0.03,
+        "algorithm.n_rollout_steps": 4,
+        "algorithm.batch_size": 128,
+        "evaluation.n_episodes": 0,
+    }
+    result = train(algorithm="ppo", **more, run_dir=tmp_path / "run", seed=0)
+    explained = float(result.history[-1]["train/explained_variance"])
+    assert (explained > 0.999) if is_centralized else (explained < 0.05)
+
+
+def test_statistics_of_all_agents() -> None:
+    """The critic normalises what all observe, the policy what it reads; both take the same rows."""
+    model = joint_model(normalization=ObservationNormalizationConfig(mode="running"))
+    own = model.by_policy["default"]
+    splitter = TurnSplitter(model.members, model.state_sizes, centralized=model.centralized)
+    rollout = splitter.split(game())["default"]
+    own.normalizer.update(rollout.acted_on(own.normalizer.keys))
+    assert own.normalizer.mean.tolist() == [2.5], "of 1, 3 and 2, 4"
+    joint = own.critic.normalizer
+    assert joint.keys == ["/joint/agents/a", "/joint/agents/b"]
+    assert joint.mean.tolist() == [2.0, 2.0]
+    assert joint.var.tolist() == [1.0, 2.0]
+    own.normalizer.freeze()
+    assert joint.frozen

@@ -1,0 +1,294 @@
+"""Actors that are waited for: one rollout of all, the same however many workers they have."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from actor_envs import (
+    KINDS,
+    ActorEnv,
+    E,
+    FailsForSeedEnv,
+    FaultyEnv,
+    T,
+    model_maker,
+    set_version,
+    vector_of,
+)
+from rollouts_compared import assert_same_rollouts
+
+from maze_train.data.joining import join_rollouts
+from maze_train.errors import EnvError, WorkerError
+from maze_train.rollout.actor_collector import ActorCollector
+from maze_train.rollout.actor_pool import Actors
+from maze_train.rollout.collector import RolloutCollector
+from maze_train.rollout.episodes import FinishedEpisodes
+from maze_train.seeding import EpisodeSeeds, Seeds
+from maze_train.training.state_files import dumps, loads
+from maze_train.workers.places import ThisProcess
+from maze_train.workers.remote import LocalProcesses
+
+slow = pytest.mark.slow
+pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
+
+A = 3
+"""Actors; two workers have one and two of them."""
+
+
+class TwoWorkers(ThisProcess):
+    """Two workers in this process."""
+
+    def num_workers(self, at_most):
+        """Two."""
+        return 2
+
+
+def processes(n_workers, **settings):
+    """So many processes."""
+    settings = {"start_method": "fork", "timeout_s": 120.0, **settings}
+    return LocalProcesses(n_workers=n_workers, **settings)
+
+
+PLACES = {
+    "here": ThisProcess(),
+    "2 here": TwoWorkers(),
+    "1 process": processes(1),
+    "2 processes": processes(2),
+    "3 processes": processes(3),
+}
+every_place = pytest.mark.parametrize(
+    "place", [p if "process" not in p else pytest.param(p, marks=slow) for p in PLACES]
+)
+
+
+@pytest.fixture
+def start(no_file_is_left):
+    """Starts actors; afterwards nothing is left of them."""
+    with ExitStack() as stack:
+
+        def start(make=ActorEnv, place=None, *, memory=False, skips=False, **settings):
+            place = place or ThisProcess()
+            actors = Actors(
+                partial(vector_of, make, E, skips),
+                A,
+                E,
+                place,
+                num_workers=place.num_workers(A),
+                can_be_restored=True,
+            )
+            stack.enter_context(closing(actors))
+            make_model = model_maker(*actors.envs.spaces, memory=memory)
+            model = make_model()
+            settings = {"env_seed": 5, "action_seed": 7, **settings}
+            return ActorCollector(actors, model, make_model, T, **settings), model
+
+        yield start
+
+
+class References:
+    """What collectors of each actor's environments collect, one after the other."""
+
+    def __init__(self, make=ActorEnv, *, memory=False, skips=False, records_log_probs=False):
+        self.model = None
+        self.collectors = []
+        for actor in range(A):
+            self.collectors.append(
+                RolloutCollector(
+                    vector_of(make, E, skips),
+                    T,
+                    env_seed=Seeds(5).integer(f"{actor}/0"),
+                    action_seed=Seeds(7).integer(f"{actor}/0"),
+                    records_log_probs=records_log_probs,
+                )
+            )
+        env = self.collectors[0].env
+        self.model = model_maker(
+            env.env_observation_space, env.single_action_space, memory=memory
+        )()
+
+    def collect(self, version):
+        """The next rollout of all, with weights of a version."""
+        set_version(self.model, version)
+        rollouts, episodes = [], FinishedEpisodes()
+        for collector in self.collectors:
+            rollout, found = collector.collect(self.model)
+            rollouts.append(rollout)
+            episodes.extend(found)
+        return join_rollouts(rollouts), episodes
+
+
+def assert_collects(collector, model, references, versions=(0, 1, 2)):
+    """Refuse other rollouts and episodes than those of the references."""
+    for version in versions:
+        set_version(model, version)
+        rollout, episodes = collector.collect(model)
+        expected, expected_episodes = references.collect(version)
+        assert_same_rollouts(rollout, expected)
+        assert replace(episodes, worker_restarts=0) == expected_episodes
+
+
+@every_place
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_collected_is_what_each_actor_collects(start, kind, place):
+    """All columns and episodes, to the bit, whatever the number of workers."""
+    make, settings = KINDS[kind]
+    memory = settings.get("memory", False)
+    collector, model = start(make, PLACES[place], memory=memory)
+    collector.records_log_probs = kind.startswith("stacks")
+    expected = References(make, memory=memory, records_log_probs=collector.records_log_probs)
+    assert_collects(collector, model, expected)
+
+
+def test_last_observations_and_lost_episodes(start):
+    """They are kept where they are asked for, and rows without a transition are told apart."""
+    make = partial(FaultyEnv, "lost", 4)
+    collector, model = start(make, skips=True)
+    expected = References(make, skips=True)
+    collector.keeps_terminal_obs = True
+    for one in expected.collectors:
+        one.keeps_terminal_obs = True
+    assert_collects(collector, model, expected)
+    rollout, episodes = collector.collect(model)
+    assert episodes.lost == int((~rollout.valid).sum()) > 0
+    assert bool(rollout.terminated.flatten()[rollout.final_positions].any())
+
+
+@every_place
+def test_learning_meanwhile_changes_the_next_rollout_alone(start, place):
+    """It is called once, with gradients, and actors keep the weights that they were given."""
+    collector, model = start(place=PLACES[place])
+    expected, calls = References(), []
+
+    def meanwhile():
+        calls.append(torch.is_grad_enabled())
+        set_version(model, 9)
+
+    set_version(model, 0)
+    assert_same_rollouts(collector.collect(model, meanwhile)[0], expected.collect(0)[0])
+    assert calls == [True]
+    assert_same_rollouts(collector.collect(model)[0], expected.collect(9)[0])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "places",
+    [("here", "2 here"), pytest.param(("2 processes", "3 processes"), marks=slow)],
+)
+def test_a_run_goes_on_where_its_state_says(start, kind, places):
+    """To the bit, with another number of workers; also from before the first rollout."""
+    make, settings = KINDS[kind]
+    memory = settings.get("memory", False)
+    first, second = (start(make, PLACES[place], memory=memory) for place in places)
+    expected = References(make, memory=memory)
+    assert not second[0].load_state_dict(loads(dumps(first[0].state_dict()))).any()
+    assert_collects(*first, expected)
+    state = loads(dumps(first[0].state_dict()))
+    assert dumps(first[0].state_dict()) == dumps(state)
+    third = start(make, PLACES[places[1]], memory=memory)
+    assert not third[0].load_state_dict(state).any()
+    assert_collects(*third, expected, (3, 4))
+
+
+class Forgetful(ActorEnv):
+    """Observes something else each time it is built."""
+
+    def observe(self):
+        """What the agent sees."""
+        box = super().observe()
+        return box + id(self) % 1000 if self.t else box
+
+
+@pytest.mark.parametrize("place", ["here", pytest.param("2 processes", marks=slow)])
+def test_environments_that_can_not_be_put_back(start, place):
+    """That is an error, or begins new episodes and says where."""
+    first, model = start(Forgetful, PLACES[place])
+    first.collect(model)
+    running = np.array([s["env"]["envs"][i]["steps"] > 0 for s in first.state_dict()["actors"]
+                        for i in range(E)])  # fmt: skip
+    state = first.state_dict()
+    second, _ = start(Forgetful, PLACES[place])
+    with pytest.raises(EnvError, match=r"could not be put back.*checkpoint\.allow_new_episodes"):
+        second.load_state_dict(state)
+    third, _ = start(Forgetful, PLACES[place], allow_new_episodes=True)
+    assert third.load_state_dict(state).tolist() == running.tolist()
+    assert running.any()
+
+
+# -- failures ----------------------------------------------------------------------------------
+
+
+@slow
+@pytest.mark.parametrize("memory", [False, True])
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_killed_workers_change_no_number(start, n_workers, memory, tmp_path, capfd):
+    """In a rollout and between two: the worker is put back, and collects again what it lost."""
+    marker = tmp_path / "failed"
+    make = partial(FaultyEnv, "kill", 7, marker)
+    place = processes(n_workers, on_worker_failure="restart")
+    collector, model = start(make, place, memory=memory, on_lost=pytest.fail)
+    expected = References(partial(FaultyEnv, "nothing", 7), memory=memory)
+    assert_collects(collector, model, expected)
+    assert marker.exists()
+    workers = collector._actors.pool.processes
+    os.kill(workers[-1].pid, signal.SIGKILL)
+    collector.state_dict()
+    os.kill(collector._actors.pool.processes[0].pid, signal.SIGKILL)
+    set_version(model, 3)
+    rollout, episodes = collector.collect(model)
+    assert_same_rollouts(rollout, expected.collect(3)[0])
+    assert (episodes.worker_restarts, episodes.lost) == (2, 0)
+    told = capfd.readouterr().err
+    words = r"worker \d \(environments \d to \d\) died in .* SIGKILL.*; it is started again \(re"
+    assert len(re.findall(words, told)) == 3
+    assert told.count("put back where they were before this rollout") == 3
+
+
+@slow
+def test_a_failure_that_comes_again(start, capfd):
+    """The second time the actor begins new episodes; its environments alone, which is told."""
+    seed = EpisodeSeeds(Seeds(5).integer("1/0"), 0, E)
+    seed.next()
+    make = partial(FailsForSeedEnv, "raise", seed.next())
+    lost = []
+    place = processes(2, on_worker_failure="restart", max_worker_restarts=9)
+    collector, model = start(make, place, on_lost=lost.append)
+    found = [collector.collect(model)[1] for _ in range(4)]
+    assert sum(episodes.lost for episodes in found) == E
+    assert sum(episodes.worker_restarts for episodes in found) == 2
+    assert [mask.tolist() for mask in lost] == [[False] * E + [True] * E + [False] * E]
+    assert collector.state_dict()["generations"] == [0, 1, 0]
+    told = capfd.readouterr().err
+    assert f"and its environments {E} to {2 * E - 1} begin new episodes" in told
+
+
+@slow
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({}, "on_worker_failure = fail"),
+        ({"on_worker_failure": "restart", "max_worker_restarts": 2}, "max_worker_restarts = 2"),
+    ],
+)
+def test_failures_that_end_training(start, settings, reason):
+    """One message says which worker, what happened and why it is not started again."""
+    make = partial(FaultyEnv, "raise", 3)
+    collector, model = start(make, processes(2, **settings))
+    with pytest.raises(WorkerError, match=rf"(?s)worker [01] .*the wheel came off.*{reason}"):
+        collector.collect(model)
+    with pytest.raises(WorkerError, match="closed"):
+        collector.collect(model)
+
+
+def test_what_an_environment_of_this_process_raises(start):
+    """It goes through, with the number of the environment."""
+    collector, model = start(partial(FaultyEnv, "raise", 3))
+    with pytest.raises(EnvError, match=r"^environment 0 failed at step .*: the wheel came off"):
+        collector.collect(model)

@@ -1,0 +1,250 @@
+"""Behavioral cloning of recorded episodes of several agents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import torch
+from rollouts import play
+from short_runs import QUIET, rows, summary
+
+from maze_train import load_policy, train
+from maze_train.data.trajectory_dataset import TrajectoryDataset, open_dataset
+from maze_train.data.transition_data import split_episodes
+from maze_train.errors import ConfigError, DatasetError
+from maze_train.seeding import Seeds
+from maze_train.types import tree_map
+
+if TYPE_CHECKING:
+    from maze_train.data.trajectories import Trajectory
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
+ENV: dict[str, Any] = {"_target_": "agent_envs.Heaps"}
+ONE = {"_target_": "own_policies.TakesOne"}
+PLAYERS = {"agents": ["first", "second"]}
+POLICIES = {"players": PLAYERS, "judge": {"agents": ["referee"]}}
+"""The judge has two turns of an episode, the players one in each step."""
+SETTINGS: dict[str, Any] = {
+    "algorithm": "bc",
+    "algorithm.n_epochs": 3,
+    "algorithm.batch_size": 16,
+    "algorithm.lr": 0.02,
+    "model.hidden_sizes": [8],
+    "evaluation.n_episodes": 2,
+    "policies": POLICIES,
+    "runner.dataset": "data/trajectories",
+    "seed": 1,
+    "trust": ["agent_envs", "own_policies"],
+    **QUIET,
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve episodes in which the players act at random, and the referee adds no stone."""
+    directory = tmp_path_factory.mktemp("recorded") / "data"
+    more = {"record": True, "n_episodes": 12, "output_dir": str(directory)}
+    play(env=ENV, policy="random", policies={"referee": ONE}, **more)
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def data(recorded: Path, empty_directory: None) -> None:
+    """They are in `data`."""
+    Path("data").symlink_to(recorded)
+
+
+def run(name: str, **more: Any) -> Any:
+    """A run of three passes."""
+    return train(**{"env": ENV, **SETTINGS, "run_dir": name, **more})
+
+
+def numbers(name: str) -> dict[str, float]:
+    """The last row of metrics.csv."""
+    return {key: float(cell) for key, cell in rows(name)[-1].items() if cell}
+
+
+def turns_of(episode: Trajectory, agents: list[int]) -> int:
+    """Actions of some agents in an episode."""
+    acts: Any = episode.obs
+    return int(acts["acts"][:-1][:, agents].sum())
+
+
+def test_each_policy_learns_from_the_turns_of_its_agents() -> None:
+    """Steps and the losses of validation are those of a loop over episodes, steps and agents."""
+    run("run", **{"algorithm.n_epochs": 1})
+    dataset = open_dataset("data/trajectories")
+    training, validation = split_episodes(len(dataset), 20, Seeds(1).integer("validation"))
+    found = numbers("run")
+    turns = {
+        policy: sum(turns_of(dataset[int(k)], agents) for k in training)
+        for policy, agents in (("players", [0, 1]), ("judge", [2]))
+    }
+    passes = -(-turns["players"] // 16)
+    assert passes > -(-turns["judge"] // 16)
+    repeated, rest = divmod(passes, -(-turns["judge"] // 16))
+    assert found["updates"] == passes
+    assert found["env_steps"] == turns["players"] + repeated * turns["judge"] + 16 * rest
+    policy: Any = load_policy("run", trust=["agent_envs"]).model
+    losses: dict[str, list[float]] = {"players": [], "judge": []}
+    for k in validation:
+        episode: Any = dataset[int(k)]
+        for t in range(episode.num_steps):
+            for i, agent in enumerate(("first", "second", "referee")):
+                if episode.obs["acts"][t, i]:
+                    name = "judge" if agent == "referee" else "players"
+                    seen = {
+                        key.removeprefix(f"agents/{agent}").removeprefix("/"): leaf[t : t + 1]
+                        for key, leaf in episode.obs.items()
+                        if key.startswith(f"agents/{agent}")
+                    }
+                    own, obs = policy.by_policy[name], tree_map(torch.tensor, seen.get("", seen))
+                    action = torch.tensor(episode.actions[agent][t : t + 1])
+                    params = own.policy_params(obs)
+                    losses[name].append(-float(own.distribution.log_prob(params, action).detach()))
+    for name, own_losses in losses.items():
+        assert found[f"validation/{name}/loss"] == pytest.approx(np.mean(own_losses), abs=1e-5)
+    both = losses["players"] + losses["judge"]
+    assert found["validation/loss"] == pytest.approx(np.mean(both), abs=1e-5)
+    assert found["eval/first/episode_return_mean"] == -found["eval/second/episode_return_mean"]
+
+
+def test_a_clone_acts_as_those_who_were_recorded() -> None:
+    """A rule is found again, also by the policies that agents have without settings."""
+    more = {"record": True, "n_episodes": 12, "output_dir": "rule"}
+    play(env=ENV, policies={"all": {**PLAYERS, "source": ONE}, "referee": ONE}, **more)
+    given = {"runner.dataset": "rule/trajectories", "policies": {}, "algorithm.n_epochs": 20}
+    run("run", **given, **{"evaluation.metric": "validation/loss"})
+    assert numbers("run")["validation/first/discrete_accuracy"] == 1.0
+    result = play(run="run", trust=["agent_envs"])
+    heaps = [int(np.random.default_rng(seed).integers(6, 13)) for seed in range(5)]
+    for heap, episode in zip(heaps, result.episodes, strict=True):
+        assert episode.agent_turns == {"first": -(-heap // 2), "second": heap // 2, "referee": 2}
+
+
+@pytest.mark.parametrize(
+    "place",
+    [{"algorithm.storage": "disk"}, {"runner": "local", "runner.n_workers": 2}],
+    ids=["disk", "threads"],
+)
+def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(
+    place: dict[str, Any],
+) -> None:
+    """Wherever the data are read from; the passes of both policies go on in their middle."""
+    more: dict[str, Any] = {"algorithm.epoch_length": 5, "checkpoint.interval": 1}
+    more |= {"model.normalization.mode": "running", "env": None}
+    run("whole", **more, **{"algorithm.n_epochs": 4})
+    run("part", **more, **place, **{"algorithm.n_epochs": 2})
+    run("part", **more, **place, **{"algorithm.n_epochs": 4}, resume="part")
+    assert rows("part") == rows("whole")
+    assert len(rows("whole")) == 4
+    judge = load_policy("whole", trust=["agent_envs"]).model.by_policy["judge"]  # type: ignore[union-attr]
+    dataset = open_dataset("data/trajectories")
+    training, _ = split_episodes(len(dataset), 20, Seeds(1).integer("validation"))
+    assert int(judge.normalizer.count) == sum(turns_of(dataset[int(k)], [2]) for k in training)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"policies": {**POLICIES, "judge": {"agents": ["referee"], "source": ONE}}},
+        {"policies": {**POLICIES, "judge": {"agents": ["referee"], "frozen": True}}},
+        {"policies_to_train": ["players"]},
+    ],
+    ids=["own", "frozen", "not chosen"],
+)
+def test_policies_that_do_not_learn(other: dict[str, Any]) -> None:
+    """They play in evaluations; losses are those of the others, of which one may select."""
+    result = run("run", **other, **{"evaluation.metric": "validation/players/loss"})
+    names = numbers("run")
+    assert not [name for name in names if "judge" in name]
+    assert names["validation/players/loss"] == names["validation/loss"]
+    losses = [float(row["validation/players/loss"]) for row in rows("run")]
+    assert result.summary.best_metric == min(losses)
+    assert "eval/referee/episode_return_mean" in names
+
+
+def test_reinforcement_learning_goes_on_from_clones() -> None:
+    """All policies at once, or one of them; a policy of a clone meets others in rollouts."""
+    run("clone")
+    ppo = {"algorithm": "ppo", "algorithm.n_rollout_steps": 16, "algorithm.batch_size": 16}
+    common = {key: SETTINGS[key] for key in ("trust", "seed", *QUIET)}
+    more = {"env": ENV, **ppo, **common, "total_steps": 64, "runner.concurrency": 2}
+    train(**more, base_run="clone", policies=POLICIES, run_dir="ppo")
+    policies = {"foe": {**PLAYERS, "source": "clone:players"}, "judge": POLICIES["judge"]}
+    train(**more, policies=policies, run_dir="one")
+    play(run="ppo", policies={"second": "clone"}, trust=SETTINGS["trust"])
+    assert summary("out")["policy"]["policies"]["second"]["algorithm"] == "bc"
+
+
+def test_masks_that_forbid_recorded_actions_name_the_agent() -> None:
+    """Episode, step, agent; the actions of those who wait are not looked at."""
+    run("fine")
+    dataset = open_dataset("data/trajectories", mmap=False)
+    part: Any = dataset.parts[0]
+    start, step = int(part.starts[1]), 1  # the second player acts in step 1 of episode 1
+    part.obs["agents/second/action_mask"][
+        start + 1 + step, part.actions["second"][start + step]
+    ] = 0
+    Path("masked").mkdir()
+    node = {"_target_": f"{__name__}.given"}
+    given.dataset = dataset  # type: ignore[attr-defined]
+    with pytest.raises(DatasetError, match=r"episode 1, step 1 of .*observation of second forbids"):
+        run("run", **{"runner.dataset": node})
+
+
+def given() -> TrajectoryDataset:
+    """A data set that a test has put here."""
+    found: TrajectoryDataset = given.dataset  # type: ignore[attr-defined]
+    return found
+
+
+MEMORY = {"agents": ["referee"], "model": {"memory": {"cell": "gru", "size": 4}}}
+
+
+@pytest.mark.parametrize(
+    ("more", "problem"),
+    [
+        (
+            {"policies": {**POLICIES, "judge": MEMORY}},
+            r"policies\.judge\.model\.memory: bc learns from single transitions",
+        ),
+        (
+            {"env": None, "algorithm.validation_percentage": 0},
+            r"evaluation\.metric = '': nothing says .* of train/players/policy_loss, train/judge",
+        ),
+        (
+            {"evaluation.metric": "validation/players/lsos"},
+            r"not reported; did you mean validation/players/loss\?",
+        ),
+        ({"policies": {"players": PLAYERS}}, r"policies = \['players'\]: no policy for referee"),
+        ({"policies_to_train": []}, r"policies_to_train = \[\]: no policy would learn"),
+        (
+            {"env": None, "evaluation.opponents": {"random": "random"}},
+            r"evaluation\.opponents = \['random'\]: they are met in an environment: set env",
+        ),
+        ({"env": "CartPole-v1"}, r"env = 'CartPole-v1': has the observation space"),
+    ],
+    ids=["memory", "metric", "typo", "left out", "nobody", "opponents", "env"],
+)
+def test_what_does_not_fit_is_named(more: dict[str, Any], problem: str) -> None:
+    """Key, value, what is expected; there is no run then."""
+    with pytest.raises(ConfigError, match=problem):
+        run("run", **more)
+    assert not Path("run").exists()
+
+
+def test_a_policy_whose_agents_never_act() -> None:
+    """It has nothing to learn from; so it is told before training, with a remedy."""
+    dataset = open_dataset("data/trajectories", mmap=False)
+    part: Any = dataset.parts[0]
+    part.obs["acts"][:, 2] = 0
+    given.dataset = dataset  # type: ignore[attr-defined]
+    more: dict[str, Any] = {"runner.dataset": {"_target_": f"{__name__}.given"}}
+    with pytest.raises(DatasetError, match=r"policy judge has nothing .* \(referee\) acts"):
+        run("run", **more)
+    run("run", **more, policies_to_train=["players"])

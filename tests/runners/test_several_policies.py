@@ -1,0 +1,268 @@
+"""Rollouts in which several policies play, each for some agents."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from own_policies import TakesOne
+from rollouts import play, rows
+from short_runs import FORK, short_run, summary
+
+from maze_train.config.rollout_loading import load_rollout_config
+from maze_train.data.trajectory_dataset import open_dataset
+from maze_train.errors import ConfigError
+from maze_train.runners.rollout import RolloutRunner
+
+pytestmark = pytest.mark.usefixtures("empty_directory")
+
+ENV: dict[str, Any] = {"_target_": "agent_envs.Heaps"}
+ONE: dict[str, Any] = {"_target_": "own_policies.TakesOne"}
+ALL_ONE = {"one": {"agents": ["f*"], "source": ONE}, "second": ONE, "referee": ONE}
+TRUST = {"trust": ["agent_envs", "own_policies"]}
+RECURRENT = {
+    "model.memory": {"cell": "gru", "size": 6},
+    "algorithm.n_rollout_steps": 12,
+    "algorithm.sequence_length": 4,
+}
+
+
+class Engine(TakesOne):
+    """Can not be copied."""
+
+    def __init__(self, *spaces: Any) -> None:
+        super().__init__(*spaces)
+        self.lock = threading.Lock()
+
+
+def run(name: str, **more: Any) -> None:
+    """A run with a policy `first` of both players, and one of the referee."""
+    short_run(name, "ppo", env=ENV, **{"total_steps": 128, **more})
+
+
+def play_heaps(**settings: Any) -> Any:
+    """A rollout in which players take stones from a heap."""
+    given = {"env": ENV, "policies": ALL_ONE} if "run" not in settings else {}
+    return play(**{**given, **TRUST, **settings})
+
+
+def test_returns_and_turns_of_agents_are_those_of_the_game() -> None:
+    """Who takes one stone each time has half of the turns, and the last stone says who wins."""
+    result = play_heaps(record=True, seed=3)
+    heaps = [int(np.random.default_rng(seed).integers(6, 13)) for seed in range(3, 8)]
+    assert len({heap % 2 for heap in heaps}) == 2
+    wins = [1.0 if heap % 2 else -1.0 for heap in heaps]
+    dataset = open_dataset("out/trajectories")
+    for heap, win, row, episode in zip(heaps, wins, rows(), dataset, strict=True):
+        turns = {"first": (heap + 1) // 2, "second": heap // 2, "referee": 2}
+        returns = {"first": win, "second": -win, "referee": 0.5}
+        assert {agent: int(row[f"turns/{agent}"]) for agent in turns} == turns
+        assert {agent: float(row[f"return/{agent}"]) for agent in turns} == returns
+        assert episode.obs["acts"][:-1].sum(0).tolist() == list(turns.values())
+        assert episode.obs["rewards"].sum(0).tolist() == list(returns.values())
+        assert float(row["return"]) == pytest.approx(0.5 / 3)
+    found = summary("out")
+    share = wins.count(1.0) / 5
+    first, second, referee = (found["agents"][name] for name in ("first", "second", "referee"))
+    assert first == {
+        "policy": "one",
+        "return_mean": pytest.approx(2 * share - 1),
+        "return_std": pytest.approx(np.std(wins)),
+        "return_min": -1.0,
+        "return_max": 1.0,
+        "turns_mean": np.mean([(heap + 1) // 2 for heap in heaps]),
+        "win_rate": share,
+        "draw_rate": 0.0,
+        "loss_rate": 1 - share,
+    }
+    assert (second["win_rate"], referee["loss_rate"]) == (first["loss_rate"], 1.0)
+    assert result.summary.agents["second"].return_mean == second["return_mean"]
+    played = {"one": {"agents": ["first"], "source": ONE}}
+    played |= {name: {"agents": [name], "source": ONE} for name in ("second", "referee")}
+    assert found["policy"] == dataset.metadata.policy == {"policies": played}
+    assert found["deterministic"] is None
+
+
+def test_agents_with_one_policy_win_nothing_against_each_other() -> None:
+    """Rates are against agents of other policies; without any there are none."""
+    policies = {"players": {"agents": ["first", "second"], "source": ONE}, "referee": ONE}
+    play_heaps(policies=policies)
+    first = summary("out")["agents"]["first"]
+    heaps = [int(np.random.default_rng(seed).integers(6, 13)) for seed in range(5)]
+    assert first["win_rate"] == np.mean([heap % 2 for heap in heaps])  # 1 against 0.5
+    game = {"_target_": "agent_envs.Rochambeau"}
+    play(env=game, policies={"all": {"agents": ["*"], "source": "random"}}, output_dir="all")
+    assert summary("all")["agents"]["left"]["win_rate"] is None
+
+
+@pytest.mark.parametrize("more", [{}, RECURRENT], ids=["plain", "memory"])
+def test_policies_of_a_run_play_as_they_do_without_being_named(more: dict[str, Any]) -> None:
+    """Also sampled, and where each agent has a policy of its own; agents share noise in no way."""
+    run("run", **more)
+    for chance in (True, False):
+        plain = play_heaps(run="run", output_dir=f"plain{chance}", deterministic=chance)
+        policies = {"judge": {"agents": ["ref*"], "source": "run:referee"}, "second": "run:first"}
+        result = play_heaps(
+            run="run", policies=policies, output_dir=f"named{chance}", deterministic=chance
+        )
+        assert rows(f"named{chance}") == rows(f"plain{chance}")
+        assert summary(f"named{chance}")["policy"]["policies"]["first"]["agents"] == ["first"]
+    assert plain.summary.agents["second"].policy == "first"
+    assert result.summary.agents["second"].policy == "second"
+
+
+def test_agents_that_are_not_named_play_as_the_run_does() -> None:
+    """A name is that of an agent, else that of a policy of the run; ids stay apart."""
+    run("run")
+    cases: dict[str, Any] = {
+        "first": {"first": ["first"], "first_of_run": ["second"], "referee": ["referee"]},
+        "second": {"first": ["first"], "second": ["second"], "referee": ["referee"]},
+        "referee": {"first": ["first", "second"], "referee": ["referee"]},
+    }
+    for name, agents in cases.items():
+        play_heaps(run="run", policies={name: "random"}, output_dir=name)
+        found = summary(name)["policy"]["policies"]
+        assert {key: own["agents"] for key, own in found.items()} == agents
+        assert found[name] == {"agents": [name], "source": "random"}
+        for owner in agents.keys() - {name}:
+            of_run = owner.removesuffix("_of_run")
+            assert found[owner]["source"] == f"{Path('run').absolute()}:{of_run}"
+            assert found[owner]["algorithm"] == "ppo"
+    policies = {"old": {"agents": ["main"], "source": "base:main"}}
+    named = {"main": {"agents": ["first", "second"]}, "judge": {"agents": ["ref*"], "source": ONE}}
+    for name in ("base", "other"):
+        run(name, policies=named, **TRUST)
+    play_heaps(run="other", policies=policies)
+    found = summary("out")["policy"]["policies"]
+    assert {key: own["agents"] for key, own in found.items()} == {
+        "old": ["first", "second"],
+        "judge": ["referee"],
+    }
+    assert (found["old"]["source"], found["judge"]["source"]) == (
+        f"{Path('base').absolute()}:main",
+        ONE,
+    )
+
+
+def test_random_actions_of_agents_that_are_not_named() -> None:
+    """`policy=random` is for all others; objects of Python play, also those that have no copies."""
+    result = play_heaps(policy="random", policies={"second": Engine}, n_episodes=20)
+    found = {key: own["agents"] for key, own in summary("out")["policy"]["policies"].items()}
+    assert found == {
+        "random_first": ["first"],
+        "second": ["second"],
+        "random_referee": ["referee"],
+    }
+    game = {"_target_": "agent_envs.Rochambeau"}
+    play(env=game, policy="random", policies={"left": "random"}, output_dir="one")
+    assert list(summary("one")["policy"]["policies"]) == ["left", "random"]
+    turns = [episode.agent_turns["second"] for episode in result.episodes]
+    assert len(set(turns)) > 2
+    few = {"runner.concurrency": 3, "output_dir": "few"}
+    play_heaps(policy="random", policies={"second": Engine}, n_episodes=20, **few)
+    assert rows("few") == rows("out")
+
+
+@pytest.mark.slow
+def test_processes_change_no_number() -> None:
+    """Trained, random and own policies play the same episodes in worker processes."""
+    run("run")
+    policies = {"second": "random", "referee": ONE}
+    for name, place in (("dev", {}), ("local", {**FORK, "runner.n_workers": 2})):
+        given = {"run": "run", "policies": policies, "deterministic": False, **place}
+        play_heaps(**given, n_episodes=12, output_dir=name)
+    assert rows("local") == rows("dev")
+    assert summary("local")["agents"] == summary("dev")["agents"]
+
+
+def test_the_configuration_that_is_written_repeats_the_rollout() -> None:
+    """Short forms are written as settings of policies, with absolute directories."""
+    run("run")
+    play_heaps(run="run", policies={"second": "run", "first": ONE}, video=False)
+    node = yaml.safe_load(Path("out/rollout.yaml").read_text())
+    assert node["policies"]["second"]["source"] == str(Path("run").absolute())
+    RolloutRunner(load_rollout_config({**node, "output_dir": "again"})).run()
+    assert rows("again") == rows("out")
+
+
+def test_forms_in_which_policies_are_named() -> None:
+    """A source alone, single settings, and a class with its arguments."""
+    config = load_rollout_config(
+        {
+            "env._target_": "agent_envs.Heaps",
+            "policies.first": "random",
+            "policies.second.source": "runs/a:main",
+            "policies.second.agents": ["second", "other"],
+            "policies.referee._target_": "my.Policy",
+            "policies.referee.size": 3,
+        }
+    )
+    found = {key: (own.agents, own.source) for key, own in config.policies.items()}
+    assert found == {
+        "first": (["first"], "random"),
+        "second": (["second", "other"], f"{Path('runs/a').absolute()}:main"),
+        "referee": (["referee"], {"_target_": "my.Policy", "size": 3}),
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"policies": {"first": "random"}}, r"policies = \['first'\]: no policy for second, ref"),
+        (
+            {"policy": "random", "policies": {"frist": "random"}},
+            r"policies\.frist\.agents = 'frist': no such agent.*there are: first, second, referee",
+        ),
+        (
+            {"policy": "random", "policies": {"a.b": {"agents": ["first"], "source": "random"}}},
+            r"policies = 'a\.b': PyTorch can not name a module so",
+        ),
+        (
+            {"policies": {**ALL_ONE, "all": {"agents": ["*"], "source": "random"}}},
+            r"policies\.all\.agents .*first has the policy one already",
+        ),
+        (
+            {"policies": {"all": {"agents": ["*"], "source": "random"}}},
+            r"policies\.all\.agents .*first and referee have different spaces",
+        ),
+        ({"policies": {**ALL_ONE, "second": None}}, r"policies\.second\.source = None: expected"),
+        ({"policies": {**ALL_ONE, "second": "no"}}, r"policies\.second\.source = .*no saved pol"),
+        (
+            {"policies": {**ALL_ONE, "second": "run:referee"}},
+            r"policies\.second\.source = .*:referee': its policy has the observation space .*, "
+            "second has",
+        ),
+        ({"policies": {**ALL_ONE, "second": "run:main"}}, r"second\.source.*expected .*run:first"),
+        (
+            {"policies": {**ALL_ONE, "second": {"source": "random", "frozen": True}}},
+            r"policies\.second\.frozen = True: is for training",
+        ),
+        (
+            {"policies": {**ALL_ONE, "second": {"_target_": "own_policies.Nothing"}}},
+            r"policies\.second\.source = 'Nothing': expected an ActingModel",
+        ),
+        ({"policy": ONE, "policies": ALL_ONE}, r"policy = .*acts for all agents: expected random"),
+        ({"env": "CartPole-v1", "policies": ALL_ONE}, r"policies = .*has one agent; leave it out"),
+        ({"env": None, "policies": ALL_ONE}, r"env: choose one"),
+        ({"policies": {}}, r"run = None: expected one of run=.*policies\.<agent>=<source>"),
+    ],
+    ids=[
+        *("left out", "typo", "id", "twice", "different spaces", "no source", "no run", "spaces"),
+        *("policy of a run", "training", "no policy", "all agents", "one agent", "no env"),
+        "nothing",
+    ],
+)
+def test_what_does_not_fit_is_named_before_anything_is_played(
+    given: dict[str, Any], problem: str
+) -> None:
+    """Key, value, what is expected; nothing is written."""
+    if "run:" in str(given):
+        run("run")
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(ConfigError, match=problem):
+        play(**{"env": ENV, **TRUST, **given})
+    assert sorted(Path().rglob("*")) == before

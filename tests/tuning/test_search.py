@@ -1,0 +1,377 @@
+"""Searches: the study, its trials and their end, with runs that do not train."""
+
+from __future__ import annotations
+
+import csv
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from command_lines import CommandLine, maze_run
+
+from maze_train.comparison.compare import compare_runs
+from maze_train.errors import MissingExtraError
+from maze_train.tuning.search import search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from maze_train.config.train_config import TrainConfig
+
+pytest.importorskip("optuna", reason="needs the extra optuna")
+
+__all__ = ["maze_run"]
+
+RETURN = "eval/episode_return_mean"
+EPOCHS = 4
+GAMMA = "{low: 0.5, high: 0.9}"
+SEARCH = ("-cn", "search", "algorithm=ppo", "env=CartPole-v1", "study=s")
+ONE = (*SEARCH, f"search.algorithm.gamma={GAMMA}")
+FORK = multiprocessing.get_context("fork")
+PATIENCE_S = 60.0
+
+
+def gamma_of(config: TrainConfig) -> float:
+    """A run whose value is a setting."""
+    return float(vars(config.algorithm)["gamma"])
+
+
+class Runs:
+    """Runs of four epochs that do not train, in the place of `TrainingRunner`."""
+
+    def __init__(self) -> None:
+        self.value: Callable[[TrainConfig], float] = gamma_of
+        self.after_epoch: Callable[[TrainConfig, int], None] = lambda config, epoch: None
+
+    def runner_of(self, config: TrainConfig) -> SimpleNamespace:
+        """What takes the place of a runner."""
+        runner = SimpleNamespace(callbacks=[], builder=SimpleNamespace(selection_metric=RETURN))
+        runner.run = lambda: SimpleNamespace(history=list(self._rows(config, runner.callbacks)))
+        return runner
+
+    def _rows(self, config: TrainConfig, callbacks: list[Any]) -> Iterator[dict[str, float]]:
+        """The rows of a run: its value grows over the epochs."""
+        assert config.run_dir is not None
+        Path(config.run_dir).mkdir(parents=True, exist_ok=True)
+        with (Path(config.run_dir) / "calls").open("a") as file:
+            file.write(f"{config.seed} {config.resume}\n")
+        run = SimpleNamespace(stop_reason="", progress=SimpleNamespace(fraction=0.0))
+        run.stop = lambda reason: setattr(run, "stop_reason", reason)
+        for callback in callbacks:
+            callback.on_run_start(run)
+        for epoch in range(1, EPOCHS + 1):
+            run.metrics = {RETURN: self.value(config) * epoch / EPOCHS}
+            run.progress.fraction = epoch / EPOCHS
+            for callback in callbacks:
+                callback.on_epoch_end(run)
+            yield {"epoch": float(epoch), **run.metrics}
+            self.after_epoch(config, epoch)
+            if run.stop_reason:
+                return
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+    """Runs that do not train."""
+    found = Runs()
+    monkeypatch.setattr("maze_train.tuning.trial.prepare", lambda config: config)
+    monkeypatch.setattr("maze_train.tuning.trial.TrainingRunner", found.runner_of)
+    return found
+
+
+def rows_of(folder: Path) -> list[dict[str, str]]:
+    """The rows of trials.csv."""
+    with (folder / "trials.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def column(folder: Path, name: str) -> list[str]:
+    """One column of trials.csv."""
+    return [row[name] for row in rows_of(folder)]
+
+
+def test_a_search_ends_with_its_best_settings(
+    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Printed as a command, and in files; what a trial prints goes to its own one."""
+    given = ("total_steps=1000", "n_trials=4", "n_jobs=2", "algorithm.gamma=0.7")
+    assert maze_run(*ONE, *given) == 0
+    output = capfd.readouterr()
+    study = maze_run.folder / "s"
+    values = [float(text) for text in column(study, "value")]
+    assert column(study, "state") == ["complete"] * 4
+    assert column(study, "algorithm.gamma") == [repr(value) for value in values]
+    assert values[0] == 0.7  # the settings as they are
+    assert 0.5 <= min(values) < max(values) <= 0.9
+    best = yaml.safe_load((study / "best.yaml").read_text())
+    assert best == {"algorithm.gamma": max(values)}
+    line = "maze-run algorithm=ppo env=CartPole-v1 total_steps=1000 "
+    assert f"\n{line}algorithm.gamma={max(values)}\n\nresults: {study}\n" in output.out
+    assert line in (study / "trials.md").read_text()
+    number = values.index(max(values))
+    assert f"4 trials (4 complete); best: trial {number}, {RETURN}" in output.out
+    assert "maze-run: trial 0: algorithm.gamma=0.7\n" in output.out
+    assert (study / "search.png").read_bytes().startswith(b"\x89PNG")
+    assert (study / "0/job.log").is_file()
+
+
+def test_the_command_with_the_best_settings_can_be_run(maze_run: CommandLine, runs: Runs) -> None:
+    """It is spelled as the command line wants it; settings of the search are left out."""
+    assert maze_run(*SEARCH, "search.model.hidden_sizes=[[8,8]]", "n_trials=1", "value=final") == 0
+    line = (maze_run.folder / "s/best.yaml").read_text().splitlines()[1].removeprefix("# ")
+    assert line == "maze-run algorithm=ppo env=CartPole-v1 'model.hidden_sizes=[8, 8]'"
+
+
+def test_a_study_goes_on_with_the_same_command(
+    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """As if it had not been stopped, for trials one after the other; other settings are refused."""
+    sampler = "sampler={name: tpe, n_startup_trials: 2}"
+    for study, n_trials in (("whole", 6), ("s", 3), ("s", 6), ("s", 6)):
+        assert maze_run(*ONE, sampler, f"study={study}", f"n_trials={n_trials}") == 0
+    capfd.readouterr()
+    names = ("value", "state", "algorithm.gamma")
+    folders = [maze_run.folder / name for name in ("s", "whole")]
+    first, second = ([column(folder, name) for name in names] for folder in folders)
+    assert first == second
+    assert len(first[0]) == 6
+    calls = [folder / f"{i}/calls" for folder in folders for i in range(6)]
+    assert {path.read_text() for path in calls} == {"0 auto\n"}
+    for change, message in (
+        (("total_steps=7",), "total_steps = 7: the study in "),
+        (("search.algorithm.gamma.low=0.1",), "search.algorithm.gamma.low = 0.1: the study in"),
+        (("search.algorithm.lr=[1e-3]",), "search.algorithm.lr.log = False: the study in"),
+        (("n_seeds=2",), "n_seeds = 2: the study in"),
+    ):
+        assert maze_run(*ONE, *change) == 2
+        assert f"maze-run: error: {message}" in capfd.readouterr().err
+    assert maze_run(*ONE, "tracking.csv=false", "n_trials=6") == 0
+    assert "has 6 trials" in capfd.readouterr().err
+
+
+def test_a_hopeless_trial_is_pruned(
+    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """By what others had at the same share of the run; it is counted and shown as such."""
+    pruner = "pruner={name: median, n_startup_trials: 2, n_warmup_steps: 0}"
+    runs.value = lambda config: 1.0 if gamma_of(config) == 0.99 else -gamma_of(config)
+    grid = "search.algorithm.gamma=[0.99,0.5]"
+    assert maze_run(*SEARCH, grid, pruner, "sampler=random", "n_trials=12") == 0
+    output = capfd.readouterr().out
+    rows = rows_of(maze_run.folder / "s")
+    pruned = [row for row in rows if row["state"] == "pruned"]
+    assert {row["algorithm.gamma"] for row in pruned} == {"0.5"}
+    assert {(row["done_percent"], row["value"]) for row in pruned} == {("25", "-0.125")}
+    assert f"trial {pruned[0]['trial']}: pruned at 25 % after" in output
+    assert f"({12 - len(pruned)} complete, {len(pruned)} pruned)" in output
+
+
+def test_reports_lie_on_a_grid_of_percents(maze_run: CommandLine, runs: Runs) -> None:
+    """So that trials with epochs of different lengths can be compared."""
+    assert maze_run(*ONE, "n_trials=1", "algorithm.gamma=0.8") == 0
+    journal = (maze_run.folder / "s/study.journal").read_text()
+    logs = [json.loads(line) for line in journal.splitlines()]
+    reports = {log["step"]: log["intermediate_value"] for log in logs if "step" in log}
+    assert list(reports) == list(range(5, 101, 5))
+    found = [reports[percent] for percent in (5, 25, 30, 75, 80, 100)]
+    assert found == pytest.approx([0.2, 0.2, 0.4, 0.6, 0.8, 0.8])
+
+
+@pytest.mark.parametrize("everything", [False, True])
+def test_a_trial_that_fails(
+    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str], everything: bool
+) -> None:
+    """It is told and marked, and stops no other; only where all fail the search does."""
+
+    def value(config: TrainConfig) -> float:
+        if everything or gamma_of(config) == 0.5:
+            raise ValueError("a bug")
+        return float("nan") if gamma_of(config) == 0.6 else 1.0
+
+    runs.value = value
+    command = (*SEARCH, "search.algorithm.gamma=[0.5,0.6,0.99]", "sampler=random", "n_trials=8")
+    assert maze_run(*command) == int(everything)
+    output = capfd.readouterr()
+    rows = rows_of(maze_run.folder / "s")
+    errors = {row["algorithm.gamma"]: row["error"] for row in rows}
+    if everything:
+        assert {row["state"] for row in rows} == {"failed"}
+        assert output.err.endswith("error: all 8 trials failed; the last one: ValueError: a bug\n")
+        return
+    assert errors == {
+        "0.5": "ValueError: a bug",
+        "0.6": f"no finite {RETURN}; metrics.csv has epoch, {RETURN}",
+        "0.99": "",
+    }
+    number = [row["algorithm.gamma"] for row in rows].index("0.5")
+    assert f"error: trial {number} (algorithm.gamma=0.5): ValueError: a bug\n" in output.err
+    assert "in value\n" in (maze_run.folder / f"s/{number}/job.log").read_text()
+    assert "best: trial 0" in output.out
+
+
+def test_a_search_that_is_interrupted_goes_on(
+    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With the same trials in the same directories: runs continue at their checkpoints."""
+    both = FORK.Barrier(2)
+
+    def after_epoch(config: TrainConfig, epoch: int) -> None:
+        if epoch == 2 and not (maze_run.folder / "again").exists():
+            if both.wait(PATIENCE_S) == 0:
+                os.kill(os.getppid(), signal.SIGINT)
+            while True:
+                signal.sigtimedwait([], 0.02)
+
+    runs.after_epoch = after_epoch
+    command = (*ONE, "n_trials=3", "n_jobs=2")
+    assert maze_run(*command) == 130
+    study = maze_run.folder / "s"
+    assert "the same command goes on with the study in" in capfd.readouterr().err
+    assert column(study, "state") == ["interrupted"] * 2
+    gammas = column(study, "algorithm.gamma")
+    maze_run.write("again", "")
+    assert maze_run(*command) == 0
+    assert column(study, "state") == ["complete"] * 3
+    assert column(study, "algorithm.gamma")[:2] == gammas
+    assert [(study / f"{i}/calls").read_text() for i in range(3)] == ["0 auto\n" * 2] * 2 + [
+        "0 auto\n"
+    ]
+
+
+def test_a_trial_that_is_killed_has_failed(
+    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The search goes on without it."""
+
+    def after_epoch(config: TrainConfig, epoch: int) -> None:
+        if config.run_dir == str(maze_run.folder / "s/0"):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    runs.after_epoch = after_epoch
+    assert maze_run(*ONE, "n_trials=2") == 0
+    assert column(maze_run.folder / "s", "error") == ["ended by SIGKILL", ""]
+
+
+def test_seeds_of_a_trial(maze_run: CommandLine, runs: Runs) -> None:
+    """One run each below the directory of the trial; their mean is the value."""
+    runs.value = lambda config: float(config.seed or 0)
+    assert maze_run(*ONE, "n_trials=2", "n_seeds=3", "seed=4") == 0
+    study = maze_run.folder / "s"
+    assert column(study, "value") == ["5.0", "5.0"]
+    for trial, seed in ((0, 4), (0, 5), (1, 6)):
+        assert (study / f"{trial}/seed_{seed}/calls").read_text() == f"{seed} auto\n"
+
+
+@pytest.mark.parametrize(
+    ("settings", "best", "value"),
+    [
+        ((), "0.9", 0.9),
+        (("mode=min",), "0.5", 0.125),
+        (("mode=min", "value=final"), "0.5", 0.5),
+        (("evaluation.mode=min",), "0.5", 0.125),
+        ((f"metric={RETURN}", "evaluation.mode=min"), "0.9", 0.9),
+        (("metric=epoch", "value=final"), "0.9", 4.0),
+    ],
+)
+def test_what_is_best(
+    maze_run: CommandLine, runs: Runs, settings: tuple[str, ...], best: str, value: float
+) -> None:
+    """The metric that selects policies, unless another one is named; the best value or the last."""
+    ranges = ("search.algorithm.gamma=[0.5,0.9]", "sampler=random", "n_trials=6", "pruner=nop")
+    assert maze_run(*SEARCH, *ranges, *settings) == 0
+    study = maze_run.folder / "s"
+    found = yaml.safe_load((study / "best.yaml").read_text())
+    number = (study / "best.yaml").read_text().split()[2]
+    assert float(column(study, "value")[int(number)]) == value
+    if "metric=epoch" not in settings:
+        assert found == {"algorithm.gamma": float(best)}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("search.algorithm.gama=[0.9]", "search.algorithm.gama = 0.9: a run does not take it: "),
+        ("sampler=tp", "sampler = 'tp': unknown; did you mean tpe? allowed: bruteforce, cmaes"),
+        ("sampler={name: tpe, seeds: 1}", "sampler = {'name': 'tpe', 'seeds': 1}: "),
+        ("pruner=medin", "pruner = 'medin': unknown; did you mean median?"),
+        ("pruner={name: threshold}", "pruner = {'name': 'threshold'}: "),
+        ("n_job=2", "n_job = 2: unknown; did you mean n_jobs?"),
+        ("algorithm.lr=x", "algorithm.lr = 'x': "),
+    ],
+)
+def test_mistakes_are_told_before_the_first_trial(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], wrong: str, message: str
+) -> None:
+    """One message, exit code 2, and nothing is written."""
+    assert maze_run(*ONE, wrong) == 2
+    assert f"maze-run: error: {message}" in capfd.readouterr().err
+    assert maze_run.files() == []
+
+
+def test_ranges_of_a_file_can_be_changed(maze_run: CommandLine, runs: Runs) -> None:
+    """`search=<name>` chooses one, in a folder of the user, too; single ones are put over it."""
+    ranges = "algorithm: {gamma: [0.9], lr: [0.1], max_grad_norm: [1]}\n"
+    maze_run.write("own/search/mine.yaml", ranges)
+    own = ("--config-dir", "own", "search=mine")
+    changes = ("search.algorithm.lr=null", "search.algorithm.gamma=[0.8]")
+    assert maze_run(*SEARCH, *own, *changes, "n_trials=1") == 0
+    best = yaml.safe_load((maze_run.folder / "s/best.yaml").read_text())
+    assert best == {"algorithm.gamma": 0.8, "algorithm.max_grad_norm": 1}
+
+
+def test_a_search_in_python(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same study; its directory is named after environment and algorithm."""
+    monkeypatch.chdir(tmp_path)
+    ranges = {"algorithm.gamma": {"low": 0.5, "high": 0.9}}
+    result = search("CartPole-v1", "ppo", ranges, n_trials=3, **{"algorithm.gamma": 0.9})
+    assert result.study == tmp_path / "outputs/studies/CartPole-v1-ppo"
+    assert result.best == {"algorithm.gamma": 0.9}
+    assert (result.best_trial, result.best_value) == (0, 0.9)
+    assert [row["state"] for row in result.rows] == ["complete"] * 3
+    assert "best: trial 0" in str(result)
+
+
+def test_without_optuna(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The message says what to install."""
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingExtraError, match="optuna"):
+        search("CartPole-v1", "ppo", "ppo")
+
+
+@pytest.mark.slow
+def test_trials_in_parallel_have_the_values_of_trials_one_after_the_other(
+    tmp_path: Path,
+) -> None:
+    """Each is a usual run, also one that was pruned; all of them can be compared."""
+    ranges = {"algorithm.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
+    settings: dict[str, Any] = {
+        "env": "CartPole-v1",
+        "ranges": ranges,
+        "n_trials": 4,
+        "sampler": "random",
+        "pruner": {"name": "threshold", "lower": 1e6, "n_warmup_steps": 50},
+        "begin_with_given": False,
+        "total_steps": 1000,
+        "evaluation": {"n_episodes": 2, "concurrency": 1},
+        "algorithm.n_rollout_steps": 32,
+        "algorithm.epoch_length": 1,
+    }
+    found = [search(**settings, study=str(tmp_path / f"{n}"), n_jobs=n) for n in (1, 2)]
+    names = ("trial", "state", "value", "algorithm.lr", "done_percent")
+    first, second = ([[row[name] for name in names] for row in each.rows] for each in found)
+    assert first == second
+    assert {row["state"] for row in found[0].rows} == {"pruned"}
+    summary = json.loads((tmp_path / "2/0/summary.json").read_text())
+    assert summary["stop_reason"] == "pruned at 50 %"
+    comparison = compare_runs(tmp_path / "2", tmp_path / "c")
+    assert comparison.settings == ["algorithm.lr"]
+    assert len(comparison.rows) == 4
+    assert comparison.left_out == []

@@ -1,0 +1,164 @@
+"""Ranges of a search: how they are spelled, checked, and drawn from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cases import sweep
+
+from maze_train.config.options import list_options
+from maze_train.config.pipeline import configure
+from maze_train.config.search_config import SearchConfig, load_search_config, without_search
+from maze_train.config.train_config import TrainConfig
+from maze_train.config.writing import config_to_dict, field_of_key
+from maze_train.errors import ConfigError
+from maze_train.tuning.space import Space, short_names, shown
+
+pytest.importorskip("optuna", reason="needs the extra optuna")
+
+PPO = {"env": "CartPole-v1", "algorithm": "ppo"}
+
+
+def space_of(ranges: dict[str, Any], **settings: Any) -> Space:
+    """The space of a search with PPO."""
+    config, own = load_search_config({**PPO, **settings, "search": ranges})
+    return Space(config.ranges, own)
+
+
+def test_settings_of_searches_and_runs_have_other_names() -> None:
+    """Both stand side by side on the command line."""
+    assert not field_of_key(SearchConfig).keys() & field_of_key(TrainConfig).keys()
+
+
+def test_ranges_are_found_at_any_depth() -> None:
+    """Nested as in a file, by dotted names, a list for choices; null takes a setting out."""
+    node = {
+        "algorithm": {"lr": {"low": 1e-4, "high": 1e-2, "log": True}, "gamma": [0.9, 0.99]},
+        "algorithm.batch_size": {"low": 64, "high": 256, "step": 64},
+        "model": {"hidden_sizes": {"choices": [[8], [8, 8]]}, "activation": None},
+        "env": {},
+    }
+    config, settings = load_search_config({**PPO, "search": node, "search.algorithm.gamma": None})
+    assert list(config.ranges) == ["algorithm.lr", "algorithm.batch_size", "model.hidden_sizes"]
+    assert config.ranges["model.hidden_sizes"].choices == [[8], [8, 8]]
+    assert settings == PPO
+
+
+@pytest.mark.parametrize(
+    ("ranges", "message"),
+    [
+        ({"algorithm.lr": {"low": 1.0}}, "search.algorithm.lr.high = None: expected {low: a"),
+        ({"algorithm.lr": {"low": 2, "high": 1}}, "search.algorithm.lr.high = 1: expected a numb"),
+        ({"algorithm.lr": {"low": 1, "high": "x"}}, "search.algorithm.lr.high = 'x': expected"),
+        ({"algorithm.lr": {"low": 1, "hi": 2}}, "search.algorithm.lr.hi = 2: unknown"),
+        ({"algorithm.lr": 1e-3}, "search.algorithm.lr = 0.001: expected a mapping with"),
+        ({"algorithm.lr": {"low": 0, "high": 1, "log": True}}, "search.algorithm.lr.low = 0: "),
+        ({"algorithm.lr": []}, "search.algorithm.lr.choices = []: expected either choices"),
+        ({"algorithm.lr": {"low": 1, "choices": [1]}}, "search.algorithm.lr.choices = [1]"),
+        (
+            {"algorithm.lr": {"low": 1e-3, "high": 1, "log": True, "step": 0.1}},
+            "search.algorithm.lr.step = 0.1: expected a number > 0, and log: false",
+        ),
+        ({}, "search = {}: expected ranges: search=a2c"),
+        (
+            {"algorithm.learning_rate": [1e-3]},
+            "search.algorithm.learning_rate = 0.001: a run does not take it: "
+            "algorithm.learning_rate = 0.001: unknown; did you mean algorithm.lr?",
+        ),
+        (
+            {"algorithm.gamma": {"low": 0.9, "high": 1.1}},
+            "search.algorithm.gamma = 1.1: a run does not take it: algorithm.gamma = 1.1: expected",
+        ),
+        ({"algorithm.batch_size": [64, 2.5]}, "search.algorithm.batch_size = 2.5: a run does not"),
+    ],
+)
+def test_wrong_ranges(ranges: dict[str, Any], message: str) -> None:
+    """One message with setting, value and what is expected; a run would refuse the value, too."""
+    with pytest.raises(ConfigError) as caught:
+        space_of(ranges)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"n_trial": 3}, "n_trial = 3: unknown; did you mean n_trials? allowed: search, n_trials"),
+        ({"total_step": 3}, "total_step = 3: unknown; did you mean total_steps?"),
+        ({"n_trials": 0}, "n_trials = 0: expected a number >= 1"),
+        ({"value": "last"}, "value = 'last': "),
+        ({"run_dir": "a"}, "run_dir: trials have directories in that of the study"),
+        ({"search": "pp"}, "search = 'pp': no such option; did you mean ppo?"),
+    ],
+)
+def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
+    """Settings of the search and of its runs are told apart."""
+    with pytest.raises(ConfigError) as caught:
+        load_search_config({**PPO, "search": "ppo", **settings})
+    assert str(caught.value).startswith(message)
+
+
+def test_distributions() -> None:
+    """Integers where the setting is one, also if the ends are spelled so for a number."""
+    space = space_of(
+        {
+            "algorithm.lr": {"low": 1e-4, "high": 1e-2, "log": True, "linear": True},
+            "algorithm.entropy_coef": {"low": 0, "high": 1},
+            "algorithm.batch_size": {"low": 64, "high": 256, "step": 64},
+            "algorithm.n_rollout_steps": {"low": 64, "high": 256, "log": True},
+            "model.hidden_sizes": [[8], [8, 8]],
+            "model.activation": [None, "tanh"],
+        }
+    )
+    kinds = {key: type(found).__name__ for key, found in space.distributions.items()}
+    assert list(kinds.values()) == [
+        *("FloatDistribution", "FloatDistribution", "IntDistribution", "IntDistribution"),
+        *("CategoricalDistribution", "CategoricalDistribution"),
+    ]
+    params = {
+        "algorithm.lr": 0.002,
+        "algorithm.entropy_coef": 0.5,
+        "algorithm.batch_size": 128,
+        "algorithm.n_rollout_steps": 64,
+        "model.hidden_sizes": "[8, 8]",
+        "model.activation": "null",
+    }
+    settings = space.settings_of(params)
+    assert list(settings.values()) == ["linear_0.002", 0.5, 128, 64, [8, 8], None]
+    config = configure({**PPO, **settings})
+    assert space.given(config) == params
+    with pytest.raises(ConfigError, match=r"algorithm.entropy_coef = 2.0: is not in its range"):
+        space.given(configure({**PPO, **settings, "algorithm.entropy_coef": 2}))
+    with pytest.raises(ConfigError, match=r"hidden_sizes = \[9\]: is not in its range"):
+        space.given(configure({**PPO, **settings, "model.hidden_sizes": [9]}))
+
+
+@sweep("name", list_options("search"))
+def test_shipped_ranges(name: str) -> None:
+    """Each algorithm has some, in which its own settings lie."""
+    env = {"sac": "Pendulum-v1", "td3": "Pendulum-v1"}.get(name, "CartPole-v1")
+    node = {"env": env, "algorithm": name, "search": name}
+    config, settings = load_search_config({**node, "runner.dataset": "x" if name == "bc" else None})
+    base = configure(settings)
+    space = Space(config.ranges, settings)
+    again = configure({**settings, **space.settings_of(space.given(base))})
+    assert config_to_dict(again) == config_to_dict(base)
+
+
+def test_every_algorithm_has_ranges() -> None:
+    """Those that derive from another one take its own."""
+    assert set(list_options("algorithm")) - set(list_options("search")) == {"sacfd"}
+
+
+def test_settings_of_runs_among_those_of_a_user() -> None:
+    """For the command that trains with the best settings."""
+    words = ["algorithm=ppo", "++n_trials=3", "++search.algorithm.lr=[1]", "search=ppo", "++seed=1"]
+    assert without_search(words) == ["algorithm=ppo", "seed=1"]
+
+
+def test_values_and_names_for_people() -> None:
+    """Numbers with four digits; the last part of a name, where it is the only one."""
+    assert [shown(text) for text in ("0.00123456", "linear_0.00123456", "tanh", "64")] == [
+        *("0.001235", "linear_0.001235", "tanh", "64")
+    ]
+    assert list(short_names(["a.lr", "b.lr", "b.c"]).values()) == ["a.lr", "b.lr", "c"]
