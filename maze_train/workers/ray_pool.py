@@ -69,9 +69,10 @@ class RayPool(RemotePool):
         calls: Mapping[str, str],
         place: RayPlace,
     ) -> None:
+        session = acquire(place)  # At exit, Ray is to end after this pool.
         super().__init__(make_workers, names, calls, place)
-        session = acquire(place)
         self._release = weakref.finalize(self, session.release)
+        self._release.atexit = False  # `close` is called then, and comes first.
         self._ray = session.ray
         self._memories: dict[int, Any] = {}
         self._published: dict[int, Any] = {}
@@ -111,7 +112,10 @@ class RayPool(RemotePool):
         self._check_open()
         content, memories = pack(args)
         numbers = [self._given(index, memory) for memory in memories]
-        self._actors[index].call(method, content, numbers, self._links[index])
+        actor = self._actors[index]
+        # A worker that was started again has no memory at first.
+        sent = [span for span in self._links[index] if span[0] in actor.memories]
+        actor.call(method, content, numbers, sent)
 
     def _given(self, index: int, memory: Any) -> int:
         """The number of a piece of memory that a worker gets, with what was published of it."""

@@ -153,6 +153,7 @@ def test_memory_that_is_written_here(
     assert [told[1:] for told in pool.call_all("read")] == [[8, 9]] * N
     if where != "here":
         restart(pool, 0, "exit")
+        assert pool.ask(0, "echo", "before") == (0, "before")
         pool.ask(0, "map", memory)
         assert pool.ask(0, "read") == [7, 8, 9]
         assert "is started again" in capfd.readouterr().err
