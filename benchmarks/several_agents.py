@@ -1,13 +1,16 @@
-"""Steps per second of PPO with several agents beside Stable-Baselines3, same settings, in one run.
+"""Steps per second of PPO with several agents beside those of others, same settings, in one run.
 
     python benchmarks/several_agents.py [--rounds 3] [--seconds 20]
+        [--sides SB3 RLlib dev local] [--rllib-python VENV/bin/python]
 
 simple_spread_v3 with three agents that share one policy, two hidden layers of 64 units, 8
-environments, rollouts of 128 steps, 10 passes in minibatches of 256 turns. The peer trains on
-SuperSuit's vector environment of the same 24 agents (`pip install supersuit`). Rates are steps of
-the environments, in each of which three agents act. Each measurement is a fresh process with one
-thread, ours and the peer's in turn, and warms up for one update. The table shows medians over the
-rounds and the median of the ratios of neighbours.
+environments, rollouts of 128 steps, 10 passes in minibatches of 256 turns. Stable-Baselines3 trains
+on SuperSuit's vector environment of the same 24 agents (`pip install supersuit`); RLlib samples in
+the process of its learner, its fastest way with one thread, and needs a virtual environment of its
+own (`ray[rllib]`, `mpe2`). Rates are steps of the environments, in each of which three agents act.
+Each measurement is a fresh process with one thread, all sides in turn, and warms up for one update.
+The table shows medians over the rounds, of steps per second and of steps per second of processor
+time, which other programs on the machine change less, and the medians of the ratios of neighbours.
 """
 
 from __future__ import annotations
@@ -21,11 +24,27 @@ import time
 from typing import Any
 
 ENVS, STEPS, AGENTS = 8, 128, 3
-SIDES = ("SB3", "dev", "local")
+SIDES = ("SB3", "RLlib", "dev", "local")
 
 
-def measure_ours(runner: str, seconds: float) -> float:
-    """Steps per second of this package."""
+class Meter:
+    """Steps of the environments over time, and over the processor time of this process."""
+
+    def __init__(self) -> None:
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it was made."""
+        return time.perf_counter() - self._wall
+
+    def rates(self, steps: float) -> list[float]:
+        """Steps per second, and per second of processor time."""
+        return [steps / self.elapsed, steps / (time.process_time() - self._cpu)]
+
+
+def measure_ours(runner: str, seconds: float) -> list[float]:
+    """Rates of this package."""
     from maze_train import Statistics, TrainerServices, load_config
     from maze_train.config.pipeline import prepare
     from maze_train.runners.base import TrainingRunner
@@ -45,14 +64,14 @@ def measure_ours(runner: str, seconds: float) -> float:
     with TrainingRunner(prepare(config)) as training:
         trainer = training.builder.build(TrainerServices())
         trainer.update_once(trainer.progress(), Statistics())
-        steps, started = 0, time.perf_counter()
-        while time.perf_counter() - started < seconds:
+        steps, meter = 0, Meter()
+        while meter.elapsed < seconds:
             steps += trainer.update_once(trainer.progress(), Statistics())
-        return steps / (time.perf_counter() - started)
+        return meter.rates(steps)
 
 
-def measure_peer(seconds: float) -> float:
-    """Steps per second of Stable-Baselines3 with SuperSuit."""
+def measure_sb3(seconds: float) -> list[float]:
+    """Rates of Stable-Baselines3 with SuperSuit."""
     import supersuit
     from mpe2 import simple_spread_v3
     from stable_baselines3 import PPO
@@ -61,15 +80,15 @@ def measure_peer(seconds: float) -> float:
     class Clock(BaseCallback):
         """Starts after one update; stops at the end of a rollout."""
 
-        started = 0.0
+        meter: Meter | None = None
         before = 0
 
         def _on_step(self) -> bool:
-            return not self.started or time.perf_counter() - self.started < seconds
+            return self.meter is None or self.meter.elapsed < seconds
 
         def _on_rollout_start(self) -> None:
-            if self.num_timesteps and not self.started:
-                self.started, self.before = time.perf_counter(), self.num_timesteps
+            if self.num_timesteps and self.meter is None:
+                self.meter, self.before = Meter(), self.num_timesteps
 
     env: Any = simple_spread_v3.parallel_env(N=AGENTS)
     env = supersuit.pettingzoo_env_to_vec_env_v1(env)
@@ -77,22 +96,73 @@ def measure_peer(seconds: float) -> float:
     settings = {"n_steps": STEPS, "batch_size": 256, "n_epochs": 10, "device": "cpu"}
     model, clock = PPO("MlpPolicy", env, **settings), Clock()
     model.learn(10**9, callback=clock)
-    elapsed = time.perf_counter() - clock.started
-    return (clock.num_timesteps - clock.before) / AGENTS / elapsed
+    assert clock.meter is not None
+    return clock.meter.rates((clock.num_timesteps - clock.before) / AGENTS)
 
 
-def run_process(side: str, seconds: float) -> float:
+def measure_rllib(seconds: float) -> list[float]:
+    """Rates of RLlib."""
+    import ray
+    from mpe2 import simple_spread_v3
+    from ray.rllib.algorithms.ppo import PPOConfig
+    from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
+    from ray.rllib.env.wrappers.pettingzoo_env import ParallelPettingZooEnv
+    from ray.tune.registry import register_env
+
+    def make_env(_: Any) -> Any:
+        return ParallelPettingZooEnv(simple_spread_v3.parallel_env(N=AGENTS))
+
+    register_env("spread", make_env)
+    ray.init(
+        "local", num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error"
+    )
+    network = DefaultModelConfig(
+        fcnet_hiddens=[64, 64], fcnet_activation="tanh", vf_share_layers=False
+    )
+    config = (
+        PPOConfig()
+        .environment("spread")
+        .env_runners(num_env_runners=0, num_envs_per_env_runner=ENVS, rollout_fragment_length=STEPS)
+        .multi_agent(policies={"shared"}, policy_mapping_fn=lambda *_, **__: "shared")
+        .training(
+            train_batch_size_per_learner=ENVS * STEPS,
+            minibatch_size=256,
+            num_epochs=10,
+            lr=1e-3,
+            lambda_=0.95,
+            clip_param=0.2,
+            vf_loss_coeff=0.5,
+            use_kl_loss=False,
+            grad_clip=0.5,
+        )
+        .rl_module(model_config=network)
+    )
+    algorithm = config.build_algo()
+    before, meter = algorithm.train()["num_env_steps_sampled_lifetime"], Meter()
+    steps = before
+    while meter.elapsed < seconds:
+        steps = algorithm.train()["num_env_steps_sampled_lifetime"]
+    rates = meter.rates(steps - before)
+    algorithm.stop()
+    ray.shutdown()
+    return rates
+
+
+def run_process(side: str, arguments: argparse.Namespace) -> list[float]:
     """One measurement in a fresh process."""
-    command = [sys.executable, __file__, "--one", side, "--seconds", str(seconds)]
+    python = arguments.rllib_python if side == "RLlib" else sys.executable
+    command = [python, __file__, "--one", side, "--seconds", str(arguments.seconds)]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return float(json.loads(output.splitlines()[-1]))
+    rates: list[float] = json.loads(output.splitlines()[-1])
+    return rates
 
 
 def main() -> None:
     """Compare, or take one measurement."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--one", choices=SIDES)
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=["SB3", "dev", "local"])
+    parser.add_argument("--rllib-python", default=sys.executable)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     arguments = parser.parse_args()
@@ -100,20 +170,26 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(1)
+        peers = {"SB3": measure_sb3, "RLlib": measure_rllib}
         seconds = arguments.seconds
-        is_peer = arguments.one == "SB3"
-        print(measure_peer(seconds) if is_peer else measure_ours(arguments.one, seconds))
+        measured = peers.get(arguments.one, lambda s: measure_ours(arguments.one, s))(seconds)
+        print(json.dumps(measured))
         return
     rounds = [
-        {side: run_process(side, arguments.seconds) for side in arguments.sides}
+        {side: run_process(side, arguments) for side in arguments.sides}
         for _ in range(arguments.rounds)
     ]
     first = arguments.sides[0]
     print(f"simple_spread_v3, {AGENTS} agents, {ENVS} environments")
     for side in arguments.sides:
-        rate = statistics.median(found[side] for found in rounds)
-        ratio = statistics.median(found[side] / found[first] for found in rounds)
-        print(f"{side:<8} {rate:>10,.1f} steps/s {ratio:>6.2f}")
+        columns = []
+        for i, unit in enumerate(("s", "s of processor time")):
+            if i and side == "local":
+                continue  # its environments are in other processes
+            rate = statistics.median(found[side][i] for found in rounds)
+            ratio = statistics.median(found[side][i] / found[first][i] for found in rounds)
+            columns.append(f"{rate:>9,.1f} steps/{unit} {ratio:>6.2f}")
+        print(f"{side:<6}", "  ".join(columns))
 
 
 if __name__ == "__main__":

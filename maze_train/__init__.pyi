@@ -247,3 +247,5 @@ from maze_train.training.outcome import TrainingSummary as TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy as TrainedPolicy
 from maze_train.training.services import TrainerServices as TrainerServices
 from maze_train.training.trainer import Trainer as Trainer
+from maze_train.tuning.report import SearchResult as SearchResult
+from maze_train.tuning.search import search as search

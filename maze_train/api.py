@@ -219,7 +219,7 @@ def make_env(
 
 def evaluate(
     policy: Any,
-    env: str | Callable[..., Env[Any, Any]] | EnvConfig,
+    env: str | Callable[..., Env[Any, Any]] | EnvConfig | dict[str, Any],
     n_episodes: int = 10,
     seed: int = 0,
     *,
@@ -234,8 +234,8 @@ def evaluate(
     Args:
         policy: What `run_rollout` takes: a loaded policy, an object with `act(observation)`, a
             function of the observation, or `"random"`.
-        env: A registered id, an `EnvConfig`, or a class or function that makes an environment, such
-            as `lambda: make_env("outputs/a")`.
+        env: A registered id, an `EnvConfig`, the `env` section as a mapping, or a class or function
+            that makes an environment, such as `lambda: make_env("outputs/a")`.
         n_episodes: Episodes, >= 1.
         seed: Seed of the first episode; the others have the next ones.
         deterministic: Whether a model takes the most likely action instead of a sampled one.
@@ -247,6 +247,8 @@ def evaluate(
         EnvError: If an environment or the policy raises or returns something invalid.
     """
     check_at_least("n_episodes", n_episodes, 1)
+    if isinstance(env, dict):
+        env = load_config({"env": env, "algorithm": "ppo"}).env
     with RolloutGenerator(
         env,
         policy,

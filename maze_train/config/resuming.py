@@ -185,10 +185,10 @@ def _table(before: Mapping[str, Any], now: Mapping[str, Any], notes: Mapping[str
 
 
 def _without_sections(changed: list[str]) -> list[str]:
-    """The keys, classes of sections first; a section of another class has other keys, left out."""
+    """The keys, classes of sections first; of one of another class only what may not change."""
     targets = [key for key in changed if key.endswith(f".{TARGET}")]
     sections = tuple(key.removesuffix(TARGET) for key in targets)
-    return [*targets, *(key for key in changed if not key.startswith(sections))]
+    return [*targets, *(key for key in changed if key in FIXED or not key.startswith(sections))]
 
 
 def _matters(key: str, config: TrainConfig) -> bool:

@@ -134,7 +134,8 @@ def env_actions(distribution: ActionSampler, actions: TensorTree) -> ArrayTree:
 
 def device_of(model: ActingModel | RecurrentModel) -> torch.device:
     """Device of a model."""
-    if isinstance(model, torch.nn.Module):
+    if hasattr(model, "parameters"):
         for param in model.parameters():
-            return param.device
+            device: torch.device = param.device
+            return device
     return torch.device("cpu")

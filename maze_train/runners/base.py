@@ -57,7 +57,7 @@ POLICY_WRITER = "maze_train.training.policy_files.PolicyWriter"
 FINAL_TEST = "maze_train.training.final_test.final_test"
 EARLIER_TEST = "maze_train.training.final_test.earlier_test"
 RUN_CONTEXTS = "maze_train.training.contexts.RunContexts"
-OWN_EVALUATORS = "maze_train.training.evaluators.own_evaluators"
+OWN_EVALUATORS = "maze_train.training.own_evaluators.own_evaluators"
 OWN_CALLBACKS = "maze_train.training.callbacks.own_callbacks"
 OPPONENT_EVALUATOR = "maze_train.runners.opponents.opponent_evaluator"
 MULTI_EVALUATOR = "maze_train.training.evaluators.MultiEvaluator"
@@ -300,7 +300,7 @@ class TrainingRunner:
     def _build_evaluator(self) -> Evaluator | None:
         evaluators = self.builder.build_evaluators()
         if self.config.evaluation.evaluators:
-            own = locate(OWN_EVALUATORS)(self.config.evaluation)
+            own = locate(OWN_EVALUATORS)(self.config.evaluation, *self.builder.spaces)
             for evaluator in own:
                 self._closing.callback(evaluator.close)
             evaluators = [*evaluators, *own]

@@ -76,7 +76,7 @@ def policy_notes(
         yield (
             "a larger runner.concurrency would pay: choosing actions took "
             f"{100 * policy_s / whole_s:.0f} % of the time, and for {MORE * num_envs} environments "
-            f"at a time takes {many_s / few_s:.1f} times as long as for {num_envs}"
+            f"at a time takes {max(many_s / few_s, 1.0):.1f} times as long as for {num_envs}"
         )
 
 

@@ -21,7 +21,6 @@ from maze_train.rollout.acting import (
 )
 from maze_train.rollout.episodes import SUCCESS, agent_returns_of, final_numbers
 from maze_train.spaces.tensors import as_tensors
-from maze_train.targets import build_target
 from maze_train.training.generators import generators_kept
 from maze_train.types import Array, tree_map
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.training.config import EvaluationConfig
 
 
 MOST_LOST = 10
@@ -40,8 +38,13 @@ class Evaluator(ABC):
     """Judges a policy and leaves training as it was."""
 
     @abstractmethod
-    def evaluate(self, policy: ActingModel | RecurrentModel) -> dict[str, float]:
-        """Metrics of a policy by name, such as `eval/episode_return_mean`."""
+    def evaluate(self, policy: Any) -> dict[str, float]:
+        """Metrics of a policy by name, such as `eval/episode_return_mean`.
+
+        Args:
+            policy: A model that acts. Those of `evaluation.evaluators` get a `TrainedPolicy`, with
+                `act`, `values` and `probabilities`, that has the attributes of its model as well.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """State that changes between evaluations, as plain values, arrays and tensors."""
@@ -213,15 +216,3 @@ class RolloutEvaluator(Evaluator):
         if self._env is not None:
             self._env.close()
             self._env = None
-
-
-def own_evaluators(config: EvaluationConfig) -> list[Evaluator]:
-    """The evaluators of the user.
-
-    Raises:
-        ConfigError: If one can not be built, or is none.
-    """
-    return [
-        build_target(node, key=f"evaluation.evaluators[{i}]", kind=Evaluator)
-        for i, node in enumerate(config.evaluators)
-    ]

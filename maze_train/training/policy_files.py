@@ -253,7 +253,7 @@ class TrainedPolicy:
         if draws(distribution, deterministic):
             noise = distribution.draw_noise(
                 tuple(params.shape[:1]), self._generator, torch.device("cpu")
-            )
+            ).to(params.device)
         actions = chosen_actions(distribution, params, noise, deterministic)
         result = env_actions(distribution, actions)
         if not batched:
@@ -320,7 +320,8 @@ class TrainedPolicy:
         if not batched:
             parts = {key: value[None] for key, value in parts.items()}
         self._check_values(parts)
-        return as_tensors(self._flat_space, parts.get("", parts)), batched
+        tensors, device = as_tensors(self._flat_space, parts.get("", parts)), device_of(self.model)
+        return tree_map(lambda x: x.to(device), tensors), batched
 
     def _check_values(self, parts: dict[str, Any]) -> None:
         """Refuse numbers that are not finite, as training does, and rows without legal action."""

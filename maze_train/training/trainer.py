@@ -307,7 +307,7 @@ class Trainer(ABC):
         """Evaluate the current policy; training goes on as if nothing had happened."""
         if self.evaluator is None:
             return {}
-        metrics = self.evaluator.evaluate(self.model)  # type: ignore[arg-type]  # an ActingModel
+        metrics = self.evaluator.evaluate(self.model)
         self.final_eval_return_mean = metrics.get("eval/episode_return_mean", math.nan)
         return metrics
 

@@ -21,6 +21,7 @@ from maze_train.config.documentation import (
 )
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.rollout_loading import load_rollout_config
+from maze_train.config.search_config import SearchConfig, load_search_config
 from maze_train.config.train_config import TrainConfig
 from maze_train.targets import locate
 
@@ -88,6 +89,10 @@ def test_generated_yaml_holds_the_defaults() -> None:
         if path.stem == "compare":
             assert defaults == ["_self_"]
             assert load_compare_config({**content, "runs": "a"}) == CompareConfig(runs=["a"])
+        elif path.stem == "search":
+            assert defaults == ["train", {"search": None}, "_self_"]
+            ranges = {"search": {"seed": [1]}}
+            assert load_search_config({**content, **ranges}) == (SearchConfig(**ranges), {})
         elif defaults is not None:
             assert defaults == [{"env": None}, {"runner": "dev"}, "_self_"]
             assert set(content) == {f.name for f in fields(RolloutConfig)} - {"env", "runner"}

@@ -78,7 +78,8 @@ def test_settings_that_may_differ(algorithm):
     of_sections = {key for key in free if key.startswith(SECTIONS)}
     own = [keys for kind, keys in OF_KIND.items() if isinstance(config.algorithm, kind)]
     assert free - of_sections == SHARED.union(*own)
-    assert not {"runner.concurrency", "runner.fast_dev_run"} & of_sections
+    fixed = {"runner.concurrency", "runner.envs_per_actor", "runner.fast_dev_run"}
+    assert not fixed & of_sections
     assert {"runner.torch_threads", "checkpoint.interval", "tracking.csv"} <= of_sections
 
 
@@ -106,12 +107,14 @@ def test_the_seed_that_was_drawn_stays(run_dir, change):
         ("env", "Acrobot-v1", "CartPole-v1"),
         ("model.memory.size", 3, "None"),
         ("runner.concurrency", 2, "4"),
+        ("runner.envs_per_actor", 2, "0"),
         ("seed", 4, "3"),
     ],
 )
-def test_settings_that_may_not_change(run_dir, key, value, was):
+@pytest.mark.parametrize("runner", ["dev", "local"])
+def test_settings_that_may_not_change(run_dir, runner, key, value, was):
     """The error names the key, both values, and the remedy."""
-    values = {**BASE, "run_dir": str(run_dir), "resume": "auto", key: value}
+    values = {**BASE, "runner": runner, "run_dir": str(run_dir), "resume": "auto", key: value}
     with pytest.raises(ConfigError, match=f"{was}.*changes its numbers.*start a new run") as caught:
         continued(load_config(values), run_dir)
     assert caught.value.key.startswith(key) or key.startswith(caught.value.key)

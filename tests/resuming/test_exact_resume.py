@@ -28,12 +28,12 @@ NO_LIMIT = {"algorithm.n_epochs": 0}
 
 
 EVERYDAY = (
-    "ppo", "ppo, memory", "sac, prioritised", "sac, demonstrations", "td3", "dqn",
+    "ppo", "ppo, memory", "ppo, actors", "sac, prioritised", "sac, demonstrations", "td3", "dqn",
     "impala, replay", "es, more steps", "bc",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("case", everyday(9, sorted(CASES, key=lambda case: case not in EVERYDAY)))
+@pytest.mark.parametrize("case", everyday(10, sorted(CASES, key=lambda case: case not in EVERYDAY)))
 def test_from_each_checkpoint(tmp_path, capsys, case):
     """As if the run had not been interrupted; no episode is new, large pieces are the same."""
     whole = tmp_path / "whole"
@@ -89,6 +89,7 @@ ON_DISK = {**LOCAL, "algorithm.storage": "disk"}
     ("case", "places"),
     [
         ("ppo", [{}, LOCAL, {"runner": "dev"}]),
+        pytest.param("ppo, actors", [LOCAL, {"runner": "dev"}, FORK], marks=pytest.mark.slow),
         pytest.param("sac", [LOCAL, {"runner": "dev"}, LOCAL], marks=pytest.mark.slow),
         ("es, more steps", [{}, {**FORK, "runner.n_workers": 3}, {"runner": "dev"}]),
         # Threads that read ahead have read more than was learned from: that does not count.

@@ -86,6 +86,25 @@ def test_snapshots_are_added_and_removed() -> None:
     assert own.module(OWN + 1) == "main@1"  # instead of one that is gone
 
 
+@pytest.mark.parametrize(
+    ("draw", "expected"), [("uniform", [0.25, 0.5, 0.25]), ("latest", [1 / 3] * 3)]
+)
+def test_best_answers_to_all_snapshots_are_the_equilibrium_on_average(
+    draw: Any, expected: list[float]
+) -> None:
+    """Rock-paper-scissors in which rock wins 2: fictitious play; against the latest it cycles."""
+    gains = np.array([[0, -1, 2], [1, 0, -1], [-2, 1, 0]])
+    own = league(draw=draw, share=1.0, keep=1000)
+    own.add(lambda _: 0)
+    for _ in range(600):
+        seats = own.draw(100)
+        met = [own.module(int(seat)) for seat in seats[seats != OWN]]
+        answer = int((gains @ np.bincount(met, minlength=3)).argmax())
+        own.add(lambda _, answer=answer: answer)
+    found = np.bincount(list(own.snapshots.values()), minlength=3) / len(own.snapshots)
+    np.testing.assert_allclose(found, expected, atol=0.05)
+
+
 class Fixed(nn.Module):
     """Prefers an action; its memory counts calls, in steps of the action."""
 

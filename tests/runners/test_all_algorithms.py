@@ -30,6 +30,8 @@ SHOWN, BUFFER = "algorithm.initial_demonstration_trajectories", "algorithm.repla
 POLICY = "algorithm.initial_sampling_policy"
 KEPT = {"_target_": "own_parts.KeptReplay"}
 SOME = {"_target_": "own_parts.demonstrations"}
+CARTPOLE = {"id": "CartPole-v1"}
+DICT_ENV = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}}
 
 
 # More settings, and a metric that differs between seeds.
@@ -57,16 +59,21 @@ def test_the_seed_decides_every_number(algorithm: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algorithm", "env"),
+    ("algorithm", "env", "envs_per_actor"),
     [
-        ("ppo", {"id": "CartPole-v1"}),
-        ("a2c", {"id": "Pendulum-v1", "max_episode_steps": 30}),
-        ("sac", {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}}),
+        ("ppo", CARTPOLE, 0),
+        ("ppo", CARTPOLE, 1),
+        ("a2c", {"id": "Pendulum-v1", "max_episode_steps": 30}, 0),
+        ("a2c", DICT_ENV, 1),
+        ("sac", DICT_ENV, 0),
     ],
 )
-def test_processes_change_no_number(algorithm: str, env: dict[str, Any]) -> None:
+def test_processes_change_no_number(
+    algorithm: str, env: dict[str, Any], envs_per_actor: int
+) -> None:
     """Equal metrics, to the last digit, in one process and with 1 or 3 workers; ES has its own."""
     more = {"env": env, "runner.concurrency": 5, "total_steps": 600}
+    more["runner.envs_per_actor"] = envs_per_actor
     short_run("dev", algorithm, **more)
     assert float(rows("dev")[-1]["train/episodes"]) > 0
     for n_workers in (1, 3):
@@ -269,6 +276,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("es", {**FORK, "model.distributions": {"Discrete": "beta"}}, r"model\.distributions"),
     ("es", {"env": {"id": "CartPole-v1", "backend": "envpool"}}, r"env\.backend = 'envpool'"),
     ("sac", {"runner": "ray"}, r"runner = 'ray'"),
+    ("sac", {"runner.envs_per_actor": 1}, r"runner\.envs_per_actor = 1: a2c and ppo have such"),
+    ("ppo", {"runner.envs_per_actor": 3}, r"envs_per_actor = 3: .* runner\.concurrency = 2"),
     ("sac", {"model.memory.cell": "lstm"}, r"model\.memory"),
     ("sac", {"model.shared_trunk": True}, r"model\.shared_trunk = True"),
     ("sac", {"total_steps": 32}, r"initial_buffer_size = 32: nothing would be learned"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,8 +18,13 @@ from torch import nn
 
 from maze_train import (
     EnvConfig,
+    EnvFactory,
+    Evaluator,
     PPOAlgorithmConfig,
+    RolloutEvaluator,
+    SequentialVectorEnv,
     TrainConfig,
+    TrainedPolicy,
     evaluate,
     load_policy,
     make_env,
@@ -145,8 +151,55 @@ def test_a_loaded_policy_is_evaluated() -> None:
         assert [env.step(1)[1] for _ in range(2)] == [9.0, 9.0]
     with pytest.raises(ConfigError, match=r"trust=\[own_envs\]"):
         make_env("run")
+    short = {"id": "CartPole-v1", "max_episode_steps": 4}
+    assert evaluate("random", short).length_mean == 4.0
+    with pytest.raises(ConfigError, match=r"did you mean env.max_episode_steps"):
+        evaluate("random", {"id": "CartPole-v1", "max_episode_step": 4})
     with pytest.raises(ConfigError, match="n_episodes = 0: expected a number >= 1"):
         evaluate(policy, "CartPole-v1", n_episodes=0)
+
+
+class Judge(Evaluator):
+    """Asks all that an evaluator of a user may ask."""
+
+    def __init__(self) -> None:
+        self._rollouts = RolloutEvaluator(self.make, n_episodes=3, concurrency=2, prefix="same")
+
+    @staticmethod
+    def make(num_envs: int) -> SequentialVectorEnv:
+        return SequentialVectorEnv([EnvFactory.from_any("CartPole-v1")] * num_envs)
+
+    def evaluate(self, policy: TrainedPolicy) -> dict[str, float]:
+        """Numbers of a policy that is trained."""
+        obs = np.ones((4, 4), np.float32)
+        assert policy.act(obs[0]) == policy.act(obs)[0] == copy.deepcopy(policy).act(obs)[3]
+        assert policy.values(obs).shape == (4,)
+        assert np.allclose(policy.probabilities(obs).sum(axis=1), 1.0)
+        size = sum(x.abs().sum().item() for x in policy.parameters())  # type: ignore[attr-defined]
+        played = evaluate(policy, "CartPole-v1", n_episodes=3).return_mean
+        with pytest.raises(AttributeError, match="no_such_name"):
+            policy.no_such_name  # type: ignore[attr-defined]  # noqa: B018
+        return {"own/size": size, "own/played": played, **self._rollouts.evaluate(policy)}
+
+    def close(self) -> None:
+        self._rollouts.close()
+
+
+def test_an_evaluator_of_ones_own_gets_a_policy_that_acts() -> None:
+    """It is the one that is trained, and has what its model has; training does not notice."""
+    result = short_run(env="CartPole-v1", evaluators=[Judge()])
+    plain = short_run("plain", env="CartPole-v1")
+    for row, without in zip(result.history, plain.history, strict=True):
+        assert all(row[name] == without[name] for name in without if not name.startswith("time/"))
+    sizes = [row["own/size"] for row in result.history]
+    assert len(set(sizes)) == len(sizes)
+    weights = load_policy("run@final").model.parameters()  # type: ignore[attr-defined]
+    assert sizes[-1] == sum(x.abs().sum().item() for x in weights)
+    last = result.history[-1]
+    played = evaluate(load_policy("run@final"), "CartPole-v1", n_episodes=3)
+    assert last["own/played"] == played.return_mean
+    same = Judge()._rollouts.evaluate(load_policy("run@final").model)
+    assert {name: last[name] for name in same} == same
 
 
 def test_a_policy_acts_in_vector_environments() -> None:

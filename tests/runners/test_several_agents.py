@@ -31,6 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ppo": {},
     "a2c": NORMALISED,
     "ppo, memory": RECURRENT,
+    "ppo, actors": {**RECURRENT, "runner.envs_per_actor": 1},
     "sac": {**OFF_POLICY, "algorithm.n_step_returns": 3},
     "dqn": {**OFF_POLICY, **NORMALISED, "algorithm.initial_action_repeat": 2},
     "td3": {**OFF_POLICY, "env": {"_target_": "agent_envs.Pushers"}},

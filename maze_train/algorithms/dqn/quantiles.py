@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 def of_actions(outputs: Tensor, num_quantiles: int) -> Tensor:
     """Quantiles of the return of every action, `[..., A, M]`, from outputs `[..., A * M]`."""
-    return outputs.unflatten(-1, (-1, num_quantiles))
+    return outputs.reshape(*outputs.shape[:-1], -1, num_quantiles)
 
 
 def taken(quantiles: Tensor, actions: Tensor) -> Tensor:

@@ -1,0 +1,79 @@
+"""Evaluators of a user, and the policy as they get it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from maze_train.targets import build_target
+from maze_train.training.evaluators import Evaluator
+from maze_train.training.policy_files import TrainedPolicy
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
+
+    from maze_train.training.config import EvaluationConfig
+
+
+class JudgedPolicy(TrainedPolicy):
+    """A policy in training: acts on observations of the environment, and is its model besides.
+
+    Attributes that a `TrainedPolicy` does not have, such as `parameters` and `policy_params`, are
+    those of `model`.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model" or name.startswith("__"):  # asked for by those who copy it
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+
+class OwnEvaluator(Evaluator):
+    """Gives an evaluator of a user the policy in a form that acts.
+
+    Args:
+        evaluator: The evaluator.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+    ) -> None:
+        self._evaluator = evaluator
+        self._spaces = observation_space, action_space
+        # Its state and its end are its own.
+        self.state_dict = evaluator.state_dict  # type: ignore[method-assign]
+        self.load_state_dict = evaluator.load_state_dict  # type: ignore[method-assign]
+        self.close = evaluator.close  # type: ignore[method-assign]
+
+    def evaluate(self, policy: Any) -> dict[str, float]:
+        """The metrics of the evaluator."""
+        return self._evaluator.evaluate(JudgedPolicy(policy, *self._spaces))
+
+
+def own_evaluators(
+    config: EvaluationConfig,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+) -> list[Evaluator]:
+    """The evaluators of the user.
+
+    Args:
+        config: Names them.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+
+    Raises:
+        ConfigError: If one can not be built, or is none.
+    """
+    return [
+        OwnEvaluator(
+            build_target(node, key=f"evaluation.evaluators[{i}]", kind=Evaluator),
+            observation_space,
+            action_space,
+        )
+        for i, node in enumerate(config.evaluators)
+    ]
