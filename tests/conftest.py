@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import signal
 from multiprocessing import forkserver, resource_tracker
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from leftovers import open_files
 
 from maze_train.learner.worker import join, leave, meeting_place
+from maze_train.workers.ray_session import RAY_ENVIRONMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,6 +71,21 @@ def has_connected() -> None:
     store = meeting_place(0, 1, 60.0)
     join(store, 0, 1, 60.0, torch.device("cpu"))
     leave()
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """Two machines with four CPUs each, as Ray sees them, and the connection of this process."""
+    ray = pytest.importorskip("ray")
+    from ray.cluster_utils import Cluster
+
+    os.environ.update(RAY_ENVIRONMENT)
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
+    cluster.add_node(num_cpus=4)
+    ray.init(address=cluster.address, logging_level="CRITICAL", log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
 
 
 @pytest.fixture

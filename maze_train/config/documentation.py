@@ -20,6 +20,7 @@ import yaml
 from maze_train.config.catalogue import public_classes, render_events, render_stub, stub_path
 from maze_train.config.compare_config import CompareConfig
 from maze_train.config.options import shipped_root
+from maze_train.config.ray_runner import RayRunnerConfig
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.search_config import SearchConfig
 from maze_train.config.train_config import DevRunnerConfig, LocalRunnerConfig
@@ -126,6 +127,7 @@ def generated_files() -> dict[Path, str]:
         "learner_group/default": LearnerGroupConfig,
         "runner/dev": DevRunnerConfig,
         "runner/local": LocalRunnerConfig,
+        "runner/ray": RayRunnerConfig,
     }
     for algorithm in public_classes("config"):
         if vars(algorithm).get("name"):

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 from maze_train.training.outcome import SIGNALS
-from maze_train.workers.places import available_cores
+from maze_train.workers.remote import available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

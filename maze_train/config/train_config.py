@@ -97,17 +97,12 @@ class DevRunnerConfig(RunnerConfig):
 
 
 @dataclass(kw_only=True)
-class LocalRunnerConfig(RunnerConfig):
-    """Environments in worker processes on the cores of this machine; same numbers as `dev`."""
-
-    name: ClassVar[str] = "local"
-    place_class: ClassVar[str] = "maze_train.workers.places.LocalProcesses"
+class RemoteRunnerConfig(RunnerConfig):
+    """Base of the settings of runners whose workers live elsewhere."""
 
     n_workers: int = 0
-    """Processes that step environments, several environments each; 0: one per core."""
-
-    start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
-    """Start method of worker processes."""
+    """Processes that step environments, several environments each; 0: one per core (`ray`: as many
+    as there is room for)."""
 
     worker_timeout_s: float = 300.0
     """Seconds without an answer after which a worker counts as hung. > 0."""
@@ -127,14 +122,29 @@ class LocalRunnerConfig(RunnerConfig):
 
     @property
     def place_settings(self) -> dict[str, Any]:
-        """Arguments of `LocalProcesses`."""
+        """Arguments of `RemotePlace`."""
         return {
             "n_workers": self.n_workers,
-            "start_method": self.start_method,
             "timeout_s": self.worker_timeout_s,
             "on_worker_failure": self.on_worker_failure,
             "max_worker_restarts": self.max_worker_restarts,
         }
+
+
+@dataclass(kw_only=True)
+class LocalRunnerConfig(RemoteRunnerConfig):
+    """Environments in worker processes on the cores of this machine; same numbers as `dev`."""
+
+    name: ClassVar[str] = "local"
+    place_class: ClassVar[str] = "maze_train.workers.remote.LocalProcesses"
+
+    start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
+    """Start method of worker processes."""
+
+    @property
+    def place_settings(self) -> dict[str, Any]:
+        """Arguments of `LocalProcesses`."""
+        return {**super().place_settings, "start_method": self.start_method}
 
 
 @dataclass(kw_only=True)

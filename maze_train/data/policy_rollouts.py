@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout
     from maze_train.data.rollout_replay import RolloutReplay
     from maze_train.data.rollout_slots import RolloutSlot
+    from maze_train.types import Array
 
 
 class PolicyRolloutsLayout:
@@ -81,6 +82,10 @@ class PolicyRolloutsSlot:
         """Copy rollouts here; see `RolloutSlot.write`."""
         for policy, part in self._parts.items():
             part.write(rollouts[policy])
+
+    def written(self) -> list[Array]:
+        """The parts of the memory that the last rollouts take."""
+        return [array for part in self._parts.values() for array in part.written()]
 
     def rollout(self) -> dict[str, Rollout]:
         """The rollouts that were written last: views of the slot."""

@@ -159,6 +159,12 @@ class RolloutSlot:
         lengths = [len(tensors[name]) if name in tensors else -1 for name in self._tensors]
         self._lengths.copy_(torch.tensor(lengths))
 
+    def written(self) -> list[Array]:
+        """The parts of the memory that the last rollout takes."""
+        tensors = zip(self._tensors.values(), self._lengths.tolist(), strict=True)
+        filled = [tensor[:length] for tensor, length in tensors if length > 0]
+        return [tensor.numpy() for tensor in (self._lengths, *filled)]
+
     def rollout(self) -> Rollout:
         """The rollout that was written last: views of the slot, valid until the next is written."""
         columns: dict[str, dict[str, Any]] = {}

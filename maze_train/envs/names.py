@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from maze_train.envs.pooled import PooledVectorEnv
-from maze_train.workers.places import LocalProcesses
+from maze_train.workers.remote import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +32,6 @@ def SubprocVectorEnv(  # noqa: N802 (the name that users know)
     `**settings` are those of `PooledVectorEnv`.
     """
     place = LocalProcesses(
-        n_workers, start_method, timeout_s, on_worker_failure, max_worker_restarts
+        n_workers, timeout_s, on_worker_failure, max_worker_restarts, start_method
     )
     return PooledVectorEnv(env_factories, place, **settings)

@@ -149,6 +149,9 @@ class PooledVectorEnv(MazeVectorEnv):
             self._repair = locate(REPAIR)(self._pool, self._slices, spaces, memory, self._journal)
             if self._pool.may_restart:
                 self._repair.keep(buffers)
+            for index, part in enumerate(self._slices):
+                rows = buffers.rows(part.start, part.stop)
+                self._pool.sends(index, memory, rows.actions.values())
 
     @property
     def envs(self) -> list[gymnasium.Env[Any, Any]]:

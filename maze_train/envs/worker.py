@@ -102,6 +102,8 @@ class EnvWorker(SteppedEnvs):
         self._episode_start = [0] * len(self.envs)
         self._steps, self._busy_s = 0, 0.0
         self._report: StepReport | None = None
+        self._columns: list[Any] = []
+        self._final_columns: list[Any] = []
 
     def describe(self) -> tuple[Any, Any, Any, Any, bool]:
         """Spaces, metadata and render mode, and whether an environment offers its state."""
@@ -119,6 +121,8 @@ class EnvWorker(SteppedEnvs):
         buffers = StepBuffers.over(memory.buffer, layout)
         self._buffers = part = buffers.rows(self._first, self._first + len(self.envs))
         self._step_into(part.obs, part.rewards, part.terminated, part.truncated)
+        self._columns = [*part.obs.values(), part.rewards, part.terminated, part.truncated]
+        self._final_columns = list(part.final_obs.values())
         self._write_final_obs = row_writer(self._observation, part.final_obs)
 
     def reset(self, seed: int, options: dict[str, Any] | None) -> StepReport:
@@ -160,6 +164,12 @@ class EnvWorker(SteppedEnvs):
             self._give_up_non_finite()
         self._busy_s += time.perf_counter() - started
         return self._report
+
+    def written(self) -> list[Any]:
+        """What the last call wrote: the rows, and last observations of episodes that ended."""
+        ends = self._report.final if self._report else ()
+        rows = [i - self._first for i, _ in ends]
+        return [*self._columns, *(x[i : i + 1] for x in self._final_columns for i in rows)]
 
     def busy_s(self) -> float:
         """Seconds that steps took, since the worker began."""

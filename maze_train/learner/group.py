@@ -48,8 +48,8 @@ class LearnerGroup:
     Args:
         learner: The first learner.
         settings: Settings of the group; a number: so many learners, and defaults.
-        place: Settings of processes, where they are `LocalProcesses`; else those have their
-            defaults.
+        place: Where the workers of the run live; None: in this process, and the learners in
+            processes of this machine.
 
     Raises:
         ConfigError: If the modules can not be trained by several learners, or there are too few

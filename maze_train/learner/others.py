@@ -23,8 +23,8 @@ from maze_train.learner.worker import (
     leave,
     meeting_place,
 )
-from maze_train.workers.places import LocalProcesses
 from maze_train.workers.pool import WorkerFailedError
+from maze_train.workers.remote import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,8 +56,8 @@ class OtherLearners:
     Args:
         learner: The first learner.
         settings: Settings of the group, of several learners.
-        place: Settings of processes, where they are `LocalProcesses`; else those have their
-            defaults.
+        place: Where the workers of the run live; None: in this process, and the learners in
+            processes of this machine.
 
     Attributes:
         are_equal: Whether they have the state of the first learner; where not, they get it before
@@ -78,7 +78,7 @@ class OtherLearners:
         self.are_equal = False
         self._learner = learner
         self._threads = settings.n_cpus_per_learner
-        self._place = place if isinstance(place, LocalProcesses) else LocalProcesses()
+        self._place = LocalProcesses() if place is None else place.for_learners()
         self._parcels: Parcels | None = None
         args, kwargs = learner.made_from
         built = args[0] if args else kwargs.get("modules", {})
@@ -196,7 +196,7 @@ class OtherLearners:
     def _check_threads(self) -> None:
         """Refuse a fork that would have several threads, for which it would wait forever."""
         threads = max(self._threads, torch.get_num_threads())
-        if self._place.start_method == "fork" and threads > 1:
+        if getattr(self._place, "start_method", "") == "fork" and threads > 1:
             raise ConfigError(
                 "runner.start_method",
                 f"several learners have {threads} threads each, which is not possible after a "
@@ -208,9 +208,9 @@ class OtherLearners:
     def _connect(self, pool: WorkerPool, failures: list[WorkerFailedError]) -> bool:
         """Let all learners meet; whether they did, else `failures` gets who failed."""
         leave()
-        store = meeting_place(0, self.n_learners, self._place.timeout_s)
+        store = meeting_place(0, self.n_learners, self._place.timeout_s, pool.host)
         for index in range(len(pool)):
-            pool.call(index, "connect", store.port)
+            pool.call(index, "connect", pool.host, store.port)
         has_met = join(store, 0, self.n_learners, self._place.timeout_s, self._learner.device)
         others_met, failed = self._receive(pool)
         failures += failed

@@ -7,6 +7,7 @@ import pickle
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from maze_train.workers.memory import padded
@@ -43,9 +44,11 @@ class Parcels:
         """
         content, buffers = _packed(value)
         sizes = [buffer.nbytes for buffer in buffers]
-        memory = self._with_room_for(sum(map(padded, sizes)))
+        nbytes = sum(map(padded, sizes))
+        memory = self._with_room_for(nbytes)
         for buffer, start in zip(buffers, _starts(sizes), strict=True):
             memory.buffer[start : start + buffer.nbytes] = buffer
+        self.pool.publish(memory, [np.frombuffer(memory.buffer, np.uint8, nbytes)])
         for index in range(len(self.pool)):
             new = None if index in self._have_memory else memory
             self.pool.call(index, method, new, content, sizes)

@@ -102,10 +102,10 @@ class LearnerWorker:
         learner.load_state_dict(state)
         modes.take_on()
 
-    def connect(self, port: int) -> bool:
-        """Join the learners that meet at a port of this machine; whether they came."""
+    def connect(self, host: str, port: int) -> bool:
+        """Join the learners that meet at a port of a machine; whether they came."""
         leave()
-        store = meeting_place(port, self._count, self._timeout_s)
+        store = meeting_place(port, self._count, self._timeout_s, host)
         return join(store, self._rank, self._count, self._timeout_s, self._learner.device)
 
     def update(self, *parcel: Any) -> Statistics | None:
@@ -126,16 +126,17 @@ class LearnerWorker:
         leave()
 
 
-def meeting_place(port: int, count: int, timeout_s: float) -> Any:
-    """The store in which learners of this machine find each other.
+def meeting_place(port: int, count: int, timeout_s: float, host: str = "127.0.0.1") -> Any:
+    """The store in which learners find each other.
 
     Args:
         port: Port of the store; 0: a new one is made, `port` of which is its port.
         count: Number of learners.
         timeout_s: Seconds that they may take.
+        host: Address of the machine that has the store, as the others reach it.
     """
     return dist.TCPStore(  # type: ignore[attr-defined]  # not in its list of names
-        "127.0.0.1",
+        host,
         port,
         count,
         is_master=port == 0,

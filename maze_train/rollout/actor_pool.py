@@ -141,6 +141,12 @@ class Actors:
             weights_seq_no: Updates that the weights have seen.
         """
         self.writer.publish(weights_seq_no)
+        self.pool.publish(self._memories[0], self.writer.newest())
+
+    def load_weights(self, state: dict[str, Any]) -> None:
+        """Let actors act with the weights of a state of `writer`."""
+        self.writer.load_state_dict(state)
+        self.pool.publish(self._memories[0], self.writer.newest())
 
     def rollout(self, worker: int, collected: CollectedRollout) -> Any:
         """The rollout that a worker collected, or those by policy; views of its slot."""

@@ -176,7 +176,7 @@ class CollectedRollout:
     """Episodes that ended."""
 
     finished: float
-    """Time by the monotonic clock."""
+    """Time, in seconds, of the clock of its machine."""
 
     env_s: float
     """Seconds that the environments took."""
@@ -208,6 +208,7 @@ class ActorWorker:
         self._envs: dict[int, MazeVectorEnv] = {}
         self._collectors: dict[int, Any] = {}
         self._context = context
+        self._filled: Any = None
         try:
             for actor in actors:
                 self._envs[actor] = make_env.value(actor * num_envs, can_be_restored=is_kept)
@@ -273,16 +274,22 @@ class ActorWorker:
             collected = {key: _numbered(rollout, seq_no) for key, rollout in collected.items()}
         else:
             collected = _numbered(collected, seq_no)
-        self._slots[slot].write(collected)
+        self._filled = self._slots[slot]
+        self._filled.write(collected)
         return CollectedRollout(
             actor,
             slot,
             episodes.steps,
             episodes,
-            time.monotonic(),
+            time.time(),
             collector.env_s,
             collector.state_dict() if self._policy.returns_states else None,
         )
+
+    def written(self) -> Any:
+        """The parts of a slot that the last rollout takes, once."""
+        filled, self._filled = self._filled, None
+        return filled.written() if filled is not None else []
 
     def state_dict(self, actor: int) -> dict[str, Any]:
         """State of the environments of an actor and of what is random."""

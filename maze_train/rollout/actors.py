@@ -324,7 +324,7 @@ class DistributedActors:
         self._made_before = self.counts.made
         self._generations = list(state["generations"])
         if state["weights"] is not None:
-            self._actors.writer.load_state_dict(state["weights"])
+            self._actors.load_weights(state["weights"])
             self.has_weights = True
         if self._is_remote or state["collectors"] is None:
             self._begin_anew()

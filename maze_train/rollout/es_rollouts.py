@@ -147,6 +147,7 @@ class ESDistributedRollouts(PlayerPool):
 
         self.waiting.clear()
         self._writer.publish(iteration)
+        self._pool.publish(self._weights, self._writer.newest())
         self._queue.begin(
             noise_stddev, task_of=task_of, seed_of=lambda member: task_of(member).seed
         )

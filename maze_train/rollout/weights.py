@@ -132,6 +132,10 @@ class WeightsWriter(_SharedWeights):
         self.fence()
         header[CURRENT] = target
 
+    def newest(self) -> list[Array]:
+        """What readers need of the memory."""
+        return [self.buffers[int(self.header[CURRENT])].numpy(), self.header]
+
     def state_dict(self) -> dict[str, Any]:
         """The weights that readers get now, which may be older than those of the model."""
         current = int(self.header[CURRENT])

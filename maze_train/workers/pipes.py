@@ -14,9 +14,10 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import TYPE_CHECKING, Any
 
 from maze_train.workers.memory import SharedMemory, open_shared
+from maze_train.workers.pool import PrivateMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable
     from multiprocessing.connection import Connection
 
 
@@ -39,27 +40,39 @@ that hangs."""
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves shared memory out; its descriptors are sent separately."""
+    """Leaves memory out, which gets to workers in other ways."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.memories: list[SharedMemory] = []
+        self.memories: list[Any] = []
 
     def persistent_id(self, obj: Any) -> tuple[int, int] | None:
-        if not isinstance(obj, SharedMemory):
+        if not isinstance(obj, (SharedMemory, PrivateMemory)):
             return None
         self.memories.append(obj)
         return len(self.memories) - 1, obj.nbytes
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, descriptors: Sequence[int]) -> None:
+    def __init__(self, file: io.BytesIO, memory_of: Callable[[int, int], Any]) -> None:
         super().__init__(file)
-        self._descriptors = descriptors
+        self._memory_of = memory_of
 
-    def persistent_load(self, pid: tuple[int, int]) -> SharedMemory:
-        number, nbytes = pid
-        return SharedMemory(nbytes, self._descriptors[number])
+    def persistent_load(self, pid: tuple[int, int]) -> Any:
+        return self._memory_of(*pid)
+
+
+def pack(value: Any) -> tuple[bytes, list[Any]]:
+    """A value as bytes, and the memory in it, which they do not hold."""
+    file = io.BytesIO()
+    pickler = _Pickler(file)
+    pickler.dump(value)
+    return file.getvalue(), pickler.memories
+
+
+def unpack(content: bytes, memory_of: Callable[[int, int], Any]) -> Any:
+    """The value of `pack`; `memory_of(k, nbytes)` gives the k-th memory in it."""
+    return _Unpickler(io.BytesIO(content), memory_of).load()
 
 
 def send_message(conn: Connection, process: int, value: Any) -> None:
@@ -70,19 +83,16 @@ def send_message(conn: Connection, process: int, value: Any) -> None:
         process: The process at its other end.
         value: The value to send.
     """
-    file = io.BytesIO()
-    pickler = _Pickler(file)
-    pickler.dump(value)
-    content = file.getvalue()
+    content, memories = pack(value)
     in_file = len(content) > PIPE_NBYTES
-    head = bytes([in_file, len(pickler.memories)])
+    head = bytes([in_file, len(memories)])
     conn.send_bytes(head if in_file else head + content)
     if in_file:
         with open(open_shared(0), "wb") as shared:
             shared.write(content)
             shared.flush()
             send_handle(conn, shared.fileno(), process)
-    for memory in pickler.memories:
+    for memory in memories:
         send_handle(conn, memory.descriptor, process)
 
 
@@ -95,4 +105,4 @@ def receive_message(conn: Connection) -> Any:
             os.lseek(shared.fileno(), 0, os.SEEK_SET)  # Both sides share the position.
             content = shared.read()
     descriptors = [recv_handle(conn) for _ in range(num_memories)]
-    return _Unpickler(io.BytesIO(content), descriptors).load()
+    return unpack(content, lambda number, nbytes: SharedMemory(nbytes, descriptors[number]))

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from maze_train.checks import check_at_least, check_one_of, check_positive
 from maze_train.errors import ConfigError
 from maze_train.targets import locate
 from maze_train.workers.pool import InlinePool
@@ -16,12 +13,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from maze_train.workers.pool import MakeWorker, WorkerPool
+    from maze_train.workers.remote import RemotePlace
 
 
-START_METHODS = ("forkserver", "spawn", "fork")
-
-PROCESS_POOL = "maze_train.workers.process_pool.ProcessPool"
-"""Found when it is asked for, since runs in one process need no processes."""
+LOCAL_PROCESSES = "maze_train.workers.remote.LocalProcesses"
+"""Found when they are asked for, since most runs in one process need no others."""
 
 
 class Place(Protocol):
@@ -43,6 +39,10 @@ class Place(Protocol):
         """
         ...
 
+    def for_learners(self) -> RemotePlace:
+        """The place for learners besides the first one."""
+        ...
+
 
 class ThisProcess:
     """The calling process, with a single worker."""
@@ -57,56 +57,10 @@ class ThisProcess:
         """A pool of workers in this process."""
         return InlinePool(make_workers)
 
-
-@dataclass(frozen=True)
-class LocalProcesses:
-    """Processes of this machine; see `ProcessPool`.
-
-    Raises:
-        ConfigError: If a setting is out of its range.
-    """
-
-    n_workers: int = 0
-    """Number of processes, >= 0; 0: one per core."""
-
-    start_method: str = "forkserver"
-    """`forkserver`, `spawn` or `fork`. With the first two, a script needs the guard
-    `if __name__ == "__main__":` around what it runs."""
-
-    timeout_s: float = 300.0
-    """Seconds without a sign of life after which a worker that has something to do counts as hung,
-    > 0."""
-
-    on_worker_failure: str = "fail"
-    """`fail` or `restart`."""
-
-    max_worker_restarts: int = 10
-    """Most times that workers are started again, >= 0."""
-
-    def __post_init__(self) -> None:
-        check_at_least("n_workers", self.n_workers, 0)
-        check_one_of("start_method", self.start_method, START_METHODS)
-        check_positive("timeout_s", self.timeout_s)
-        check_one_of("on_worker_failure", self.on_worker_failure, ("fail", "restart"))
-        check_at_least("max_worker_restarts", self.max_worker_restarts, 0)
-
-    def num_workers(self, at_most: int) -> int:
-        """One per core, or as many as there are to be."""
-        return min(self.n_workers or available_cores(), at_most)
-
-    def pool(
-        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
-    ) -> WorkerPool:
-        """A pool of workers in processes."""
-        pool: WorkerPool = locate(PROCESS_POOL)(make_workers, names, calls, self)
-        return pool
-
-
-def available_cores() -> int:
-    """Number of cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    def for_learners(self) -> RemotePlace:
+        """Processes of this machine."""
+        place: RemotePlace = locate(LOCAL_PROCESSES)()
+        return place
 
 
 T = TypeVar("T", covariant=True)

@@ -12,9 +12,10 @@ import numpy as np
 from maze_train.errors import SpaceError, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from maze_train.errors import MazeTrainError
+    from maze_train.types import Array
     from maze_train.workers.memory import SharedMemory
 
     MakeWorker = Callable[["WorkerContext"], Any]
@@ -120,11 +121,13 @@ class WorkerPool(ABC):
         restarts: How many times workers were started again.
         may_restart: Whether a worker that fails may be started again.
         workers: The workers that live in this process.
+        host: Address of this machine, as workers reach it.
     """
 
     restarts: int = 0
     may_restart: bool = False
     workers: Sequence[Any] = ()
+    host: str = "127.0.0.1"
 
     @abstractmethod
     def __len__(self) -> int:
@@ -187,7 +190,20 @@ class WorkerPool(ABC):
     def allocate(self, nbytes: int) -> SharedMemory | PrivateMemory:
         """Zeroed memory that the workers see when it is an argument of a call.
 
+        Where workers have no part in it, each has a copy of its own. What was written then travels
+        with calls and results: from here what `sends` and `publish` name, from a worker what its
+        method `written()` names after a call, if it has one: arrays that are views of memory.
+
         The caller closes it.
+        """
+
+    def sends(self, index: int, memory: Any, arrays: Iterable[Array]) -> None:  # noqa: B027
+        """Let views of memory go to a worker with each of its calls, where it is not shared."""
+
+    def publish(self, memory: Any, arrays: Iterable[Array]) -> None:  # noqa: B027
+        """Let all workers, new ones too, have views of memory as they are now, where not shared.
+
+        They get them before they begin another call; what was published before is forgotten.
         """
 
     @abstractmethod

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from multiprocessing.connection import Connection
 
-    from maze_train.workers.memory import SharedMemory
-
 
 BEATS, STEPS, CANCELLED, BUILT = range(4)
 """Numbers (int64) that pool and process see at once: signs of life, environment steps, calls that
@@ -99,7 +97,7 @@ def _serve(
     conn: Connection, closing: ExitStack, index: int, parent_is_gone: Callable[[], bool]
 ) -> None:
     make_worker, page = receive_message(conn)
-    context = _ProcessContext(index, page, parent_is_gone)
+    context = ProcessContext(index, page, parent_is_gone)
     worker = make_worker(context)
     if hasattr(worker, "close"):
         closing.callback(worker.close)
@@ -117,10 +115,10 @@ def _serve(
         if result is None:
             os.write(conn.fileno(), DONE)
         else:
-            _send(conn, RESULT, _encoded(result))
+            _send(conn, RESULT, encoded(result))
 
 
-class _ProcessContext(WorkerContext):
+class ProcessContext(WorkerContext):
     """The process of a worker.
 
     Args:
@@ -131,7 +129,7 @@ class _ProcessContext(WorkerContext):
 
     is_remote = True
 
-    def __init__(self, index: int, page: SharedMemory, parent_is_gone: Callable[[], bool]) -> None:
+    def __init__(self, index: int, page: Any, parent_is_gone: Callable[[], bool]) -> None:
         super().__init__(index)
         self.numbers = memoryview(page.buffer).cast("q")
         self._parent_is_gone = parent_is_gone
@@ -193,7 +191,7 @@ def _send(conn: Connection, kind: bytes, content: bytes) -> None:
     conn.send_bytes(content)
 
 
-def _encoded(result: Any) -> bytes:
+def encoded(result: Any) -> bytes:
     """A result as bytes.
 
     Raises:

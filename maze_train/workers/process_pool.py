@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import atexit
-import os
 import select
-import weakref
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import WorkerError
-from maze_train.notices import warn
 from maze_train.workers.memory import SharedMemory
-from maze_train.workers.pool import CLOSED, WorkerFailedError, WorkerPool
+from maze_train.workers.pool import CLOSED
 from maze_train.workers.process import PAGE_NBYTES, STEPS
+from maze_train.workers.remote import RemotePool
 from maze_train.workers.worker_process import WorkerProcess, end_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from multiprocessing.process import BaseProcess
 
-    from maze_train.workers.places import LocalProcesses
     from maze_train.workers.pool import MakeWorker
+    from maze_train.workers.remote import LocalProcesses
 
 
-class ProcessPool(WorkerPool):
+class ProcessPool(RemotePool):
     """Workers with a process and a pipe each, which end with this process.
 
     A worker that raises, dies or hangs gives a `WorkerFailedError`. With
@@ -50,20 +46,14 @@ class ProcessPool(WorkerPool):
         calls: Mapping[str, str],
         place: LocalProcesses,
     ) -> None:
-        self.timeout_s = place.timeout_s
-        self.may_restart = place.on_worker_failure == "restart"
-        self.max_worker_restarts = place.max_worker_restarts
-        self._make_workers, self._names, self._calls = list(make_workers), list(names), calls
+        super().__init__(make_workers, names, calls, place)
         self._start_method = place.start_method
         self._poller = select.poll()
         self._pages = [SharedMemory(PAGE_NBYTES) for _ in make_workers]
         self._processes: list[WorkerProcess] = []
-        # Before multiprocessing waits for its children, which do not end by its SIGTERM.
-        self._at_exit = partial(_close_at_exit, weakref.ref(self), os.getpid())
-        atexit.register(self._at_exit)
         try:
             for index in range(len(make_workers)):
-                self._processes.append(self._start(index))
+                self._processes.append(self._started(index))
         except BaseException:
             self.close()
             raise
@@ -76,7 +66,10 @@ class ProcessPool(WorkerPool):
         """The processes, in the order of the workers."""
         return [process.process for process in self._processes]
 
-    def _start(self, index: int) -> WorkerProcess:
+    def _start(self, index: int) -> None:
+        self._processes[index] = self._started(index)
+
+    def _started(self, index: int) -> WorkerProcess:
         others = [process.conn for process in self._processes if not process.conn.closed]
         process = WorkerProcess(
             self._names[index], index, self._pages[index], others, self._start_method
@@ -140,36 +133,9 @@ class ProcessPool(WorkerPool):
             self._poller.unregister(process.descriptor)
             end_all([process])
 
-    def restart(self, failure: WorkerFailedError, told: str, outlook: str) -> None:
-        """Start the process of a worker again, or close the pool."""
-        try:
-            self._check_restart(failure, told)
-            self.restarts += 1
-            warn(
-                f"{told}; it is started again (restart {self.restarts} of at most "
-                f"{self.max_worker_restarts}), {outlook}{failure.appendix}"
-            )
-            self.stop(failure.index)
-            self._processes[failure.index] = self._start(failure.index)
-        except BaseException:
-            self.close()
-            raise
-
-    def _check_restart(self, failure: WorkerFailedError, told: str) -> None:
-        spent = self.restarts >= self.max_worker_restarts
-        if self.may_restart and not failure.final and not spent:
-            return
-        if failure.error is not None:
-            raise failure.error
-        limit = f"max_worker_restarts = {self.max_worker_restarts}"
-        reason = limit if self.may_restart else "on_worker_failure = fail"
-        raise WorkerError(
-            f"{told} (workers were restarted {self.restarts} times; {reason}){failure.appendix}"
-        )
-
     def close(self) -> None:
         """Let the workers close and end; kill those that take too long."""
-        atexit.unregister(self._at_exit)
+        super().close()
         running = [process for process in self._processes if not process.conn.closed]
         self._processes = []
         for process in running:
@@ -178,10 +144,3 @@ class ProcessPool(WorkerPool):
         end_all(running)
         for page in self._pages:
             page.close()
-
-
-def _close_at_exit(reference: weakref.ref[ProcessPool], pid: int) -> None:
-    """Close a pool that is still there when its process ends."""
-    pool = reference()
-    if pool is not None and os.getpid() == pid:
-        pool.close()

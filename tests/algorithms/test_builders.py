@@ -15,7 +15,8 @@ from maze_train.errors import ConfigError
 from maze_train.rollout.es_rollouts import trained_size
 from maze_train.runners.base import TrainingRunner
 from maze_train.targets import locate
-from maze_train.workers.places import LocalProcesses, ThisProcess
+from maze_train.workers.places import ThisProcess
+from maze_train.workers.remote import LocalProcesses
 
 FORK = {"runner": "local", "runner.start_method": "fork"}
 ES: dict[str, Any] = {"algorithm": "es", "algorithm.noise_table_size": 1000}

@@ -69,7 +69,7 @@ from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormali
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.soft_actor_critic import build_soft_actor_critic
 from maze_train.types import Sequences
-from maze_train.workers.places import LocalProcesses
+from maze_train.workers.remote import LocalProcesses
 
 slow = pytest.mark.slow
 pytestmark = [

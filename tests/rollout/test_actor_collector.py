@@ -33,7 +33,8 @@ from maze_train.rollout.collector import RolloutCollector
 from maze_train.rollout.episodes import FinishedEpisodes
 from maze_train.seeding import EpisodeSeeds, Seeds
 from maze_train.training.state_files import dumps, loads
-from maze_train.workers.places import LocalProcesses, ThisProcess
+from maze_train.workers.places import ThisProcess
+from maze_train.workers.remote import LocalProcesses
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

@@ -42,8 +42,9 @@ from maze_train.rollout import actors as actors_module
 from maze_train.rollout.actor_worker import ActorWorker
 from maze_train.rollout.actors import DistributedActors, StepCounts
 from maze_train.training.state_files import dumps, loads
-from maze_train.workers.places import LocalProcesses, Portable, ThisProcess
+from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerContext
+from maze_train.workers.remote import LocalProcesses
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

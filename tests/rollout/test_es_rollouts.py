@@ -35,7 +35,8 @@ from reference_population import slow_draw
 from maze_train.errors import ConfigError, WorkerError
 from maze_train.rollout.es_rollouts import ESDistributedRollouts, ESRolloutResult, trained_size
 from maze_train.rollout.noise_table import SharedNoiseTable
-from maze_train.workers.places import LocalProcesses, ThisProcess
+from maze_train.workers.places import ThisProcess
+from maze_train.workers.remote import LocalProcesses
 
 PATIENCE_S = 60.0
 

@@ -13,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from leftovers import has_ended, left_of, run_owner
+from leftovers import left_of, run_owner
 from toy_workers import ToyWorker, local_class
 
 from maze_train.errors import ConfigError, WorkerError
 from maze_train.workers import process_pool
-from maze_train.workers.places import LocalProcesses, Portable, ThisProcess
+from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, WorkerPool
+from maze_train.workers.ray_place import RayPlace
+from maze_train.workers.remote import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -33,18 +35,24 @@ PATIENCE_S = 30.0
 N = 3
 
 slow = pytest.mark.slow
-PLACES = ["here", pytest.param("fork", marks=slow), pytest.param("forkserver", marks=slow)]
+RAY = pytest.param("ray", marks=[slow, pytest.mark.exhaustive])
+REMOTE = [pytest.param("fork", marks=slow), RAY]
+PLACES = ["here", *REMOTE, pytest.param("forkserver", marks=slow)]
 
 
 @pytest.fixture
-def start(no_file_is_left: None, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Starts pools; afterwards nothing is left of them."""
+    on_ray = request.node.callspec.params.get("where") == "ray" if is_case(request) else False
+    request.getfixturevalue("ray_cluster" if on_ray else "no_file_is_left")
     pools: list[WorkerPool] = []
 
     def start(where: str = "fork", first: str = "", n: int = N, **settings: Any) -> Any:
         settings = {"timeout_s": PATIENCE_S, **settings}
         place: Any = ThisProcess()
-        if where != "here":
+        if where == "ray":
+            place = RayPlace(cpus_per_worker=0.1, **settings)
+        elif where != "here":
             place = LocalProcesses(start_method=where, **settings)
         names = [f"toy {i}" for i in range(n)]
         make = partial(ToyWorker, tmp_path, first)
@@ -54,6 +62,11 @@ def start(no_file_is_left: None, tmp_path: Path) -> Iterator[Callable[..., Any]]
     yield start
     while pools:
         pools.pop().close()
+
+
+def is_case(request: pytest.FixtureRequest) -> bool:
+    """Whether a test has parameters."""
+    return hasattr(request.node, "callspec")
 
 
 def answers(pool: WorkerPool, count: int) -> dict[int, Any]:
@@ -121,6 +134,33 @@ def test_memory(start: Any, where: str) -> None:
 
 
 @pytest.mark.parametrize("where", PLACES)
+def test_memory_that_is_written_here(
+    start: Any, where: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Workers see what is published, before they begin, and what goes to each of them."""
+    pool = start(where, on_worker_failure="restart")
+    memory = pool.allocate(N)
+    numbers = np.frombuffer(memory.buffer, np.uint8)
+    numbers[:] = 1, 2, 3
+    pool.publish(memory, [numbers[1:]])
+    pool.sends(0, memory, [numbers[:1]])
+    pool.call_all("map", memory)
+    numbers[0] = 7
+    assert pool.ask(0, "read") == [7, 2, 3]
+    numbers[1:] = 8, 9
+    pool.publish(memory, [numbers[1:]])
+    assert pool.ask(0, "read") == [7, 8, 9]
+    assert [told[1:] for told in pool.call_all("read")] == [[8, 9]] * N
+    if where != "here":
+        restart(pool, 0, "exit")
+        assert pool.ask(0, "echo", "before") == (0, "before")
+        pool.ask(0, "map", memory)
+        assert pool.ask(0, "read") == [7, 8, 9]
+        assert "is started again" in capfd.readouterr().err
+    memory.close()
+
+
+@pytest.mark.parametrize("where", PLACES)
 def test_what_travels(start: Any, where: str) -> None:
     """Large arguments, functions without a name, objects of local classes."""
     pool = start(where, n=1)
@@ -159,11 +199,11 @@ def test_what_a_worker_here_raises(start: Any, tmp_path: Path) -> None:
         start("here", "raise")
 
 
-# -- processes -----------------------------------------------------------------------------------
+# -- workers elsewhere -----------------------------------------------------------------------------
 
 FAILURES = {
     "raise": r"toy 1: RuntimeError: the wheel came off",
-    "exit": r"toy 1 died in a trick \(exit code 7\)",
+    "exit": r"toy 1 died in a trick \((exit code 7|its process ended; was memory exhausted\?)\)",
     "hang": r"toy 1 hangs: it did not finish a trick within timeout_s = 0\.5 seconds, and was "
     "killed",
 }
@@ -190,30 +230,30 @@ def restart(pool: Any, index: int, how: str) -> None:
     pool.restart(failure, f"{failure.text}; a word is lost", "and says hello")
 
 
-@slow
+@pytest.mark.parametrize("where", REMOTE)
 @pytest.mark.parametrize("how", FAILURES)
-def test_a_failure_is_an_error(start: Any, how: str, tmp_path: Path) -> None:
+def test_a_failure_is_an_error(start: Any, where: str, how: str, tmp_path: Path) -> None:
     """It says what happened, and ends all processes, the others in good order."""
-    pool = start()
+    pool = start(where)
     pids = pool.call_all("process")
     appendix = TRACEBACK if how == "raise" else r"\Z"
     reason = r" \(workers were restarted 0 times; on_worker_failure = fail\)"
     with pytest.raises(WorkerError, match=rf"\A{FAILURES[how]}; a word is lost{reason}{appendix}"):
         restart(pool, 1, how)
     assert (len(pool), pool.restarts) == (0, 0)
-    assert all(map(has_ended, pids))
+    assert left_of(pids, PATIENCE_S if where == "ray" else 0.0) == []
     assert multiprocessing.active_children() == []
     assert closed_in_order(tmp_path) >= {0, 2}
 
 
-@slow
+@pytest.mark.parametrize("where", REMOTE)
 @pytest.mark.parametrize("how", FAILURES)
 @pytest.mark.parametrize("stops_before", [False, True])
 def test_a_worker_is_started_again(
-    start: Any, how: str, stops_before: bool, capfd: pytest.CaptureFixture[str]
+    start: Any, where: str, how: str, stops_before: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """It is told, the others go on, steps stay counted, and calls go to the new worker."""
-    pool = start(on_worker_failure="restart")
+    pool = start(where, on_worker_failure="restart")
     pids = pool.call_all("process")
     pool.call(1, "walk", 3)
     assert pool.receive(1) == 3
@@ -221,14 +261,14 @@ def test_a_worker_is_started_again(
     pool.call(2, "echo", "before")
     if stops_before:
         pool.stop(1)
-        assert has_ended(pids[1])
+        assert left_of(pids[1:2], PATIENCE_S if where == "ray" else 0.0) == []
         assert answers(pool, 1) == {2: (2, "before")}
         pool.call(2, "echo", "before")
     pool.restart(failure, failure.text, "and says hello")
     assert pool.pending(1) == 0
     pool.call(1, "process")
     told = answers(pool, 2)
-    assert told == {1: pool.processes[1].pid, 2: (2, "before")}
+    assert told == {1: told[1], 2: (2, "before")}
     assert [now == then for now, then in zip(pool.call_all("process"), pids, strict=True)] == [
         True, False, True,
     ]  # fmt: skip
@@ -241,10 +281,10 @@ def test_a_worker_is_started_again(
     assert re.match(rf"warning: {FAILURES[how]}; {outlook}{appendix}", warning)
 
 
-@slow
-def test_restarts_are_limited(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("where", REMOTE)
+def test_restarts_are_limited(start: Any, where: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Those of all workers together."""
-    pool = start(on_worker_failure="restart", max_worker_restarts=2)
+    pool = start(where, on_worker_failure="restart", max_worker_restarts=2)
     for index in (1, 0):
         restart(pool, index, "exit")
     words = r"\Atoy 1 .*; a word is lost \(workers were restarted 2 times; max_worker_restarts = 2"
@@ -254,29 +294,38 @@ def test_restarts_are_limited(start: Any, capfd: pytest.CaptureFixture[str]) -> 
     assert capfd.readouterr().err.count("is started again (restart") == 2
 
 
-@slow
-def test_what_a_new_start_does_not_mend(start: Any, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("where", REMOTE)
+def test_what_a_new_start_does_not_mend(
+    start: Any, where: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     """An error of the configuration is raised as it is, with whatever setting."""
-    pool = start(on_worker_failure="restart")
+    pool = start(where, on_worker_failure="restart")
     with pytest.raises(ConfigError, match=r"\Awheels = 3: expected four"):
         restart(pool, 0, "refuse")
     assert (pool.restarts, len(pool)) == (0, 0)
     assert capfd.readouterr().err == ""
 
 
-@slow
+@pytest.mark.parametrize("where", REMOTE)
 @pytest.mark.parametrize(
     ("first", "error", "words"),
     [
         ("raise", WorkerError, rf"\Atoy [012]: RuntimeError: the wheel came off{TRACEBACK}"),
-        ("exit", WorkerError, r"\Atoy [012] died in building its environments \(exit code 7\)\Z"),
+        (
+            "exit",
+            WorkerError,
+            r"\Atoy [012] died in building its environments \((exit code 7|its process .*)\)\Z",
+        ),
         ("hang", WorkerError, r"\Atoy [012] hangs: it did not finish building its environments"),
         ("refuse", ConfigError, r"\Awheels = 3: expected four"),
     ],
 )
-def test_a_worker_that_can_not_be_made(start: Any, first: str, error: Any, words: str) -> None:
+def test_a_worker_that_can_not_be_made(
+    start: Any, where: str, first: str, error: Any, words: str
+) -> None:
     """It is not started again: it never worked. All processes end."""
     pool = start(
+        where,
         first=first,
         on_worker_failure="restart",
         timeout_s=SHORT_S if first == "hang" else PATIENCE_S,
@@ -300,10 +349,12 @@ def test_a_worker_that_dies_while_it_has_nothing_to_do(start: Any) -> None:
     assert pool.call_all("echo") == [(0,), (1,), (2,)]
 
 
-@slow
-def test_a_worker_that_takes_long_but_lives(start: Any) -> None:
+@pytest.mark.parametrize("where", REMOTE)
+def test_a_worker_that_takes_long_but_lives(start: Any, where: str) -> None:
     """It does not count as hung while it counts, nor while nobody listens."""
-    pool = start(timeout_s=SHORT_S, n=2)
+    pool = start(where, n=2)
+    pool.call_all("echo")
+    pool.timeout_s = SHORT_S
     pool.call(0, "walk", 15, 0.1)
     assert pool.receive(0) == 15
     pool.call(0, "walk", 15, 0.1)
@@ -312,10 +363,10 @@ def test_a_worker_that_takes_long_but_lives(start: Any) -> None:
     assert answers(pool, 2) == {0: 15, 1: (1,)}
 
 
-@slow
-def test_what_can_not_be_sent(start: Any) -> None:
+@pytest.mark.parametrize("where", REMOTE)
+def test_what_can_not_be_sent(start: Any, where: str) -> None:
     """The message names the setting that it comes from."""
-    pool = start(n=1)
+    pool = start(where, n=1)
     words = r"\Amodel: can not be sent to a worker process .*use runner=dev"
     with pytest.raises(ConfigError, match=words):
         pool.call(0, "echo", Portable((k for k in "ab"), "model"))
@@ -374,18 +425,21 @@ def test_nothing_keeps_a_pool_alive(start: Any, tmp_path: Path) -> None:
 
 
 PARENT = """
-import signal, sys, time
+import os, sys, time
 from functools import partial
 from pathlib import Path
-from leftovers import has_ended, left_of, run_owner
+from leftovers import stat
 from toy_workers import ToyWorker
-from maze_train.workers.places import LocalProcesses
+from maze_train.workers.ray_place import RayPlace
+from maze_train.workers.remote import LocalProcesses
 
 if __name__ == "__main__":
-    place = LocalProcesses(2, start_method=sys.argv[1])
+    on_ray = sys.argv[1] == "ray"
+    place = RayPlace(2, address="local") if on_ray else LocalProcesses(2, start_method=sys.argv[1])
     make = partial(ToyWorker, Path(sys.argv[2]), "")
     pool = place.pool([make] * 2, ["toy 0", "toy 1"], {})
-    print(*pool.call_all("process"), flush=True)
+    services = [int(pid) for pid in os.listdir("/proc") if stat(pid)[1:2] == [str(os.getpid())]]
+    print(*pool.call_all("process"), *services * on_ray, flush=True)
     pool.call(0, "walk", 10**9, 0.01)
     if sys.argv[3] == "ends":
         sys.exit(3)
@@ -394,14 +448,17 @@ if __name__ == "__main__":
 
 
 @slow
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+@pytest.mark.parametrize("where", ["fork", "forkserver", RAY])
 @pytest.mark.parametrize("does", ["ends", "is killed"])
-def test_the_process_that_calls_ends(tmp_path: Path, start_method: str, does: str) -> None:
-    """Killed, or without closing its pool: the workers end by themselves."""
-    with run_owner(PARENT, tmp_path, start_method, str(tmp_path), does) as (parent, pids):
-        assert len(pids) == 2
+def test_the_process_that_calls_ends(tmp_path: Path, where: str, does: str) -> None:
+    """Killed, or without closing its pool: the workers end by themselves, as does Ray."""
+    if where == "ray":
+        pytest.importorskip("ray")
+    with run_owner(PARENT, tmp_path, where, str(tmp_path), does) as (parent, pids):
+        assert len(pids) == 2 or where == "ray"
         if does == "is killed":
             parent.kill()
         assert parent.wait(PATIENCE_S) == (3 if does == "ends" else -9)
         assert left_of(pids, PATIENCE_S) == []
-    assert closed_in_order(tmp_path) == {0, 1}
+    if where != "ray" or does == "ends":  # Ray kills the actors of a driver that is gone.
+        assert closed_in_order(tmp_path) == {0, 1}

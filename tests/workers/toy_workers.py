@@ -75,6 +75,14 @@ class ToyWorker:
         """Write into it."""
         self.memory[place] = number
 
+    def written(self) -> list[Any]:
+        """The memory, a part of which it may have written."""
+        return [] if self.memory is None else [self.memory[self.context.index :][:1]]
+
+    def read(self) -> list[int]:
+        """All numbers in it."""
+        return list(map(int, self.memory))
+
 
 def local_class() -> Any:
     """An object of a class without a name that can be imported."""

@@ -1,0 +1,386 @@
+"""Workers in Ray actors, on this machine or others."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+import time
+import weakref
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from maze_train.errors import WorkerError
+from maze_train.workers.pipes import pack
+from maze_train.workers.pool import CLOSED, PrivateMemory, WorkerFailedError
+from maze_train.workers.ray_session import acquire
+from maze_train.workers.ray_worker import RayWorker, Reply, Span, fill, flat, spans_of
+from maze_train.workers.remote import RemotePool
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from maze_train.types import Array
+    from maze_train.workers.pool import MakeWorker
+    from maze_train.workers.ray_place import RayPlace
+
+
+BUILDING = "building its environments"
+SIDE = "side"
+"""Concurrency group of what does not wait for the call that runs."""
+
+CLOSE_GRACE_S = 5.0
+"""Seconds that workers may take to close before they are killed."""
+
+NEWS_S = 0.2
+"""Seconds between two questions for the steps of a call that runs."""
+
+PULSE_S = 5.0
+"""Seconds that a worker that lives may take to say so."""
+
+REMEDY = (
+    "every machine needs this module: set runner.working_dir to the folder of your modules (it is "
+    "sent along), or install it there"
+)
+
+
+class RayPool(RemotePool):
+    """Workers with a Ray actor each, which end with this process.
+
+    Each worker has a copy of the memory; what was written travels with calls and results, and what
+    is published through Ray's object store, to each machine once.
+
+    Args:
+        make_workers: Makes the workers, one function each; sent to the actors.
+        names: Names of the workers in messages.
+        calls: Names of calls in messages, by method.
+        place: Settings of the actors.
+
+    Raises:
+        ConfigError: If a worker can not be sent, or there is no such cluster.
+        MissingExtraError: If Ray is not installed.
+        WorkerError: If the cluster has no room for the workers.
+    """
+
+    def __init__(
+        self,
+        make_workers: Sequence[MakeWorker],
+        names: Sequence[str],
+        calls: Mapping[str, str],
+        place: RayPlace,
+    ) -> None:
+        session = acquire(place)  # At exit, Ray is to end after this pool.
+        super().__init__(make_workers, names, calls, place)
+        self._release = weakref.finalize(self, session.release)
+        self._release.atexit = False  # `close` is called then, and comes first.
+        self._ray = session.ray
+        self._memories: dict[int, Any] = {}
+        self._published: dict[int, Any] = {}
+        self._links: list[list[Span]] = [[] for _ in make_workers]
+        self._steps_before = [0] * len(make_workers)
+        self._actors: list[RemoteActor] = []
+        try:
+            self.host = session.host
+            self._options = session.options(place, len(make_workers), self)
+            for index in range(len(make_workers)):
+                self._actors.append(self._started(index))
+        except BaseException:
+            self.close()
+            raise
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+    def _start(self, index: int) -> None:
+        self._steps_before[index] += self._actors[index].steps
+        self._actors[index] = self._started(index)
+
+    def _started(self, index: int) -> RemoteActor:
+        content, _ = pack(self._make_workers[index])
+        actor = RemoteActor(self._ray, self._options[index], self._names[index], index)
+        actor.make(content)
+        return actor
+
+    def _check_open(self) -> None:
+        if not self._actors:
+            raise WorkerError(CLOSED)
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def call(self, index: int, method: str, *args: Any) -> None:
+        """Send a call to the actor of a worker."""
+        self._check_open()
+        content, memories = pack(args)
+        numbers = [self._given(index, memory) for memory in memories]
+        actor = self._actors[index]
+        # A worker that was started again has no memory at first.
+        sent = [span for span in self._links[index] if span[0] in actor.memories]
+        actor.call(method, content, numbers, sent)
+
+    def _given(self, index: int, memory: Any) -> int:
+        """The number of a piece of memory that a worker gets, with what was published of it."""
+        number = id(memory)  # of what this pool keeps
+        if number not in self._memories:
+            self._memories[number] = memory
+            self.publish(memory, [flat(memory)])  # somebody else made it: nobody knows of what
+        actor = self._actors[index]
+        if number not in actor.memories:
+            actor.memories.add(number)
+            if number in self._published:
+                actor.write(number, self._published[number])
+        return number
+
+    def pending(self, index: int) -> int:
+        """Number of calls without a received result."""
+        return len(self._actors[index].pending)
+
+    def ready(self, timeout_s: float) -> list[int]:
+        """Workers whose oldest call is done, or failed; those that hang count as well."""
+        self._check_open()
+        heads = {actor.pending[0][0]: actor.index for actor in self._actors if actor.pending}
+        if not heads:
+            time.sleep(timeout_s)
+            return []
+        refs = list(heads)
+        done, _ = self._ray.wait(refs, timeout=timeout_s)
+        if done and len(refs) > 1:
+            done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
+        found = {heads[ref] for ref in done}
+        if not found:
+            found = {i for i in heads.values() if self._actors[i].hangs(self.timeout_s)}
+        return sorted(found)
+
+    def receive(self, index: int) -> Any:
+        """The result of the oldest call of a worker; one that hangs is killed."""
+        actor = self._actors[index]
+        reply = actor.receive(self._calls, self.timeout_s)
+        fill(reply.written, self._memories)
+        return None if reply.result is None else pickle.loads(reply.result)
+
+    def cancel(self, index: int) -> None:
+        """Make a worker end the calls that it was sent."""
+        self._actors[index].cancel()
+
+    def steps(self, index: int) -> int:
+        """Environment steps of which the actors of a worker told."""
+        if not self._actors:
+            return self._steps_before[index]
+        self._actors[index].ask_for_news()
+        return self._steps_before[index] + self._actors[index].steps
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> PrivateMemory:
+        """Memory of this process; each worker has a copy."""
+        memory = PrivateMemory(nbytes)
+        self._memories[id(memory)] = memory
+        return memory
+
+    def sends(self, index: int, memory: Any, arrays: Iterable[Array]) -> None:
+        """Let views of memory go to a worker with each of its calls."""
+        self._links[index] += spans_of(arrays, {id(memory): memory})
+
+    def publish(self, memory: Any, arrays: Iterable[Array]) -> None:
+        """Put views of memory into the object store, from where each machine takes them once."""
+        self._check_open()
+        number = id(memory)
+        spans = [span[1:] for span in spans_of(arrays, {number: memory})]
+        self._published[number] = self._ray.put(spans)
+        for actor in self._actors:
+            if number in actor.memories:
+                actor.write(number, self._published[number])
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def stop(self, index: int) -> None:
+        """End the actor of a worker."""
+        end_all([self._actors[index]])
+
+    def close(self) -> None:
+        """Let the workers close and end; kill those that take too long."""
+        super().close()
+        actors, self._actors = self._actors, []
+        end_all(actors)
+        for actor in actors:
+            self._steps_before[actor.index] += actor.steps
+        self._published.clear()
+        self._release()
+
+
+class RemoteActor:
+    """An actor with a worker, seen from its pool.
+
+    Args:
+        ray: The package.
+        options: Where it is started.
+        name: Name of the worker in messages.
+        index: Its number.
+
+    Attributes:
+        pending: Results of calls that were not received, and the methods.
+        memories: Numbers of the memory of which it has a copy.
+        steps: Environment steps of which it told.
+    """
+
+    def __init__(self, ray: Any, options: dict[str, Any], name: str, index: int) -> None:
+        self.name, self.index, self._ray = name, index, ray
+        self.pending: deque[tuple[Any, str]] = deque()
+        self.memories: set[int] = set()
+        self.steps = 0
+        self.has_ended = False
+        self._sent = self._mail = self._beats = 0
+        self._since = time.monotonic()
+        self._news: Any = None
+        self._asked = 0.0
+        self._handle = ray.remote(concurrency_groups={SIDE: 1})(RayWorker)
+        self._handle = self._handle.options(**options).remote(index)
+
+    def make(self, content: bytes) -> None:
+        """Let it make its worker."""
+        self._made = self._handle.make.remote(content, sys.path)
+
+    def call(self, method: str, content: bytes, numbers: list[int], sent: list[Span]) -> None:
+        """Send a call."""
+        if not self.pending:
+            self._since = time.monotonic()
+        self._sent += 1
+        result = self._handle.call.remote(method, content, numbers, sent, self._mail)
+        self.pending.append((result, method))
+
+    def _at_once(self, method: str, *args: Any) -> Any:
+        """Call what does not wait for the call that runs."""
+        return getattr(self._handle, method).options(concurrency_group=SIDE).remote(*args)
+
+    def write(self, number: int, published: Any) -> None:
+        """Let it take in what was published, before all calls that follow."""
+        self._mail += 1
+        self._at_once("write", number, published)
+
+    def cancel(self) -> None:
+        """Cancel the calls that were sent."""
+        self._at_once("cancel", self._sent)
+
+    # -- signs of life ---------------------------------------------------------------------------
+
+    def _heard(self, beats: int, steps: int) -> None:
+        if beats != self._beats:
+            self._beats, self._since = beats, time.monotonic()
+        self.steps = max(self.steps, steps)
+
+    def ask_for_news(self) -> None:
+        """Ask for signs of life and steps from time to time; does not wait for the answer."""
+        if self._news is not None and self._ray.wait([self._news], timeout=0)[0]:
+            try:
+                self._heard(*self._ray.get(self._news))
+            except self._ray.exceptions.RayError:
+                return  # The result of its call will tell.
+            self._news = None
+        if self._news is None and self.pending and time.monotonic() > self._asked + NEWS_S:
+            self._asked = time.monotonic()
+            self._news = self._at_once("pulse")
+
+    def hangs(self, timeout_s: float) -> bool:
+        """Whether it gave no sign of life for so long."""
+        if not self.pending or time.monotonic() - self._since <= timeout_s:
+            return False
+        with suppress(self._ray.exceptions.RayError):
+            self._heard(*self._ray.get(self._at_once("pulse"), timeout=min(PULSE_S, timeout_s)))
+        return time.monotonic() - self._since > timeout_s
+
+    # -- results ---------------------------------------------------------------------------------
+
+    def receive(self, calls: Mapping[str, str], timeout_s: float) -> Reply:
+        """Wait for the result of the oldest call.
+
+        Args:
+            calls: Names of calls in messages, by method.
+            timeout_s: Seconds without a sign of life after which the actor counts as hung.
+
+        Raises:
+            WorkerFailedError: If the worker raised, died or hangs; then it is killed.
+        """
+        result, method = self.pending[0]
+        what = calls.get(method, method)
+        while True:
+            left = timeout_s - (time.monotonic() - self._since)
+            if self._ray.wait([result], timeout=max(left, 0.0))[0]:
+                break
+            if self.hangs(timeout_s):
+                raise self._hung(what, calls, timeout_s)
+        try:
+            reply = Reply(*self._ray.get(result))
+        except self._ray.exceptions.RayError as error:
+            raise self._died(what, calls, error) from None
+        self._since = time.monotonic()
+        self._heard(reply.beats, reply.steps)
+        if reply.failure is not None:
+            text = f"{self.name}: {reply.failure['text']}"
+            if "ModuleNotFoundError" in text:
+                text = f"{text}: {REMEDY}"
+            raise WorkerFailedError(self.index, **{**reply.failure, "text": text})
+        self.pending.popleft()
+        return reply
+
+    def _is_made(self) -> bool:
+        try:
+            return bool(self._ray.get(self._made, timeout=0))
+        except self._ray.exceptions.RayError:
+            return False
+
+    def _died(self, what: str, calls: Mapping[str, str], error: Exception) -> WorkerFailedError:
+        if not self._is_made():
+            what = calls.get(BUILDING, BUILDING)
+        self.kill()
+        told = " ".join(str(error).split())
+        if getattr(error, "_actor_init_failed", False):
+            how = f"{told.rpartition(' ^')[2].lstrip('^ ')}: {REMEDY}"
+        elif "its node has died" in told:
+            how = "its machine is gone"
+        elif isinstance(error, self._ray.exceptions.ActorUnavailableError):
+            how = "its process or machine can not be reached"
+        else:
+            how = "its process ended; was memory exhausted?"
+        return WorkerFailedError(self.index, f"{self.name} died in {what} ({how})")
+
+    def _hung(self, what: str, calls: Mapping[str, str], timeout_s: float) -> WorkerFailedError:
+        if not self._is_made():
+            what = calls.get(BUILDING, BUILDING)
+        self.kill()
+        return WorkerFailedError(
+            self.index,
+            f"{self.name} hangs: it did not finish {what} within timeout_s = {timeout_s:g} "
+            "seconds, and was killed",
+        )
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def quit(self) -> Any:
+        """Ask it to close its worker; what comes when that is done."""
+        self.cancel()
+        return self._handle.close.remote()
+
+    def kill(self) -> None:
+        """End it."""
+        self.has_ended = True
+        self.pending.clear()
+        self._ray.kill(self._handle)
+
+    def last_news(self, result: Any) -> None:
+        """Take in what it said when it closed."""
+        try:
+            reply = Reply(*self._ray.get(result, timeout=0))
+        except self._ray.exceptions.RayError:
+            return
+        self._heard(reply.beats, reply.steps)
+
+
+def end_all(actors: Sequence[RemoteActor]) -> None:
+    """Let workers close and end; kill those that take too long."""
+    running = [actor for actor in actors if not actor.has_ended]
+    if not running:
+        return
+    results = [actor.quit() for actor in running]
+    running[0]._ray.wait(results, num_returns=len(results), timeout=CLOSE_GRACE_S)
+    for actor, result in zip(running, results, strict=True):
+        actor.last_news(result)
+        actor.kill()

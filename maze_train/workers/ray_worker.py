@@ -1,0 +1,177 @@
+"""The Ray actor in which a worker lives: calls its methods, and has copies of memory."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from maze_train.notices import warn
+from maze_train.workers.pipes import unpack
+from maze_train.workers.pool import PrivateMemory
+from maze_train.workers.process import (
+    BEATS,
+    CANCELLED,
+    PAGE_NBYTES,
+    STEPS,
+    ProcessContext,
+    describe_failure,
+    encoded,
+    limit_threads,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from maze_train.types import Array
+
+
+Span: TypeAlias = "tuple[int, int, Array]"
+"""Number of a piece of memory, the first byte, and bytes."""
+
+
+class Reply(NamedTuple):
+    """What comes back from a call."""
+
+    result: bytes | None
+    """The pickled result, if there is one."""
+
+    failure: dict[str, Any] | None
+    """Arguments of `WorkerFailedError`, if the worker failed."""
+
+    written: list[Span]
+    """What the worker wrote into memory."""
+
+    beats: int
+    steps: int
+
+
+class RayWorker:
+    """A worker in a Ray actor.
+
+    Calls are done one after the other. `write`, `cancel` and `pulse` belong to a concurrency group
+    of their own, so that they do not wait for the call that runs.
+
+    Args:
+        index: Number of the worker.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._context = ProcessContext(index, PrivateMemory(PAGE_NBYTES), lambda: False)
+        self._worker: Any = None
+        self._failure: dict[str, Any] | None = None
+        self._memories: dict[int, Any] = {}
+        self._arrival = threading.Condition()
+        self._arrived = 0
+        self._mail: dict[int, list[Span]] = {}
+
+    def make(self, content: bytes, folders: list[str]) -> Reply:
+        """Make the worker; where machines share them, it imports from the caller's folders, too."""
+        sys.path += [folder for folder in folders if folder not in sys.path]
+        return self._reply(self._make, content)
+
+    def _make(self, content: bytes) -> None:
+        limit_threads()
+        self._worker = unpack(content, self._no_memory)(self._context)
+        limit_threads()  # again: making the worker may have imported what has some
+
+    def call(
+        self, method: str, content: bytes, numbers: list[int], sent: list[Span], mail: int
+    ) -> Reply:
+        """Call a method of the worker.
+
+        Args:
+            method: Its name.
+            content: Its arguments.
+            numbers: Numbers of the memory in the arguments.
+            sent: What was written into memory.
+            mail: Calls of `write` that come before this call.
+        """
+        return self._reply(self._call, method, content, numbers, sent, mail)
+
+    def _call(
+        self, method: str, content: bytes, numbers: list[int], sent: list[Span], mail: int
+    ) -> Any:
+        def memory_of(k: int, nbytes: int) -> Any:
+            return self._memories.setdefault(numbers[k], PrivateMemory(nbytes))
+
+        args = unpack(content, memory_of)
+        with self._arrival:
+            self._arrival.wait_for(lambda: self._arrived >= mail)
+            known = self._mail.keys() & self._memories.keys()
+            letters = [self._mail.pop(number) for number in known]
+        for spans in (*letters, sent):
+            fill(spans, self._memories)
+        return self._context.run(getattr(self._worker, method), args)
+
+    def _reply(self, function: Callable[..., Any], *args: Any) -> Reply:
+        """What a function does; nothing after a failure."""
+        result, written = None, list[Span]()
+        if self._failure is None:
+            try:
+                value = function(*args)
+                result = None if value is None else encoded(value)
+                if hasattr(self._worker, "written"):
+                    written = spans_of(self._worker.written(), self._memories)
+            except BaseException as error:
+                self._failure = describe_failure(error)
+        numbers = self._context.numbers
+        return Reply(result, self._failure, written, numbers[BEATS], numbers[STEPS])
+
+    def close(self) -> Reply:
+        """Close the worker."""
+        try:
+            if hasattr(self._worker, "close"):
+                self._worker.close()
+        except BaseException as error:
+            warn(str(error))
+        self._worker = None
+        return self._reply(lambda: None)
+
+    def _no_memory(self, k: int, nbytes: int) -> Any:
+        raise TypeError("memory is an argument of calls only")
+
+    # -- at any time -----------------------------------------------------------------------------
+
+    def write(self, number: int, spans: list[tuple[int, Array]]) -> None:
+        """Take in what replaces all that was published before of a piece of memory."""
+        with self._arrival:
+            self._mail[number] = [(number, *span) for span in spans]
+            self._arrived += 1
+            self._arrival.notify_all()
+
+    def cancel(self, count: int) -> None:
+        """Cancel so many calls, from the first one on."""
+        self._context.numbers[CANCELLED] = count
+
+    def pulse(self) -> tuple[int, int]:
+        """Signs of life and environment steps so far."""
+        return self._context.numbers[BEATS], self._context.numbers[STEPS]
+
+
+def flat(memory: Any) -> Array:
+    """The bytes of a piece of memory."""
+    return np.frombuffer(memory.buffer, np.uint8)
+
+
+def address(array: Array) -> int:
+    """Where an array begins."""
+    return int(array.__array_interface__["data"][0])
+
+
+def spans_of(arrays: Iterable[Array], memories: dict[int, Any]) -> list[Span]:
+    """Arrays without gaps, as parts of the memory of which they are views."""
+    found = []
+    starts = [(address(flat(memory)), number) for number, memory in memories.items()]
+    for array in arrays:
+        start, number = max(known for known in starts if known[0] <= address(array))
+        found.append((number, address(array) - start, array.reshape(-1).view(np.uint8)))
+    return [span for span in found if len(span[2])]
+
+
+def fill(spans: Iterable[Span], memories: dict[int, Any]) -> None:
+    """Write parts of memory."""
+    for number, start, content in spans:
+        flat(memories[number])[start : start + len(content)] = content

@@ -1,0 +1,168 @@
+"""Runs on a Ray cluster: the numbers of one process, failures, and what is left behind."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rollouts import RANDOM, play
+from rollouts import rows as episodes_of
+from short_runs import rows, short_run
+
+from maze_train import Callback
+from maze_train.errors import ConfigError, WorkerError
+
+pytestmark = pytest.mark.slow
+exhaustive = pytest.mark.exhaustive
+
+PATIENCE_S = 60.0
+RAY: dict[str, Any] = {"runner": "ray", "runner.cpus_per_worker": 0.5}
+CARTPOLE: dict[str, Any] = {"env": {"id": "CartPole-v1"}}
+TUPLES = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}}
+CASES: dict[str, dict[str, Any]] = {
+    "ppo": {**CARTPOLE, "runner.concurrency": 5, "total_steps": 600},
+    "actors of ppo": {**CARTPOLE, "runner.concurrency": 4, "runner.envs_per_actor": 1},
+    "a2c": {
+        "env": {"id": "Pendulum-v1", "max_episode_steps": 30},
+        "runner.concurrency": 5,
+        "total_steps": 600,
+    },
+    "sac": {"env": TUPLES, "runner.concurrency": 5, "total_steps": 600},
+    "es": {**CARTPOLE, "evaluation.max_episode_steps": 50},
+}
+
+
+@pytest.fixture
+def on_two_machines(ray_cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """An empty working directory, and a cluster; what was reserved of it is free afterwards."""
+    import ray
+
+    monkeypatch.chdir(tmp_path)
+    yield ray_cluster
+    deadline = time.monotonic() + PATIENCE_S
+    while ray.available_resources().get("CPU") != ray.cluster_resources().get("CPU"):
+        assert time.monotonic() < deadline, "something is still reserved"
+        time.sleep(0.1)
+
+
+COMMAND = [
+    *("env=CartPole-v1", "+algorithm=ppo", "runner.concurrency=2", "algorithm.n_rollout_steps=8"),
+    *("total_steps=48", "algorithm.batch_size=8", "algorithm.epoch_length=2", "seed=1"),
+    *("evaluation.n_episodes=2", "evaluation.max_episode_steps=20", "tracking.plot=false"),
+]
+
+
+def test_one_machine(tmp_path: Path) -> None:
+    """As a user begins: `address=local` gives the numbers of `dev`; its logs are told of."""
+    pytest.importorskip("ray")
+    for name, place in (("dev", ()), ("ray", ("runner=ray", "runner.address=local"))):
+        command = [sys.executable, "-m", "maze_train.cli", *COMMAND, f"run_dir={name}", *place]
+        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert result.returncode == 0, result.stderr
+    assert rows(tmp_path / "ray") == rows(tmp_path / "dev")
+    first, *others = result.stderr.splitlines()
+    assert first.startswith("ray: 1 machine, ")
+    assert [line for line in others if "ray" in line.lower()] == []
+
+
+@exhaustive
+@pytest.mark.parametrize("algorithm", CASES)
+def test_machines_change_no_number(algorithm: str, on_two_machines: Any) -> None:
+    """Equal metrics, to the last digit, in one process and with 1, 2 or 4 workers."""
+    more = CASES[algorithm]
+    algorithm = algorithm.rpartition(" ")[2]
+    short_run("dev", algorithm, **more)
+    assert float(rows("dev")[-1]["train/episodes"]) > 0
+    for n_workers in (1, 2, 4):
+        spread = {"runner.n_workers": n_workers, "runner.placement": "SPREAD"}
+        short_run(f"ray{n_workers}", algorithm, **more, **RAY, **spread)
+        assert rows(f"ray{n_workers}") == rows("dev")
+
+
+@exhaustive
+def test_rollouts(on_two_machines: Any) -> None:
+    """The same episodes, whoever plays them."""
+    play(**RANDOM, output_dir="dev", n_episodes=12)
+    for n_workers in (1, 4):
+        play(**RANDOM, **RAY, output_dir=f"ray{n_workers}", n_episodes=12, **{
+            "runner.n_workers": n_workers
+        })  # fmt: skip
+        assert episodes_of(f"ray{n_workers}") == episodes_of("dev")
+
+
+@exhaustive
+def test_learners(on_two_machines: Any) -> None:
+    """Several learners that live on other machines have the numbers of those on this one."""
+    more = {**CASES["ppo"], "learner_group.n_learners": 3}
+    short_run("dev", **more)
+    short_run("ray", **more, **RAY, **{"runner.n_workers": 2, "runner.cpus_per_learner": 0.5})
+    assert rows("ray") == rows("dev")
+
+
+@exhaustive
+@pytest.mark.parametrize("action", ["box", "tuple"])
+def test_actors(action: str, on_two_machines: Any) -> None:
+    """Actors of IMPALA learn from their rollouts, of which nothing is lost."""
+    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": action}}
+    result = short_run("run", "impala", env=env, total_steps=640, **RAY)
+    assert result.summary.env_steps == 640
+    for row in result.history:
+        assert all(math.isfinite(value) for value in row.values())
+        assert row["actors/steps_dropped"] == 0
+    assert result.history[-1]["actors/steps_made"] >= 640
+
+
+class RemoveMachine(Callback):
+    """Ends a machine in mid-run."""
+
+    def __init__(self, cluster: Any, node: Any) -> None:
+        self._cluster, self._node = cluster, node
+
+    def on_update_end(self, run: Any) -> None:
+        """Do it once."""
+        if run.progress.updates == 3:
+            self._cluster.remove_node(self._node, allow_graceful=False)
+
+
+@exhaustive
+def test_a_machine_that_is_lost(on_two_machines: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    """Its workers are started on others, and training has the same numbers."""
+    more = {**CASES["ppo"], "seed": 3}
+    node = on_two_machines.add_node(num_cpus=4)
+    on_two_machines.wait_for_nodes()
+    how = {**RAY, "runner.n_workers": 3, "runner.placement": "SPREAD"}
+    how["runner.on_worker_failure"] = "restart"
+    short_run("ray", **more, **how, callbacks=[RemoveMachine(on_two_machines, node)])
+    assert "it is started again (restart 1 of at most 10)" in capfd.readouterr().err
+    short_run("dev", **more)
+    assert [trained(row) for row in rows("ray")] == [trained(row) for row in rows("dev")]
+
+
+def trained(row: dict[str, str]) -> dict[str, str]:
+    """The metrics of training, without the count of restarts."""
+    prefix, restarts = "train/", "train/worker_restarts"
+    return {
+        name: cell for name, cell in row.items() if name.startswith(prefix) and name != restarts
+    }
+
+
+@exhaustive
+def test_clusters_that_do_not_fit(on_two_machines: Any) -> None:
+    """No room is told with what there is, before training."""
+    words = r"the cluster has no room for 1 x \{'CPU': 100.0\} \(PACK\).* of [0-9]+ CPUs"
+    with pytest.raises(WorkerError, match=words):
+        short_run("run", **RAY | {"runner.cpus_per_worker": 100.0, "runner.worker_timeout_s": 0.5})
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("key", ["address", "placement", "cpus_per_worker", "gpus_per_learner"])
+def test_settings_out_of_range(key: str) -> None:
+    """The message names them, before Ray starts."""
+    bad = {"address": "ray://far:10001", "placement": "NEAR"}.get(key, -1)
+    with pytest.raises(ConfigError, match=rf"{key} = "):
+        short_run("run", runner="ray", **{f"runner.{key}": bad})
