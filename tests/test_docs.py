@@ -80,10 +80,13 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_can_be_reached() -> None:
-    """The overview links to all pages of docs/."""
+    """The overview links to all pages of docs/, and the menu of the site has them."""
     overview = ROOT / "docs" / "index.md"
     linked = {(overview.parent / link).resolve() for link in LINK.findall(without_blocks(overview))}
-    assert set((ROOT / "docs").rglob("*.md")) - {overview} <= linked
+    pages = set((ROOT / "docs").rglob("*.md"))
+    assert pages - {overview} <= linked
+    menu = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert {str(page.relative_to(ROOT / "docs")) for page in pages} == set(menu)
 
 
 def test_settings_are_there() -> None:
