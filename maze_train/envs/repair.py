@@ -79,6 +79,10 @@ class WorkerRepair:
             )
             try:
                 self._begin_again(failure.index)
+            except WorkerFailedError as another:
+                failure = another.with_traceback(None)  # before it came to the episodes
+                continue
+            try:
                 if given_up:
                     return self._begin_anew(failure.index, root_seed, method, given_up)
                 return self._put_back(failure.index, root_seed, method, *args)

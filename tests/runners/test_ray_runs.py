@@ -130,25 +130,25 @@ class RemoveMachine(Callback):
 
 
 @exhaustive
-def test_a_machine_that_is_lost(on_two_machines: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    """Its workers are started on others, and training has the same numbers."""
-    more = {**CASES["ppo"], "seed": 3}
+@pytest.mark.parametrize("algorithm", ["ppo", "es"])
+def test_a_machine_that_is_lost(
+    algorithm: str, on_two_machines: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its workers are started on others, and the run has the same numbers."""
+    more = {**CASES[algorithm], "seed": 3}
     node = on_two_machines.add_node(num_cpus=4)
     on_two_machines.wait_for_nodes()
     how = {**RAY, "runner.n_workers": 3, "runner.placement": "SPREAD"}
     how["runner.on_worker_failure"] = "restart"
-    short_run("ray", **more, **how, callbacks=[RemoveMachine(on_two_machines, node)])
+    callbacks = [RemoveMachine(on_two_machines, node)]
+    short_run("ray", algorithm, **more, **how, callbacks=callbacks)
     assert "it is started again (restart 1 of at most 10)" in capfd.readouterr().err
-    short_run("dev", **more)
-    assert [trained(row) for row in rows("ray")] == [trained(row) for row in rows("dev")]
-
-
-def trained(row: dict[str, str]) -> dict[str, str]:
-    """The metrics of training, without the count of restarts."""
-    prefix, restarts = "train/", "train/worker_restarts"
-    return {
-        name: cell for name, cell in row.items() if name.startswith(prefix) and name != restarts
-    }
+    short_run("dev", algorithm, **more)
+    found = [
+        {name: cell for name, cell in row.items() if not name.endswith("worker_restarts")}
+        for row in rows("ray")
+    ]
+    assert found == rows("dev")
 
 
 @exhaustive
