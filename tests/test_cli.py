@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from operator import attrgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -213,6 +214,7 @@ def test_a_failed_job_stops_no_other(
     def train(config: TrainConfig) -> float:
         if config.seed == 1:
             raise error
+        Path(config.run_dir, "done").touch()
         return 1.0
 
     maze_run.train = train
@@ -221,7 +223,8 @@ def test_a_failed_job_stops_no_other(
     text = capfd.readouterr().err
     assert "maze-run: error: job 1 (algorithm=ppo env=CartPole-v1 seed=1): " in text
     assert text.endswith("maze-run: 1 of 3 jobs failed\n")
-    assert maze_run.files() == ["s", "s/0", "s/2", "s/jobs.csv", "s/multirun.yaml"]
+    kept = ["s/0", "s/0/done", "s/2", "s/2/done"]
+    assert maze_run.files() == ["s", *kept, "s/jobs.csv", "s/multirun.yaml"]
 
 
 @pytest.mark.parametrize(

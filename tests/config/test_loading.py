@@ -285,7 +285,10 @@ def test_the_dump_names_classes_and_targets() -> None:
     assert "_target_" not in dumped["evaluation"]
 
 
-@pytest.mark.parametrize("group", [name for name in group_names() if name != "experiment"])
+OF_RUNS = [name for name in group_names() if name not in ("experiment", "search")]
+
+
+@pytest.mark.parametrize("group", OF_RUNS)
 def test_options_are_those_of_the_command_line(group: str) -> None:
     """Read without Hydra, with the options that they change, they have the values that it gives."""
     with initialize_config_module("maze_train.conf", version_base="1.3"):

@@ -275,7 +275,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("es", {"algorithm.policy_wrapper": {"_target_": "torch.nn.Identity"}}, "policy_wrapper = "),
     ("es", {**FORK, "model.distributions": {"Discrete": "beta"}}, r"model\.distributions"),
     ("es", {"env": {"id": "CartPole-v1", "backend": "envpool"}}, r"env\.backend = 'envpool'"),
-    ("sac", {"runner": "ray"}, r"runner = 'ray'"),
+    ("sac", {"runner": "cloud"}, r"runner = 'cloud'"),
     ("sac", {"runner.envs_per_actor": 1}, r"runner\.envs_per_actor = 1: a2c and ppo have such"),
     ("ppo", {"runner.envs_per_actor": 3}, r"envs_per_actor = 3: .* runner\.concurrency = 2"),
     ("sac", {"model.memory.cell": "lstm"}, r"model\.memory"),
