@@ -125,7 +125,12 @@ def test_settings_that_came_later_change_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("values", "verdict"),
-    [((101.0, 130.0), "ahead"), ((90.0, 110.0), "equal"), ((90.0, 99.0), "behind")],
+    [
+        ((101.0, 130.0), "ahead"),
+        ((90.0, 115.0), "equal"),
+        ((80.0, 110.0), "equal"),
+        ((90.0, 99.0), "behind"),
+    ],
 )
 def test_beside_a_published_figure(
     tmp_path: Path, values: tuple[float, float], verdict: str

@@ -182,7 +182,7 @@ def _family(name: str, scores: Sequence[Score], sources: Any, docs: Path) -> lis
         Group(s.cell.env, s.cell.algorithm, (), tuple(row.as_run(s.cell) for row in s.rows))
         for s in scores
     ]
-    labels = {(algorithm,): algorithm for algorithm in dict.fromkeys(g.algorithm for g in groups)}
+    labels: dict[tuple[str, ...], str] = {group.name: group.algorithm for group in groups}
     figure = draw_comparison(groups, labels, EVAL_RETURN, "environment steps")
     with atomic_write(docs / picture) as file:
         figure.savefig(file, format="png", dpi=DPI)
