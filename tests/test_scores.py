@@ -91,6 +91,11 @@ def test_a_killed_run_goes_on_and_becomes_a_row(
     assert "| CartPole-v1 | ppo | 1 | 512 |" in page
     assert "| 100.0 (Them, CartPole-v0) | one seed | one seed |" in page
     assert (tmp_path / "images/scores-all-toys.png").exists()
+    (scores.rows / "ppo/CartPole-v1.jsonl").unlink()
+    assert main(arguments, scores) == 0
+    assert (tmp_path / "notes").read_text() == "0 256 0 "
+    (again,) = Rows.read(scores.rows, cell).current(cell)
+    assert (again.test_best, again.curve[2]) == (row.test_best, row.curve[2])
 
 
 def test_a_changed_preset_makes_rows_stale(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from maze_train.config.job_processes import FAILURE, LOG_FILE, JobProcesses, Pro
 from maze_train.config.pipeline import configure, prepare
 from maze_train.config.sweep_jobs import JobRecord
 from maze_train.config.train_config import AUTO
+from maze_train.config.writing import CHECKPOINTS
 from maze_train.jobs import message_of
 from maze_train.locks import exclusive
 from maze_train.notices import tell
@@ -126,7 +127,7 @@ class Scores:
         else:
             row = measured(directory, cell, seed)
             Rows.read(self.rows, cell).add(cell, row)
-            shutil.rmtree(directory / "checkpoints")  # replay buffers are large
+            shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)  # replay buffers are large
             tests = " and ".join(readable(mean) for mean, _ in (row.test_final, row.test_best))
             print(f"{record.name}: final and best {tests} after {took}", flush=True)
 
