@@ -73,6 +73,11 @@ class RayPlace(RemotePlace):
         free: float = locate(SESSION_FOR)(self).free_cpus(self)
         return max(1, int(free / self.cpus_per_worker))
 
+    @property
+    def has_own_gpus(self) -> bool:
+        """Whether a whole GPU is reserved for each worker."""
+        return self.gpus_per_worker >= 1
+
     def pool(
         self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
     ) -> WorkerPool:
