@@ -58,6 +58,12 @@ class RayPlace(RemotePlace):
     has_learners: bool = False
     """Whether the workers are learners, for whom room is reserved besides."""
 
+    section: str = "runner"
+    """Section of the settings that give these, for messages."""
+
+    remedy: str = "runner.n_workers, runner.cpus_per_worker or runner.placement=PACK"
+    """What to change where there is no room."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_of("placement", self.placement, PLACEMENTS)
