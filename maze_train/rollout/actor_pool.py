@@ -88,7 +88,7 @@ class Actors:
             for i, part in enumerate(self.slices)
         ]
         self.pool = (place or ThisProcess()).pool(makers, names, CALLS)
-        described = self.pool.call_all("describe")
+        described = self.pool.call_new("describe")
         self.envs: ActorEnvs = described[0]
         self.env_observation_space, self.single_action_space = self.envs.spaces
         try:
