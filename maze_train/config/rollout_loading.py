@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import absolute_path
 from maze_train.config.loading import build_config, values_by_field
@@ -19,8 +18,13 @@ from maze_train.config.stored import (
 )
 from maze_train.config.writing import CONFIG_FILE
 from maze_train.errors import ConfigError, RunDirectoryError, did_you_mean
+from maze_train.hub import local_directory
 from maze_train.targets import TARGET, is_target
 from maze_train.training.config import PolicyConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 BEST = "best"
 WEIGHTS_FILE = "policy.pt"
@@ -101,7 +105,7 @@ def policy_directory(run: str | os.PathLike[str]) -> Path:
     Raises:
         ConfigError: If there is none.
     """
-    directory = Path(absolute_path("run", str(run)))
+    directory = local_directory(absolute_path("run", str(run)))
     if (directory / BEST).is_dir():
         directory = directory / BEST
     missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (directory / name).is_file()]
