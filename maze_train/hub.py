@@ -7,6 +7,7 @@ of a branch, a tag or a commit.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ HUB = "hf://"
 WORD = r"\w[\w.-]*"  # no part of a path that leads upwards
 REPOSITORY = re.compile(rf"{WORD}/{WORD}", re.ASCII)
 BRANCH = re.compile(rf"{WORD}(?:/{WORD})*", re.ASCII)
+COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def is_on_hub(name: str | os.PathLike[str]) -> bool:
@@ -38,6 +40,11 @@ def is_on_hub(name: str | os.PathLike[str]) -> bool:
 def local_directory(name: str | os.PathLike[str]) -> Path:
     """The directory that a name leads to; that of a repository is a download, see `fetched`."""
     return fetched(str(name)) if is_on_hub(name) else Path(name)
+
+
+def at_commit(name: str, directory: Path) -> str:
+    """The name of a repository at the commit that was downloaded into a directory."""
+    return f"{name.partition('@')[0]}@{directory.name}"
 
 
 def hub_package() -> Any:
@@ -54,7 +61,8 @@ def hub_package() -> Any:
 def fetched(name: str) -> Path:
     """The files of a policy in a repository, in the cache of the hub's library.
 
-    If the hub can not be reached, what was downloaded before is used, and a line says so.
+    If the hub can not be reached, what was downloaded before is used, and a line says so. For a
+    commit that was, the hub is not asked.
 
     Args:
         name: `hf://<owner>/<repository>[@<revision>]`.
@@ -73,6 +81,9 @@ def fetched(name: str) -> Path:
         )
     package = hub_package()
     known = {"repo_id": repo_id, "revision": revision, "allow_patterns": list(POLICY_FILES)}
+    found = _earlier(package, known) if COMMIT.fullmatch(branch) else None
+    if found is not None:
+        return found
     try:
         info = package.HfApi().model_info(repo_id, revision=revision, files_metadata=True)
         _check_size(name, info.siblings or [])
@@ -86,13 +97,20 @@ def fetched(name: str) -> Path:
         raise
     except Exception as error:  # connections, time-outs, a hub that is down, HF_HUB_OFFLINE
         problem = f"the hub does not give {name}: {first_line(error)}"
-        try:
-            found = Path(package.snapshot_download(**known, local_files_only=True))
-        except Exception:
+        found = _earlier(package, known)
+        if found is None:
             remedy = "it was not downloaded before, so it needs a connection once"
             raise RunDirectoryError(f"{problem}; {remedy}") from error
     tell(f"note: {problem}; commit {found.name[:12]} is used, which was downloaded before")
     return found
+
+
+def _earlier(package: Any, known: dict[str, Any]) -> Path | None:
+    """The download of before; None: there is none, or a part of one."""
+    with suppress(Exception):
+        found = Path(package.snapshot_download(**known, local_files_only=True))
+        return found if all((found / file).exists() for file in POLICY_FILES) else None
+    return None
 
 
 def _check_size(name: str, files: list[Any]) -> None:

@@ -18,7 +18,7 @@ from maze_train.config.stored import (
 )
 from maze_train.config.writing import CONFIG_FILE
 from maze_train.errors import ConfigError, RunDirectoryError, did_you_mean
-from maze_train.hub import local_directory
+from maze_train.hub import at_commit, is_on_hub, local_directory
 from maze_train.targets import TARGET, is_target
 from maze_train.training.config import PolicyConfig
 
@@ -69,6 +69,8 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
     run, env = values.get("run"), values.get("env")
     if isinstance(run, (str, os.PathLike)) and values.get("policy") is None and str(run).strip():
         directory = policy_directory(run)
+        if is_on_hub(run):
+            values["run"] = at_commit(str(run), directory)  # the same one when it is read again
         stored = read_settings(directory)
         if "env" not in stored:
             problem = "expected settings of the environment"

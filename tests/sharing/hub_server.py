@@ -129,7 +129,8 @@ class _Handler(BaseHTTPRequestHandler):
         if name in self.server.repositories:
             self._send(409, {"error": "You already created this model repo", **url})
             return
-        self.server.publish(name, {}).private = wanted.get("visibility") == "private"
+        new = self.server.publish(name, {})
+        new.private = wanted.get("visibility") == "private" or wanted.get("private", False)
         self._send(200, url)
 
     def _found(self, name: str, revision: str) -> Repository | None:

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +26,6 @@ from maze_train.sharing.repository import shared_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from maze_train.runners.parts import TrainingResult
 
@@ -117,6 +117,10 @@ def test_only_what_a_policy_needs_is_downloaded(hub: HubServer, trained: Trainin
     hub.requests.clear()
     load_policy(f"hf://{NAME}")
     assert not [line for line in hub.requests if "/resolve/" in line]
+    commit = hub.repositories[NAME].branches["main"]
+    hub.requests.clear()
+    load_policy(f"hf://{NAME}@{commit}")
+    assert hub.requests == []
 
 
 def test_what_a_later_push_has_not_is_removed(hub: HubServer, trained: TrainingResult) -> None:
@@ -148,6 +152,7 @@ PRIVATE = {
         "map": "/home/me/maps/a.txt",
         "api_key": "abc",
         "url": "https://me:pass@host/x",
+        "store": f"sqlite:///{Path.home()}/maps.db",
         "nested": [{"auth_token": 1}, "C:\\maps\\b.txt", "ordinary/text"],
         "note": "hf_" + "a" * 30,
     },
@@ -166,12 +171,13 @@ def test_paths_and_secrets_stay_here() -> None:
         "map": "a.txt",
         "api_key": None,
         "url": None,
+        "store": "maps.db",
         "nested": [{"auth_token": None}, "b.txt", "ordinary/text"],
         "note": None,
     }
     assert settings["runner"]["dataset"] == "expert"
     assert not {"tracking", "callbacks", "base_run", "checkpoint"} & settings.keys()
-    keys = ("map", "api_key", "url", "nested[0].auth_token", "nested[1]", "note")
+    keys = ("map", "api_key", "url", "store", "nested[0].auth_token", "nested[1]", "note")
     assert left_out == [*(f"env.kwargs.{key}" for key in keys), "runner.dataset"]
     assert load_config(settings).algorithm == config.algorithm
 
@@ -200,14 +206,14 @@ def test_the_card(hub: HubServer, trained: TrainingResult) -> None:
 def test_the_score_of_a_policy(trained: TrainingResult, tmp_path: Path) -> None:
     """Of an epoch that was not tested it is that of its evaluation; without files there is none."""
     with (trained.run_dir / "metrics.csv").open() as file:
-        row = next(csv.DictReader(file))
-    (tmp_path / "metrics.csv").write_bytes((trained.run_dir / "metrics.csv").read_bytes())
-    score = score_of(tmp_path, 1)
+        rows = list(csv.DictReader(file))
+    epoch = 1 if trained.summary.best_epoch == 2 else 2
+    score = score_of(trained.run_dir, epoch)
     assert score is not None
-    assert score.mean == float(row["eval/episode_return_mean"])
+    assert score.mean == float(rows[epoch - 1]["eval/episode_return_mean"])
     assert (score.episodes, "evaluation" in score.origin) == (3, True)
-    assert score_of(tmp_path, 99) is None
-    assert score_of(tmp_path / "none", 1) is None
+    assert score_of(trained.run_dir, 99) is None
+    assert score_of(tmp_path, 1) is None
 
 
 def test_a_run_elsewhere_is_not_followed(hub: HubServer, trained: TrainingResult) -> None:
@@ -232,8 +238,10 @@ def test_the_command_line(
     """`push` and `run=hf://...` work; results of a rollout are not written into the cache."""
     assert main(["-cn", "push", f"run={trained.run_dir}", f"repo_id={NAME}"]) == 0
     assert f"hf://{NAME}: README.md, config.yaml" in capfd.readouterr().out
+    hub.requests.clear()
     words = ["-cn", "rollout", f"run=hf://{NAME}", "n_episodes=2", "progress=quiet"]
     assert main(words) == 0
+    assert len([line for line in hub.requests if line.endswith("?blobs=true")]) == 1
     (folder,) = (hub_folder := os.path.abspath("outputs")) and os.listdir(hub_folder)
     assert folder == "CartPole-v1-ppo-rollout"
     assert main(["-cn", "push", "run=nowhere", "repo_id=me"]) == 2
