@@ -36,7 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("algorithms",),
     ("config",),
     ("runners", "comparison"),
-    ("tuning", "sharing"),
+    ("tuning", "export", "sharing"),
     ("jobs",),
     ("cli", "api"),
 )

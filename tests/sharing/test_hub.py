@@ -244,6 +244,8 @@ def test_the_command_line(
     assert len([line for line in hub.requests if line.endswith("?blobs=true")]) == 1
     (folder,) = (hub_folder := os.path.abspath("outputs")) and os.listdir(hub_folder)
     assert folder == "CartPole-v1-ppo-rollout"
+    assert main(["-cn", "export", f"run=hf://{NAME}"]) == 2
+    assert "output = None: expected a file, such as output=policy.onnx" in capfd.readouterr().err
     assert main(["-cn", "push", "run=nowhere", "repo_id=me"]) == 2
     assert "repo_id = 'me': expected <owner>/<name>" in capfd.readouterr().err
 
