@@ -20,7 +20,7 @@ class PushConfig:
 
     run: str | None = None
     """Directory of a training run, whose best policy is pushed, of one of its saved policies
-    (<run>/policies/epoch_<n>), or <run>@final."""
+    (`<run>/policies/epoch_<n>`), or `<run>@final`."""
 
     repo_id: str | None = None
     """Repository on the hub, `<owner>/<name>`; it is made if it is not there."""
