@@ -55,6 +55,10 @@ class Job:
         self.records: list[JobRecord] = []
         self._pid = os.getpid()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Numbers of processes may be the same on two machines.
+        self.__dict__.update(state, _pid=None)
+
     def __call__(self, composed: DictConfig) -> float:
         """Train, play, compare, search or export, and return what a sweeper optimises.
 
