@@ -257,7 +257,8 @@ def test_a_wrong_number_of_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("composed", "expected"),
     [
-        ({"resume": "a"}, "a"),
+        ({"resume": "/a"}, "/a"),
+        ({"resume": "/a/checkpoints/epoch_000001"}, "/a"),
         ({"resume": "auto", "run_dir": "b"}, "b"),
         ({"resume": "auto", "run_dir": None}, None),
     ],
@@ -265,3 +266,15 @@ def test_a_wrong_number_of_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixt
 def test_where_the_results_of_a_job_are(composed: dict[str, Any], expected: str | None) -> None:
     """A run that is continued stays where it is, and is compared there."""
     assert _given_directory(OmegaConf.create(composed)) == expected
+
+
+def test_runs_that_are_continued_at_checkpoints_are_compared(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep ends with the comparison of their directories."""
+    for seed, name in enumerate("ab"):
+        write_run(maze_run.folder / name, [float(seed)], seed=seed)
+        (maze_run.folder / name / "checkpoints/epoch_000001").mkdir(parents=True)
+    names = ",".join(f"{name}/checkpoints/epoch_000001" for name in "ab")
+    assert maze_run("-m", f"resume={names}", "trust=[]", "hydra.sweep.dir=s") == 0
+    assert "ppo           2     1k" in capfd.readouterr().out

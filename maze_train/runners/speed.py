@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +12,7 @@ from gymnasium.vector.utils import batch_space
 
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.errors import MazeTrainError
+from maze_train.training.actors import actor_env_maker
 from maze_train.training.generators import generators_kept
 from maze_train.training.policy_files import TrainedPolicy
 
@@ -54,12 +55,19 @@ def speed_notes(
         yield from worker_notes(env_s, whole_s, *times)
     with suppress(MazeTrainError):  # which must not cost a finished training
         if builder.context.device.type == "cpu":
-            yield from policy_notes(collect_s - env_s, whole_s, policy, builder.num_envs)
+            of_actor = builder.context.envs_per_actor
+            key = "runner.envs_per_actor" if of_actor else "runner.concurrency"
+            num_envs = of_actor or builder.num_envs
+            yield from policy_notes(collect_s - env_s, whole_s, policy, num_envs, key)
         yield from native_notes(env_s, whole_s, builder)
 
 
 def policy_notes(
-    policy_s: float, whole_s: float, policy: TrainedPolicy, num_envs: int
+    policy_s: float,
+    whole_s: float,
+    policy: TrainedPolicy,
+    num_envs: int,
+    key: str = "runner.concurrency",
 ) -> Iterator[str]:
     """The line where actions for more environments take hardly longer than for those of the run.
 
@@ -67,14 +75,15 @@ def policy_notes(
         policy_s: Seconds that choosing actions took.
         whole_s: Seconds of the run.
         policy: The policy.
-        num_envs: Environments of the run.
+        num_envs: Environments for which actions are chosen at a time.
+        key: Setting that says how many these are.
     """
     if not is_worth_it(policy_s, whole_s):
         return
     few_s, many_s = (seconds_to_act(policy, size) for size in (num_envs, MORE * num_envs))
     if is_worth_it(policy_s * (1 - many_s / (MORE * few_s)), whole_s):
         yield (
-            "a larger runner.concurrency would pay: choosing actions took "
+            f"a larger {key} would pay: choosing actions took "
             f"{100 * policy_s / whole_s:.0f} % of the time, and for {MORE * num_envs} environments "
             f"at a time takes {max(many_s / few_s, 1.0):.1f} times as long as for {num_envs}"
         )
@@ -86,14 +95,19 @@ def native_notes(env_s: float, whole_s: float, builder: AlgorithmBuilder[Any]) -
     Args:
         env_s: Seconds that stepping environments took.
         whole_s: Seconds of the run.
-        builder: Has the environments of the run, which are stepped.
+        builder: Has the environments of the run, which are stepped; of actors one is made anew.
     """
-    config = builder.context.env
+    context = builder.context
+    config, of_actor = context.env, context.envs_per_actor
     if not (is_worth_it(env_s, whole_s) and has_vector_form(config)):
         return
-    native = replace(config, backend="native")
-    with closing(make_foreign_env(native, builder.num_envs, training=True)) as env:
-        native_s, run_s = seconds_to_step(env), seconds_to_step(builder.env)
+    native, num_envs = replace(config, backend="native"), of_actor or builder.num_envs
+    with ExitStack() as stack:
+        env = stack.enter_context(closing(make_foreign_env(native, num_envs, training=True)))
+        own = builder.env
+        if of_actor:
+            own = stack.enter_context(closing(actor_env_maker(context, num_envs)(0)))
+        native_s, run_s = seconds_to_step(env), seconds_to_step(own)
     if is_worth_it(env_s * (1 - native_s / run_s), whole_s):
         yield (
             f"env.backend=native would be faster: environments took {100 * env_s / whole_s:.0f} % "

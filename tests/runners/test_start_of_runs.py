@@ -248,7 +248,8 @@ def test_where_a_vector_form_would_be_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where it is registered, by the time for steps of the same number of environments."""
-    context = SimpleNamespace(env=EnvConfig(**{"id": "CartPole-v1", **settings}))
+    config = EnvConfig(**{"id": "CartPole-v1", **settings})
+    context = SimpleNamespace(env=config, envs_per_actor=0)
     builder: Any = SimpleNamespace(context=context, num_envs=2, env="own")
     compared: list[Any] = []
 
@@ -273,13 +274,18 @@ def test_the_speed_of_a_run_is_told(
         monkeypatch.setattr("maze_train.runners.notes.LEAST_RUN_S", least_s)
         for name in ("LEAST_WAIT_S", "LEAST_SHARE"):
             monkeypatch.setattr(speed, name, 0.0)
-        for runner, note in (("dev", "a larger runner.concurrency"), ("local", "runner=dev")):
-            run_dir = tmp_path / f"{runner}{least_s}"
-            more = {"runner": runner, "run_dir": run_dir, "total_steps": 800, "seed": 0, **QUIET}
+        for runner, actors, note in (
+            ("dev", 0, "a larger runner.concurrency"),
+            ("local", 0, "runner=dev"),
+            ("dev", 8, "a larger runner.envs_per_actor"),
+        ):
+            more = {"runner": runner, "runner.envs_per_actor": actors, "total_steps": 800, **QUIET}
+            more |= {"run_dir": tmp_path / f"{runner}{actors}{least_s}", "seed": 0}
             policy = train("CartPole-v1", "a2c", **more).policy
             assert (f"note: {note} would" in capsys.readouterr().err) == (least_s == 0.0)
             found.append(policy.act(np.zeros((20, 4)), deterministic=False).tolist())
-    assert found == [found[0]] * 4
+    assert found[:3] == found[3:]
+    assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("backend", ["gymnasium", "native"])
