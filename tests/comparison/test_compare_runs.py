@@ -100,9 +100,8 @@ def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
 def test_settings_that_differ_are_columns(tmp_path: Path) -> None:
     """Those of one algorithm in one environment, but for seeds and what is only written."""
     for i, lr in enumerate((0.0123456, 0.001, 0.0123456)):
-        written = {"tracking__plot": i == 0, "checkpoint__interval": i, "trust": ["a", "b"][:i]}
-        where = {"run_dir": str(tmp_path / f"a{i}"), "resume": "auto" if i else None}
-        write_run(tmp_path / f"a{i}", [i], seed=i, algorithm__lr=lr, **written, **where)
+        written = {"tracking__plot": i == 0, "checkpoint__interval": i}
+        write_run(tmp_path / f"a{i}", [i], seed=i, algorithm__lr=lr, **written)
     write_run(tmp_path / "b", [5], algorithm="a2c", total_steps=7)
     comparison = compared(tmp_path)
     assert comparison.settings == ["algorithm.lr"]
