@@ -36,7 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("algorithms",),
     ("config",),
     ("runners", "comparison"),
-    ("tuning",),
+    ("tuning", "export"),
     ("jobs",),
     ("cli", "api"),
 )

@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 HEAD = """\
 maze-run: train a reinforcement-learning agent from configuration, let a policy play, compare runs,
-search for settings.
+search for settings, export a policy.
 
 Usage: maze-run [options] algorithm=<name> env=<id> [key=value ...]
        maze-run -cn rollout [options] run=<directory of a run> [key=value ...]
        maze-run -cn compare runs=[<directories of runs>] [key=value ...]
+       maze-run -cn export run=<directory of a run> [key=value ...]
        maze-run -cn search search=<name> algorithm=<name> env=<id> [key=value ...]
 """
 
@@ -45,6 +46,7 @@ Options
   -cn <name>                   another primary config: --config-dir <run dir> -cn config;
                                -cn rollout: play episodes (keys: maze-run -cn rollout --cfg job);
                                -cn compare: runs side by side;
+                               -cn export: a policy as one file for other programs;
                                -cn search: settings that make the best runs
   --cfg job                    print the configuration, do not run
   --info defaults|searchpath   tell where the configuration comes from
@@ -67,6 +69,7 @@ Examples
   maze-run -cn rollout run=runs/a n_episodes=20 runner=local record=true video=true
   maze-run -cn rollout env=CartPole-v1 policy=random
   maze-run -cn compare runs=outputs/sweeps/<date> threshold=475
+  maze-run -cn export run=runs/a format=onnx output=policy.onnx
   maze-run -cn search algorithm=ppo env=CartPole-v1 search=ppo n_trials=20 n_jobs=2
 
 Exit codes: 0 done, 1 failure, 2 configuration error, 130 interrupted,

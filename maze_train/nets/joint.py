@@ -76,21 +76,23 @@ class AgentsDistribution:
 
         Zeros where actions have none, as those of policies that act at random and never learn.
         """
-        split = torch.split(params, self.param_sizes, dim=-1)
         found = [
             part.log_prob(own, part_of(actions, agent))
             if hasattr(part, "log_prob")
             else own.new_zeros(own.shape[:-1])
-            for (agent, part), own in zip(self.parts.items(), split, strict=True)
+            for (agent, part), own in zip(self.parts.items(), self.split(params), strict=True)
         ]
         return torch.stack(found, dim=-1)
+
+    def split(self, params: Tensor) -> tuple[Tensor, ...]:
+        """The params of every agent, each [..., param_size of the agent]."""
+        return torch.split(params, self.param_sizes, dim=-1)
 
     def _of_each(
         self, params: Tensor, function: Callable[[Any, Tensor], TensorTree]
     ) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        split = torch.split(params, self.param_sizes, dim=-1)
-        for (agent, part), own in zip(self.parts.items(), split, strict=True):
+        for (agent, part), own in zip(self.parts.items(), self.split(params), strict=True):
             found.update(with_name(agent, function(part, own)))
         return found
 
@@ -186,10 +188,10 @@ class JointModel(nn.Module):
                     found, state = model.turn_step(own, state, self._acting(obs, agents))
                 else:
                     found, state = model.policy_step(own, state)
-                after.update(zip(agents, state.chunk(len(agents)), strict=True))
+                after.update(zip(agents, _of_each_agent(state, agents), strict=True))
             else:
                 found = model.policy_params(own)
-            params.update(zip(agents, found.chunk(len(agents)), strict=True))
+            params.update(zip(agents, _of_each_agent(found, agents), strict=True))
         return torch.cat([params[agent] for agent in self.agents], dim=-1), after
 
     def _acting(self, obs: TensorTree, agents: Sequence[str]) -> Tensor:
@@ -199,3 +201,9 @@ class JointModel(nn.Module):
 
     def _policy(self, policy: str) -> Any:
         return self.policies[policy]
+
+
+def _of_each_agent(rows: Tensor, agents: list[str]) -> tuple[Tensor, ...]:
+    """The rows of agents that were asked for in one batch."""
+    # Unlike `chunk`, which compares sizes, this can be exported for any number of environments.
+    return rows.reshape(len(agents), -1, rows.shape[-1]).unbind()

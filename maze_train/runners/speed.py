@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +11,9 @@ import gymnasium
 from gymnasium.vector.utils import batch_space
 
 from maze_train.envs.foreign import make_foreign_env
-from maze_train.errors import MazeTrainError
-from maze_train.training.actors import actor_env_maker
+from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.errors import EnvError, MazeTrainError
+from maze_train.rollout.actor_pool import Actors
 from maze_train.training.generators import generators_kept
 from maze_train.training.policy_files import TrainedPolicy
 
@@ -38,9 +39,10 @@ N_STEPS = 50
 def speed_notes(
     rows: Sequence[Mapping[str, float]], builder: AlgorithmBuilder[Any], policy: TrainedPolicy
 ) -> Iterator[str]:
-    """The lines about the speed of a run whose environments were stepped by this process.
+    """The lines about the speed of a run.
 
-    What another setting would save is measured with the policy and the environments of the run.
+    What another setting would save is measured with the policy and the environments of the run,
+    unless there are actors: these have both.
 
     Args:
         rows: Metrics of the epochs of this process.
@@ -48,26 +50,26 @@ def speed_notes(
         policy: The policy, on the CPU.
     """
     env_s, collect_s, whole_s = (sum(row.get(name, 0.0) for row in rows) for name in TIMES)
+    source = builder.source
+    if isinstance(source, Actors):
+        if not source.pool.workers:
+            yield from worker_notes(
+                collect_s, whole_s, source.busy_s, len(source.slices), "collected rollouts"
+            )
+        return
     if not env_s:
         return
-    times = builder.env_times()
-    if times is not None:
-        yield from worker_notes(env_s, whole_s, *times)
+    with suppress(EnvError):  # Workers that are gone must not cost a finished training.
+        if isinstance(source, PooledVectorEnv) and not source.envs:
+            yield from worker_notes(env_s, whole_s, source.busy_s(), source.n_workers)
     with suppress(MazeTrainError):  # which must not cost a finished training
         if builder.context.device.type == "cpu":
-            of_actor = builder.context.envs_per_actor
-            key = "runner.envs_per_actor" if of_actor else "runner.concurrency"
-            num_envs = of_actor or builder.num_envs
-            yield from policy_notes(collect_s - env_s, whole_s, policy, num_envs, key)
+            yield from policy_notes(collect_s - env_s, whole_s, policy, builder.num_envs)
         yield from native_notes(env_s, whole_s, builder)
 
 
 def policy_notes(
-    policy_s: float,
-    whole_s: float,
-    policy: TrainedPolicy,
-    num_envs: int,
-    key: str = "runner.concurrency",
+    policy_s: float, whole_s: float, policy: TrainedPolicy, num_envs: int
 ) -> Iterator[str]:
     """The line where actions for more environments take hardly longer than for those of the run.
 
@@ -75,15 +77,14 @@ def policy_notes(
         policy_s: Seconds that choosing actions took.
         whole_s: Seconds of the run.
         policy: The policy.
-        num_envs: Environments for which actions are chosen at a time.
-        key: Setting that says how many these are.
+        num_envs: Environments of the run.
     """
     if not is_worth_it(policy_s, whole_s):
         return
     few_s, many_s = (seconds_to_act(policy, size) for size in (num_envs, MORE * num_envs))
     if is_worth_it(policy_s * (1 - many_s / (MORE * few_s)), whole_s):
         yield (
-            f"a larger {key} would pay: choosing actions took "
+            "a larger runner.concurrency would pay: choosing actions took "
             f"{100 * policy_s / whole_s:.0f} % of the time, and for {MORE * num_envs} environments "
             f"at a time takes {max(many_s / few_s, 1.0):.1f} times as long as for {num_envs}"
         )
@@ -95,19 +96,14 @@ def native_notes(env_s: float, whole_s: float, builder: AlgorithmBuilder[Any]) -
     Args:
         env_s: Seconds that stepping environments took.
         whole_s: Seconds of the run.
-        builder: Has the environments of the run, which are stepped; of actors one is made anew.
+        builder: Has the environments of the run, which are stepped.
     """
-    context = builder.context
-    config, of_actor = context.env, context.envs_per_actor
+    config = builder.context.env
     if not (is_worth_it(env_s, whole_s) and has_vector_form(config)):
         return
-    native, num_envs = replace(config, backend="native"), of_actor or builder.num_envs
-    with ExitStack() as stack:
-        env = stack.enter_context(closing(make_foreign_env(native, num_envs, training=True)))
-        own = builder.env
-        if of_actor:
-            own = stack.enter_context(closing(actor_env_maker(context, num_envs)(0)))
-        native_s, run_s = seconds_to_step(env), seconds_to_step(own)
+    native = replace(config, backend="native")
+    with closing(make_foreign_env(native, builder.num_envs, training=True)) as env:
+        native_s, run_s = seconds_to_step(env), seconds_to_step(builder.env)
     if is_worth_it(env_s * (1 - native_s / run_s), whole_s):
         yield (
             f"env.backend=native would be faster: environments took {100 * env_s / whole_s:.0f} % "
@@ -115,26 +111,33 @@ def native_notes(env_s: float, whole_s: float, builder: AlgorithmBuilder[Any]) -
         )
 
 
-def worker_notes(waited_s: float, whole_s: float, busy_s: float, n_workers: int) -> Iterator[str]:
+def worker_notes(
+    waited_s: float,
+    whole_s: float,
+    busy_s: float,
+    n_workers: int,
+    work: str = "stepped environments",
+) -> Iterator[str]:
     """The line with which a run in processes ends, where these would better be others.
 
     Args:
         waited_s: Seconds for which the run waited for workers.
         whole_s: Seconds of the run.
-        busy_s: Seconds for which the workers stepped environments, summed up.
+        busy_s: Seconds for which the workers did their work, summed up.
         n_workers: How many there are.
+        work: The work.
     """
     if not is_worth_it(waited_s, whole_s):
         return
     if busy_s < waited_s:
         yield (
             f"runner=dev would be faster: the run waited {waited_s:,.0f} s for workers, which "
-            f"stepped environments for {busy_s:,.0f} s in all"
+            f"{work} for {busy_s:,.0f} s in all"
         )
     elif busy_s < waited_s * n_workers / 2:
         yield (
             "a larger runner.concurrency would pay: while the run waited for them, the "
-            f"{n_workers} workers stepped environments for "
+            f"{n_workers} workers {work} for "
             f"{100 * busy_s / (waited_s * n_workers):.0f} % of the time"
         )
 

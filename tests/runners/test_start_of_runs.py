@@ -248,8 +248,7 @@ def test_where_a_vector_form_would_be_faster(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where it is registered, by the time for steps of the same number of environments."""
-    config = EnvConfig(**{"id": "CartPole-v1", **settings})
-    context = SimpleNamespace(env=config, envs_per_actor=0)
+    context = SimpleNamespace(env=EnvConfig(**{"id": "CartPole-v1", **settings}))
     builder: Any = SimpleNamespace(context=context, num_envs=2, env="own")
     compared: list[Any] = []
 
@@ -265,8 +264,20 @@ def test_where_a_vector_form_would_be_faster(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "notes"),
+    [
+        ({}, ("a larger runner.concurrency", "runner=dev")),
+        ({"runner.envs_per_actor": 8}, ("", "runner=dev")),
+    ],
+    ids=["steps", "actors"],
+)
 def test_the_speed_of_a_run_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, Any],
+    notes: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """At its end, and only where it took long enough to tell; no number becomes another one."""
     found = []
@@ -274,18 +285,14 @@ def test_the_speed_of_a_run_is_told(
         monkeypatch.setattr("maze_train.runners.notes.LEAST_RUN_S", least_s)
         for name in ("LEAST_WAIT_S", "LEAST_SHARE"):
             monkeypatch.setattr(speed, name, 0.0)
-        for runner, actors, note in (
-            ("dev", 0, "a larger runner.concurrency"),
-            ("local", 0, "runner=dev"),
-            ("dev", 8, "a larger runner.envs_per_actor"),
-        ):
-            more = {"runner": runner, "runner.envs_per_actor": actors, "total_steps": 800, **QUIET}
-            more |= {"run_dir": tmp_path / f"{runner}{actors}{least_s}", "seed": 0}
-            policy = train("CartPole-v1", "a2c", **more).policy
-            assert (f"note: {note} would" in capsys.readouterr().err) == (least_s == 0.0)
+        for runner, note in zip(("dev", "local"), notes, strict=True):
+            run_dir = tmp_path / f"{runner}{least_s}"
+            more = {"runner": runner, "run_dir": run_dir, "total_steps": 800, "seed": 0, **QUIET}
+            policy = train("CartPole-v1", "a2c", **more, **settings).policy
+            told = re.findall("note: (.*) would", capsys.readouterr().err)
+            assert told[:1] == ([note] if note and least_s == 0.0 else [])
             found.append(policy.act(np.zeros((20, 4)), deterministic=False).tolist())
-    assert found[:3] == found[3:]
-    assert found[0] == found[1]
+    assert found == [found[0]] * 4
 
 
 @pytest.mark.parametrize("backend", ["gymnasium", "native"])
