@@ -41,8 +41,8 @@ class PushedPolicy:
         """Lines for people."""
         lines = [f"{self.name}: {', '.join(self.files)}"]
         if self.left_out:
-            reason = "paths of this machine, or secrets"
-            lines.append(f"not in its config.yaml ({reason}): {', '.join(self.left_out)}")
+            keys, reason = ", ".join(self.left_out), "paths of this machine, secrets"
+            lines.append(f"left out of config.yaml, or shortened ({reason}): {keys}")
         return "\n".join([*lines, self.url])
 
 
