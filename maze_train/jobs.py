@@ -22,6 +22,7 @@ from maze_train.config.launcher import stops_at_failures
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
 from maze_train.config.options import group_names
 from maze_train.config.pipeline import configure, prepare
+from maze_train.config.resuming import directory_of
 from maze_train.config.rollout_loading import is_rollout, load_rollout_config
 from maze_train.config.search_config import is_search, load_search_config, without_search
 from maze_train.config.sweep_jobs import JOBS_FILE, JobRecord, write_jobs
@@ -163,7 +164,7 @@ def _given_directory(composed: DictConfig) -> str | None:
     for key in ("run_dir", "output_dir", "resume"):
         found = OmegaConf.select(composed, key, throw_on_resolution_failure=False)
         if found not in (None, AUTO):
-            return str(found)
+            return str(directory_of(str(found)) if key == "resume" else found)
     return None
 
 
