@@ -265,9 +265,9 @@ def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tup
     path = path.replace(":", ".")
     is_trusted = _within(path, trust)
     if not is_trusted and not _within(path, OFFERED):
-        module, given = path.partition(".")[0], arguments_for([key])
+        package, given = path.partition(".")[0], arguments_for([key])
         of_script = f" (of the script that was run: pass it, as in train({given}, resume=...))"
-        return of_script if module == "__main__" else "", module
+        return of_script if package == "__main__" else "", package
     try:
         module, names = imported(path)
         found: Any = module
