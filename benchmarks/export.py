@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -104,8 +105,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=list(FAMILIES))
     args = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"| Family | Largest difference | kB | Actions/s, {' and '.join(map(str, BATCHES))} |")
-    print("| --- | --- | --- | --- |")
+    print(f"| Family | Largest difference | kB | load_policy | {' | '.join(FORMATS)} |")
+    print(f"| {' | '.join(['---'] * (4 + len(FORMATS)))} |")
     for name in args.only:
         run_dir = args.work / "".join(c if c.isalnum() else "_" for c in name)
         if not (run_dir / "summary.json").exists():
@@ -123,7 +124,7 @@ def teach(settings: dict[str, Any], run_dir: Path) -> None:
 
 
 def figures(run_dir: Path) -> list[str]:
-    """The cells of a row: a number for each format, of speeds at first that of the policy."""
+    """The cells of a row: the largest difference, sizes by format, actions per second."""
     trust, policy = ["export"], load_policy(run_dir)
     env = lambda: make_env(run_dir, trust=trust)  # noqa: E731  # as users write it
     rows, step = played_observations(env, policy), PolicyStep(policy)
@@ -131,21 +132,21 @@ def figures(run_dir: Path) -> list[str]:
         kind: policy.export(run_dir / f"policy{way.suffix}", kind, observations=rows)
         for kind, way in FORMATS.items()
     }
-    cells = [
-        ", ".join(f"{export.differences.largest:.0e}" for export in exports.values()),
-        ", ".join(f"{export.path.stat().st_size / 1e3:.0f}" for export in exports.values()),
-    ]
-    speeds = []
+    speeds: list[list[str]] = [[] for _ in range(1 + len(exports))]
     for n in BATCHES:
         leaves = {key: leaf[:n] for key, leaf in rows.items()}
         observations = unflatten_value(policy.observation_space, leaves.get("", leaves))
         inputs = step.inputs(leaves, torch.zeros(n, step.state_size))
-        calls: list[Callable[[], Any]] = [lambda o=observations: policy.act(o)]
+        calls: list[Callable[[], Any]] = [partial(policy.act, observations)]
         for kind, export in exports.items():
-            run = FORMATS[kind].load(export.path.read_bytes())
-            calls.append(lambda run=run, inputs=inputs: run(inputs))
-        speeds.append(", ".join(f"{n * rate:,.0f}" for rate in rates(calls)))
-    return [*cells, "; ".join(speeds)]
+            calls.append(partial(FORMATS[kind].load(export.path.read_bytes()), inputs))
+        for cells, rate in zip(speeds, rates(calls), strict=True):
+            cells.append(f"{n * rate / 1e3:.3g}k")
+    return [
+        f"{max(export.differences.largest for export in exports.values()):.0e}",
+        ", ".join(f"{export.path.stat().st_size / 1e3:.0f}" for export in exports.values()),
+        *(", ".join(cells) for cells in speeds),
+    ]
 
 
 def rates(calls: list[Callable[[], Any]]) -> list[float]:

@@ -11,6 +11,7 @@ from torch import nn
 from maze_train.errors import ConfigError
 from maze_train.rollout.acting import Actor, chosen_actions
 from maze_train.rollout.fixed_policies import FixedPolicy
+from maze_train.runners.base_policy import CRITIC_PARTS
 from maze_train.spaces.agent_trees import part_of, with_name
 from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
 from maze_train.spaces.describe import flat_space
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 OBS, STATE = "obs", "state"
 ACTION, PARAMS, NEXT_STATE = "action", "params", "next_state"
 """Names of inputs and outputs; Dict and Tuple spaces have one for each part, such as `obs/goal`."""
+
+
+TARGET_POLICY = "target_policy"
+"""Part of a model that serves learning alone, as critics do."""
 
 
 class PolicyStep(nn.Module):
@@ -57,6 +62,8 @@ class PolicyStep(nn.Module):
         model: Any = copy.deepcopy(policy.model)
         self.model = model.cpu().eval().requires_grad_(False)
         for module in modules_of(self.model).values():
+            for name in (*CRITIC_PARTS, TARGET_POLICY):
+                module._modules.pop(name, None)
             # Numbers such as the share of random actions: they are constants from now on.
             for name, buffer in list(module.named_buffers(recurse=False)):
                 if not buffer.dim():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import re
 import sys
 import warnings
 
@@ -12,7 +13,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from cases import everyday
+from cases import everyday, sweep
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 from torch import nn
@@ -193,6 +194,14 @@ def test_what_is_not_read_is_not_asked_for(tmp_path):
     agents = ["agents/first", "agents/second", "agents/other/action_mask", "agents/other/at"]
     assert step.keys == agents
     assert PolicyStep(build("agents with memory")).keys == [*agents, "acts"]
+
+
+@sweep("name", CASES)
+def test_what_learning_alone_needs_is_left_out(name):
+    """Critics and targets, which are most of a model of SAC."""
+    weights = PolicyStep(build(name)).state_dict()
+    assert weights
+    assert not [key for key in weights if re.search("critic|target|value_head", key)]
 
 
 def test_one_of_several_agents(tmp_path):
