@@ -71,7 +71,9 @@ def test_a_killed_run_goes_on_and_becomes_a_row(
     node = f"{{_target_: test_scores.KilledOnce, notes: {tmp_path / 'notes'}}}"
     scores = scores_in(tmp_path, f"callbacks=[{node}]")
     arguments = ["--seeds", "1", "--parallel", "1"]
-    assert main([*arguments, "--only", "es/*"], scores) == 0
+    with pytest.raises(SystemExit):
+        main([*arguments, "--only", "es/*"], scores)
+    assert "--only es/*: not in the table, which has ppo/CartPole-v1" in capfd.readouterr().err
     assert main([*arguments, "--max-hours", "1e-9"], scores) == 130
     assert main(arguments, scores) == 1
     assert "score 0 (ppo/CartPole-v1 seed=0): ended by SIGKILL" in capfd.readouterr().err

@@ -142,6 +142,10 @@ def main(argv: Sequence[str] | None = None, scores: Scores | None = None) -> int
     parser.add_argument("--page-only", action="store_true", help="write the page, run nothing")
     given = parser.parse_args(argv)
     scores = scores or Scores()
+    presets = [cell.preset for cell in scores.content.cells]
+    for pattern in given.only:
+        if not any(fnmatch(preset, pattern) for preset in presets):
+            parser.error(f"--only {pattern}: not in the table, which has {', '.join(presets)}")
     if given.page_only:
         scores.write_page()
         return 0

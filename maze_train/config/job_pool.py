@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.singleton import Singleton
 
+from maze_train.checks import check_at_least, check_positive
 from maze_train.config.job_processes import PROGRAM, JobProcesses, StartedJob
 from maze_train.config.launcher import LocalLauncher
 from maze_train.errors import ConfigError, WorkerError
@@ -195,12 +196,12 @@ class JobPool:
         """Let the jobs end; the last signal kills them."""
         for times in count(2):
             try:
-                for index in self._running:
+                for index in self._running if len(pool) else ():
                     pool.cancel(index)
                 while self._running and len(pool):
                     for index in pool.ready(POLL_S):
                         self._take_in(pool, index)
-                return
+                break
             except KeyboardInterrupt:
                 if times == MOST_SIGNALS:
                     break
@@ -238,7 +239,13 @@ class RayLauncher(LocalLauncher):
         }
 
     def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> JobPool:
-        """What runs so many jobs."""
+        """What runs so many jobs.
+
+        Raises:
+            ConfigError: If a setting is out of its range.
+        """
+        check_positive("hydra.launcher.cpus_per_job", self._settings["cpus_per_worker"])
+        check_at_least("hydra.launcher.gpus_per_job", self._settings["gpus_per_worker"], 0)
         place = RayPlace(
             self._n_jobs, on_worker_failure="restart", max_worker_restarts=count, **self._settings
         )

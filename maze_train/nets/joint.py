@@ -11,7 +11,7 @@ from maze_train.spaces.agent_trees import joined, part_of, with_name
 from maze_train.spaces.agents import ACTS, AGENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from maze_train.distributions.base import Distribution
     from maze_train.types import Tensor, TensorTree
@@ -163,6 +163,13 @@ class JointModel(nn.Module):
         ]
         return params, torch.cat(kept, dim=-1)
 
+    def end_episodes(self, states: Tensor) -> None:
+        """Tell policies which of their episodes ended, by the memories of these, `[k, S]`."""
+        for agent, own in self.states_by_agent(states).items():
+            policy = self._policy(self.agents[agent])
+            if hasattr(policy, "end_episodes"):
+                policy.end_episodes(own)
+
     def _params(
         self, obs: TensorTree, states: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -177,12 +184,20 @@ class JointModel(nn.Module):
             own = joined([part_of(parts, agent) for agent in agents])
             if getattr(model, "state_size", 0):
                 state = torch.cat([states[agent] for agent in agents])
-                found, state = model.policy_step(own, state)
+                if hasattr(model, "turn_step"):
+                    found, state = model.turn_step(own, state, self._acting(obs, agents))
+                else:
+                    found, state = model.policy_step(own, state)
                 after.update(zip(agents, _of_each_agent(state, agents), strict=True))
             else:
                 found = model.policy_params(own)
             params.update(zip(agents, _of_each_agent(found, agents), strict=True))
         return torch.cat([params[agent] for agent in self.agents], dim=-1), after
+
+    def _acting(self, obs: TensorTree, agents: Sequence[str]) -> Tensor:
+        """Whether some agents act, one after the other in all environments, `[len(agents) * n]`."""
+        acts, numbers = cast("dict[str, Tensor]", obs)[ACTS].bool(), list(self.agents)
+        return torch.cat([acts[:, numbers.index(agent)] for agent in agents])
 
     def _policy(self, policy: str) -> Any:
         return self.policies[policy]

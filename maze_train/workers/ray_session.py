@@ -65,7 +65,8 @@ class RaySession:
                 f"{place.section}.address",
                 f"can not connect to Ray ({str(error).splitlines()[0]}): expected local, which "
                 "starts Ray on this machine, or the address of a cluster that runs (auto: that of "
-                "this machine, or of RAY_ADDRESS)",
+                "this machine, or of RAY_ADDRESS); if that has a token, it is needed in "
+                "~/.ray/auth_token",
                 place.address,
             ) from error
         resources = self.ray.cluster_resources()

@@ -78,6 +78,19 @@ def test_machines_share_the_folders(tmp_path: Path) -> None:
         pool.run([])
 
 
+@pytest.mark.parametrize("setting", ["cpus_per_job=0", "gpus_per_job=-1", "n_jobs=-1"])
+def test_settings_out_of_range(
+    setting: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """They are named as the user gave them, before Ray starts."""
+    monkeypatch.chdir(tmp_path)
+    assert main([*SWEEP, "hydra/launcher=ray", f"hydra.launcher.{setting}", "seed=1,2"]) == 2
+    assert f"hydra.launcher.{setting.partition('=')[0]} = " in capsys.readouterr().err
+
+
 class Machines:
     """A place, and its pool, in which calls have the outcomes that a test chose.
 
