@@ -22,6 +22,7 @@ from maze_train.config.launcher import stops_at_failures
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
 from maze_train.config.options import group_names
 from maze_train.config.pipeline import configure, prepare
+from maze_train.config.push_config import is_push, load_push_config
 from maze_train.config.resuming import directory_of
 from maze_train.config.rollout_loading import is_rollout, load_rollout_config
 from maze_train.config.search_config import is_search, load_search_config, without_search
@@ -137,7 +138,7 @@ class Job:
 
 
 def do(composed: DictConfig, name: str | None, directory: str | None, overrides: Any) -> float:
-    """Do what a composed configuration is for: train, play, compare, search or export.
+    """Do what a composed configuration is for: train, play, compare, search, export or push.
 
     Args:
         composed: Hydra's configuration.
@@ -154,6 +155,8 @@ def do(composed: DictConfig, name: str | None, directory: str | None, overrides:
         return export(plain_values(composed))
     if is_rollout(name, composed):
         return roll_out(composed, directory)
+    if is_push(name, composed):
+        return push(plain_values(composed))
     if is_search(name, composed):
         return search(plain_values(composed), directory, without_search(overrides))
     return train(composed, directory, overrides)
@@ -225,6 +228,20 @@ def export(values: Mapping[str, Any]) -> float:
     from maze_train.export.policies import run_export
 
     print(f"\n{run_export(config)}", flush=True)
+    return math.nan
+
+
+def push(values: Mapping[str, Any]) -> float:
+    """Upload the policy that a configuration names, print where it is, and return NaN.
+
+    Args:
+        values: Plain values by the names of the fields of `PushConfig`.
+    """
+    config = load_push_config(values)
+    # Late, as in training.
+    from maze_train.sharing.push import push as pushed
+
+    print(pushed(config), flush=True)
     return math.nan
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from maze_train.checks import absolute_path, check_choices
 from maze_train.config.loading import build_config, values_by_field
 from maze_train.errors import ConfigError
+from maze_train.hub import is_on_hub
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,6 +43,9 @@ class ExportConfig:
             raise ConfigError("run", problem, self.run)
         if self.output is not None:
             self.output = absolute_path("output", self.output)
+        elif is_on_hub(self.run):
+            problem = "expected a file, such as output=policy.onnx: the run is on the hub"
+            raise ConfigError("output", problem, self.output)
         self.run = absolute_path("run", self.run)
         check_choices(self)
 
