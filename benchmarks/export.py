@@ -141,7 +141,7 @@ def figures(run_dir: Path) -> list[str]:
         for kind, export in exports.items():
             calls.append(partial(FORMATS[kind].load(export.path.read_bytes()), inputs))
         for cells, rate in zip(speeds, rates(calls), strict=True):
-            cells.append(f"{n * rate / 1e3:.3g}k")
+            cells.append(f"{float(f'{n * rate:.2g}'):,.0f}")
     return [
         f"{max(export.differences.largest for export in exports.values()):.0e}",
         ", ".join(f"{export.path.stat().st_size / 1e3:.0f}" for export in exports.values()),
