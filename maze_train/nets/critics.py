@@ -9,15 +9,12 @@ from torch import nn
 
 from maze_train.nets.ensemble import EnsembleMLP
 from maze_train.nets.own import build_own
-from maze_train.nets.template import BoxEncoder, OneHotEncoder, encoder_for
+from maze_train.nets.template import encoder_for
 
 if TYPE_CHECKING:
-    from typing import TypeGuard
-
     from gymnasium import spaces
 
     from maze_train.nets.config import ModelConfig
-    from maze_train.nets.mlp_gradients import Backward
     from maze_train.types import Tensor, TensorTree
 
 
@@ -76,15 +73,6 @@ class TemplateCritics(nn.Module):
         outputs: Tensor = self.layers(torch.cat([features, actions], dim=-1), first)
         return outputs
 
-    def values_and_backward(
-        self, features: Tensor, actions: Tensor, first: int | None = None
-    ) -> tuple[Tensor, Backward]:
-        """What `values` gives, with gradients by hand, see `EnsembleMLP.forward_and_backward`.
-
-        Those of inputs are of the features and the actions, one after the other.
-        """
-        return self.layers.forward_and_backward(torch.cat([features, actions], dim=-1), first)
-
 
 class OwnCritics(nn.Module):
     """E critics that a user wrote, each with weights of its own.
@@ -111,18 +99,6 @@ class OwnCritics(nn.Module):
 
 
 Critics: TypeAlias = TemplateCritics | OwnCritics
-
-
-def have_gradients_by_hand(critics: Critics) -> TypeGuard[TemplateCritics]:
-    """Whether all that critics learn lies in the layers of `values_and_backward`.
-
-    Types are compared exactly: a subclass may compute something else.
-    """
-    return (
-        type(critics) is TemplateCritics
-        and type(critics.layers) is EnsembleMLP
-        and type(critics.encoder) in (BoxEncoder, OneHotEncoder)
-    )
 
 
 def build_critics(

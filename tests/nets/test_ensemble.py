@@ -105,31 +105,6 @@ def test_members_are_networks_of_linear_layers(shape, nonlinearity):
         torch.testing.assert_close(net(x), outputs)
     assert torch.equal(x, leaf)
 
-    net.zero_grad()
-    by_hand, backward = net.forward_and_backward(x)
-    torch.testing.assert_close(by_hand, outputs)
-    torch.testing.assert_close(backward(grad, True), d_x)
-    assert gradients_of(net) == [None] * len(gradients)
-    for _ in range(2):  # Gradients are added to those that there are.
-        assert backward(grad, False) is None
-    torch.testing.assert_close(gradients_of(net), [2.0 * gradient for gradient in gradients])
-
-
-@pytest.mark.parametrize("frozen", ["weight_0", "bias_1", "weight_1"])
-def test_gradients_by_hand_of_frozen_and_first_networks(frozen):
-    """What is frozen gets none; of the first networks there is the gradient of inputs."""
-    net, x = build("two critics"), torch.randn(N, INPUTS)
-    net.get_parameter(frozen).requires_grad_(False)
-    outputs, backward = net.forward_and_backward(x)
-    backward(torch.ones_like(outputs), False)
-    found = {key for key, param in net.named_parameters() if param.grad is None}
-    assert found == {frozen}
-    leaf = x.clone().requires_grad_()
-    (expected,) = torch.autograd.grad(net(leaf, 1).sum(), leaf)
-    outputs, backward = net.forward_and_backward(x, 1)
-    assert outputs.shape[0] == 1
-    torch.testing.assert_close(backward(torch.ones_like(outputs), True), expected)
-
 
 def test_pytorchs_initialisation_is_that_of_linear_layers():
     """Weights and biases are uniform within 1/sqrt(inputs), different in each member."""

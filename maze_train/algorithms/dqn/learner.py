@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -12,11 +13,14 @@ from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
 from maze_train.algorithms.dqn.events import DQNEvents
 from maze_train.algorithms.dqn.model import DQNModel
 from maze_train.algorithms.off_policy.learner import OffPolicyLearner
-from maze_train.functional.critic_losses import critic_loss, critic_loss_gradient
+from maze_train.functional.losses import critic_loss, critic_loss_gradient
 from maze_train.learner.apis import HasPolicy, HasTargets
+from maze_train.learner.steps import statistics_of
 from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by_hand
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
     from maze_train.data.transitions import Transitions
     from maze_train.events import Statistics
     from maze_train.types import Tensor
@@ -39,7 +43,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
     """
 
     required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasTargets)
-    gradients_by_hand: ClassVar[bool] = True
+    _backward: Sequence[Callable[[], object]] = ()
 
     def model(self, module_id: str) -> DQNModel:
         """A module under its type."""
@@ -68,14 +72,41 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         # A final observation may have no legal action: the values themselves are finite.
         return torch.addcmul(batch.rewards, batch.discounts, values.gather(-1, chosen).squeeze(-1))
 
+    def compute_losses(
+        self, minibatch: Mapping[str, Transitions], statistics: Statistics
+    ) -> dict[str, Tensor]:
+        """The loss of each module; without a graph where gradients are taken by hand."""
+        self._backward = ()
+        # A subclass may have another loss.
+        if type(self) is not DQNLearner or not self.may_differentiate_by_hand:
+            return super().compute_losses(minibatch, statistics)
+        losses = {}
+        for key, batch in minibatch.items():
+            self.part.turn_to(key)
+            model = self.model(key)
+            with self.settings_of(key):
+                by_hand = not model.num_quantiles and has_gradients_by_hand(model.policy)
+                losses[key] = self._loss(model, batch, statistics_of(key, statistics), by_hand)
+        return losses
+
     def compute_loss_for_module(
         self, module_id: str, batch: Transitions, statistics: Statistics
     ) -> Tensor:
         """Loss of the values, 0-d."""
-        model = self.model(module_id)
+        return self._loss(self.model(module_id), batch, statistics, by_hand=False)
+
+    def _loss(
+        self, model: DQNModel, batch: Transitions, statistics: Statistics, by_hand: bool
+    ) -> Tensor:
+        """Loss of the values, 0-d; by hand without a graph, whose walk takes as long as all else.
+
+        The gradients are then those that `_backward` writes.
+        """
         targets = self.targets(model, batch)
-        loss_of = self._quantile_loss if model.num_quantiles else self._value_loss
-        loss, errors = loss_of(model, batch, targets)
+        if model.num_quantiles:
+            loss, errors = self._quantile_loss(model, batch, targets)
+        else:
+            loss, errors = self._value_loss(model, batch, targets, by_hand)
         if batch.weights is not None:
             self.errors = self.part.gather(errors.abs())
         statistics.record(DQNEvents.critic_loss, loss)
@@ -83,21 +114,20 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         return loss
 
     def _value_loss(
-        self, model: DQNModel, batch: Transitions, targets: Tensor
+        self, model: DQNModel, batch: Transitions, targets: Tensor, by_hand: bool
     ) -> tuple[Tensor, Tensor]:
         """Loss of the values, 0-d, and their errors `[n]`."""
         actions: Any = batch.actions
         delta, choices = DELTA[self.config.loss], model.distribution.choices(actions)
-        inputs, backward = model.inputs(batch.obs), None
-        if self._by_hand and has_gradients_by_hand(model.policy):
-            values, backward = forward_and_backward(model.policy, inputs)
-        else:
-            values = model.policy(inputs)
-        q = values.unsqueeze(0)
-        loss, errors = critic_loss(q, choices, targets, batch.weights, delta)
+        inputs = model.inputs(batch.obs)
+        q, backward = (
+            forward_and_backward(model.policy, inputs) if by_hand else (model.policy(inputs), None)
+        )
+        loss, errors = critic_loss(q.unsqueeze(0), choices, targets, batch.weights, delta)
         if backward is not None:
-            gradient = critic_loss_gradient(q, choices, errors, batch.weights, delta)
-            self.differentiate(backward, gradient.squeeze(0))
+            slopes = critic_loss_gradient(errors, batch.weights, delta).squeeze(0).unsqueeze(-1)
+            gradient = torch.zeros_like(q).scatter_(-1, choices, slopes)
+            self._backward = (*self._backward, partial(backward, gradient, False))
         return loss, errors.squeeze(0)
 
     def _quantile_loss(
@@ -110,3 +140,9 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         found = quantiles.taken(everything, model.distribution.choices(actions))
         loss = quantiles.quantile_loss(found, targets, batch.weights)
         return loss, found.detach().mean(1) - targets.mean(1)
+
+    def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:
+        """Replace the gradients of the modules by those of their losses."""
+        super().compute_gradients(losses)
+        for backward in self._backward:
+            backward()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -11,21 +10,19 @@ import torch
 from maze_train.algorithms.off_policy.config import OffPolicyConfig, PolicyAndCriticsConfig
 from maze_train.algorithms.off_policy.events import PolicyAndCriticsEvents
 from maze_train.data.transitions import Transitions
-from maze_train.functional.critic_losses import critic_loss, critic_loss_gradient
+from maze_train.functional.losses import critic_loss
 from maze_train.learner.apis import HasActionValues, HasPolicy, HasTargets
 from maze_train.learner.learner import Learner
-from maze_train.nets.critics import have_gradients_by_hand
 from maze_train.nets.policy_and_critics import PolicyAndCritics
 from maze_train.types import tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from maze_train.data.rollout import Rollout
     from maze_train.events import Statistics
     from maze_train.learner.config import Progress
     from maze_train.learner.optimizers import ModuleOptimizer
-    from maze_train.nets.mlp_gradients import Backward
     from maze_train.types import Tensor, TensorTree
 
 
@@ -56,14 +53,9 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
 
     most_empty_updates: ClassVar[int] = 100
     required_apis: ClassVar[tuple[type, ...]] = (HasTargets,)
-    gradients_by_hand: ClassVar[bool] = False
-    """Whether losses may be made without a graph, for networks whose gradients are known by hand. A
-    subclass may have another loss, so it gets autograd unless it says this itself."""
     config: Config
     gradient_steps = 0
     errors: Tensor | None = None
-    _by_hand = False
-    _backward: Sequence[Callable[[], object]] = ()
 
     def preprocess(
         self, module_id: str, experience: Transitions, statistics: Statistics
@@ -76,33 +68,6 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
     ) -> Iterator[Mapping[str, Transitions]]:
         """All transitions, once."""
         yield prepared
-
-    def compute_losses(
-        self, minibatch: Mapping[str, Transitions], statistics: Statistics
-    ) -> dict[str, Tensor]:
-        """The loss of each module; without a graph where gradients are taken by hand."""
-        self._backward = ()
-        declared = vars(type(self)).get("gradients_by_hand", False)
-        self._by_hand = declared and self.may_differentiate_by_hand
-        try:
-            return super().compute_losses(minibatch, statistics)
-        finally:
-            self._by_hand = False
-
-    def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:
-        """Replace the gradients of the modules by those of their losses."""
-        super().compute_gradients(losses)
-        for backward in self._backward:
-            backward()
-
-    def differentiate(self, backward: Backward, gradient: Tensor) -> None:
-        """Have gradients by hand added with those of the loss.
-
-        Args:
-            backward: What writes those of parameters.
-            gradient: Gradient of the outputs.
-        """
-        self._backward = (*self._backward, partial(backward, gradient, False))
 
     @property
     def target_update_interval(self) -> int:
@@ -246,18 +211,9 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
     ) -> Tensor:
         """Loss of the critics, 0-d; `features` are what `critics.encode` makes of observations."""
         targets = self.targets(model, batch)
-        read, choices = (
-            model.actions.critic_input(batch.actions),
-            model.actions.choices(batch.actions),
-        )
-        if self._by_hand and have_gradients_by_hand(model.critics):
-            q, backward = model.critics.values_and_backward(features, read)
-        else:
-            q, backward = model.critics.values(features, read), None
-        loss, errors = critic_loss(q, choices, targets, batch.weights)
-        if backward is not None:
-            gradient = critic_loss_gradient(q, choices, errors, batch.weights)
-            self.differentiate(backward, gradient)
+        actions = model.actions
+        q = model.critics.values(features, actions.critic_input(batch.actions))
+        loss, errors = critic_loss(q, actions.choices(batch.actions), targets, batch.weights)
         if batch.weights is not None:
             self.errors = self.part.gather(errors.abs().mean(0))
         statistics.record(PolicyAndCriticsEvents.critic_loss, loss)

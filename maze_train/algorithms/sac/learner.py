@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -52,8 +52,6 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         device: Where the models and their updates live.
         seed: Seed of the actions that losses are taken of.
     """
-
-    gradients_by_hand: ClassVar[bool] = True
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """One optimizer each for policy, critics, and temperatures that are tuned."""

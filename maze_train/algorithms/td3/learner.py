@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from maze_train.algorithms.off_policy.learner import PolicyAndCriticsLearner
-from maze_train.algorithms.td3.actions import NoisyActions
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.events import TD3Events
 from maze_train.algorithms.td3.model import TD3Model
 from maze_train.learner.gradients import constant
-from maze_train.nets.critics import have_gradients_by_hand
-from maze_train.nets.mlp_gradients import aten, forward_and_backward, has_gradients_by_hand
-from maze_train.nets.policy_model import Policy
 
 if TYPE_CHECKING:
     from maze_train.data.transitions import Transitions
@@ -38,8 +34,6 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
         device: Where the models and their updates live.
         seed: Seed of the noise of target actions.
     """
-
-    gradients_by_hand: ClassVar[bool] = True
 
     @property
     def updates_policy(self) -> bool:
@@ -86,29 +80,9 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
 
         Source: Silver et al. (2014), deterministic policy gradient algorithms, eq. 9.
         """
-        by_hand = self._by_hand and _has_gradients_by_hand(model)
-        if by_hand and have_gradients_by_hand(model.critics):
-            params, policy_backward = forward_and_backward(model.policy.net, inputs)
-            actions = model.actions.critic_input(model.distribution.mode(params))
-            q, critic_backward = model.critics.values_and_backward(features, actions, first=1)
-            loss = q.mean().neg()
-            gradient = critic_backward(torch.full_like(q, -1.0 / q.numel()), True)
-            assert gradient is not None
-            gradient = gradient[:, features.shape[1] :]
-            self.differentiate(policy_backward, aten.tanh_backward(gradient, actions))
-        else:
-            actions = model.actions_of(model.policy, inputs)
-            with constant(model.critics):
-                loss = model.critics.values(features, actions, first=1).mean().neg()
+        actions = model.actions_of(model.policy, inputs)
+        with constant(model.critics):
+            loss = model.critics.values(features, actions, first=1).mean().neg()
         statistics.record(TD3Events.policy_loss, loss)
         statistics.record(TD3Events.saturation, (actions.abs() > SATURATED).float().mean())
         return loss
-
-
-def _has_gradients_by_hand(model: TD3Model) -> bool:
-    """Whether those of the policy are known: a stock network, and actions that are its tanh."""
-    return (
-        type(model.policy) is Policy
-        and has_gradients_by_hand(model.policy.net)
-        and all(type(part) is NoisyActions for part in model.distribution.parts.values())
-    )
