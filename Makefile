@@ -11,7 +11,7 @@ PARALLEL := --numprocesses auto --dist worksteal
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help train test test-all check conf docs site bench clean
+.PHONY: help train test test-all check conf docs site bench scores clean
 
 help: ## List the targets.
 	@echo "Usage: make <target> [ARGS=\"more arguments\"] [PYTHON=python3.11]"
@@ -43,6 +43,9 @@ site: $(VENV)/.installed-docs ## Build the documentation as a site, into site/.
 
 bench: $(VENV)/.installed-benchmark ## Measure throughput against other libraries.
 	$(BIN)/python benchmarks/throughput.py $(ARGS)
+
+scores: $(VENV)/.installed-test ## Run the presets that have no score yet, and write docs/scores.md.
+	$(BIN)/python -m benchmarks.scores $(ARGS)
 
 clean: ## Remove the virtual environment, builds and caches; runs in outputs/ stay.
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

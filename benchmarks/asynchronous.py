@@ -26,7 +26,7 @@ import tempfile
 import time
 from pathlib import Path
 
-PEERS = {"sf": "sample_factory_appo.py", "rllib": "rllib_impala.py"}
+PEERS = {"sf": "sample_factory_appo.py", "rllib": "rllib.py"}
 SIDES = ("ours", *PEERS)
 ENVS = {"cartpole": ("CartPole-v1", 16), "pong": ("ALE/Pong-v5", 8)}
 """Ids, and environments per actor."""
@@ -87,6 +87,11 @@ def run_process(
     if side in PEERS:
         command = [arguments.pythons[side], str(script.parent / "asynchronous_peers" / PEERS[side])]
     command += ["--env", env, "--actors", str(actors), "--seconds", str(arguments.seconds)]
+    return result_of(command, arguments.seconds, f"{side}, {env}, {actors} actor(s)")
+
+
+def result_of(command: list[str], seconds: float, name: str) -> dict[str, float] | None:
+    """What a fresh process prints in its last line; None, with a printed line, where it failed."""
     with tempfile.TemporaryDirectory() as folder:
         # Files, since processes that are left over would keep pipes open.
         output, log = Path(folder) / "output", Path(folder) / "log"
@@ -94,7 +99,7 @@ def run_process(
         has_ended = False
         try:
             with output.open("w") as out, log.open("w") as err:
-                limit = arguments.seconds + MOST_SECONDS
+                limit = seconds + MOST_SECONDS
                 subprocess.run(
                     command, check=True, stdout=out, stderr=err, env=environment, timeout=limit
                 )
@@ -102,7 +107,7 @@ def run_process(
             has_ended = True
         except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
             end = "\n".join(log.read_text().splitlines()[-5:])
-            print(f"{side}, {env}, {actors} actor(s): left out: {error!r}\n{end}", flush=True)
+            print(f"{name}: left out: {error!r}\n{end}", flush=True)
             return None
         finally:
             end_descendants(GRACE_SECONDS if has_ended else 0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from mkdocs.structure.files import File
 
 STUB = Path(__file__).parents[1] / "maze_train" / "__init__.pyi"
 IMPORT = re.compile(r"^from (maze_train\.(\w+)\S*) import (\w+) as \w+", re.MULTILINE)
+TABLE_ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
+CODE = re.compile(r"`([^`]*)`|([^`]+)")
+PIPE = r"\|"
 FILE_BLOCK = re.compile(r"^```(\w+) +([\w./-]+)$", re.MULTILINE)
 
 
@@ -37,5 +41,14 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Show the file name of a block above it."""
+    """Show the file name of a block above it, and tables as their source reads on GitHub."""
+    markdown = TABLE_ROW.sub(lambda row: CODE.sub(_as_html, row[0]), markdown)
     return FILE_BLOCK.sub(r'```\1 title="\2"', markdown)
+
+
+def _as_html(match: re.Match[str]) -> str:
+    """A piece of a row: code with `|` keeps it, `<name>` outside of code is no tag."""
+    code, text = match.groups()
+    if code is None:
+        return text.replace("<", "&lt;")
+    return f"<code>{escape(code).replace(PIPE, '&#124;')}</code>" if PIPE in code else match[0]

@@ -69,7 +69,9 @@ from maze_train.api import train as train
 from maze_train.comparison.compare import Comparison as Comparison
 from maze_train.comparison.compare import compare_runs as compare_runs
 from maze_train.config.compare_config import CompareConfig as CompareConfig
+from maze_train.config.export_config import ExportConfig as ExportConfig
 from maze_train.config.loading import load_config as load_config
+from maze_train.config.push_config import PushConfig as PushConfig
 from maze_train.config.rollout_config import RolloutConfig as RolloutConfig
 from maze_train.config.rollout_loading import load_rollout_config as load_rollout_config
 from maze_train.config.train_config import DevRunnerConfig as DevRunnerConfig
@@ -131,6 +133,7 @@ from maze_train.errors import CallbackError as CallbackError
 from maze_train.errors import ConfigError as ConfigError
 from maze_train.errors import DatasetError as DatasetError
 from maze_train.errors import EnvError as EnvError
+from maze_train.errors import ExportError as ExportError
 from maze_train.errors import MazeTrainError as MazeTrainError
 from maze_train.errors import MissingExtraError as MissingExtraError
 from maze_train.errors import RunDirectoryError as RunDirectoryError
@@ -141,6 +144,8 @@ from maze_train.errors import WorkerError as WorkerError
 from maze_train.events import Event as Event
 from maze_train.events import EventInterface as EventInterface
 from maze_train.events import Statistics as Statistics
+from maze_train.export.policies import Export as Export
+from maze_train.export.policies import export_policy as export_policy
 from maze_train.functional.value_transforms import ReduceScaleValueTransform as ReduceScaleValueTransform
 from maze_train.functional.value_transforms import ValueTransform as ValueTransform
 from maze_train.functional.value_transforms import scalar_to_support as scalar_to_support
@@ -213,6 +218,8 @@ from maze_train.runners.rollout import RolloutRunner as RolloutRunner
 from maze_train.runners.rollout_report import RolloutSummary as RolloutSummary
 from maze_train.runners.saved_policies import SavedPolicy as SavedPolicy
 from maze_train.runners.saved_policies import read_saved_policy as read_saved_policy
+from maze_train.sharing.push import PushedPolicy as PushedPolicy
+from maze_train.sharing.push import push_to_hub as push_to_hub
 from maze_train.tracking.config import TrackingConfig as TrackingConfig
 from maze_train.tracking.console import ConsoleWriter as ConsoleWriter
 from maze_train.tracking.curve import LearningCurveWriter as LearningCurveWriter

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import VectorEnv
@@ -16,6 +15,7 @@ from maze_train.config.stored import PARTS_OF_ENV, check_trust, read_settings
 from maze_train.config.train_config import AUTO
 from maze_train.config.writing import CONFIG_FILE, key_of_field
 from maze_train.envs.factory import EnvFactory
+from maze_train.hub import local_directory
 from maze_train.rollout.episode_player import PlaySettings
 from maze_train.rollout.rollout_generator import RolloutGenerator
 from maze_train.runners.base import TrainingRunner
@@ -28,6 +28,7 @@ from maze_train.workers.process import refuse_import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
 
     from gymnasium import Env
 
@@ -180,7 +181,8 @@ def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) 
 
     Args:
         run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`);
-            `<run dir>@final` and `<run dir>@epoch_<n>` name those of checkpoints.
+            `<run dir>@final` and `<run dir>@epoch_<n>` name those of checkpoints, and
+            `hf://<owner>/<name>[@<revision>]` one on the Hugging Face hub.
         trust: Modules of its networks, if these are of one's own: their code is run.
         **objects: Parts of the policy that were given in Python, by their keys:
             `**{"model.policy": MyNet}`.
@@ -213,8 +215,9 @@ def make_env(
         EnvError: If it can not be built.
         RunDirectoryError: If the configuration is missing or damaged.
     """
-    settings, path = read_settings(Path(run_dir)), Path(run_dir) / CONFIG_FILE
-    check_trust(settings, path, trust, None, (*PARTS_OF_ENV, "env.training_wrappers"))
+    directory = local_directory(run_dir)
+    settings, parts = read_settings(directory), (*PARTS_OF_ENV, "env.training_wrappers")
+    check_trust(settings, directory / CONFIG_FILE, trust, None, parts)
     factory = EnvFactory.from_any(load_config(settings).env, **kwargs)
     return (factory if training else factory.for_evaluation())()
 

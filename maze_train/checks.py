@@ -22,13 +22,15 @@ LONGEST_BELOW = 150
 def absolute_path(key: str, name: str) -> str:
     """A file or directory that a setting names, as it is found from any working directory.
 
-    An environment may change that directory.
+    An environment may change that directory. The name of a repository of the hub stays as it is.
 
     Raises:
         ConfigError: If no name is given, or the system can have nothing there.
     """
     if not name.strip():
         raise ConfigError(key, "expected the name of a directory, or null", name)
+    if name.startswith("hf://"):  # a repository, see `maze_train.hub`
+        return name
     path = Path(name).absolute()
     try:
         path.lstat()
@@ -71,9 +73,8 @@ def check_between(key: str, value: float, low: float, high: float) -> None:
 def check_one_of(key: str, value: Any, allowed: Iterable[str]) -> None:
     """Refuse a value that is not among `allowed`, naming the closest one."""
     names = list(allowed)
-    if value in names:
-        return
-    raise ConfigError(key, one_of(str(value), names), value)
+    if value not in names:
+        raise ConfigError(key, one_of(str(value), names), value)
 
 
 def check_fields(settings: object, minimum: float, *keys: str) -> None:
@@ -102,10 +103,9 @@ def check_same_shape(**tensors: Tensor) -> None:
         ShapeError: If a tensor has another shape than the first; the message names both tensors
             and both shapes.
     """
-    named = iter(tensors.items())
-    first_name, first = next(named)
+    (first_name, first), *others = tensors.items()
     expected = first.shape
-    for name, tensor in named:
+    for name, tensor in others:
         if tensor.shape != expected:
             raise ShapeError(
                 f"{name} has shape {list(tensor.shape)}, "

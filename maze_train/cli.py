@@ -121,6 +121,10 @@ def _check_spelling(arguments: list[str]) -> None:
     for word in overrides_of(arguments):
         if "=" not in word and not word.startswith("~"):
             raise ConfigError(word, "expected key=value, such as env=CartPole-v1")
+        key, _, value = word.lstrip("+").partition("=")
+        if key == "hydra.run.dir":
+            problem = "has no effect: a run goes to run_dir=<directory>, a sweep to hydra.sweep.dir"
+            raise ConfigError(key, problem, value)
 
 
 @contextmanager

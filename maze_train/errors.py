@@ -9,6 +9,7 @@ MazeTrainError
 ├── TrainingError        training can not go on (non-finite loss or gradient, nothing to learn from)
 │   └── CallbackError    a callback raised
 ├── RunDirectoryError    a run directory is missing, incomplete, damaged, or already taken
+├── ExportError          a policy can not be exported, or the file would act otherwise
 ├── DatasetError         a data set of trajectories is missing, damaged, foreign, or does not fit
 └── MissingExtraError    an optional dependency is not installed, or broken
 """
@@ -88,6 +89,10 @@ class CallbackError(TrainingError):
 
 class RunDirectoryError(MazeTrainError):
     """A run directory is missing, incomplete, damaged, or already taken."""
+
+
+class ExportError(MazeTrainError):
+    """A policy can not be exported, or the file would act otherwise."""
 
 
 class DatasetError(MazeTrainError):

@@ -17,10 +17,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
 from maze_train.config.compare_config import is_comparison, load_compare_config
+from maze_train.config.export_config import is_export, load_export_config
 from maze_train.config.launcher import stops_at_failures
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
 from maze_train.config.options import group_names
 from maze_train.config.pipeline import configure, prepare
+from maze_train.config.push_config import is_push, load_push_config
+from maze_train.config.resuming import directory_of
 from maze_train.config.rollout_loading import is_rollout, load_rollout_config
 from maze_train.config.search_config import is_search, load_search_config, without_search
 from maze_train.config.sweep_jobs import JOBS_FILE, JobRecord, write_jobs
@@ -54,11 +57,15 @@ class Job:
         self.records: list[JobRecord] = []
         self._pid = os.getpid()
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Numbers of processes may be the same on two machines.
+        self.__dict__.update(state, _pid=None)
+
     def __call__(self, composed: DictConfig) -> float:
-        """Train, play, compare or search, and return what a sweeper optimises; NaN after a failure.
+        """Train, play, compare, search or export, and return what a sweeper optimises.
 
         Of training, this is the best metric; of a rollout, the mean return; of a search, the value
-        of its best trial.
+        of its best trial; of all else, and after a failure, NaN.
         """
         settings = HydraConfig.get()
         is_sweep = settings.mode == RunMode.MULTIRUN
@@ -131,7 +138,7 @@ class Job:
 
 
 def do(composed: DictConfig, name: str | None, directory: str | None, overrides: Any) -> float:
-    """Do what a composed configuration is for: train, play, compare or search.
+    """Do what a composed configuration is for: train, play, compare, search, export or push.
 
     Args:
         composed: Hydra's configuration.
@@ -144,8 +151,12 @@ def do(composed: DictConfig, name: str | None, directory: str | None, overrides:
     """
     if is_comparison(name, composed):
         return compare(plain_values(composed))
+    if is_export(name, composed):
+        return export(plain_values(composed))
     if is_rollout(name, composed):
         return roll_out(composed, directory)
+    if is_push(name, composed):
+        return push(plain_values(composed))
     if is_search(name, composed):
         return search(plain_values(composed), directory, without_search(overrides))
     return train(composed, directory, overrides)
@@ -156,7 +167,7 @@ def _given_directory(composed: DictConfig) -> str | None:
     for key in ("run_dir", "output_dir", "resume"):
         found = OmegaConf.select(composed, key, throw_on_resolution_failure=False)
         if found not in (None, AUTO):
-            return str(found)
+            return str(directory_of(str(found)) if key == "resume" else found)
     return None
 
 
@@ -203,6 +214,34 @@ def compare(values: Mapping[str, Any]) -> float:
 
     comparison = compared(config)
     print(f"\n{comparison}\n\nresults: {comparison.output}", flush=True)
+    return math.nan
+
+
+def export(values: Mapping[str, Any]) -> float:
+    """Export a policy, print what became of it, and return NaN.
+
+    Args:
+        values: Plain values by the names of the fields of `ExportConfig`.
+    """
+    config = load_export_config(values)
+    # Late, as in training.
+    from maze_train.export.policies import run_export
+
+    print(f"\n{run_export(config)}", flush=True)
+    return math.nan
+
+
+def push(values: Mapping[str, Any]) -> float:
+    """Upload the policy that a configuration names, print where it is, and return NaN.
+
+    Args:
+        values: Plain values by the names of the fields of `PushConfig`.
+    """
+    config = load_push_config(values)
+    # Late, as in training.
+    from maze_train.sharing.push import push as pushed
+
+    print(pushed(config), flush=True)
     return math.nan
 
 

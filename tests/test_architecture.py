@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
         *("errors", "extras", "checks", "targets", "seeding"),
-        *("types", "events", "files", "locks", "sealed", "versions", "notices"),
+        *("types", "events", "files", "locks", "sealed", "versions", "notices", "hub"),
     ),
     ("functional", "spaces", "workers"),
     ("distributions",),
@@ -36,7 +36,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("algorithms",),
     ("config",),
     ("runners", "comparison"),
-    ("tuning",),
+    ("tuning", "export", "sharing"),
     ("jobs",),
     ("cli", "api"),
 )

@@ -117,6 +117,10 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*RANDOM, "n_episode=3"), "n_episode = 3: unknown; did you mean n_episodes? allowed: run"),
         ((*RANDOM, "algorithm=ppo"), "algorithm: the primary config (-cn) has no choice"),
         (("CartPole-v1",), "CartPole-v1: expected key=value, such as env=CartPole-v1"),
+        (
+            ("hydra.run.dir=a",),
+            "hydra.run.dir = 'a': has no effect: a run goes to run_dir=<directory>",
+        ),
         (("-cn", "nothing"), "-cn = 'nothing': there is no nothing.yaml in "),
         (("--config-dir", "nowhere"), "Additional config directory"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -68,6 +69,8 @@ main([*{arguments!r}, "seed=0,1"])
 def run_of_seed(config: TrainConfig) -> float:
     """A training whose return is its seed; that of seed 1 fails."""
     print("a line of the job")
+    for descriptor in (1, 2):
+        os.write(descriptor, b"a line of a library\n")
     if config.seed == 1:
         raise ValueError("a bug")
     assert config.run_dir is not None
@@ -102,6 +105,9 @@ def test_a_sweep_ends_with_its_comparison(
     logs = [name for name in files if name.endswith(".log")]
     assert logs == ([f"s/{i}/job.log" for i in range(4)] if launcher else [])
     assert ("a line of the job" in output.out) is (launcher == ())
+    for text in (output.out, output.err):
+        assert ("a line of a library" in text) is (launcher == ())
+    assert all((maze_run.folder / name).read_text().count("library") == 2 for name in logs)
 
 
 def test_runs_are_compared_by_a_command(
@@ -128,8 +134,13 @@ def test_runs_are_compared_by_a_command(
     assert maze_run.configs == []
 
 
-def test_jobs_run_at_the_same_time(maze_run: CommandLine) -> None:
+@pytest.mark.parametrize("launcher", [LOCAL, LOCAL[:1]], ids=["two", "one per core"])
+def test_jobs_run_at_the_same_time(
+    maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch, launcher: tuple[str, ...]
+) -> None:
     """As many as `n_jobs` says and no more; each sees its GPU; the rest wait."""
+    cores = 2 if launcher == LOCAL[:1] else 9
+    monkeypatch.setattr("maze_train.config.job_processes.available_cores", lambda: cores)
     together, running, most = FORK.Barrier(2), FORK.Value("i", 0), FORK.Value("i", 0)
 
     def train(config: TrainConfig) -> float:
@@ -145,7 +156,7 @@ def test_jobs_run_at_the_same_time(maze_run: CommandLine) -> None:
         return 1.0
 
     maze_run.train = train
-    assert maze_run(*SWEEP, *LOCAL, "hydra.launcher.gpus=[5,7]", "seed=0,1,2,3") == 0
+    assert maze_run(*SWEEP, *launcher, "hydra.launcher.gpus=[5,7]", "seed=0,1,2,3") == 0
     assert most.value == 2
     seen = [(maze_run.folder / f"gpu{seed}").read_text() for seed in range(4)]
     assert sorted(seen) == ["5", "5", "7", "7"]
@@ -219,13 +230,18 @@ def test_an_error_of_the_sweep_ends_all_jobs(
 def test_a_job_that_takes_no_signal_is_killed(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """At the third signal."""
+    """At the third signal, with the processes that it started."""
+    signals = maze_run.folder / "signals"
 
     def again(*_: object) -> None:
+        with signals.open("a") as file:
+            file.write("x")
         os.kill(os.getppid(), signal.SIGINT)
 
     def train(config: TrainConfig) -> float:
         signal.signal(signal.SIGINT, again)
+        child = subprocess.Popen(["sleep", "600"])
+        maze_run.write("child", str(child.pid))
         again()
         while True:
             wait_for_signals()
@@ -233,6 +249,8 @@ def test_a_job_that_takes_no_signal_is_killed(
     maze_run.train = train
     assert maze_run(*SWEEP, *LOCAL, "seed=0") == 130
     assert "ended by SIGKILL\n" in capfd.readouterr().err
+    assert signals.read_text() == "xxx"  # its own one, and two that came
+    assert left_of([int((maze_run.folder / "child").read_text())], PATIENCE_S) == []
 
 
 @pytest.mark.slow
@@ -257,7 +275,8 @@ def test_a_wrong_number_of_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixt
 @pytest.mark.parametrize(
     ("composed", "expected"),
     [
-        ({"resume": "a"}, "a"),
+        ({"resume": "/a"}, "/a"),
+        ({"resume": "/a/checkpoints/epoch_000001"}, "/a"),
         ({"resume": "auto", "run_dir": "b"}, "b"),
         ({"resume": "auto", "run_dir": None}, None),
     ],
@@ -265,3 +284,15 @@ def test_a_wrong_number_of_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixt
 def test_where_the_results_of_a_job_are(composed: dict[str, Any], expected: str | None) -> None:
     """A run that is continued stays where it is, and is compared there."""
     assert _given_directory(OmegaConf.create(composed)) == expected
+
+
+def test_runs_that_are_continued_at_checkpoints_are_compared(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A sweep ends with the comparison of their directories."""
+    for seed, name in enumerate("ab"):
+        write_run(maze_run.folder / name, [float(seed)], seed=seed)
+        (maze_run.folder / name / "checkpoints/epoch_000001").mkdir(parents=True)
+    names = ",".join(f"{name}/checkpoints/epoch_000001" for name in "ab")
+    assert maze_run("-m", f"resume={names}", "trust=[]", "hydra.sweep.dir=s") == 0
+    assert "ppo           2     1k" in capfd.readouterr().out

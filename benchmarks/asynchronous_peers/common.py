@@ -31,6 +31,10 @@ class Workload:
 
 WORKLOADS = {"cartpole": Workload("CartPole-v1", 16, 640), "pong": Workload("ALE/Pong-v5", 8, 320)}
 
+PPO = {"rollout": 128, "envs": 8, "minibatch": 256, "passes": 4}
+"""Steps of each environment per update, environments of all actors, samples, passes over them."""
+PPO_ENVS = {"cartpole": "CartPole-v1", "cheetah": "HalfCheetah-v5", "pong": "ALE/Pong-v5"}
+
 
 class StackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Observes the last four screens; gymnasium's own wrapper is not the same in all versions."""
@@ -122,7 +126,8 @@ class Window:
 def parse_arguments() -> argparse.Namespace:
     """The arguments that all peers take."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--env", choices=list(WORKLOADS), required=True)
+    parser.add_argument("--algorithm", choices=["impala", "ppo"], default="impala")
+    parser.add_argument("--env", choices=list(PPO_ENVS), required=True)
     parser.add_argument("--actors", type=int, required=True)
     parser.add_argument("--seconds", type=float, default=20.0)
     return parser.parse_args()

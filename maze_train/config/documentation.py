@@ -19,7 +19,9 @@ import yaml
 
 from maze_train.config.catalogue import public_classes, render_events, render_stub, stub_path
 from maze_train.config.compare_config import CompareConfig
+from maze_train.config.export_config import ExportConfig
 from maze_train.config.options import shipped_root
+from maze_train.config.push_config import PushConfig
 from maze_train.config.ray_runner import RayRunnerConfig
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.search_config import SearchConfig
@@ -139,6 +141,8 @@ def generated_files() -> dict[Path, str]:
         **options,
         root / "rollout.yaml": rollout,
         root / "compare.yaml": comparison,
+        root / "export.yaml": render_primary(ExportConfig, {}),
+        root / "push.yaml": render_primary(PushConfig, {}),
         root / "search.yaml": render_primary(SearchConfig, {"search": "null"}, "train"),
         stub_path(): render_stub(),
     }

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 
 HEAD = """\
 maze-run: train a reinforcement-learning agent from configuration, let a policy play, compare runs,
-search for settings.
+search for settings, export a policy, share it.
 
 Usage: maze-run [options] algorithm=<name> env=<id> [key=value ...]
        maze-run -cn rollout [options] run=<directory of a run> [key=value ...]
        maze-run -cn compare runs=[<directories of runs>] [key=value ...]
+       maze-run -cn export run=<directory of a run> [key=value ...]
+       maze-run -cn push run=<directory of a run> repo_id=<owner>/<name> [key=value ...]
        maze-run -cn search search=<name> algorithm=<name> env=<id> [key=value ...]
 """
 
@@ -45,6 +47,8 @@ Options
   -cn <name>                   another primary config: --config-dir <run dir> -cn config;
                                -cn rollout: play episodes (keys: maze-run -cn rollout --cfg job);
                                -cn compare: runs side by side;
+                               -cn export: a policy as one file for other programs;
+                               -cn push: a policy to the Hugging Face hub;
                                -cn search: settings that make the best runs
   --cfg job                    print the configuration, do not run
   --info defaults|searchpath   tell where the configuration comes from
@@ -66,7 +70,10 @@ Examples
   maze-run algorithm=ppo env=CartPole-v1 run_dir=runs/a resume=auto
   maze-run -cn rollout run=runs/a n_episodes=20 runner=local record=true video=true
   maze-run -cn rollout env=CartPole-v1 policy=random
+  maze-run -cn push run=runs/a repo_id=me/cartpole-ppo private=true
+  maze-run -cn rollout run=hf://me/cartpole-ppo
   maze-run -cn compare runs=outputs/sweeps/<date> threshold=475
+  maze-run -cn export run=runs/a format=onnx output=policy.onnx
   maze-run -cn search algorithm=ppo env=CartPole-v1 search=ppo n_trials=20 n_jobs=2
 
 Exit codes: 0 done, 1 failure, 2 configuration error, 130 interrupted,

@@ -20,11 +20,12 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 from maze_train.training.outcome import SIGNALS
+from maze_train.workers.places import Portable
 from maze_train.workers.remote import available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from multiprocessing.context import ForkProcess
+    from multiprocessing.process import BaseProcess
     from pathlib import Path
 
     from maze_train.config.sweep_jobs import JobRecord
@@ -56,22 +57,20 @@ class ProcessJob:
 
 
 @dataclass
-class RunningJob:
-    """A job that is under way."""
+class StartedJob:
+    """A job that is under way, or has ended."""
 
     job: ProcessJob
-    slot: int
-    process: ForkProcess
-    conn: Connection
-    started_at: float = field(default_factory=time.monotonic)
+    started_at: float = field(default_factory=time.monotonic, init=False)
 
-    result: JobRecord | None = None
-    """What its process sent before its end; None: nothing yet, or it was lost."""
+    result: JobRecord | None = field(default=None, init=False)
+    """Its record, if there is one: of a process, what it sent before its end."""
 
     @property
     def outcome(self) -> JobRecord:
-        """The record of the job, whose process has ended."""
-        return self.result or _lost(self.job.record, self.process.exitcode or 0)
+        """The record of the job, which has ended."""
+        assert self.result is not None
+        return self.result
 
     @property
     def log(self) -> Path:
@@ -84,6 +83,20 @@ class RunningJob:
         return time.monotonic() - self.started_at
 
 
+@dataclass
+class RunningJob(StartedJob):
+    """A job in a process of this machine."""
+
+    slot: int
+    process: BaseProcess
+    conn: Connection
+
+    @property
+    def outcome(self) -> JobRecord:
+        """The record of the job, whose process has ended."""
+        return self.result or _lost(self.job.record, self.process.exitcode or 0)
+
+
 class JobProcesses:
     """Runs up to `n_jobs` jobs at a time; the others wait.
 
@@ -91,15 +104,21 @@ class JobProcesses:
         ended: Called with each job that ended.
         n_jobs: Jobs at a time; 0: one per core.
         gpus: GPUs of which the jobs see one each in turn.
+        start_method: `fork`, where this process has neither threads nor CUDA; else `spawn`.
+        beat: Called once a second; what it raises ends the jobs.
     """
 
     def __init__(
-        self, ended: Callable[[RunningJob], None], n_jobs: int = 0, gpus: Sequence[int] = ()
+        self,
+        ended: Callable[[RunningJob], None],
+        n_jobs: int = 0,
+        gpus: Sequence[int] = (),
+        start_method: str = "fork",
+        beat: Callable[[], object] = lambda: None,
     ) -> None:
-        self._ended = ended
+        self._ended, self._start_method, self._beat = ended, start_method, beat
         self._n_jobs = n_jobs or available_cores()
         self._gpus = list(gpus)
-        self._pid = os.getpid()
         self.is_ending = False
         """Whether the jobs are asked to end."""
 
@@ -121,6 +140,7 @@ class JobProcesses:
                 if not running:
                     return
                 free.extend(job.slot for job in self._collect(running))
+                self._beat()
         except BaseException as error:
             is_signal = isinstance(error, KeyboardInterrupt)
             self._end(running, getattr(error, "number", signal.SIGINT if is_signal else STOP))
@@ -131,32 +151,15 @@ class JobProcesses:
         print(f"{PROGRAM}: {job.record.title}", flush=True)
         sys.stderr.flush()  # What is in a buffer now, the child would write once more.
         receiver, sender = multiprocessing.Pipe(duplex=False)
-        # Forked before it has threads or CUDA: this process composes configurations and waits.
-        process = multiprocessing.get_context("fork").Process(
-            target=self._run, args=(job, slot, sender), name=f"{PROGRAM} {job.record.name}"
+        gpu = self._gpus[slot % len(self._gpus)] if self._gpus else None
+        process: BaseProcess = multiprocessing.get_context(self._start_method).Process(  # type: ignore[attr-defined]  # BaseContext lacks it
+            target=work_in_process,
+            args=(Portable(job, "hydra/launcher"), gpu, os.getpid(), sender),
+            name=f"{PROGRAM} {job.record.name}",
         )
         process.start()
         sender.close()
         return RunningJob(job, slot, process, receiver)
-
-    def _run(self, job: ProcessJob, slot: int, sender: Connection) -> None:
-        """Do the work of a job in its process, and send its record."""
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        os.setsid()  # Ctrl-C of the terminal reaches the owner, which hands it on once.
-        threading.Thread(target=_follow, args=(self._pid,), daemon=True).start()
-        job.log.parent.mkdir(parents=True, exist_ok=True)
-        # Line by line, so that it can be followed; what is continued has lines already.
-        sys.stdout = sys.stderr = job.log.open("a", encoding="utf-8", buffering=1)
-        for descriptor in (1, 2):
-            os.dup2(sys.stdout.fileno(), descriptor)
-        if self._gpus:
-            os.environ["CUDA_VISIBLE_DEVICES"] = str(self._gpus[slot % len(self._gpus)])
-        try:
-            record = job.work()
-        except KeyboardInterrupt as stop:
-            sys.exit(128 + getattr(stop, "number", signal.SIGINT))
-        if record is not None:
-            sender.send(record)
 
     def _collect(self, running: dict[Connection, RunningJob]) -> list[RunningJob]:
         """Wait for the end of a job, for a while, and take in what became of those that ended.
@@ -192,6 +195,36 @@ class JobProcesses:
                 return
             except KeyboardInterrupt:
                 continue
+
+
+def work_in_process(
+    sent: Portable[ProcessJob], gpu: int | None, parent: int, sender: Connection
+) -> None:
+    """Do the work of a job in its process, and send its record.
+
+    Args:
+        sent: The job.
+        gpu: The only GPU that it sees; None: all of them.
+        parent: Process of the owner, without which it ends.
+        sender: End of a pipe to the owner.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    os.setsid()  # Ctrl-C of the terminal reaches the owner, which hands it on once.
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    job = sent.value
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    # Line by line, so that it can be followed; what is continued has lines already.
+    sys.stdout = sys.stderr = job.log.open("a", encoding="utf-8", buffering=1)
+    for descriptor in (1, 2):
+        os.dup2(sys.stdout.fileno(), descriptor)
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    try:
+        record = job.work()
+    except KeyboardInterrupt as stop:
+        sys.exit(128 + getattr(stop, "number", signal.SIGINT))
+    if record is not None:
+        sender.send(record)
 
 
 @contextmanager

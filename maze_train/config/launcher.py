@@ -6,6 +6,7 @@ import math
 import os
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,7 @@ from maze_train.config.job_processes import (
     PROGRAM,
     JobProcesses,
     ProcessJob,
-    RunningJob,
+    StartedJob,
 )
 from maze_train.config.sweep_jobs import JobRecord
 from maze_train.errors import TrainingError
@@ -29,7 +30,7 @@ from maze_train.notices import tell
 from maze_train.tracking.formatting import duration, readable
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hydra.types import HydraContext, TaskFunction
 
@@ -92,14 +93,18 @@ class LocalLauncher(Launcher):
         Path(str(self._config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
         ended: dict[int, JobReturn] = {}
 
-        def note(job: RunningJob) -> None:
+        def note(job: StartedJob) -> None:
             self._task.note(job.outcome)
             _tell_end(job)
             ended[job.outcome.number] = self._returned(job.outcome)
 
         jobs = (self._job(*job) for job in enumerate(job_overrides, initial_job_idx))
-        JobProcesses(note, self._n_jobs, self._gpus).run(jobs)
+        self._jobs(note, len(job_overrides)).run(jobs)
         return [ended[number] for number in sorted(ended)]
+
+    def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> Any:
+        """What runs so many jobs."""
+        return JobProcesses(ended, self._n_jobs, self._gpus)
 
     def _job(self, number: int, overrides: Sequence[str]) -> ProcessJob:
         """A job with its composed configuration."""
@@ -112,7 +117,11 @@ class LocalLauncher(Launcher):
         directory = Path(str(config.hydra.sweep.dir), str(config.hydra.sweep.subdir)).absolute()
         sweep_dir = os.path.abspath(str(config.hydra.sweep.dir))
         record = JobRecord(number, settings, str(directory), sweep_dir, code=FAILURE)
-        return ProcessJob(record, directory / LOG_FILE, lambda: self._run(config))
+        return ProcessJob(record, directory / LOG_FILE, self._work(config))
+
+    def _work(self, config: DictConfig) -> Callable[[], JobRecord | None]:
+        """What a job does in its process."""
+        return partial(self._run, config)
 
     def _run(self, config: DictConfig) -> JobRecord | None:
         """Run a job in its process; returns its record, if it has come to one."""
@@ -139,7 +148,7 @@ class LocalLauncher(Launcher):
         )
 
 
-def _tell_end(job: RunningJob) -> None:
+def _tell_end(job: StartedJob) -> None:
     record, took = job.outcome, duration(job.seconds)
     if record.error:
         tell(f"{PROGRAM}: error: {record.label}: {record.error}\n  its output: {job.log}")

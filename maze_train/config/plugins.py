@@ -11,7 +11,7 @@ import importlib
 import sys
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hydra.conf import HydraConf, RunDir, SweepDir
 from hydra.core.config_store import ConfigStore
@@ -21,7 +21,8 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from maze_train.config.launcher import LAUNCHER, LocalLauncher, LocalLauncherConf
+from maze_train.config.job_pool import RayLauncher, RayLauncherConf
+from maze_train.config.launcher import LocalLauncher, LocalLauncherConf
 from maze_train.config.options import group_names, list_options
 from maze_train.config.overrides import config_folders
 from maze_train.errors import ConfigError
@@ -37,6 +38,10 @@ Names = list[str]  # inside the class below, `list` is a method
 GROUP = "env"
 PETTINGZOO = "maze_train.envs.pettingzoo.module_named"
 """Finds environments of PettingZoo."""
+LAUNCHERS: dict[str, tuple[type, Any]] = {
+    "local": (LocalLauncher, LocalLauncherConf),
+    "ray": (RayLauncher, RayLauncherConf),
+}
 SWEEP_DIR = "outputs/sweeps/${now:%Y-%m-%d_%H-%M-%S}"
 
 
@@ -114,16 +119,18 @@ def extended_hydra() -> Iterator[None]:
     """
     Plugins.instance().register(GymnasiumSource)
     Plugins.instance().register(MazeTrainSearchPath)
-    Plugins.instance().class_name_to_class[LAUNCHER] = LocalLauncher
     store = ConfigStore.instance()
-    store.store(group="hydra/launcher", name="local", node=LocalLauncherConf, provider="maze_train")
+    for name, (launcher, node) in LAUNCHERS.items():
+        Plugins.instance().class_name_to_class[node._target_] = launcher
+        store.store(group="hydra/launcher", name=name, node=node, provider="maze_train")
     before = store.repo["hydra"]["config.yaml"]
     store.store(group="hydra", name="config", node=_hydra_settings(), provider="maze_train")
     try:
         yield
     finally:
         store.repo["hydra"]["config.yaml"] = before
-        del store.repo["hydra"]["launcher"]["local.yaml"]
+        for name in LAUNCHERS:
+            del store.repo["hydra"]["launcher"][f"{name}.yaml"]
 
 
 def is_registered(env_id: str) -> bool:

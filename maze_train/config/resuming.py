@@ -76,10 +76,14 @@ def checkpoint_name(resume: str | None) -> str | None:
     return path.name if path.parent.name == CHECKPOINTS and not is_run else None
 
 
+def directory_of(resume: str) -> Path:
+    """Directory of the run that `resume` names, itself or by one of its checkpoints."""
+    path = Path(resume)
+    return path if checkpoint_name(resume) is None else path.parent.parent
+
+
 def _run_dir_of(resume: str) -> Path:
-    directory = Path(absolute_path("resume", resume))
-    if checkpoint_name(resume) is not None:
-        directory = directory.parent.parent
+    directory = directory_of(absolute_path("resume", resume))
     if not (directory / CONFIG_FILE).is_file():
         problem = f"there is no run: expected a directory with {CONFIG_FILE}, or auto with run_dir"
         raise ConfigError("resume", problem, resume)

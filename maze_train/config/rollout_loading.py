@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import absolute_path
 from maze_train.config.loading import build_config, values_by_field
@@ -19,8 +18,13 @@ from maze_train.config.stored import (
 )
 from maze_train.config.writing import CONFIG_FILE
 from maze_train.errors import ConfigError, RunDirectoryError, did_you_mean
+from maze_train.hub import at_commit, is_on_hub, local_directory
 from maze_train.targets import TARGET, is_target
 from maze_train.training.config import PolicyConfig
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 
 BEST = "best"
 WEIGHTS_FILE = "policy.pt"
@@ -65,6 +69,8 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
     run, env = values.get("run"), values.get("env")
     if isinstance(run, (str, os.PathLike)) and values.get("policy") is None and str(run).strip():
         directory = policy_directory(run)
+        if is_on_hub(run):
+            values["run"] = at_commit(str(run), directory)  # the same one when it is read again
         stored = read_settings(directory)
         if "env" not in stored:
             problem = "expected settings of the environment"
@@ -101,7 +107,7 @@ def policy_directory(run: str | os.PathLike[str]) -> Path:
     Raises:
         ConfigError: If there is none.
     """
-    directory = Path(absolute_path("run", str(run)))
+    directory = local_directory(absolute_path("run", str(run)))
     if (directory / BEST).is_dir():
         directory = directory / BEST
     missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (directory / name).is_file()]

@@ -28,7 +28,15 @@ from maze_train.config.writing import (
 )
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.files import read_regular
-from maze_train.targets import TARGET, Given, has_no_name, imported, locate, made_in_python
+from maze_train.targets import (
+    TARGET,
+    Given,
+    arguments_for,
+    has_no_name,
+    imported,
+    locate,
+    made_in_python,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -257,7 +265,9 @@ def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tup
     path = path.replace(":", ".")
     is_trusted = _within(path, trust)
     if not is_trusted and not _within(path, OFFERED):
-        return "", path.partition(".")[0]
+        package, given = path.partition(".")[0], arguments_for([key])
+        of_script = f" (of the script that was run: pass it, as in train({given}, resume=...))"
+        return of_script if package == "__main__" else "", package
     try:
         module, names = imported(path)
         found: Any = module

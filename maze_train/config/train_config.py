@@ -200,7 +200,8 @@ class TrainConfig:
     base_run: str | None = None
     """Directory of a run, or of a saved policy, whose policy training starts from, such as one of
     bc, with its networks; a critic is taken over where there is one of the same kind. `<run>@final`
-    and `<run>@epoch_<n>` name other policies than the best one. null: new weights."""
+    and `<run>@epoch_<n>` name other policies than the best one, hf://<owner>/<name> one on the
+    Hugging Face hub. null: new weights."""
 
     resume: str | None = None
     """Directory of a run that is continued, or of one of its checkpoints; auto: continue the run in

@@ -130,7 +130,7 @@ class PooledVectorEnv(MazeVectorEnv):
 
     def _share_memory(self, num_envs: int) -> None:
         """Learn the spaces from the workers, and give them the memory to step into."""
-        described = self._pool.call_all("describe")
+        described = self._pool.call_new("describe")
         observation_space, action_space, metadata, self.render_mode, _ = described[0]
         self._offers_own_state = any(offers for *_, offers in described)
         for part, spaces in zip(self._slices, described, strict=True):

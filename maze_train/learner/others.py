@@ -19,6 +19,7 @@ from maze_train.learner.worker import (
     LearnerWorker,
     ProcessModes,
     copy_maker,
+    gpu_of,
     join,
     leave,
     meeting_place,
@@ -27,7 +28,7 @@ from maze_train.workers.pool import WorkerFailedError
 from maze_train.workers.remote import LocalProcesses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from maze_train.events import Statistics
     from maze_train.learner.config import LearnerGroupConfig, Progress
@@ -85,7 +86,8 @@ class OtherLearners:
         # The modules that a process makes by itself.
         self._built = dict(built) if isinstance(built, Mapping) else {DEFAULT_MODULE: built}
         self.check_modules()
-        check_gpus(settings, learner.device)
+        if not self._place.has_own_gpus:
+            check_gpus(settings, learner.device)
 
     def check_modules(self) -> None:
         """Refuse what several learners could not compute as one does.
@@ -175,8 +177,8 @@ class OtherLearners:
             self._learner.part = Shard(0, self.n_learners)
         while not self.are_equal:
             others.send("begin", self._beginning())
-            _, failures = self._receive(others.pool)
-            if failures or not self._connect(others.pool, failures):
+            gpus, failures = self._receive(others.pool)
+            if failures or not self._connect(others.pool, gpus, failures):
                 self._restart(others, failures)
             else:
                 self.are_equal = True
@@ -205,13 +207,24 @@ class OtherLearners:
                 "fork",
             )
 
-    def _connect(self, pool: WorkerPool, failures: list[WorkerFailedError]) -> bool:
-        """Let all learners meet; whether they did, else `failures` gets who failed."""
+    def _connect(
+        self, pool: WorkerPool, gpus: Sequence[str | None], failures: list[WorkerFailedError]
+    ) -> bool:
+        """Let all learners meet; whether they did, else `failures` gets who failed.
+
+        Args:
+            pool: The other learners.
+            gpus: Their GPUs, see `gpu_of`.
+            failures: Failures so far, of which there are none.
+        """
         leave()
+        device = self._learner.device
+        have_own_gpus = are_apart([gpu_of(device), *gpus])
         store = meeting_place(0, self.n_learners, self._place.timeout_s, pool.host)
         for index in range(len(pool)):
-            pool.call(index, "connect", pool.host, store.port)
-        has_met = join(store, 0, self.n_learners, self._place.timeout_s, self._learner.device)
+            pool.call(index, "connect", pool.host, store.port, have_own_gpus)
+        gpu = device if have_own_gpus else None
+        has_met = join(store, 0, self.n_learners, self._place.timeout_s, gpu)
         others_met, failed = self._receive(pool)
         failures += failed
         return has_met and all(others_met) and not failed
@@ -248,6 +261,11 @@ class OtherLearners:
             self._parcels.close()
         self._parcels, self.are_equal = None, False
         self._learner.part = Part()
+
+
+def are_apart(gpus: Sequence[str | None]) -> bool:
+    """Whether all learners have GPUs, and no two of them the same one; see `gpu_of`."""
+    return None not in gpus and len(set(gpus)) == len(gpus)
 
 
 def check_gpus(settings: LearnerGroupConfig, device: torch.device) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from maze_train.errors import ConfigError
 from maze_train.learner.modes import CUBLAS, REPEATABLE
 from maze_train.learner.parcels import unpack
 from maze_train.learner.shard import PeersLostError, Shard
@@ -86,8 +87,12 @@ class LearnerWorker:
         self._memory = memory or self._memory
         return unpack(self._memory, content, sizes)
 
-    def begin(self, *parcel: Any) -> None:
-        """Become equal to the first learner: its modules, its state, modes of its process."""
+    def begin(self, *parcel: Any) -> str | None:
+        """Become equal to the first learner: its modules, its state, modes of its process.
+
+        Returns:
+            The GPU of this learner, see `gpu_of`.
+        """
         # Copied, since they are kept and the memory is written again.
         state, modes, modules, chosen = deepcopy(self._unpack(*parcel))
         learner = self._learner
@@ -101,12 +106,14 @@ class LearnerWorker:
         learner.policies_to_train = chosen
         learner.load_state_dict(state)
         modes.take_on()
+        return gpu_of(learner.device)
 
-    def connect(self, host: str, port: int) -> bool:
+    def connect(self, host: str, port: int, have_own_gpus: bool) -> bool:
         """Join the learners that meet at a port of a machine; whether they came."""
         leave()
         store = meeting_place(port, self._count, self._timeout_s, host)
-        return join(store, self._rank, self._count, self._timeout_s, self._learner.device)
+        gpu = self._learner.device if have_own_gpus else None
+        return join(store, self._rank, self._count, self._timeout_s, gpu)
 
     def update(self, *parcel: Any) -> Statistics | None:
         """Update; returns the statistics of its samples, None if other learners were lost."""
@@ -145,7 +152,12 @@ def meeting_place(port: int, count: int, timeout_s: float, host: str = "127.0.0.
     )
 
 
-def join(store: Any, rank: int, count: int, timeout_s: float, device: torch.device) -> bool:
+def gpu_of(device: torch.device) -> str | None:
+    """What tells the GPU of a learner from all others, on whatever machine; None: it has none."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
+
+
+def join(store: Any, rank: int, count: int, timeout_s: float, gpu: torch.device | None) -> bool:
     """Connect with the other learners; whether they came.
 
     Args:
@@ -153,16 +165,15 @@ def join(store: Any, rank: int, count: int, timeout_s: float, device: torch.devi
         rank: Number of this learner.
         count: Number of learners.
         timeout_s: Seconds that an exchange may take.
-        device: Where this learner lives; NCCL needs a GPU for each.
+        gpu: Where this learner lives, if each has a GPU of its own, as NCCL needs it; else None.
     """
-    has_own_gpu = device.type == "cuda" and torch.cuda.device_count() >= count
-    if has_own_gpu:
-        torch.cuda.set_device(device)
+    if gpu is not None:
+        torch.cuda.set_device(gpu)
         # An exchange that fails raises an error here, too, instead of ending the process.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     try:
         dist.init_process_group(
-            "nccl" if has_own_gpu else "gloo",
+            "gloo" if gpu is None else "nccl",
             store=store,
             rank=rank,
             world_size=count,
@@ -190,7 +201,23 @@ def copy_maker(
         rank: Number of the other one, on which its GPU depends.
     """
     args, kwargs = deepcopy(learner.made_from)
+    make = partial(type(learner), *args, **kwargs)
     if learner.device.type == "cuda":
-        first = learner.device.index or 0
-        kwargs["device"] = f"cuda:{(first + rank) % torch.cuda.device_count()}"
-    return Portable(partial(type(learner), *args, **kwargs), "algorithm")
+        make = partial(_on_gpu, make, (learner.device.index or 0) + rank)
+    return Portable(make, "algorithm")
+
+
+def _on_gpu(make: Callable[..., Any], number: int) -> Any:
+    """A learner on one of the GPUs that this process sees, which lives on whatever machine.
+
+    Raises:
+        ConfigError: If it sees none.
+    """
+    count = torch.cuda.device_count()
+    if not count:
+        raise ConfigError(
+            "runner.gpus_per_learner",
+            "a learner is to use a GPU, and lives where there is none; expected 1 (or a part of "
+            "one), so that it lives where one is reserved for it, or algorithm.device=cpu",
+        )
+    return make(device=f"cuda:{number % count}")

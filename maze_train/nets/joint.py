@@ -11,7 +11,7 @@ from maze_train.spaces.agent_trees import joined, part_of, with_name
 from maze_train.spaces.agents import ACTS, AGENTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from maze_train.distributions.base import Distribution
     from maze_train.types import Tensor, TensorTree
@@ -76,21 +76,23 @@ class AgentsDistribution:
 
         Zeros where actions have none, as those of policies that act at random and never learn.
         """
-        split = torch.split(params, self.param_sizes, dim=-1)
         found = [
             part.log_prob(own, part_of(actions, agent))
             if hasattr(part, "log_prob")
             else own.new_zeros(own.shape[:-1])
-            for (agent, part), own in zip(self.parts.items(), split, strict=True)
+            for (agent, part), own in zip(self.parts.items(), self.split(params), strict=True)
         ]
         return torch.stack(found, dim=-1)
+
+    def split(self, params: Tensor) -> tuple[Tensor, ...]:
+        """The params of every agent, each [..., param_size of the agent]."""
+        return torch.split(params, self.param_sizes, dim=-1)
 
     def _of_each(
         self, params: Tensor, function: Callable[[Any, Tensor], TensorTree]
     ) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        split = torch.split(params, self.param_sizes, dim=-1)
-        for (agent, part), own in zip(self.parts.items(), split, strict=True):
+        for (agent, part), own in zip(self.parts.items(), self.split(params), strict=True):
             found.update(with_name(agent, function(part, own)))
         return found
 
@@ -161,6 +163,13 @@ class JointModel(nn.Module):
         ]
         return params, torch.cat(kept, dim=-1)
 
+    def end_episodes(self, states: Tensor) -> None:
+        """Tell policies which of their episodes ended, by the memories of these, `[k, S]`."""
+        for agent, own in self.states_by_agent(states).items():
+            policy = self._policy(self.agents[agent])
+            if hasattr(policy, "end_episodes"):
+                policy.end_episodes(own)
+
     def _params(
         self, obs: TensorTree, states: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
@@ -175,12 +184,26 @@ class JointModel(nn.Module):
             own = joined([part_of(parts, agent) for agent in agents])
             if getattr(model, "state_size", 0):
                 state = torch.cat([states[agent] for agent in agents])
-                found, state = model.policy_step(own, state)
-                after.update(zip(agents, state.chunk(len(agents)), strict=True))
+                if hasattr(model, "turn_step"):
+                    found, state = model.turn_step(own, state, self._acting(obs, agents))
+                else:
+                    found, state = model.policy_step(own, state)
+                after.update(zip(agents, _of_each_agent(state, agents), strict=True))
             else:
                 found = model.policy_params(own)
-            params.update(zip(agents, found.chunk(len(agents)), strict=True))
+            params.update(zip(agents, _of_each_agent(found, agents), strict=True))
         return torch.cat([params[agent] for agent in self.agents], dim=-1), after
+
+    def _acting(self, obs: TensorTree, agents: Sequence[str]) -> Tensor:
+        """Whether some agents act, one after the other in all environments, `[len(agents) * n]`."""
+        acts, numbers = cast("dict[str, Tensor]", obs)[ACTS].bool(), list(self.agents)
+        return torch.cat([acts[:, numbers.index(agent)] for agent in agents])
 
     def _policy(self, policy: str) -> Any:
         return self.policies[policy]
+
+
+def _of_each_agent(rows: Tensor, agents: list[str]) -> tuple[Tensor, ...]:
+    """The rows of agents that were asked for in one batch."""
+    # Unlike `chunk`, which compares sizes, this can be exported for any number of environments.
+    return rows.reshape(len(agents), -1, rows.shape[-1]).unbind()

@@ -234,6 +234,8 @@ class RowPopulation(Population):
 
     def forget(self, row: int) -> None:
         """Empty the memory of a copy."""
+        if hasattr(self.model, "end_episodes"):
+            self.model.end_episodes(self._state[row])
         self._state[row] = 0.0
 
     def swap(self, i: int, j: int) -> None:

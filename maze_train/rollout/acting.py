@@ -97,8 +97,11 @@ class Actor:
     def forget(self, which: Array) -> None:
         """Empty the memory of environments in which an episode ended, `[n]` bool."""
         if self.state_size and which.any():
+            rows = torch.from_numpy(which).to(self.hidden_state.device)
+            if hasattr(self.model, "end_episodes"):
+                self.model.end_episodes(self.hidden_state[rows])
             self.hidden_state = self.hidden_state.clone()
-            self.hidden_state[torch.from_numpy(which).to(self.hidden_state.device)] = 0.0
+            self.hidden_state[rows] = 0.0
 
 
 def draws(distribution: ActionSampler, deterministic: bool) -> bool:

@@ -46,6 +46,7 @@ class Actors:
 
     Attributes:
         pool: The workers.
+        busy_s: Seconds that the rollouts took which were asked for, summed up.
         slices: Numbers of the actors of each worker.
         envs: The environments of an actor.
         env_observation_space: Observation space of one of them, as the environment has it.
@@ -72,6 +73,7 @@ class Actors:
         can_be_restored: bool | None = None,
     ) -> None:
         self.num_actors, self.num_envs = num_actors, num_envs
+        self.busy_s = 0.0
         count = num_workers or num_actors
         self.slices = [
             range(*bounds) for bounds in pairwise(num_actors * i // count for i in range(count + 1))
@@ -86,7 +88,7 @@ class Actors:
             for i, part in enumerate(self.slices)
         ]
         self.pool = (place or ThisProcess()).pool(makers, names, CALLS)
-        described = self.pool.call_all("describe")
+        described = self.pool.call_new("describe")
         self.envs: ActorEnvs = described[0]
         self.env_observation_space, self.single_action_space = self.envs.spaces
         try:
@@ -150,6 +152,7 @@ class Actors:
 
     def rollout(self, worker: int, collected: CollectedRollout) -> Any:
         """The rollout that a worker collected, or those by policy; views of its slot."""
+        self.busy_s += collected.seconds
         return self._slots[worker][collected.slot].rollout()
 
     def _close_memories(self) -> None:

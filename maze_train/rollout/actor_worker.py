@@ -181,6 +181,9 @@ class CollectedRollout:
     env_s: float
     """Seconds that the environments took."""
 
+    seconds: float
+    """Seconds that it took, with the actions."""
+
     state: dict[str, Any] | None = None
     """State of the actor after it, see `ActorPolicy.returns_states`."""
 
@@ -268,6 +271,7 @@ class ActorWorker:
             actor: Its number.
             slot: Number of the slot.
         """
+        began = time.perf_counter()
         seq_no, collector = self._weights.load(), self._collectors[actor]
         collected, episodes = collector.collect(self._model)
         if isinstance(collected, dict):
@@ -283,6 +287,7 @@ class ActorWorker:
             episodes,
             time.time(),
             collector.env_s,
+            time.perf_counter() - began,
             collector.state_dict() if self._policy.returns_states else None,
         )
 

@@ -135,14 +135,14 @@ class DistributedActors:
         self._settled = [0] * num_actors
         self._has_begun = False
         self._is_acting = [False] * num_actors
-        self._actors = Actors(make_env, num_actors, num_envs, place)
-        self._pool = self._actors.pool
+        self.actors = Actors(make_env, num_actors, num_envs, place)
+        self._pool = self.actors.pool
         self._is_remote = not self._pool.workers
 
     @property
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
-        return self._actors.envs.spaces
+        return self.actors.envs.spaces
 
     @property
     def worker_restarts(self) -> int:
@@ -156,11 +156,11 @@ class DistributedActors:
             model: The model that the learner updates.
             make_model: Builds a model of the same layout, in whatever process.
         """
-        self._actors.begin(model, make_model, self.num_slots, **self._settings)
+        self.actors.begin(model, make_model, self.num_slots, **self._settings)
 
     def publish(self, weights_seq_no: int) -> None:
         """Let actors act with the weights of the learner as they are; see `Actors.publish`."""
-        self._actors.publish(weights_seq_no)
+        self.actors.publish(weights_seq_no)
         self.has_weights = True
 
     def _let_act(self, actor: int) -> None:
@@ -168,7 +168,7 @@ class DistributedActors:
         self._is_acting[actor] = True
         name = f"actors/{actor}/{self._generations[actor]}"
         seeds = self._seed_of(f"{name}/episodes"), self._seed_of(f"{name}/actions")
-        self._actors.set_policy(actor, [seeds])
+        self.actors.set_policy(actor, [seeds])
         if not self._is_remote:
             self._pool.receive(actor)
             return
@@ -217,8 +217,8 @@ class DistributedActors:
                 self._take_turns(count)
         waited_s = time.perf_counter() - started
         taken = [self._queue.popleft() for _ in range(count)]
-        join: Any = locate(JOIN_POLICY_ROLLOUTS) if self._actors.policy.is_split else join_rollouts
-        rollout = join([self._actors.rollout(queued.actor, queued) for queued in taken])
+        join: Any = locate(JOIN_POLICY_ROLLOUTS) if self.actors.policy.is_split else join_rollouts
+        rollout = join([self.actors.rollout(queued.actor, queued) for queued in taken])
         episodes, self._news = self._news, FinishedEpisodes()
         for queued in taken:
             episodes.extend(queued.episodes)
@@ -289,7 +289,7 @@ class DistributedActors:
     def close(self) -> None:
         """End the actors; what is in flight is dropped and counted. Again it does nothing."""
         try:
-            self._actors.close()
+            self.actors.close()
         finally:
             self._count_made()
             self.counts.dropped += self.counts.in_flight
@@ -309,7 +309,7 @@ class DistributedActors:
         return {
             "counts": asdict(self.counts),
             "generations": list(self._generations),
-            "weights": self._actors.writer.state_dict() if self.has_weights else None,
+            "weights": self.actors.writer.state_dict() if self.has_weights else None,
             "collectors": collectors,
             "turn": self._turn,
         }
@@ -324,7 +324,7 @@ class DistributedActors:
         self._made_before = self.counts.made
         self._generations = list(state["generations"])
         if state["weights"] is not None:
-            self._actors.load_weights(state["weights"])
+            self.actors.load_weights(state["weights"])
             self.has_weights = True
         if self._is_remote or state["collectors"] is None:
             self._begin_anew()

@@ -222,6 +222,10 @@ class LeagueModel:
                     after[agent][rows] = torch.where(acts[rows].unsqueeze(1), new, old)
         return params, torch.cat([memory, seats], dim=-1)
 
+    def end_episodes(self, states: Tensor) -> None:
+        """See `JointModel`."""
+        self.model.end_episodes(states[:, : self.model.state_size])
+
     def _drawn(self, seats: Tensor) -> Tensor:
         """The seats, with new ones where episodes begin."""
         begins = (seats[:, 0] == 0).nonzero().squeeze(1)

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from maze_train.nets.actor_critic import ActorCriticModel
+from maze_train.nets.joint import JointModel
 from maze_train.nets.policy_model import PolicyModel
 from maze_train.nets.population import build_population, find_normalizer, row_blocks
 from maze_train.rollout.members import MemberActions, ObservationMoments
@@ -88,7 +89,10 @@ class ModelAgent(PopulationAgent):
 
 
 def acting_part(model: nn.Module) -> nn.Module:
-    """An actor-critic without its critic, and any other model as it is."""
+    """An actor-critic without its critic, also among several agents; others as they are."""
+    if type(model) is JointModel:
+        policies = {key: acting_part(own) for key, own in model.by_policy.items()}
+        return JointModel(policies, model.agents)
     # The exact type: a subclass may act in another way.
     if type(model) is not ActorCriticModel:
         return model

@@ -24,11 +24,20 @@ from maze_train.runners.parts import (
     tell_stop,
 )
 from maze_train.seeding import Seeds
+from maze_train.spaces.agents import agent_spaces
 from maze_train.targets import locate
-from maze_train.tracking.tracker import MetricsWriter, RunInfo, Tracker, build_writers
+from maze_train.tracking.tracker import (
+    EVAL_RETURN,
+    TRAIN_RETURN,
+    MetricsWriter,
+    RunInfo,
+    Tracker,
+    build_writers,
+)
 from maze_train.training.builder import BuildContext, make_builder
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.machine import find_device
+from maze_train.training.metrics import check_selection
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Interruption, Limits, TrainingSummary
 from maze_train.training.services import Contexts, TrainerServices
@@ -293,11 +302,23 @@ class TrainingRunner:
     # -- parts -----------------------------------------------------------------------------------
 
     @property
+    def _agents(self) -> tuple[str, ...]:
+        """Names of the agents, where there are several."""
+        several = agent_spaces(*self.builder.spaces)
+        return several.agents if several else ()
+
+    @property
     def selection_mode(self) -> Literal["max", "min"]:
         """Whether a larger or a smaller value of it is better."""
         return self.config.evaluation.selection_mode(self.builder.selection_metric)
 
     def _build_evaluator(self) -> Evaluator | None:
+        """What judges the policy; the metric that selects the best one is among what it reports.
+
+        Raises:
+            ConfigError: If that is not so, or an evaluator can not be built.
+        """
+        check_selection(self.config.evaluation, self._agents)
         evaluators = self.builder.build_evaluators()
         if self.config.evaluation.evaluators:
             own = locate(OWN_EVALUATORS)(self.config.evaluation, *self.builder.spaces)
@@ -320,6 +341,8 @@ class TrainingRunner:
             dump_dir=run_dir / "policies",
             dump_interval=self.config.evaluation.dump_interval,
             mode=self.selection_mode,
+            may_cancel=bool(self._agents)
+            and self.builder.selection_metric in (EVAL_RETURN, TRAIN_RETURN),
         )
 
     def _contexts(self, run_dir: Path) -> Contexts:

@@ -18,6 +18,7 @@ from maze_train.config.stored import (
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
 from maze_train.errors import RunDirectoryError, one_of
+from maze_train.hub import fetched, is_on_hub
 from maze_train.spaces.agents import agent_spaces
 from maze_train.targets import locate
 from maze_train.training.models import make_model, model_weights, modules_of
@@ -164,7 +165,8 @@ def read_saved_policy(
 
     Args:
         run_dir: Directory of a run, of one of its checkpoints, or of one saved policy
-            (`<run dir>/policies/epoch_<n>`); or `<run dir>@<version>`, see `policy_versions`.
+            (`<run dir>/policies/epoch_<n>`); or `<run dir>@<version>`, see `policy_versions`; or
+            the name of a repository, see `maze_train.hub`.
         trust: Modules that its configuration may name, see `check_trust`, as for the next two.
         own: Settings of the user, who trusts what they name.
         uses: Parts of its configuration that are going to be built.
@@ -206,7 +208,7 @@ def read_source(
         agent: Agent whose policy it is if the run has several; None: the only one.
     """
     run, colon, policy = source.rpartition(":")
-    if not colon or Path(source).exists():
+    if not colon or policy.startswith("//") or Path(source).exists():  # the colon of hf:// is none
         run, policy = source, ""
     saved = read_saved_policy(run, trust, own)
     if not policy and agent is not None and (several := agent_spaces(*saved.spaces)) is not None:
@@ -216,6 +218,8 @@ def read_source(
 
 def _directory_of(run_dir: str | Path) -> Path:
     """The directory of a policy that was named, with its version or without."""
+    if is_on_hub(run_dir):
+        return fetched(str(run_dir))
     path, (run, at, version) = Path(run_dir), str(run_dir).rpartition("@")
     if (path / BEST).is_dir():
         return path / BEST

@@ -11,7 +11,9 @@ import gymnasium
 from gymnasium.vector.utils import batch_space
 
 from maze_train.envs.foreign import make_foreign_env
-from maze_train.errors import MazeTrainError
+from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.errors import EnvError, MazeTrainError
+from maze_train.rollout.actor_pool import Actors
 from maze_train.training.generators import generators_kept
 from maze_train.training.policy_files import TrainedPolicy
 
@@ -37,9 +39,10 @@ N_STEPS = 50
 def speed_notes(
     rows: Sequence[Mapping[str, float]], builder: AlgorithmBuilder[Any], policy: TrainedPolicy
 ) -> Iterator[str]:
-    """The lines about the speed of a run whose environments were stepped by this process.
+    """The lines about the speed of a run.
 
-    What another setting would save is measured with the policy and the environments of the run.
+    What another setting would save is measured with the policy and the environments of the run,
+    unless there are actors: these have both.
 
     Args:
         rows: Metrics of the epochs of this process.
@@ -47,11 +50,18 @@ def speed_notes(
         policy: The policy, on the CPU.
     """
     env_s, collect_s, whole_s = (sum(row.get(name, 0.0) for row in rows) for name in TIMES)
+    source = builder.source
+    if isinstance(source, Actors):
+        if not source.pool.workers:
+            yield from worker_notes(
+                collect_s, whole_s, source.busy_s, len(source.slices), "collected rollouts"
+            )
+        return
     if not env_s:
         return
-    times = builder.env_times()
-    if times is not None:
-        yield from worker_notes(env_s, whole_s, *times)
+    with suppress(EnvError):  # Workers that are gone must not cost a finished training.
+        if isinstance(source, PooledVectorEnv) and not source.envs:
+            yield from worker_notes(env_s, whole_s, source.busy_s(), source.n_workers)
     with suppress(MazeTrainError):  # which must not cost a finished training
         if builder.context.device.type == "cpu":
             yield from policy_notes(collect_s - env_s, whole_s, policy, builder.num_envs)
@@ -101,26 +111,33 @@ def native_notes(env_s: float, whole_s: float, builder: AlgorithmBuilder[Any]) -
         )
 
 
-def worker_notes(waited_s: float, whole_s: float, busy_s: float, n_workers: int) -> Iterator[str]:
+def worker_notes(
+    waited_s: float,
+    whole_s: float,
+    busy_s: float,
+    n_workers: int,
+    work: str = "stepped environments",
+) -> Iterator[str]:
     """The line with which a run in processes ends, where these would better be others.
 
     Args:
         waited_s: Seconds for which the run waited for workers.
         whole_s: Seconds of the run.
-        busy_s: Seconds for which the workers stepped environments, summed up.
+        busy_s: Seconds for which the workers did their work, summed up.
         n_workers: How many there are.
+        work: The work.
     """
     if not is_worth_it(waited_s, whole_s):
         return
     if busy_s < waited_s:
         yield (
             f"runner=dev would be faster: the run waited {waited_s:,.0f} s for workers, which "
-            f"stepped environments for {busy_s:,.0f} s in all"
+            f"{work} for {busy_s:,.0f} s in all"
         )
     elif busy_s < waited_s * n_workers / 2:
         yield (
             "a larger runner.concurrency would pay: while the run waited for them, the "
-            f"{n_workers} workers stepped environments for "
+            f"{n_workers} workers {work} for "
             f"{100 * busy_s / (waited_s * n_workers):.0f} % of the time"
         )
 

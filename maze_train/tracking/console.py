@@ -218,7 +218,8 @@ class _Status:
             lines.append(("time", shares))
         if self.best is not None:
             name = "best return" if self.run.metric == EVAL_RETURN else f"best {self.run.metric}"
-            lines.append((name, f"{readable(self.best[0])} at epoch {self.best[1]:,}"))
+            epoch = int(found.get("best_epoch") or self.best[1])
+            lines.append((name, f"{readable(self.best[0])} at epoch {epoch:,}"))
         if final is not None:
             spread = "" if final_std is None else f" ± {readable(final_std)}"
             lines.append(("final evaluation", readable(final) + spread))

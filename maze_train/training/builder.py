@@ -23,7 +23,7 @@ from maze_train.training.config import (
     EvaluationConfig,
     PolicyConfig,
 )
-from maze_train.training.environments import build_vector_env, close_quietly, times_of
+from maze_train.training.environments import build_vector_env, close_quietly
 from maze_train.training.models import learner_maker, make_model, modules_of
 
 if TYPE_CHECKING:
@@ -336,9 +336,10 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             self._env = actors or context.make_env(self.num_envs)
         return self._env
 
-    def env_times(self) -> tuple[float, int] | None:
-        """Seconds for which workers stepped `env`, summed up, and their number; None: none do."""
-        return times_of(self._env)
+    @property
+    def source(self) -> Any:
+        """The environments, or actors, that collected experience; None: there are none."""
+        return self._env
 
     def close_env(self) -> None:
         """Close `env`; its next use makes new ones."""

@@ -12,30 +12,18 @@ from maze_train.checks import (
     check_fields,
     check_positive,
 )
-from maze_train.errors import ConfigError, did_you_mean, nearest
+from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.nets.config import ModelConfig
 from maze_train.rollout.config import OpponentsConfig
-from maze_train.targets import TARGET, is_target
-
-EVALUATION_METRICS = (
-    "episode_return_mean",
-    "episode_return_std",
-    "episode_return_min",
-    "episode_return_max",
-    "episode_length_mean",
-    "episodes",
-    "success_rate",
-)
-"""Metrics of a `RolloutEvaluator`, each after its prefix."""
-
-
-OPPONENT_METRICS = ("win_rate", "draw_rate", "loss_rate", "return_mean")
-"""Metrics against an opponent, each after `eval/vs_<name>/`."""
-
+from maze_train.targets import TARGET, is_target, locate
 
 SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
 """Metrics, besides losses, of which smaller ones are better."""
+
+
+CHECK_SELECTION = "maze_train.training.metrics.check_selection"
+"""Found where a metric is named that selects the best policy."""
 
 
 RANDOM = "random"
@@ -241,8 +229,9 @@ class EvaluationConfig:
     """Whether the most likely action is taken; false: actions are sampled."""
 
     metric: str = ""
-    """Metric that selects the best policy, such as `eval/episode_return_mean` (the default) or
-    `eval/episode_length_mean`."""
+    """Metric that selects the best policy, such as `eval/episode_length_mean` or
+    `eval/<agent>/episode_return_mean`. Default: `eval/episode_return_mean`; with `opponents`
+    `eval/vs_<name>/return_mean` of the first one."""
 
     mode: Literal["auto", "max", "min"] = "auto"
     """Whether a larger or a smaller metric is better; auto: a smaller one for losses, deviations
@@ -265,7 +254,8 @@ class EvaluationConfig:
         check_fields(self, 1, "interval", "concurrency")
         check_choices(self)
         self._check_opponents()
-        self._check_metric()
+        if self.metric:
+            locate(CHECK_SELECTION)(self)
         for i, node in enumerate(self.evaluators):
             if TARGET not in node:
                 raise ConfigError(f"evaluators[{i}]", "expected the key _target_", node)
@@ -284,21 +274,11 @@ class EvaluationConfig:
             found[name] = absolute_path(key, source) if is_run else source
         self.opponents = found
 
-    def _check_metric(self) -> None:
-        """Refuse a metric that nothing would report, as far as it is known here."""
-        if not self.metric or self.evaluators:
-            return
-        known = [f"eval/{name}" for name in EVALUATION_METRICS] if self.n_episodes else []
-        known += [f"eval/vs_{name}/{key}" for name in self.opponents for key in OPPONENT_METRICS]
-        if self.metric.startswith(("train/", "validation/")) or self.metric in known:
-            return
-        hint = did_you_mean(nearest(self.metric, known, count=1), "", " ")
-        reported = ", ".join(known) or "train/... only, without evaluation episodes"
-        raise ConfigError("metric", f"not reported; {hint}reported: {reported}", self.metric)
-
     @property
     def selection_metric(self) -> str:
         """The metric that selects the best policy, with the default filled in."""
+        if self.opponents and not self.metric:
+            return f"eval/vs_{next(iter(self.opponents))}/return_mean"
         prefix = "eval" if self.n_episodes > 0 else "train"
         return self.metric or f"{prefix}/episode_return_mean"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from maze_train.envs.pooled import PooledVectorEnv
@@ -65,17 +64,6 @@ def build_vector_env(
         can_be_restored=can_be_restored,
         first_env=first_env,
     )
-
-
-def times_of(env: Any) -> tuple[float, int] | None:
-    """Seconds for which workers stepped environments, summed up, and their number.
-
-    None: this process does, or they are gone, which must not cost a finished training.
-    """
-    with suppress(EnvError):
-        if isinstance(env, PooledVectorEnv) and not env.envs:
-            return env.busy_s(), env.n_workers
-    return None
 
 
 def close_quietly(env: Any) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import check_one_of
 from maze_train.errors import ConfigError, did_you_mean, nearest
-from maze_train.notices import warn
+from maze_train.notices import tell, warn
 from maze_train.rollout.episodes import TrainingEpisodeEvents
 
 if TYPE_CHECKING:
@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.types import Tensor
+
+
+SAME_SCORE = (
+    "note: the first two policies have the same mean return. Where agents play against each other "
+    "what one gains another one loses: while scores are equal, the newest policy counts as the "
+    "best one. evaluation.opponents={random: random} tells policies apart"
+)
 
 
 class ModelSelectionBase(ABC):
@@ -41,6 +48,8 @@ class BestModelSelection(ModelSelectionBase):
         dump_dir: Where `epoch_<n>` directories of regular dumps go.
         dump_interval: Updates of the score from one regular dump to the next; 0: none.
         mode: `max` if larger scores are better, `min` if smaller ones are.
+        may_cancel: Whether the score is a mean over agents. Where these play against each other it
+            may be the same for all policies, so of equal scores the last one stays then.
     """
 
     def __init__(
@@ -52,6 +61,7 @@ class BestModelSelection(ModelSelectionBase):
         dump_dir: Path | None = None,
         dump_interval: int = 0,
         mode: str = "max",
+        may_cancel: bool = False,
     ) -> None:
         check_one_of("mode", mode, ("max", "min"))
         self.model = model
@@ -67,6 +77,7 @@ class BestModelSelection(ModelSelectionBase):
         self._dump_dir = dump_dir
         self._dump_interval = dump_interval
         self._sign = 1.0 if mode == "max" else -1.0
+        self._may_cancel = may_cancel
 
     def update(self, score: float, epoch: int = 0) -> bool:
         """Take in the score of the current policy; returns whether it is the best so far."""
@@ -74,7 +85,11 @@ class BestModelSelection(ModelSelectionBase):
         self.updates_since_best += 1
         is_best = self._is_best(score)
         if is_best:
-            self.best_score, self.best_epoch, self.updates_since_best = score, epoch, 0
+            self.updates_since_best = 0
+        elif self._may_cancel and score == self.best_score and self.updates == 2:
+            tell(SAME_SCORE)
+        if is_best or (self._may_cancel and score == self.best_score):
+            self.best_score, self.best_epoch = score, epoch
             self._best_weights = copy_of_weights(self.model)
             self._write(self._best_dir, self._best_weights, score, epoch)
         if self._dump_interval and self._dump_dir and self.updates % self._dump_interval == 0:

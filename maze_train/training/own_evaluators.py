@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from maze_train.errors import ConfigError
 from maze_train.targets import build_target
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.policy_files import TrainedPolicy
@@ -32,6 +33,7 @@ class OwnEvaluator(Evaluator):
 
     Args:
         evaluator: The evaluator.
+        key: Where the settings name it.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
     """
@@ -39,10 +41,11 @@ class OwnEvaluator(Evaluator):
     def __init__(
         self,
         evaluator: Evaluator,
+        key: str,
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
     ) -> None:
-        self._evaluator = evaluator
+        self._evaluator, self._key = evaluator, key
         self._spaces = observation_space, action_space
         # Its state and its end are its own.
         self.state_dict = evaluator.state_dict  # type: ignore[method-assign]
@@ -50,8 +53,20 @@ class OwnEvaluator(Evaluator):
         self.close = evaluator.close  # type: ignore[method-assign]
 
     def evaluate(self, policy: Any) -> dict[str, float]:
-        """The metrics of the evaluator."""
-        return self._evaluator.evaluate(JudgedPolicy(policy, *self._spaces))
+        """The metrics of the evaluator, as plain numbers.
+
+        Raises:
+            ConfigError: If one is no number.
+        """
+        found = self._evaluator.evaluate(JudgedPolicy(policy, *self._spaces))
+        metrics = {}
+        for name, value in found.items():
+            try:
+                metrics[name] = float(value.item() if hasattr(value, "item") else value)
+            except (TypeError, ValueError, RuntimeError) as error:
+                problem = f"evaluate() gave {value!r} for {name}; expected a number"
+                raise ConfigError(self._key, problem) from error
+        return metrics
 
 
 def own_evaluators(
@@ -69,11 +84,10 @@ def own_evaluators(
     Raises:
         ConfigError: If one can not be built, or is none.
     """
+    named = {f"evaluation.evaluators[{i}]": node for i, node in enumerate(config.evaluators)}
     return [
         OwnEvaluator(
-            build_target(node, key=f"evaluation.evaluators[{i}]", kind=Evaluator),
-            observation_space,
-            action_space,
+            build_target(node, key=key, kind=Evaluator), key, observation_space, action_space
         )
-        for i, node in enumerate(config.evaluators)
+        for key, node in named.items()
     ]

@@ -35,6 +35,7 @@ from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
 from maze_train.spaces.masks import mask_layout
 from maze_train.spaces.serialize import MAX_NUMBERS, space_from_dict, space_to_dict
 from maze_train.spaces.tensors import as_tensors
+from maze_train.targets import locate
 from maze_train.types import tree_leaves, tree_map
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
 WEIGHTS, SPACES, CONFIG, SCORE = "policy.pt", "spaces.json", "config.yaml", "score.json"
 DIGEST = "sha256"
 MAX_WEIGHTS_NBYTES = 1 << 32
+
+EXPORT_POLICY = "maze_train.export.policies.export_policy"
+"""Found where a policy is exported."""
 
 
 class PolicyWriter:
@@ -312,6 +316,20 @@ class TrainedPolicy:
             for (key, part), own in zip(family.parts.items(), family.split(params), strict=True)
         }
         return found.get("", found)
+
+    def export(self, output: str | Path, format: str = "onnx", **options: Any) -> Any:
+        """Write one file that acts without this package, see `maze_train.export_policy`.
+
+        Args:
+            output: The file.
+            format: `onnx`, `torchscript` or `torch_export`.
+            **options: `env`, an environment in which file and policy are compared, and `agent`, of
+                several agents the one whose policy it is.
+
+        Returns:
+            An `Export`: path, inputs, outputs, and what the comparison found.
+        """
+        return locate(EXPORT_POLICY)(self, output, format, **options)
 
     def _read(self, observation: Any) -> tuple[TensorTree, bool]:
         """A batch of observations, and whether it was given as one."""

@@ -241,6 +241,10 @@ class WorkerPool(ABC):
             raise
         return self.receive_all()
 
+    def call_new(self, method: str) -> list[Any]:
+        """`call_all` of workers that were just made, which may be made once more."""
+        return self.call_all(method)
+
     def receive_all(self) -> list[Any]:
         """The result of the oldest call of every worker, in the order of the workers.
 

@@ -58,6 +58,12 @@ class RayPlace(RemotePlace):
     has_learners: bool = False
     """Whether the workers are learners, for whom room is reserved besides."""
 
+    section: str = "runner"
+    """Section of the settings that give these, for messages."""
+
+    remedy: str = "runner.n_workers, runner.cpus_per_worker or runner.placement=PACK"
+    """What to change where there is no room."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_of("placement", self.placement, PLACEMENTS)
@@ -72,6 +78,11 @@ class RayPlace(RemotePlace):
             return available_cores()
         free: float = locate(SESSION_FOR)(self).free_cpus(self)
         return max(1, int(free / self.cpus_per_worker))
+
+    @property
+    def has_own_gpus(self) -> bool:
+        """Whether a whole GPU is reserved for each worker."""
+        return self.gpus_per_worker >= 1
 
     def pool(
         self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]

@@ -38,6 +38,8 @@ NEWS_S = 0.2
 PULSE_S = 5.0
 """Seconds that a worker that lives may take to say so."""
 
+MACHINE_LOST = "its machine is lost, or can not be reached"
+
 REMEDY = (
     "every machine needs this module: set runner.working_dir to the folder of your modules (it is "
     "sent along), or install it there"
@@ -78,6 +80,7 @@ class RayPool(RemotePool):
         self._published: dict[int, Any] = {}
         self._links: list[list[Span]] = [[] for _ in make_workers]
         self._steps_before = [0] * len(make_workers)
+        self._new = ""  # method that is called of workers which were just made
         self._actors: list[RemoteActor] = []
         try:
             self.host = session.host
@@ -117,6 +120,14 @@ class RayPool(RemotePool):
         sent = [span for span in self._links[index] if span[0] in actor.memories]
         actor.call(method, content, numbers, sent)
 
+    def call_new(self, method: str) -> list[Any]:
+        """Call a method of every worker; where its machine is lost, it is made on another one."""
+        self._new = method
+        try:
+            return self.call_all(method)
+        finally:
+            self._new = ""
+
     def _given(self, index: int, memory: Any) -> int:
         """The number of a piece of memory that a worker gets, with what was published of it."""
         number = id(memory)  # of what this pool keeps
@@ -152,8 +163,13 @@ class RayPool(RemotePool):
 
     def receive(self, index: int) -> Any:
         """The result of the oldest call of a worker; one that hangs is killed."""
-        actor = self._actors[index]
-        reply = actor.receive(self._calls, self.timeout_s)
+        try:
+            reply = self._actors[index].receive(self._calls, self.timeout_s)
+        except WorkerFailedError as failure:
+            if not (self._new and self.may_restart and MACHINE_LOST in failure.text):
+                raise
+            self.restart(failure.with_traceback(None), failure.text, "and begins")
+            return self.ask(index, self._new)
         fill(reply.written, self._memories)
         return None if reply.result is None else pickle.loads(reply.result)
 
@@ -331,13 +347,11 @@ class RemoteActor:
         if not self._is_made():
             what = calls.get(BUILDING, BUILDING)
         self.kill()
-        told = " ".join(str(error).split())
+        told, unreachable = " ".join(str(error).split()), self._ray.exceptions.ActorUnavailableError
         if getattr(error, "_actor_init_failed", False):
             how = f"{told.rpartition(' ^')[2].lstrip('^ ')}: {REMEDY}"
-        elif "its node has died" in told:
-            how = "its machine is gone"
-        elif isinstance(error, self._ray.exceptions.ActorUnavailableError):
-            how = "its process or machine can not be reached"
+        elif "its node has died" in told or isinstance(error, unreachable):
+            how = MACHINE_LOST
         else:
             how = "its process ended; was memory exhausted?"
         return WorkerFailedError(self.index, f"{self.name} died in {what} ({how})")

@@ -62,10 +62,11 @@ class RaySession:
             context = self.ray.init(**settings)
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(
-                "runner.address",
+                f"{place.section}.address",
                 f"can not connect to Ray ({str(error).splitlines()[0]}): expected local, which "
                 "starts Ray on this machine, or the address of a cluster that runs (auto: that of "
-                "this machine, or of RAY_ADDRESS)",
+                "this machine, or of RAY_ADDRESS); if that has a token, it is needed in "
+                "~/.ray/auth_token",
                 place.address,
             ) from error
         resources = self.ray.cluster_resources()
@@ -131,8 +132,8 @@ class RaySession:
         if not self.ray.wait([ready], timeout=max(0.0, deadline - time.monotonic()))[0]:
             raise WorkerError(
                 f"the cluster has no room for {asked} within worker_timeout_s = "
-                f"{place.timeout_s:g} seconds; {self._room()}: ask for less with runner.n_workers, "
-                "runner.cpus_per_worker or runner.placement=PACK, or add machines"
+                f"{place.timeout_s:g} seconds; {self._room()}: ask for less with "
+                f"{place.remedy}, or add machines"
             )
         return group
 

@@ -70,6 +70,11 @@ class RemotePlace:
     ) -> WorkerPool:
         """A pool of workers, see `Place`."""
 
+    @property
+    def has_own_gpus(self) -> bool:
+        """Whether each worker has a GPU that nobody else has, on whatever machine."""
+        return False
+
     def for_learners(self) -> Self:
         """This place."""
         return self

@@ -73,7 +73,7 @@ class TaskQueue(Generic[Result]):
         self._again: list[int] = []
         self._raises: Counter[int] = Counter()
         self._deaths: Counter[int] = Counter()
-        described = pool.call_all("describe")
+        described = pool.call_new("describe")
         self.spaces: tuple[Any, Any] = described[0]
         try:
             for index, spaces in enumerate(described):

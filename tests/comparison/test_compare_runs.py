@@ -13,7 +13,9 @@ from run_files import RETURN, write_run
 
 from maze_train import Comparison, compare_runs
 from maze_train.comparison.compare import MAX_ROWS, drawn_groups
-from maze_train.comparison.picture import COLORS, draw_comparison
+from maze_train.comparison.picture import COLORS, N_POINTS, draw_comparison
+from maze_train.comparison.runs import algorithm_name, task_name
+from maze_train.comparison.table import markdown_table
 from maze_train.config.sweep_jobs import JobRecord, read_jobs, write_jobs
 from maze_train.errors import ConfigError, RunDirectoryError
 
@@ -54,6 +56,34 @@ def test_the_figures_of_a_group(tmp_path: Path) -> None:
     assert (row["reached"], row["steps_to_threshold"]) == (2, 1e3)
 
 
+def cut(run: Path, first: int = 1, column: str = "") -> None:
+    """Take the first rows of a run away, and the values of a column."""
+    head, *rows = (run / "metrics.csv").read_text().splitlines()
+    number = head.split(",").index(column) if column else -1
+    kept = [row.split(",") for row in rows[first - 1 :]]
+    lines = [",".join("" if i == number else x for i, x in enumerate(row)) for row in kept]
+    (run / "metrics.csv").write_text("\n".join([head, *lines, ""]))
+
+
+def test_runs_of_different_lengths(tmp_path: Path) -> None:
+    """Medians of two runs lie between them; values that are not finite are left out."""
+    write_run(tmp_path / "0", [9.0])
+    write_run(tmp_path / "1", [math.nan, 1.0, 9.0, math.nan], seed=1)
+    (row,) = compared(tmp_path, threshold=5).rows
+    assert (row["env_steps"], row["wall_time_s"]) == (2e3, 20)
+    assert (row["steps_to_threshold"], row["seconds_to_threshold"]) == (2e3, 20)
+    assert (row["final_mean"], row["best_mean"]) == (9.0, 9.0)
+
+
+def test_runs_without_times(tmp_path: Path) -> None:
+    """They are compared by steps, and drawn so."""
+    cut(write_run(tmp_path / "0", [1.0, 2.0]), column="time/total_s")
+    comparison = compared(tmp_path)
+    assert math.isnan(comparison.rows[0]["wall_time_s"])
+    figure = draw_comparison(comparison.groups, {("ppo",): "PPO"}, RETURN, "steps")
+    assert [len(axes.lines) for axes in figure.axes] == [1, 0]
+
+
 def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
     """There is no median then; how many reached it is told."""
     for seed, value in enumerate((1.0, 9.0)):
@@ -61,7 +91,8 @@ def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
     comparison = compared(tmp_path, threshold=5)
     assert comparison.rows[0]["reached"] == 1
     assert math.isnan(comparison.rows[0]["steps_to_threshold"])
-    assert "1 of 2" in str(comparison)
+    (shown,) = comparison.sections()["CartPole-v1"]
+    assert [shown[name] for name in ("reached 5", "at step", "after")] == ["1 of 2", "-", "-"]
     (line,) = table(tmp_path)
     assert line["steps_to_threshold"] == ""
 
@@ -69,7 +100,8 @@ def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
 def test_settings_that_differ_are_columns(tmp_path: Path) -> None:
     """Those of one algorithm in one environment, but for seeds and what is only written."""
     for i, lr in enumerate((0.0123456, 0.001, 0.0123456)):
-        write_run(tmp_path / f"a{i}", [i], seed=i, algorithm__lr=lr, tracking__plot=i == 0)
+        written = {"tracking__plot": i == 0, "checkpoint__interval": i}
+        write_run(tmp_path / f"a{i}", [i], seed=i, algorithm__lr=lr, **written)
     write_run(tmp_path / "b", [5], algorithm="a2c", total_steps=7)
     comparison = compared(tmp_path)
     assert comparison.settings == ["algorithm.lr"]
@@ -77,6 +109,10 @@ def test_settings_that_differ_are_columns(tmp_path: Path) -> None:
     assert found == [("a2c", "0.0007", 1), ("ppo", "0.001", 1), ("ppo", "0.0123456", 2)]
     assert "  ppo             0.01235     2" in str(comparison)
     assert len(compared(tmp_path, ignore=["algorithm"]).groups) == 2
+    assert len(compared(tmp_path, ignore=["algorithm.l"]).groups) == 3  # no setting, nor a section
+    rows = compared(tmp_path, bounds={"CartPole-v1": [0, 1]}).rows
+    assert [row["algorithm.lr"] for row in rows[3:]] == ["0.0007", "0.001", "0.0123456"]
+    assert markdown_table([{"a": "x|y"}])[-1] == "| x\\|y |"
 
 
 def test_several_environments(tmp_path: Path) -> None:
@@ -95,6 +131,8 @@ def test_several_environments(tmp_path: Path) -> None:
     assert list(comparison.sections()) == ["CartPole-v1", "Pendulum-v1", "all environments"]
     reached = [row.get("reached") for row in compared(tmp_path, threshold={"CartPole-v1": 50}).rows]
     assert reached == [0, 2, None]
+    compared(tmp_path, threshold={"Pendulum-v1": -150})
+    assert [row["reached"] for row in table(tmp_path)] == ["", "", "1"]
     for wrong in ({"bounds": {"X": [0, 1]}}, {"threshold": {"X": 1}}):
         with pytest.raises(ConfigError, match=r" = 'X': no run is in this environment; "):
             compared(tmp_path, **wrong)
@@ -132,10 +170,35 @@ def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
         assert all(reason in text for reason in reasons.values())
     assert [row["runs"] for row in comparison.rows] == [1]
     assert [row["seeds"] for row in compared(tmp_path, unfinished=True).rows] == ["0 1 3 2"]
-    with pytest.raises(
-        RunDirectoryError, match=r"none of these runs can be compared:\n.*\nunfinished=true"
-    ):
-        compared(tmp_path, "empty")
+    message = r"none of these runs can be compared:\n.* is missing"
+    for unfinished, remedy in ((False, r"\nunfinished=true counts .*"), (True, "")):
+        with pytest.raises(RunDirectoryError, match=f"{message}{remedy}$"):
+            compared(tmp_path, "empty", unfinished=unfinished)
+
+
+def test_a_run_without_a_summary(tmp_path: Path) -> None:
+    """It counts where none is wanted."""
+    write_run(tmp_path / "a", [1.0], stop_reason=None, tracking__summary=False)
+    assert compared(tmp_path).left_out == []
+
+
+@pytest.mark.parametrize(
+    ("target", "algorithm"),
+    [("maze_train.algorithms.ppo.config.PPO", "ppo"), ("my_package.mine.Own", "Own")],
+)
+@pytest.mark.parametrize(
+    ("env", "dataset", "task"),
+    [
+        ({"id": "CartPole-v1"}, "data/x", "CartPole-v1"),
+        ({"_target_": "my_envs.Maze"}, None, "Maze"),
+        ({"id": None}, "data/x", "data/x"),
+        ({"id": None}, {"_target_": "my_data.recorded", "key": 1}, "my_data.recorded"),
+    ],
+)
+def test_names_of_runs(target: str, algorithm: str, env: Any, dataset: Any, task: str) -> None:
+    """Of the algorithm, and of the environment or the data."""
+    assert algorithm_name({"_target_": target}) == algorithm
+    assert task_name({"env": env, "runner": {"dataset": dataset}}) == task
 
 
 def test_where_runs_are_found(tmp_path: Path) -> None:
@@ -178,7 +241,7 @@ def test_jobs_of_a_sweep(tmp_path: Path) -> None:
     assert [job.run_dir for job in jobs] == [str(sweep / "0"), str(elsewhere), *failed]
     assert [job.objective for job in jobs[:2]] == [1.0, 0.1 + 0.2]
     assert "\n2,seed=2,2,," in (sweep / "jobs.csv").read_text()
-    comparison = compared(tmp_path, "a sweep", "elsewhere")
+    comparison = compared(tmp_path, "a sweep", "elsewhere", "a *")  # each once
     assert comparison.rows[0]["seeds"] == "1 0 5"
     assert [(left.name, left.reason) for left in comparison.left_out] == [
         ("a sweep: job 3 (seed=x)", "seed = 'x': expected an integer"),
@@ -197,6 +260,8 @@ def test_the_metric(tmp_path: Path) -> None:
         "train/episode_return_mean",
         3.0,
     )
+    write_run(tmp_path / "c", [3.0], seed=2)
+    assert compared(tmp_path).metric == RETURN
     write_run(tmp_path / "b", [3.0, 1.0, 2.0], metric="train/value_loss", seed=1)
     assert compared(tmp_path, "b", metric="train/value_loss").rows[0]["best_mean"] == 1.0
     with pytest.raises(
@@ -264,6 +329,8 @@ def test_the_picture(tmp_path: Path) -> None:
     assert mean.get_xydata().tolist() == [[1e3, 1.0], [2e3, 3.0]]
     assert by_time.lines[3].get_xdata()[-1] == 20.0
     assert by_time.get_xlabel() == "wall time (s)"
+    edges = by_steps.collections[0].get_paths()[0].vertices[:, 1]
+    assert (edges.min(), edges.max()) == (0.0, 4.0)
     assert (len(by_steps.collections), by_steps.get_title(loc="left")) == (1, "CartPole-v1")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PPO", "A2C"]
     assert "matplotlib.pyplot" not in sys.modules
@@ -280,25 +347,65 @@ def test_a_picture_of_many_groups(tmp_path: Path) -> None:
     assert len(comparison.rows) == n
 
 
+@pytest.mark.parametrize(
+    ("lengths", "unit"), [((3, 11), "s"), ((12,), "min"), ((719,), "min"), ((720,), "h")]
+)
+def test_the_unit_of_time(tmp_path: Path, lengths: tuple[int, ...], unit: str) -> None:
+    """The largest of which the longest run has two."""
+    for i, length in enumerate(lengths):
+        write_run(tmp_path / str(i), [1.0] * length, seed=i)
+    groups = compared(tmp_path).groups
+    figure = draw_comparison(groups, {("ppo",): "PPO", ("a2c",): "no runs"}, RETURN, "steps")
+    assert figure.axes[1].get_xlabel() == f"wall time ({unit})"
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PPO"]
+
+
+@pytest.mark.parametrize(
+    ("first", "length", "expected"),
+    [(2, 4, (2e3, 4e3, 3)), (3, 2, None), (1, 205, (1e3, 205e3, N_POINTS))],
+)
+def test_where_the_mean_of_runs_is_drawn(
+    tmp_path: Path, first: int, length: int, expected: tuple[float, ...] | None
+) -> None:
+    """From the last beginning to the first end, at not too many places."""
+    write_run(tmp_path / "0", [1.0] * length)
+    cut(write_run(tmp_path / "1", [2.0] * max(length, 5), seed=1), first)
+    groups = compared(tmp_path).groups
+    by_steps = draw_comparison(groups, {("ppo",): "PPO"}, RETURN, "steps").axes[0]
+    if expected is None:  # they have no step in common
+        assert (len(by_steps.lines), len(by_steps.collections)) == (2, 0)
+        return
+    steps = by_steps.lines[2].get_xdata()
+    assert (steps[0], steps[-1], len(steps)) == expected
+
+
 @pytest.mark.parametrize(("mode", "worst"), [("max", "0.1"), ("min", "2.1")])
 def test_the_worst_of_many_is_not_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, worst: str
 ) -> None:
-    """By the mean rank over environments; smaller values may be the better ones."""
+    """By the mean rank of last values over environments; smaller values may be the better ones."""
     for env, values in (("CartPole-v1", (1.0, 2.0, 3.0)), ("Acrobot-v1", (0.5, 2.0, 3.0))):
         for i, value in enumerate(values):
-            write_run(tmp_path / f"{env}{i}", [value], env=env, algorithm__lr=0.1 + i)
-    comparison = compared(tmp_path)
+            curve = [9.0 - 9.0 * i, value]
+            write_run(tmp_path / f"{env}{i}", curve, env=env, algorithm__lr=0.1 + i)
+    labels: list[list[str]] = []
+
+    def draw(groups: Any, drawn: Any, *names: str) -> Any:
+        labels.append([name[1] for name in drawn])
+        return draw_comparison(groups, drawn, *names)
+
     monkeypatch.setattr("maze_train.comparison.compare.COLORS", COLORS[:2])
-    drawn = [name[1] for name in drawn_groups(comparison, mode)]
-    assert len(drawn) == 2
-    assert worst not in drawn
+    monkeypatch.setattr("maze_train.comparison.compare.draw_comparison", draw)
+    compared(tmp_path, mode=mode)
+    assert len(labels[0]) == 2
+    assert worst not in labels[0]
 
 
 def test_a_long_table_is_cut(tmp_path: Path) -> None:
     """On the screen; the file has all rows."""
     for i in range(MAX_ROWS + 2):
         write_run(tmp_path / str(i), [float(i)], algorithm__lr=0.1 + i)
+    assert " more in " not in str(compared(tmp_path, *map(str, range(MAX_ROWS))))
     text = str(compared(tmp_path))
     assert sum(line.startswith("  ppo") for line in text.splitlines()) == MAX_ROWS
     assert f"  and 2 more in {tmp_path / 'out/comparison.csv'}" in text

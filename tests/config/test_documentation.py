@@ -19,6 +19,8 @@ from maze_train.config.documentation import (
     render_table,
     render_yaml,
 )
+from maze_train.config.export_config import ExportConfig, load_export_config
+from maze_train.config.push_config import PushConfig, load_push_config
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.config.search_config import SearchConfig, load_search_config
@@ -89,6 +91,12 @@ def test_generated_yaml_holds_the_defaults() -> None:
         if path.stem == "compare":
             assert defaults == ["_self_"]
             assert load_compare_config({**content, "runs": "a"}) == CompareConfig(runs=["a"])
+        elif path.stem == "export":
+            assert defaults == ["_self_"]
+            assert load_export_config({**content, "run": "a"}) == ExportConfig(run="a")
+        elif path.stem == "push":
+            given = {"run": "a", "repo_id": "me/a"}
+            assert load_push_config({**content, **given}) == PushConfig(**given)
         elif path.stem == "search":
             assert defaults == ["train", {"search": None}, "_self_"]
             ranges = {"search": {"seed": [1]}}

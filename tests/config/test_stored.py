@@ -92,6 +92,13 @@ def test_what_a_trusted_module_has_from_elsewhere_is_not_trusted(path: str, note
     assert note in refused(path, ["own_stored"])
 
 
+def test_what_a_script_defines_is_to_be_passed() -> None:
+    """It may be trusted as well, where the same script runs."""
+    told = "env._target_ = __main__.Own (of the script that was run: pass it, as in train(env=..., "
+    assert told in refused("__main__.Own", ["own_stored"])
+    assert refused("__main__.Own", ["__main__"]) == ""
+
+
 def test_a_trust_that_is_stored_counts_for_nothing(run_dir: str) -> None:
     """It is the user who trusts."""
     with pytest.raises(ConfigError, match="trust=\\[own_stored\\]"):

@@ -13,6 +13,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -60,15 +61,16 @@ from maze_train.errors import ConfigError, TrainingError, WorkerError
 from maze_train.events import Statistics
 from maze_train.learner.config import Freeze, LearnerGroupConfig, Progress
 from maze_train.learner.group import LearnerGroup
-from maze_train.learner.others import check_gpus
+from maze_train.learner.others import are_apart, check_gpus
 from maze_train.learner.part import Part
 from maze_train.learner.shard import Shard, own_rows, shard_rows
 from maze_train.learner.steps import LearnerEvents, statistics_of
-from maze_train.learner.worker import ProcessModes
+from maze_train.learner.worker import ProcessModes, copy_maker
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.soft_actor_critic import build_soft_actor_critic
 from maze_train.types import Sequences
+from maze_train.workers.ray_place import RayPlace
 from maze_train.workers.remote import LocalProcesses
 
 slow = pytest.mark.slow
@@ -657,6 +659,29 @@ def test_what_several_learners_refuse(monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with pytest.raises(ConfigError, match=r"runner.start_method = 'fork': several learners"):
         group.update(make_data(), Progress())
+
+
+def test_learners_elsewhere_have_their_own_gpus(monkeypatch):
+    """Those of the machine on which they live count, and no two may be the same for NCCL."""
+    first = SimpleNamespace(device=torch.device("cuda:1"), made_from=((), {"device": "cuda:1"}))
+    makers = [copy_maker(first, rank) for rank in (1, 2)]
+    for count, expected in ((1, ["cuda:0", "cuda:0"]), (4, ["cuda:2", "cuda:3"])):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda count=count: count)
+        assert [maker.value().device for maker in makers] == expected
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(ConfigError, match=r"runner\.gpus_per_learner: a learner is to use a GPU"):
+        makers[0].value()
+    assert [are_apart(gpus) for gpus in (["a", "b"], ["a", "a"], ["a", None])] == [
+        True,
+        False,
+        False,
+    ]
+    learner = LineLearner(make_module())
+    learner.device = torch.device("cuda:0")
+    settings = LearnerGroupConfig(n_learners=3, device="cuda")
+    with pytest.raises(ConfigError, match="3 learners need a GPU each, and there are 0"):
+        LearnerGroup(learner, settings, RayPlace())
+    LearnerGroup(learner, settings, RayPlace(gpus_per_learner=1))
 
 
 @slow

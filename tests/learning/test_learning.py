@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from cases import everyday
 from goal_envs import PointToGoal
 from gymnasium import spaces
 
-from maze_train import MultiAgentEnv, Turn, train
+from maze_train import Callback, MultiAgentEnv, Turn, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -148,6 +149,44 @@ class Hints(MultiAgentEnv):
         return Turn({}, both, terminated=self.possible_agents)
 
 
+class Rochambeau(MultiAgentEnv):
+    """Rock, paper, scissors, in which a rock that wins gets as many points as one says.
+
+    Equilibrium: each as often where that is 1, else 1/4, 1/2, 1/4 with 2.
+    """
+
+    possible_agents = ("left", "right")
+
+    def __init__(self, rock: float) -> None:
+        self.gains = np.array([[0, -1, rock], [1, 0, -1], [-rock, 1, 0]])
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(0.0, 1.0, (1,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        return Turn({agent: np.ones(1, np.float32) for agent in self.possible_agents})
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        gain = float(self.gains[int(actions["left"]), int(actions["right"])])
+        obs = self.reset().obs
+        return Turn(obs, {"left": gain, "right": -gain}, terminated=self.possible_agents)
+
+
+class Probabilities(Callback):
+    """Notes the policy `main` after each update."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_update_end(self, run: Any) -> None:
+        with torch.no_grad():
+            logits = run.model.by_policy["main"].policy_params(torch.ones(1, 1))
+        self.seen.append(logits.softmax(-1)[0].numpy())
+
+
 def learn(tmp_path: Path, env: Any, algorithm: dict[str, Any], **overrides: Any) -> Any:
     """Train on an environment with a fixed seed."""
     settings: dict[str, Any] = {
@@ -228,6 +267,35 @@ def test_agents_find_a_language(tmp_path: Path, algorithm: dict[str, Any], steps
     policies = {agent: {"agents": [agent]} for agent in Hints.possible_agents}
     result = learn(tmp_path, Hints, algorithm, total_steps=steps, policies=policies)
     assert result.best_metric == 1.0
+
+
+@pytest.mark.parametrize(
+    ("rock", "equilibrium"),
+    [
+        pytest.param(1.0, [1 / 3, 1 / 3, 1 / 3], id="1", marks=pytest.mark.exhaustive),
+        pytest.param(2.0, [0.25, 0.5, 0.25], id="2"),
+    ],
+)
+def test_self_play_is_an_equilibrium_on_average(
+    tmp_path: Path, rock: float, equilibrium: list[float]
+) -> None:
+    """Each policy can be exploited, and is; over all updates they play the best mixture."""
+    policies = Probabilities()
+    learn(
+        tmp_path,
+        lambda: Rochambeau(rock),
+        {**PPO, "n_rollout_steps": 16, "batch_size": 64, "entropy_coef": 0.1, "epoch_length": 2},
+        policies={
+            "main": {"agents": ["left", "right"], "opponents": {"add_every": 1, "keep": 1000}}
+        },
+        evaluation={"n_episodes": 0},
+        callbacks=[policies],
+        model={"hidden_sizes": [8]},
+        total_steps=12_000,
+    )
+    found = np.stack(policies.seen)
+    assert (found.max(0) > equilibrium + np.full(3, 0.2)).all()
+    np.testing.assert_allclose(found.mean(0), equilibrium, atol=0.06)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@ from maze_train.envs.slots import EpisodeError
 from maze_train.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.joint import JointModel
+from maze_train.nets.joint_population import JointPopulation
 from maze_train.rollout.agents import PolicyAgent, RandomAgent, UniformPolicy
-from maze_train.rollout.population import ModelAgent
+from maze_train.rollout.population import ModelAgent, acting_part
 from maze_train.rollout.slot_agent import EpisodeTask
 from maze_train.training.policy_files import TrainedPolicy
 
@@ -301,6 +303,20 @@ def test_models_act_as_they_are(policy):
     frozen = model_for(WalkEnv, policy).requires_grad_(False)
     np.testing.assert_array_equal(ModelAgent(frozen, 3).act(3, slots), expected)
     assert slots.single_action_space.contains(expected[0])
+
+
+def test_critics_of_several_agents_are_left_out():
+    """What is left acts the same, with the same weights, and copies are computed side by side."""
+    seen = spaces.Box(-1.0, 1.0, (3,), np.float32)
+    own = build_actor_critic(ModelConfig(hidden_sizes=[6]), seen, spaces.Discrete(4), seed=3)
+    model = JointModel({"a": own}, {"left": "a", "right": "a"})
+    part = acting_part(model)
+    assert JointPopulation.fits(part)
+    assert not hasattr(part.by_policy["a"], "critic")
+    left = {id(weight) for weight in part.parameters()}
+    assert left < {id(weight) for weight in model.parameters()}
+    obs = {f"agents/{agent}": torch.rand(5, 3) for agent in model.agents}
+    assert torch.equal(part.policy_params(obs), model.policy_params(obs))
 
 
 @pytest.mark.parametrize(

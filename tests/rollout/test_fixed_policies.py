@@ -9,9 +9,11 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from maze_train.errors import ConfigError
 from maze_train.nets.joint import JointModel
-from maze_train.rollout.acting import chosen_actions, draws, env_actions
+from maze_train.rollout.acting import Actor, chosen_actions, draws, env_actions
 from maze_train.rollout.fixed_policies import own_policy, random_policy
+from maze_train.rollout.league import LeagueModel
 from maze_train.spaces.agent_trees import part_of
 from maze_train.spaces.describe import unflatten_value
 
@@ -94,3 +96,90 @@ class Replay:
         assert observation["y"] == self._seen % 3
         self._seen += 1
         return next(self.actions)
+
+
+class CountsTurns:
+    """Acts with the number of its turns since it was reset."""
+
+    made = 0
+
+    def __init__(self, observation_space: Any, action_space: Any) -> None:
+        CountsTurns.made += 1
+
+    def reset(self, seed: int | None = None) -> None:
+        assert seed is None
+        self.turns = 0
+
+    def act(self, observation: Any) -> int:
+        assert observation.tolist() == [1.0, 1.0]  # that of an agent that acts
+        self.turns += 1
+        return self.turns
+
+
+class NeedsSeed(CountsTurns):
+    """Can not be reset without a seed."""
+
+    def reset(self, seed: int) -> None:  # type: ignore[override]
+        raise AssertionError
+
+
+class Single(CountsTurns):
+    """Is there once."""
+
+    def __new__(cls, *spaces: Any) -> Any:
+        return cls.__dict__.get("one") or super().__new__(cls)
+
+    def reset(self, seed: int | None = None) -> None:
+        type(self).one = self  # type: ignore[attr-defined]
+
+
+def counting(name: str = "CountsTurns") -> Any:
+    """A policy of a class of this module that two agents share, and its model."""
+    node = {"_target_": f"{__name__}.{name}"}
+    policy = own_policy(node, "policies.a.source", SEEN, spaces.Discrete(9, start=1))
+    return JointModel({"a": policy}, {"first": "a", "second": "a"})
+
+
+def test_a_policy_that_is_reset_hears_where_episodes_begin() -> None:
+    """Each agent has one of its own in each episode, asked in its turns alone, also in a league."""
+    CountsTurns.made = 0
+    model = counting()
+    actors = [Actor(kind, 2) for kind in (model, LeagueModel(model, []))]
+    turns = {actor: np.zeros((2, 2), int) for actor in actors}
+    generator = np.random.default_rng(0)
+    for _ in range(40):
+        for actor, count in turns.items():
+            acts = generator.integers(2, size=(2, 2))
+            obs = {f"agents/{agent}": acts[:, i : i + 1] for i, agent in enumerate(model.agents)}
+            seen: Any = {key: torch.tensor(x).expand(2, 2).float() for key, x in obs.items()}
+            params = actor.params({**seen, "acts": torch.tensor(acts)})
+            found = env_actions(actor.model.distribution, actor.model.distribution.mode(params))
+            count += acts
+            for i, agent in enumerate(model.agents):
+                chosen = found[agent] if isinstance(found, dict) else ()
+                assert np.array_equal(chosen * acts[:, i], count[:, i] * acts[:, i])
+            ended = (count.max(1) == 9) | (generator.random(2) < 0.2)
+            actor.forget(ended)
+            count[ended] = 0
+    assert CountsTurns.made <= 10  # they are used again; one was made to look at it
+    again = Actor(counting(), 2)
+    again.hidden_state = actors[0].hidden_state.clone()
+    ones = torch.ones(2, 2)
+    found = again.params({"agents/first": ones, "agents/second": ones, "acts": ones})
+    assert found.tolist() == [[1.0, 1.0]] * 2  # in a run that goes on they begin anew
+    first = model.by_policy["a"].policy_params(torch.ones(3, 2))
+    assert first.tolist() == [[1.0]] * 3
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("NeedsSeed", r"source = 'NeedsSeed': .* missing a required argument: 'seed'"),
+        ("Single", "returned twice"),
+    ],
+)
+def test_policies_that_can_not_be_reset_are_refused(name: str, problem: str) -> None:
+    """Key, value, remedy."""
+    ones = torch.ones(2, 2)
+    with pytest.raises(ConfigError, match=problem):
+        Actor(counting(name), 2).params({"agents/first": ones, "agents/second": ones, "acts": ones})

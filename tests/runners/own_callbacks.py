@@ -15,10 +15,11 @@ class Diary(Callback):
     Args:
         fails_in: Method that raises.
         at: Update after which it does so.
+        records: Whether it adds metrics.
     """
 
-    def __init__(self, fails_in: str = "", at: int = 0) -> None:
-        self.fails_in, self.at = fails_in, at
+    def __init__(self, fails_in: str = "", at: int = 0, records: bool = True) -> None:
+        self.fails_in, self.at, self.records = fails_in, at, records
         self.calls: list[str] = []
         self.updates = 0
 
@@ -33,11 +34,13 @@ class Diary(Callback):
 
     def on_update_end(self, run: Any) -> None:
         self.updates += 1
-        run.record("updates", self.updates)
+        if self.records:
+            run.record("updates", self.updates)
         self.note("on_update_end", run)
 
     def on_epoch_end(self, run: Any) -> None:
-        run.record("return", run.metrics["eval/episode_return_mean"])
+        if self.records:
+            run.record("return", run.metrics["eval/episode_return_mean"])
         self.note("on_epoch_end", run)
 
     def on_checkpoint(self, run: Any) -> None:
@@ -56,11 +59,20 @@ class Diary(Callback):
 
 
 class StopAt(Callback):
-    """Ends training after an update."""
+    """Ends training after an update; its state are the updates that it saw."""
 
-    def __init__(self, update: int) -> None:
-        self.update = update
+    def __init__(self, update: int, reason: str = "enough") -> None:
+        self.update, self.reason = update, reason
+        self.seen: list[int] = []
 
     def on_update_end(self, run: Any) -> None:
+        self.seen.append(run.progress.updates)
         if run.progress.updates == self.update:
-            run.stop("enough")
+            run.stop(self.reason)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.update, "seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["at"] == self.update
+        self.seen = state["seen"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -63,15 +66,21 @@ def test_what_a_callback_sees() -> None:
             assert run.stop_reason == ("total_steps" if run.progress.updates == 6 else "")
             assert (run.checkpoint is None) == (run.progress.epoch == 0)
 
-    short_run(callbacks=[Looking])
+        def on_epoch_end(self, run: Any) -> None:
+            for row in (run.metrics, *run.history):
+                row.clear()  # they are copies
+
+    history = short_run(callbacks=[Looking]).history
+    assert all("eval/episode_return_mean" in row for row in history)
     assert seen == [(n, pytest.approx(n / 6), (n - 1) // 2) for n in range(1, 7)]
 
 
 @pytest.mark.parametrize("interval", [1, 5])
 def test_a_callback_ends_the_run(interval: int) -> None:
-    """In the middle of an epoch; that is evaluated, and the reason is in the summary."""
+    """In the middle of an epoch; that is evaluated, and the first reason is in the summary."""
     stop: Any = {"_target_": "own_callbacks.StopAt", "update": 3}
-    result = short_run(callbacks=[stop], **{"evaluation.interval": interval})
+    callbacks = [stop, StopAt(3, "too late")]
+    result = short_run(callbacks=callbacks, **{"evaluation.interval": interval})
     assert (result.summary.stop_reason, result.summary.updates) == ("enough", 3)
     assert summary("run")["stop_reason"] == "enough"
     assert "eval/episode_return_mean" in result.history[-1]
@@ -97,6 +106,59 @@ def test_stop_at_a_return(threshold: float, capsys: pytest.CaptureFixture[str]) 
     assert "StopAtReturn never saw eval/typo; the last epoch reported " in capsys.readouterr().err
 
 
+def test_a_return_is_reached_by_the_last_value_of_its_metric(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """An equal one is enough; epochs without the metric change nothing."""
+    reasons: list[str] = []
+    run: Any = SimpleNamespace(metrics={"m": 4.9}, history=[{"x/y": 1.0}], stop=reasons.append)
+    callback = StopAtReturn(5, "m")
+    for run.metrics, expected in (({"m": 4.9}, []), ({}, []), ({"m": 5.0}, ["m 5 >= 5"])):
+        callback.on_epoch_end(run)
+        callback.on_run_end(run)
+        assert reasons == expected
+    assert capsys.readouterr().err == ""
+
+
+def test_callbacks_of_one_class_have_a_state_each() -> None:
+    """In their order."""
+    stops = [StopAt(9), StopAt(4)]
+    short_run(callbacks=stops, **CONSTANT)
+    again = [StopAt(9), StopAt(4)]
+    train(resume="run", callbacks=again, **OWN)
+    assert [stop.seen for stop in again] == [[1, 2, 3, 4, 5, 6]] * 2
+
+
+def test_the_reason_of_a_signal() -> None:
+    """Callbacks see it at the end."""
+
+    class Interrupting(Callback):
+        def on_update_end(self, run: Any) -> None:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        short_run(callbacks=[Diary(), Interrupting()])
+    assert Path("run/diary.txt").read_text() == "1 interrupted\n"
+
+
+def test_a_callback_that_fails_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its error ends the run, unless another one did so before: then it is told."""
+    last = Diary("on_run_end")
+    with pytest.raises(CallbackError, match=r"Diary\.on_run_end failed"):
+        short_run(callbacks=[last], **{"checkpoint.interval": 0})
+    seen: list[Any] = []
+
+    class FailsFirst(Callback):
+        def on_update_end(self, run: Any) -> None:
+            seen.append(run.checkpoint)
+            raise ValueError("a bug")
+
+    with pytest.raises(CallbackError, match=r"FailsFirst\.on_update_end failed"):
+        short_run("other", callbacks=[FailsFirst(), last], **{"checkpoint.interval": 0})
+    assert "warning: own_callbacks.Diary.on_run_end failed" in capsys.readouterr().err
+    assert seen == [None]  # there are no checkpoints
+
+
 def test_a_callback_that_ends_an_epoch_without_evaluation() -> None:
     """It is evaluated before the run ends."""
 
@@ -115,13 +177,14 @@ def test_a_callback_that_fails_loses_nothing(hook: str) -> None:
     short_run("whole", callbacks=[Diary()], **CONSTANT)
     at = 0 if hook == "on_run_start" else 3
     problem = rf"own_callbacks\.Diary\.{hook} failed: ZeroDivisionError: at update {at and '[34]'}"
-    diary = Diary(hook, at)
+    diary, after = Diary(hook, at), Diary(records=False)
     with pytest.raises(CallbackError, match=problem) as caught:
-        short_run(callbacks=[diary], **CONSTANT)
+        short_run(callbacks=[diary, after], **CONSTANT)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
     assert caught.value.checkpoint is not None
     assert caught.value.checkpoint.is_dir()
-    assert diary.calls[-1] == "on_run_end"
+    assert diary.calls[-2:] == [hook, "on_run_end"]
+    assert after.calls == [*diary.calls[:-2], "on_run_end"]
     assert summary("run")["stop_reason"] == "error"
     diary = Diary()
     train(resume="run", callbacks=[diary], **OWN)

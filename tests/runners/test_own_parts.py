@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from own_parts import CountingEvaluator, Halved, LastAction, OwnNet, OwnPPOLearner
+import torch
+from own_parts import CountingEvaluator, Halved, LastAction, Numbers, OwnNet, OwnPPOLearner
 from short_runs import settings, short_run
 
 from maze_train import load_policy, train
 from maze_train.cli import main
+from maze_train.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -91,6 +93,19 @@ def test_an_evaluator_of_ones_own() -> None:
     assert "eval/episode_return_mean" in result.history[0]
     assert (result.best_metric, result.summary.best_epoch) == (10.0, 1)
     assert CountingEvaluator.closed > 0
+
+
+def test_numbers_of_an_evaluator_of_ones_own() -> None:
+    """They become plain ones, of which checkpoints and files consist; others are named."""
+    given = {"own/a": np.float32(0.5), "own/b": torch.ones(1), "own/c": np.array(3), "own/d": True}
+    (row, *_) = short_run(evaluators=[Numbers(given)], total_steps=64).history
+    found = [row[name] for name in given]
+    assert found == [0.5, 1.0, 3.0, 1.0]
+    assert {type(value) for value in found} == {float}
+    message = r"evaluation\.evaluators\[0\]: evaluate\(\) gave .* for own/x; expected a number"
+    for value in (None, np.ones(2), torch.ones(2)):
+        with pytest.raises(ConfigError, match=message):
+            short_run(None, evaluators=[Numbers({"own/x": value})])
 
 
 def test_a_writer_of_ones_own() -> None:

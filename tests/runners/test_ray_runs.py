@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import subprocess
 import sys
 import time
@@ -149,6 +150,35 @@ def test_a_machine_that_is_lost(
         for row in rows("ray")
     ]
     assert found == rows("dev")
+
+
+class UntilRestarted(Callback):
+    """Ends training some epochs after a worker was started again."""
+
+    def on_epoch_end(self, run: Any) -> None:
+        """Look for it in all epochs but the last ones."""
+        if any(row.get("train/worker_restarts") for row in run.history[:-5]):
+            run.stop("it went on")
+
+
+@exhaustive
+def test_actors_on_a_machine_that_is_lost(
+    on_two_machines: Any, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Those of IMPALA begin anew on others; what they had is dropped, told and counted."""
+    node = on_two_machines.add_node(num_cpus=4)
+    on_two_machines.wait_for_nodes()
+    more = {**CARTPOLE, **RAY, "runner.on_worker_failure": "restart", "algorithm.num_actors": 3}
+    more |= {"runner.concurrency": 6, "runner.placement": "SPREAD", "total_steps": 10**8}
+    callbacks = [RemoveMachine(on_two_machines, node), UntilRestarted()]
+    result = short_run("run", "impala", **more, callbacks=callbacks)
+    assert result.summary.stop_reason == "it went on"
+    told = capfd.readouterr().err
+    lost = r"in a step of a rollout \(its machine is lost, or can not be reached\); \d+ steps of"
+    assert re.findall(f"{lost} its rollout are dropped; it is started again", told)
+    last = result.history[-1]
+    learned = result.summary.env_steps + last["actors/steps_dropped"]
+    assert last["actors/steps_made"] == learned + last["actors/steps_in_flight"]
 
 
 @exhaustive

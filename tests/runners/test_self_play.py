@@ -23,6 +23,7 @@ HEAPS: dict[str, Any] = {
     "total_steps": 0,
     "trust": ["agent_envs"],
 }
+METRIC_OF_THIRD = "eval/third/episode_return_mean"
 CASES: dict[str, dict[str, Any]] = {
     "epochs": {},
     "win rate": {"opponents": {"add_every": 0, "at_win_rate": 0.4, "least_episodes": 3, "keep": 2}},
@@ -137,6 +138,31 @@ def test_policies_play_against_others_after_each_evaluation() -> None:
     for source, problem in problems.items():
         with pytest.raises(ConfigError, match=rf"evaluation\.opponents\.old .*{problem}"):
             run("other", **{**more, "evaluation.opponents": {"random": "random", "old": source}})
+
+
+def test_the_metric_that_selects_policies(capsys: pytest.CaptureFixture[str]) -> None:
+    """By default the return against the first opponent; without, the newest of equal policies."""
+    more = {"algorithm.n_epochs": 3, "evaluation.n_episodes": 4}
+    result = short_run("game", "ppo", env={"_target_": "agent_envs.Rochambeau"})
+    assert "the first two policies have the same mean return" in capsys.readouterr().err
+    assert (result.summary.best_metric, result.summary.best_epoch) == (0.0, 3)
+    foes = {"one": {"_target_": "own_policies.TakesOne"}, "random": "random"}
+    for name, settings in (
+        ("eval/vs_one/return_mean", {"evaluation.opponents": foes}),
+        (
+            "eval/second/episode_return_mean",
+            {"evaluation.metric": "eval/second/episode_return_mean"},
+        ),
+        ("league/main/elo", {"evaluation.metric": "league/main/elo"}),
+    ):
+        result = run(None, **more, **settings, trust=["agent_envs", "own_policies"])
+        assert result.best_metric == max(row[name] for row in result.history)
+    assert capsys.readouterr().err.count("the same mean return") == 0
+    agents = {"first": "agent_envs.Heaps", "": "own_envs.SpacesEnv"}
+    for known, target in agents.items():
+        with pytest.raises(ConfigError, match=rf"evaluation\.metric = .* not reported; .*{known}"):
+            short_run("other", env={"_target_": target}, **{"evaluation.metric": METRIC_OF_THIRD})
+        assert not Path("other").exists()
 
 
 @pytest.mark.parametrize(

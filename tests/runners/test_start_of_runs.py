@@ -264,8 +264,20 @@ def test_where_a_vector_form_would_be_faster(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "notes"),
+    [
+        ({}, ("a larger runner.concurrency", "runner=dev")),
+        ({"runner.envs_per_actor": 8}, ("", "runner=dev")),
+    ],
+    ids=["steps", "actors"],
+)
 def test_the_speed_of_a_run_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    settings: dict[str, Any],
+    notes: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """At its end, and only where it took long enough to tell; no number becomes another one."""
     found = []
@@ -273,11 +285,12 @@ def test_the_speed_of_a_run_is_told(
         monkeypatch.setattr("maze_train.runners.notes.LEAST_RUN_S", least_s)
         for name in ("LEAST_WAIT_S", "LEAST_SHARE"):
             monkeypatch.setattr(speed, name, 0.0)
-        for runner, note in (("dev", "a larger runner.concurrency"), ("local", "runner=dev")):
+        for runner, note in zip(("dev", "local"), notes, strict=True):
             run_dir = tmp_path / f"{runner}{least_s}"
             more = {"runner": runner, "run_dir": run_dir, "total_steps": 800, "seed": 0, **QUIET}
-            policy = train("CartPole-v1", "a2c", **more).policy
-            assert (f"note: {note} would" in capsys.readouterr().err) == (least_s == 0.0)
+            policy = train("CartPole-v1", "a2c", **more, **settings).policy
+            told = re.findall("note: (.*) would", capsys.readouterr().err)
+            assert told[:1] == ([note] if note and least_s == 0.0 else [])
             found.append(policy.act(np.zeros((20, 4)), deterministic=False).tolist())
     assert found == [found[0]] * 4
 

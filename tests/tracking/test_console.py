@@ -147,7 +147,9 @@ def test_the_summary_is_aligned_and_says_what_happened() -> None:
     writer.write({**make_row(50, eval=470.0), "eval/episode_return_std": 9.0})
     test = {"epoch": 50, "episode_return_mean": 468.0, "episode_return_std": 11.5, "episodes": 100}
     tests = {"last": test, "best": {**test, "episode_return_mean": 475.25}}
-    writer.finish({"stop_reason": "total_steps reached", "final_test": tests})
+    assert dict(writer._status.outcome({}, clock.now))["best return"] == "480.0 at epoch 49"
+    end = {"stop_reason": "total_steps reached", "best_epoch": 50}  # one that was as good
+    writer.finish({**end, "final_test": tests})
     assert output(console).splitlines()[2:] == [
         "",
         "  stopped            total_steps reached",
@@ -155,7 +157,7 @@ def test_the_summary_is_aligned_and_says_what_happened() -> None:
         "  environment steps  100,000",
         "  wall time          0:01:05",
         "  speed              1.5k steps/s",
-        "  best return        480.0 at epoch 49",
+        "  best return        480.0 at epoch 50",
         "  final evaluation   470.0 ± 9.00",
         "  test, last policy  468.0 ± 11.50 (100 episodes)",
         "  test, best policy  475.2 ± 11.50 (100 episodes)",

@@ -57,6 +57,22 @@ def test_the_best_score_wins(scores, mode, told, best):
         assert math.isnan(selection.best_score)
 
 
+@pytest.mark.parametrize(
+    ("scores", "best", "told"), [([0.0, 0.0, 0.0], 3, True), ([0.0, 1.0, 0.0, 1.0], 4, False)]
+)
+def test_a_score_that_may_cancel(scores, best, told, capsys):
+    """The last of equal policies stays, also after a resume; patience counts them as before."""
+    selection, _, answers = run(scores, may_cancel=True)
+    assert (selection.best_epoch, answers[-1]) == (best, False)
+    assert ("the first two policies have the same" in capsys.readouterr().err) is told
+    assert selection.updates_since_best == 2
+    again = BestModelSelection(make_model(), may_cancel=True)
+    again.load_state_dict(loads(dumps(selection.state_dict())))
+    again.update(scores[-1], 9)
+    assert again.best_epoch == 9
+    assert capsys.readouterr().err == ""
+
+
 def test_the_best_weights_are_a_copy():
     """Trap 63: training after the best epoch does not change what was kept, nor does resetting."""
     trainer = make_ppo()

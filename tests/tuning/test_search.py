@@ -20,6 +20,7 @@ from command_lines import CommandLine, maze_run
 from maze_train.comparison.compare import compare_runs
 from maze_train.errors import MissingExtraError
 from maze_train.tuning.search import search
+from maze_train.tuning.study import open_journal, open_study
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,12 +49,15 @@ class Runs:
     """Runs of four epochs that do not train, in the place of `TrainingRunner`."""
 
     def __init__(self) -> None:
+        self.metric = RETURN
         self.value: Callable[[TrainConfig], float] = gamma_of
         self.after_epoch: Callable[[TrainConfig, int], None] = lambda config, epoch: None
 
     def runner_of(self, config: TrainConfig) -> SimpleNamespace:
         """What takes the place of a runner."""
-        runner = SimpleNamespace(callbacks=[], builder=SimpleNamespace(selection_metric=RETURN))
+        runner = SimpleNamespace(
+            callbacks=[], builder=SimpleNamespace(selection_metric=self.metric)
+        )
         runner.run = lambda: SimpleNamespace(history=list(self._rows(config, runner.callbacks)))
         return runner
 
@@ -63,12 +67,13 @@ class Runs:
         Path(config.run_dir).mkdir(parents=True, exist_ok=True)
         with (Path(config.run_dir) / "calls").open("a") as file:
             file.write(f"{config.seed} {config.resume}\n")
+        print(f"seed {config.seed}")
         run = SimpleNamespace(stop_reason="", progress=SimpleNamespace(fraction=0.0))
         run.stop = lambda reason: setattr(run, "stop_reason", reason)
         for callback in callbacks:
             callback.on_run_start(run)
         for epoch in range(1, EPOCHS + 1):
-            run.metrics = {RETURN: self.value(config) * epoch / EPOCHS}
+            run.metrics = {self.metric: self.value(config) * epoch / EPOCHS}
             run.progress.fraction = epoch / EPOCHS
             for callback in callbacks:
                 callback.on_epoch_end(run)
@@ -150,10 +155,12 @@ def test_a_study_goes_on_with_the_same_command(
         (("search.algorithm.gamma.low=0.1",), "search.algorithm.gamma.low = 0.1: the study in"),
         (("search.algorithm.lr=[1e-3]",), "search.algorithm.lr.log = False: the study in"),
         (("n_seeds=2",), "n_seeds = 2: the study in"),
+        (("value=final",), "value = 'final': the study in"),
+        (("mode=min",), "mode = 'min': the study in"),
     ):
         assert maze_run(*ONE, *change) == 2
         assert f"maze-run: error: {message}" in capfd.readouterr().err
-    assert maze_run(*ONE, "tracking.csv=false", "n_trials=6") == 0
+    assert maze_run(*ONE, "tracking.csv=false", "checkpoint.interval=3", "n_trials=6") == 0
     assert "has 6 trials, and begins no other one; set n_trials" in capfd.readouterr().err
 
 
@@ -241,6 +248,7 @@ def test_a_search_that_is_interrupted_goes_on(
     assert maze_run(*command) == 0
     assert column(study, "state") == ["complete"] * 3
     assert column(study, "algorithm.gamma")[:2] == gammas
+    assert (study / "0/job.log").read_text().count("seed 0\n") == 2
     assert [(study / f"{i}/calls").read_text() for i in range(3)] == ["0 auto\n" * 2] * 2 + [
         "0 auto\n"
     ]
@@ -258,6 +266,44 @@ def test_a_trial_that_is_killed_has_failed(
     runs.after_epoch = after_epoch
     assert maze_run(*ONE, "n_trials=2") == 0
     assert column(maze_run.folder / "s", "error") == ["ended by SIGKILL", ""]
+
+
+def test_a_trial_whose_settings_were_not_chosen_has_failed(
+    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Since the process of the search was killed meanwhile; the study goes on."""
+    (maze_run.folder / "s").mkdir()
+    open_study(open_journal(maze_run.folder / "s"), "max").ask()
+    assert maze_run(*ONE, "n_trials=2") == 0
+    assert column(maze_run.folder / "s", "error") == ["its settings were not chosen", ""]
+
+
+def test_what_the_first_trial_has(
+    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The settings as they are, unless they lie elsewhere or are not wanted."""
+    told = "note: no trial has the settings as they are: algorithm.gamma = 0.99: lies outside"
+    for study, settings, is_told in (
+        ("a", ("algorithm.gamma=0.7",), False),
+        ("b", ("algorithm.gamma=0.7", "begin_with_given=false"), False),
+        ("c", (), True),
+    ):
+        assert maze_run(*ONE, *settings, f"study={study}", "n_trials=1") == 0
+        assert (column(maze_run.folder / study, "algorithm.gamma") == ["0.7"]) is (study == "a")
+        assert (told in capfd.readouterr().err) is is_told
+
+
+def test_losses_of_recorded_actions_are_minimised(maze_run: CommandLine, runs: Runs) -> None:
+    """Where behavioral cloning has no environment, the loss on its validation data decides."""
+    runs.metric = "validation/loss"
+    runs.value = lambda config: float(vars(config.algorithm)["lr"])
+    cloning = ("algorithm=bc", "runner.dataset=recorded", "study=s", "value=final", "pruner=nop")
+    lr = "search.algorithm.lr={low: 0.1, high: 0.3}"
+    assert maze_run("-cn", "search", *cloning, lr, "n_trials=3") == 0
+    values = [float(text) for text in column(maze_run.folder / "s", "value")]
+    assert len(set(values)) == 3
+    found = yaml.safe_load((maze_run.folder / "s/best.yaml").read_text())
+    assert found == {"algorithm.lr": min(values)}
 
 
 def test_seeds_of_a_trial(maze_run: CommandLine, runs: Runs) -> None:

@@ -115,6 +115,7 @@ def test_distributions() -> None:
         *("FloatDistribution", "FloatDistribution", "IntDistribution", "IntDistribution"),
         *("CategoricalDistribution", "CategoricalDistribution"),
     ]
+    assert vars(space.distributions["algorithm.batch_size"])["step"] == 64
     params = {
         "algorithm.lr": 0.002,
         "algorithm.entropy_coef": 0.5,
@@ -158,7 +159,7 @@ def test_settings_of_runs_among_those_of_a_user() -> None:
 
 def test_values_and_names_for_people() -> None:
     """Numbers with four digits; the last part of a name, where it is the only one."""
-    assert [shown(text) for text in ("0.00123456", "linear_0.00123456", "tanh", "64")] == [
-        *("0.001235", "linear_0.001235", "tanh", "64")
+    assert [shown(text) for text in ("0.00123456", "linear_0.00123456", "tanh", "65536")] == [
+        *("0.001235", "linear_0.001235", "tanh", "65536")
     ]
     assert list(short_names(["a.lr", "b.lr", "b.c"]).values()) == ["a.lr", "b.lr", "c"]

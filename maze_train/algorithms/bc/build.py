@@ -31,8 +31,8 @@ from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.targets import build_target
 from maze_train.training.builder import AlgorithmBuilder, BuildContext
-from maze_train.training.config import EVALUATION_METRICS, OPPONENT_METRICS
 from maze_train.training.machine import available_memory, readable_nbytes
+from maze_train.training.metrics import evaluation_metrics
 from maze_train.training.models import learner_maker, modules_of
 from maze_train.training.policies import may_learn
 
@@ -282,12 +282,9 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
                 known += [validation_name(name, policy) for name in names]
         if self._has_validation and set(models) != {DEFAULT_MODULE}:
             known.append("validation/loss")
-        if self.has_env and config.n_episodes:
-            known += [f"eval/{name}" for name in EVALUATION_METRICS]
-            known += [
-                f"eval/vs_{foe}/{name}" for foe in config.opponents for name in OPPONENT_METRICS
-            ]
-        return known
+        several = agent_spaces(*self.spaces)
+        agents = several.agents if several else ()
+        return known + (evaluation_metrics(config, agents) if self.has_env else [])
 
     def _build_loss(self, model: PolicyModel, data: TransitionData, action_space: Any) -> BCLoss:
         config = self.algorithm

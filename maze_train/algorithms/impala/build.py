@@ -56,6 +56,11 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         return actors
 
     @property
+    def source(self) -> Any:
+        """The actors."""
+        return self.actors.actors
+
+    @property
     def envs_per_actor(self) -> int:
         """Environments of each actor."""
         return self.context.concurrency // self.algorithm.num_actors

@@ -1,6 +1,6 @@
-"""Transitions that RLlib's IMPALA learns from per second.
+"""Transitions that RLlib's IMPALA, or PPO, learns from per second.
 
-    python rllib_impala.py --env cartpole --actors 2 --seconds 20
+    python rllib.py [--algorithm ppo] --env cartpole --actors 2 --seconds 20
 
 What is counted are the transitions in the losses of finished updates, without the rows that the
 peer appends to episodes in order to compute the value of their last observation.
@@ -23,9 +23,19 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 import ray
 import torch
-from common import UNROLL, WORKLOADS, Window, Workload, make_env, parse_arguments
+from common import (
+    PPO,
+    PPO_ENVS,
+    UNROLL,
+    WORKLOADS,
+    Window,
+    Workload,
+    make_env,
+    parse_arguments,
+)
 from ray.rllib.algorithms.impala import IMPALA, IMPALAConfig
 from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
+from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.columns import Columns
 from ray.rllib.core.rl_module.apis import ValueFunctionAPI
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
@@ -86,13 +96,8 @@ class NatureCNN(TorchRLModule, ValueFunctionAPI):
 
 def build(workload: Workload, actors: int) -> IMPALA:
     """The algorithm, on remote environment runners, with the learner in this process."""
-    if workload.env == "CartPole-v1":
-        net = {"fcnet_hiddens": [64, 64], "fcnet_activation": "tanh", "vf_share_layers": False}
-        module = RLModuleSpec(model_config=DefaultModelConfig(**net))
-    else:
-        module = RLModuleSpec(module_class=NatureCNN)
-    register_env("benchmark", lambda _: make_env(workload.env))
-    config = IMPALAConfig().environment("benchmark").framework("torch")
+    config = IMPALAConfig()
+    prepare(config, workload.env)
     config.env_runners(
         num_env_runners=actors,
         num_envs_per_env_runner=workload.envs_per_actor,
@@ -104,10 +109,39 @@ def build(workload: Workload, actors: int) -> IMPALA:
         # With the default of 0 the peer asks for rollouts without a pause, and is slower.
         timeout_s_sampler_manager=0.02,
     )
-    config.rl_module(rl_module_spec=module)
     config.reporting(min_time_s_per_iteration=1)
-    config.debugging(seed=0, log_level="ERROR")
     return config.build_algo()
+
+
+def build_ppo(env: str, actors: int) -> Any:
+    """PPO in the same way, which waits for its environment runners."""
+    config = PPOConfig()
+    prepare(config, env)
+    config.env_runners(
+        num_env_runners=actors,
+        num_envs_per_env_runner=PPO["envs"] // actors,
+        rollout_fragment_length=PPO["rollout"],
+    )
+    config.learners(num_learners=0, num_gpus_per_learner=0)
+    config.training(
+        train_batch_size_per_learner=PPO["envs"] * PPO["rollout"],
+        minibatch_size=PPO["minibatch"],
+        num_epochs=PPO["passes"],
+    )
+    return config.build_algo()
+
+
+def prepare(config: Any, env: str) -> None:
+    """Set the environment and the networks."""
+    if env.startswith("ALE/"):
+        module = RLModuleSpec(module_class=NatureCNN)
+    else:
+        net = {"fcnet_hiddens": [64, 64], "fcnet_activation": "tanh", "vf_share_layers": False}
+        module = RLModuleSpec(model_config=DefaultModelConfig(**net))
+    register_env("benchmark", lambda _: make_env(env))
+    config.environment("benchmark").framework("torch")
+    config.rl_module(rl_module_spec=module)
+    config.debugging(seed=0, log_level="ERROR")
 
 
 def main() -> None:
@@ -117,9 +151,15 @@ def main() -> None:
     window = TimedLearner.window = Window(arguments.seconds)
     with tempfile.TemporaryDirectory() as folder:
         ray.init(num_cpus=arguments.actors + 1, include_dashboard=False, _temp_dir=folder)
-        algorithm = build(WORKLOADS[arguments.env], arguments.actors)
+        if arguments.algorithm == "ppo":
+            algorithm = build_ppo(PPO_ENVS[arguments.env], arguments.actors)
+        else:
+            algorithm = build(WORKLOADS[arguments.env], arguments.actors)
         while not window.is_over:
+            began = time.perf_counter()
             algorithm.train()
+            if arguments.algorithm == "ppo":
+                window.add(began, time.perf_counter(), PPO["envs"] * PPO["rollout"])
         algorithm.stop()
         ray.shutdown()
     window.print()

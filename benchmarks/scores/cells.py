@@ -1,0 +1,141 @@
+"""What is scored: the table of presets, and the settings that each of them stands for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import hydra
+import yaml
+
+from maze_train.comparison.runs import NOT_COMPARED, is_within
+from maze_train.config.loading import load_config
+from maze_train.config.options import group_names
+from maze_train.config.overrides import normalise
+from maze_train.config.pipeline import configure
+from maze_train.config.plugins import extended_hydra
+from maze_train.config.writing import config_to_dict
+from maze_train.jobs import plain_values
+from maze_train.tracking.services import flattened
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from maze_train.config.train_config import TrainConfig
+
+Settings = dict[str, Any]
+
+ALWAYS = (
+    "evaluation.final_episodes=100",
+    *("checkpoint.interval=0", "checkpoint.interval_minutes=2", "checkpoint.keep_last=1"),
+    *("tracking.progress=quiet", "tracking.tensorboard=false", "tracking.plot=false"),
+)
+"""Settings of all runs, over those of the preset and below those of the cell."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A preset that is scored: one place in the tables."""
+
+    preset: str
+    """Option of `experiment`."""
+
+    seeds: int = 5
+    """Runs, with the seeds from 0 on."""
+
+    settings: tuple[str, ...] = ()
+    """Settings over those of the preset, as on the command line."""
+
+    task: str = ""
+    """Name of the environment in tables; empty: its id."""
+
+    label: str = ""
+    """Name of the algorithm in tables; empty: its own."""
+
+    published: list[dict[str, Any]] = field(default_factory=list)
+    """Figures of others: value, source, note."""
+
+    @cached_property
+    def values(self) -> Settings:
+        """The composed settings, as `configure` takes them."""
+        argv = [f"experiment={self.preset}", *ALWAYS, *self.settings]
+        overrides = normalise(argv, group_names())
+        folder = "maze_train.conf"
+        with extended_hydra(), hydra.initialize_config_module(folder, version_base="1.3"):
+            return plain_values(hydra.compose("train", overrides))
+
+    @cached_property
+    def config(self) -> TrainConfig:
+        """The configuration of its runs, without seed and directory."""
+        return configure(self.values)
+
+    @property
+    def env(self) -> str:
+        """Name of the environment in tables."""
+        return self.task or str(self.config.env.id)
+
+    @property
+    def algorithm(self) -> str:
+        """Name of the algorithm in tables."""
+        return self.label or self.config.algorithm.name
+
+    @cached_property
+    def flat(self) -> Settings:
+        """All settings by dotted key, without those that change no number but the sample."""
+        return without_paths(self.config)
+
+    @property
+    def fingerprint(self) -> str:
+        """Short name of the settings."""
+        text = json.dumps(self.flat, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def changes(self, before: Mapping[str, Any]) -> list[str]:
+        """How the settings differ from those of an earlier run; empty: its figures hold.
+
+        A setting that the package did not have then, and that the preset leaves at its default,
+        is no change.
+        """
+        now = self.flat
+        bare = load_config({"algorithm": self.config.algorithm.name, "env": self.config.env.id})
+        usual = without_paths(bare)
+        known = {key: usual[key] for key in now.keys() - before.keys() if key in usual} | {**before}
+        keys = sorted(known.keys() | now.keys())
+        return [
+            f"`{key}` was {known.get(key, 'not set')}, is {now.get(key, 'not set')}"
+            for key in keys
+            if key not in known or key not in now or known[key] != now[key]
+        ]
+
+
+def without_paths(config: TrainConfig) -> Settings:
+    """The settings that make the numbers of a run, by dotted key."""
+    flat = flattened(config_to_dict(config))
+    return {key: value for key, value in flat.items() if not is_within(key, NOT_COMPARED)}
+
+
+@dataclass(frozen=True)
+class Table:
+    """All cells by family of environments, and the sources of published figures."""
+
+    families: dict[str, list[Cell]]
+    sources: dict[str, dict[str, Any]]
+
+    @property
+    def cells(self) -> list[Cell]:
+        """The cells in the order in which they are run."""
+        return [cell for cells in self.families.values() for cell in cells]
+
+
+def read_table(path: Path) -> Table:
+    """The table of a YAML file."""
+    content = yaml.safe_load(path.read_text())
+    families = {
+        name: [Cell(**{**node, "settings": tuple(node.get("settings", ()))}) for node in nodes]
+        for name, nodes in content["families"].items()
+    }
+    return Table(families, content["sources"])

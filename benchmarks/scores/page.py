@@ -1,0 +1,226 @@
+"""The page of all scores: tables over seeds beside published figures, and pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.scores.rows import Row, Rows
+from maze_train.comparison.picture import draw_comparison
+from maze_train.comparison.table import ABSENT, Figures, Group, markdown_table, shown, spread
+from maze_train.config.options import list_options
+from maze_train.files import atomic_write
+from maze_train.tracking.formatting import compact, readable
+from maze_train.tracking.tracker import EVAL_RETURN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from benchmarks.scores.cells import Cell, Table
+
+N_RESAMPLES = 10_000
+DPI = 60
+
+HEAD = """\
+# Scores
+
+Results of the presets, written by `make scores` from one line per run in `benchmarks/scores/`; see
+[below](#how-to-repeat-them).
+
+- *final* is the policy that training ended with, *best* the one that evaluations chose, which
+  `load_policy` gives. Both play 100 episodes after training with seeds of their own.
+- IQM and intervals are those of [comparing runs](compare.md#what-the-figures-are), over seeds.
+- *ahead*, *equal* and *behind* say whether the interval lies above the highest published figure,
+  holds it, or lies below; *one seed* has none. Protocols differ: see [sources](#sources).
+- Seeds are 0, 1 and so on. Older presets were chosen by hand with some of these seeds; those that
+  are searched for or tried out since have seeds from 1000 on for it, and say so in their head.
+"""
+
+SELECTION = """\
+## How optimistic is the best evaluation?
+
+*Chosen by* is the mean over seeds of the best evaluation of a run, a mean over few episodes and the
+largest of many; *played* the mean of the same policies in 100 fresh episodes.
+"""
+
+REPEAT = """\
+## How to repeat them
+
+```text
+make scores
+make scores ARGS="--only 'ppo/*' 'sac/Pendulum-v1' --seeds 3 --max-hours 2 --parallel 2"
+python -m benchmarks.scores --page-only
+```
+
+It runs what has no line for the settings of now, one process with one thread per core, in
+`outputs/scores/`, and keeps a line per run: settings' fingerprint, seed, version, commit, machine,
+figures, and the curve in 40 points. After Ctrl-C, or `--max-hours`, the same command goes on at the
+checkpoints. A run that fails is told, and has no line. `benchmarks/scores/table.yaml` says what is
+run, in which order, and what others have published. Wall times are those of busy machines.
+"""
+
+
+@dataclass(frozen=True)
+class Score:
+    """The rows of a cell that are shown: those of the settings of now or, if none, earlier ones."""
+
+    cell: Cell
+    rows: list[Row]
+    missing: int
+    """How many seeds have no row of the settings of now."""
+
+    changes: list[str]
+    """How the settings of the rows differ from those of now."""
+
+    @property
+    def names(self) -> dict[str, str]:
+        """The first columns of its lines."""
+        mark = " (stale)" if self.changes else ""
+        return {"environment": self.cell.env, "algorithm": self.cell.algorithm + mark}
+
+    def tests(self, name: str) -> np.ndarray[Any, Any]:
+        """Means of the policies after training: `final` or `best`."""
+        return np.array([getattr(row, f"test_{name}")[0] for row in self.rows])
+
+    def line(self, sources: dict[str, Any]) -> dict[str, str]:
+        """Its line in the table of a family."""
+        figures = {
+            "runs": len(self.rows),
+            "env_steps": float(np.mean([row.steps for row in self.rows])),
+            "wall_time_s": float(np.mean([row.seconds for row in self.rows])),
+            **spread("final", [self.tests("final")], N_RESAMPLES),
+            **spread("best", [self.tests("best")], N_RESAMPLES),
+        }
+        published = self.cell.published
+        texts = [
+            f"{readable(known['value'])} ({sources[known['source']]['name']}, {known['note']})"
+            for known in published
+        ]
+        highest = max((known["value"] for known in published), default=None)
+        return {
+            **self.names,
+            **shown(figures),
+            "published": "; ".join(texts) or ABSENT,
+            **{f"{name} is": beside(figures, name, highest) for name in ("final", "best")},
+        }
+
+    def selection(self) -> dict[str, str]:
+        """Its line in the table of the selection."""
+        chosen, played = np.array([row.best for row in self.rows]), self.tests("best")
+        gain = spread("difference", [chosen - played], N_RESAMPLES)
+        interval = [readable(gain[f"difference_{end}"]) for end in ("low", "high")]
+        return {
+            **self.names,
+            "runs": str(len(self.rows)),
+            "episodes": str(self.cell.config.evaluation.n_episodes),
+            "chosen by": readable(chosen.mean()),
+            "played": readable(played.mean()),
+            "difference IQM [95 %]": readable(gain["difference_iqm"])
+            + (f" [{', '.join(interval)}]" if len(self.rows) > 1 else ""),
+        }
+
+
+def beside(figures: Figures, name: str, published: float | None) -> str:
+    """Whether the interval of a figure lies above, around or below a published one."""
+    if published is None:
+        return ABSENT
+    if figures["runs"] == 1:
+        return "one seed"
+    if figures[f"{name}_low"] > published:
+        return "ahead"
+    return "behind" if figures[f"{name}_high"] < published else "equal"
+
+
+def score_of(folder: Path, cell: Cell) -> Score:
+    """The rows of a cell as they are shown."""
+    found = Rows.read(folder, cell)
+    rows, stale = found.current(cell), found.changes(cell)
+    missing = len({*range(cell.seeds)} - {row.seed for row in rows})
+    if rows:
+        return Score(cell, rows, missing, [])
+    earlier = [row for _, row in sorted(found.rows.items())]
+    changes = dict.fromkeys(change for row in earlier for change in stale[row.settings])
+    return Score(cell, earlier, missing, list(changes))
+
+
+def write_page(table: Table, folder: Path, docs: Path) -> None:
+    """Write `scores.md` and its pictures.
+
+    Args:
+        table: What is scored.
+        folder: Folder of the rows.
+        docs: Folder of the page.
+    """
+    families = {
+        name: [score_of(folder, cell) for cell in cells] for name, cells in table.families.items()
+    }
+    scores = [score for family in families.values() for score in family]
+    there = [score for score in scores if score.rows]
+    parts = [HEAD]
+    for name, family in families.items():
+        parts += _family(name, [score for score in family if score.rows], table.sources, docs)
+    if there:
+        parts += [SELECTION, *_lines(markdown_table([score.selection() for score in there]))]
+    parts += [*_notes(scores), REPEAT, *_sources(table.sources), *_machines(there)]
+    with atomic_write(docs / "scores.md") as file:
+        file.write("\n".join(parts).encode())
+
+
+def _lines(lines: Sequence[str]) -> list[str]:
+    return ["\n".join(lines) + "\n"] if lines else []
+
+
+def _family(name: str, scores: Sequence[Score], sources: Any, docs: Path) -> list[str]:
+    """Table and picture of a family."""
+    if not scores:
+        return []
+    picture = f"images/scores-{name.lower().replace(' ', '-')}.png"
+    groups = [
+        Group(s.cell.env, s.cell.algorithm, (), tuple(row.as_run(s.cell) for row in s.rows))
+        for s in scores
+    ]
+    labels: dict[tuple[str, ...], str] = {group.name: group.algorithm for group in groups}
+    figure = draw_comparison(groups, labels, EVAL_RETURN, "environment steps")
+    with atomic_write(docs / picture) as file:
+        figure.savefig(file, format="png", dpi=DPI)
+    alt = f"Returns on {', '.join(dict.fromkeys(group.env for group in groups))}"
+    table = markdown_table([score.line(sources) for score in scores])
+    return [f"## {name}\n", *_lines(table), f"![{alt}]({picture})\n"]
+
+
+def _notes(scores: Sequence[Score]) -> list[str]:
+    """What is stale, and what was not run."""
+    stale = [f"- `{s.cell.preset}`: {'; '.join(s.changes)}" for s in scores if s.changes]
+    waiting = [
+        f"- `{s.cell.preset}`: {s.missing} of {s.cell.seeds} seeds,"
+        f" {compact(s.cell.config.total_steps or 0)} steps each"
+        for s in scores
+        if s.missing
+    ]
+    others = sorted({*list_options("experiment")} - {score.cell.preset for score in scores})
+    waiting += [f"- in no table: {', '.join(f'`{name}`' for name in others)}"] if others else []
+    parts = []
+    for title, lines in (("Stale: settings changed since", stale), ("Not run", waiting)):
+        parts += [f"## {title}\n", *_lines(lines)] if lines else []
+    return parts
+
+
+def _sources(sources: dict[str, Any]) -> list[str]:
+    lines = [f"- [{s['name']}]({s['url']}): {s['protocol']}" for s in sources.values()]
+    return ["## Sources\n", *_lines(lines)]
+
+
+def _machines(scores: Sequence[Score]) -> list[str]:
+    """Machines and versions, with how many runs each has made."""
+    rows = [row for score in scores for row in score.rows]
+    parts = []
+    for title, names in (
+        ("Machines", [row.machine for row in rows]),
+        ("Versions", [f"maze_train {row.version}" for row in rows]),
+    ):
+        lines = [f"- {name}: {names.count(name)} runs" for name in dict.fromkeys(names)]
+        parts += [f"## {title}\n", *_lines(lines)] if lines else []
+    return parts

@@ -1,0 +1,106 @@
+"""The command that exports a policy, its settings, and what runs the file elsewhere."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from maze_train.cli import main
+from maze_train.config.export_config import is_export, load_export_config
+from maze_train.config.loading import load_config
+from maze_train.config.writing import config_text
+from maze_train.envs.factory import EnvFactory
+from maze_train.errors import ConfigError
+from maze_train.training.models import make_model
+from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
+
+PAGE = Path(__file__).parents[2] / "docs" / "export.md"
+WITHOUT_PACKAGE = (
+    "import runpy, sys; sys.modules.update(maze_train=None, torch=None); "
+    "runpy.run_path('my_robot.py')"
+)
+HEAPS = {"_target_": "agent_envs.Heaps"}
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path, monkeypatch):
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
+def write_policy(env):
+    """The directory of a run with a best policy, which was not trained."""
+    config = load_config({"algorithm": "ppo", "env": env, "model.hidden_sizes": [8], "seed": 0})
+    made = EnvFactory.from_any(config.env)()
+    here = made.observation_space, made.action_space
+    made.close()
+    model = make_model(config.algorithm, config.model, {}, *here, 0)
+    PolicyWriter(*here, config_text(config))(Path("run/best"), model.state_dict(), {})
+    return TrainedPolicy(model, *here)
+
+
+@pytest.mark.parametrize(
+    ("env", "arguments", "file", "source"),
+    [
+        ("CartPole-v1", [], "run/policy.ts", "the environment"),
+        ("CartPole-v1", ["output=a/own.file"], "a/own.file", "the environment"),
+        (HEAPS, ["trust=[agent_envs]"], "run/policy.ts", "the environment"),
+        (HEAPS, ["trust=[agent_envs]", "agent=second"], "run/policy_second.ts", "the environment"),
+        (HEAPS, ["agent=second"], "run/policy_second.ts", "the space"),
+    ],
+)
+def test_the_command(env, arguments, file, source, capsys):
+    """A file beside the policy, or where it is wanted; environments are played if they may be."""
+    write_policy(env)
+    assert main(["-cn", "export", "run=run", "format=torchscript", *arguments]) == 0
+    said = capsys.readouterr()
+    assert f"  file     {Path(file).absolute()}, {Path(file).stat().st_size:,} bytes" in said.out
+    assert f"  compared 1,000 observations of {source}, largest difference " in said.out
+    assert ("not on episodes: " in said.err) == ("trust=[agent_envs]" in said.err)
+    assert ("trust=[agent_envs]" in said.err) == (source == "the space")
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({}, r"run = '': expected the directory of a run, such as run=outputs/a"),
+        ({"run": "a", "format": "onix"}, r"format = 'onix': .*mean 'onnx'"),
+        ({"run": "a", "formt": "onnx"}, r"formt = 'onnx': unknown; did you mean format"),
+    ],
+)
+def test_wrong_settings(settings, problem):
+    """They are told before anything is read."""
+    with pytest.raises(ConfigError, match=problem):
+        load_export_config(settings)
+
+
+def test_a_configuration_of_the_user_may_extend_ours():
+    """It is known by its keys; that of a rollout has a run as well."""
+    assert is_export("own", {"run": "a", "format": "onnx", "output": None, "agent": None})
+    assert is_export("export", {})
+    assert not is_export("own", {"run": "a", "policy": None, "n_episodes": 1, "output_dir": None})
+
+
+@pytest.mark.slow
+def test_the_program_of_the_page_runs_without_this_package():
+    """Nor with PyTorch; it plays the episode that the policy plays."""
+    pytest.importorskip("onnxruntime")
+    policy = write_policy("CartPole-v1")
+    policy.export("policy.onnx")
+    source = re.search(r"```python my_robot.py\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
+    assert len(source.strip().splitlines()) <= 12
+    Path("my_robot.py").write_text(source)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_PACKAGE], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    env = EnvFactory.from_any("CartPole-v1")()
+    observation, steps, ended = env.reset(seed=0)[0], 0, False
+    while not ended:
+        observation, _, *ends, _ = env.step(policy.act(observation))
+        steps, ended = steps + 1, any(ends)
+    assert done.stdout == f"{steps} steps\n"

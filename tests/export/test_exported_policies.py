@@ -1,0 +1,331 @@
+"""Files of policies act as the policies do: every family and format, any number of environments."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+import sys
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from cases import everyday, sweep
+from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
+from torch import nn
+
+from maze_train.algorithms.dqn.model import build_dqn
+from maze_train.algorithms.td3.model import build_td3
+from maze_train.errors import ConfigError, ExportError, MissingExtraError
+from maze_train.export import formats
+from maze_train.export.check import played_observations
+from maze_train.export.step import PolicyStep
+from maze_train.nets.actor_critic import build_actor_critic
+from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.policy_model import build_policy
+from maze_train.nets.soft_actor_critic import build_soft_actor_critic
+from maze_train.rollout.fixed_policies import random_policy
+from maze_train.spaces.agents import AgentSpaces
+from maze_train.spaces.describe import FlatView, flatten_value, unflatten_value
+from maze_train.spaces.serialize import space_from_dict
+from maze_train.training.config import PolicyConfig
+from maze_train.training.policies import build_joint_model
+from maze_train.training.policy_files import TrainedPolicy
+from maze_train.types import leaves_by_key
+
+VECTOR = spaces.Box(-np.inf, np.inf, (5,), np.float64)
+IMAGE = spaces.Box(0, 255, (40, 36, 3), np.uint8)
+PARTS = spaces.Dict({"at": VECTOR, "gear": spaces.Discrete(3, start=1), "view": IMAGE})
+MASKED = spaces.Dict({"at": VECTOR, "action_mask": spaces.MultiBinary(4)})
+TWO_MASKS = spaces.Dict({"at": VECTOR, "action_mask": spaces.MultiBinary(5)})
+FORCE = spaces.Box(np.array([-0.1, -2.0], np.float32), np.array([0.1, 0.5], np.float32))
+HYBRID = spaces.Tuple((spaces.Discrete(3), spaces.Dict({"force": FORCE})))
+SWITCHES = spaces.Dict({"level": spaces.Box(-5, 9, (2, 2), np.int32), "on": spaces.MultiBinary(3)})
+RUNNING = ObservationNormalizationConfig(mode="running")
+LSTM, GRU = (MemoryConfig(cell=cell, size=4, layers=2) for cell in ("lstm", "gru"))
+AGENTS = AgentSpaces(
+    {"first": VECTOR, "second": VECTOR, "other": MASKED},
+    {"first": HYBRID, "second": HYBRID, "other": spaces.Discrete(4)},
+)
+BETA = {"Box": {"_target_": "maze_train.Beta"}}
+
+CASES = {
+    "vector": (build_actor_critic, VECTOR, spaces.Discrete(4, start=2), {}),
+    "image": (build_actor_critic, IMAGE, spaces.MultiDiscrete([2, 3]), {}),
+    "impala": (build_actor_critic, IMAGE, FORCE, {"image_encoder": "impala"}),
+    "lstm": (build_actor_critic, VECTOR, HYBRID, {"memory": LSTM}),
+    "gru": (build_actor_critic, PARTS, spaces.Discrete(3), {"memory": GRU}),
+    "normalized": (build_policy, PARTS, HYBRID, {"normalization": RUNNING}),
+    "masked": (build_actor_critic, MASKED, spaces.Discrete(4), {}),
+    "two masks": (build_actor_critic, TWO_MASKS, spaces.MultiDiscrete([2, 3]), {}),
+    "switches": (build_actor_critic, spaces.Discrete(7), SWITCHES, {}),
+    "beta": (build_actor_critic, VECTOR, FORCE, {"distributions": BETA}),
+    "sac": (build_soft_actor_critic, VECTOR, FORCE, {}),
+    "sac hybrid": (build_soft_actor_critic, VECTOR, HYBRID, {}),
+    "td3": (build_td3, VECTOR, FORCE, {}),
+    "dqn": (build_dqn, MASKED, spaces.Discrete(4), {"num_quantiles": 3, "dueling": True}),
+    "agents": (build_actor_critic, AGENTS, None, {}),
+    "agents with memory": (build_actor_critic, AGENTS, None, {"memory": GRU}),
+}
+
+
+def build(name, **policies):
+    """The policy of a case, whose actions differ between observations."""
+    make, *here, settings = CASES[name]
+    settings, others = dict(settings), {}
+    for key in ("num_quantiles", "dueling"):
+        if key in settings:
+            others[key] = settings.pop(key)
+    config = ModelConfig(hidden_sizes=[8], branch_size=4, **settings)
+    if here[0] is AGENTS:
+        model = build_joint_model(make, config, AGENTS, policies, seed=1)
+        here = AGENTS.observation_space, AGENTS.action_space
+    else:
+        model = make(config, *here, seed=1, **others)
+    with torch.no_grad():
+        for key, param in model.named_parameters():
+            if "policy" in key:
+                param.mul_(3.0)
+        if name == "normalized":
+            model.normalizer.update({"at": 5.0 * torch.randn(9, 5) + 2.0})
+    return TrainedPolicy(model, *here)
+
+
+def observations(policy, n, seed=0):
+    """Observations in the form of a vector environment; all actions are legal in every second."""
+    view = FlatView(policy.observation_space)
+    drawn = dict(FlatView(batch_space(view.space, n)).read(sample(view.space, n, seed)))
+    for key, leaf in drawn.items():
+        if key.endswith("action_mask"):
+            leaf[::2] = 1
+            leaf[..., [0, -1]] = 1
+    return drawn
+
+
+def sample(space, n, seed):
+    """A sample of a batch of observations."""
+    batched = batch_space(space, n)
+    batched.seed(seed)
+    return batched.sample()
+
+
+def named(start, leaves):
+    """Arrays by the names that they have in files."""
+    return {f"{start}/{key}" if key else start: np.asarray(leaf) for key, leaf in leaves.items()}
+
+
+def opened(path, kind):
+    """Description of a file, and a function from arrays to arrays; nothing of this package."""
+    files = {formats.DESCRIPTION: ""}
+    if kind == "onnx":
+        session = pytest.importorskip("onnxruntime").InferenceSession(path)
+        names = [output.name for output in session.get_outputs()]
+        text = session.get_modelmeta().custom_metadata_map[formats.DESCRIPTION]
+        return text, lambda arrays: dict(zip(names, session.run(names, arrays), strict=True))
+    if kind == "torchscript":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # newer versions of PyTorch discourage it
+            module = torch.jit.load(path, _extra_files=files)
+    else:
+        module = torch.export.load(path, extra_files=files).module()
+
+    def run(arrays):
+        found = module({name: torch.from_numpy(array) for name, array in arrays.items()})
+        return {name: output.numpy() for name, output in found.items()}
+
+    return files[formats.DESCRIPTION], run
+
+
+def check_actions(policy, run, given):
+    """A function does what the policy does, step by step."""
+    for n in (1, 6):
+        policy.reset()
+        state = {"state": np.zeros((n, getattr(policy.model, "state_size", 0)), np.float32)}
+        for step in range(3):
+            leaves = observations(policy, n, seed=step)
+            expected = policy.act(unflatten_value(policy.observation_space, leaves.get("", leaves)))
+            inputs = {**named("obs", leaves), **(state if "state" in given else {})}
+            outputs = run({key: value for key, value in inputs.items() if key in given})
+            state = {"state": outputs.get("next_state")}
+            flat = leaves_by_key(flatten_value(policy.action_space, expected))
+            for key, value in named("action", flat).items():
+                np.testing.assert_allclose(outputs[key], value, rtol=1e-4, atol=1e-5)
+                assert (outputs[key].dtype, outputs[key].shape) == (value.dtype, value.shape)
+
+
+def no_constant(word):
+    """Refuse what JSON does not have."""
+    raise AssertionError(word)
+
+
+EVERY = [("vector", "onnx"), ("masked", "torchscript"), ("sac", "torchscript")]
+EVERY += [(name, "torch_export") for name in ("lstm", "dqn", "agents with memory")]
+EVERY += [(n, k) for n in CASES for k in formats.FORMATS if (n, k) not in EVERY]
+
+
+@pytest.mark.parametrize("case", everyday(6, EVERY), ids=" as ".join)
+def test_a_file_acts_as_the_policy(tmp_path, case):
+    """In batches of other sizes, with a memory that goes on; it says what it is."""
+    name, kind = case
+    if kind == "onnx":
+        pytest.importorskip("onnxruntime")
+    policy = build(name)
+    weights = list(policy.model.state_dict())
+    export = policy.export(tmp_path / f"policy{formats.FORMATS[kind].suffix}", format=kind)
+    assert export.differences.largest < 1e-5
+    assert export.source == "the space"
+    assert list(policy.model.state_dict()) == weights
+    text, run = opened(export.path, kind)
+    check_actions(policy, run, export.inputs)
+    described = json.loads(text, parse_constant=no_constant)
+    assert described["inputs"] == export.inputs
+    assert described["outputs"] == export.outputs
+    for key in ("observation_space", "action_space"):
+        assert space_from_dict(described[key]) == getattr(policy, key)
+
+
+def test_what_is_not_read_is_not_asked_for(tmp_path):
+    """Rewards and ends of agents; who acts, unless an agent remembers; masks are read."""
+    step = PolicyStep(build("agents"))
+    agents = ["agents/first", "agents/second", "agents/other/action_mask", "agents/other/at"]
+    assert step.keys == agents
+    assert PolicyStep(build("agents with memory")).keys == [*agents, "acts"]
+
+
+@sweep("name", CASES)
+def test_what_learning_alone_needs_is_left_out(name):
+    """Critics and targets, which are most of a model of SAC."""
+    weights = PolicyStep(build(name)).state_dict()
+    assert weights
+    assert not [key for key in weights if re.search("critic|target|value_head", key)]
+
+
+def test_one_of_several_agents(tmp_path):
+    """Its file takes its own observations; agents without networks have none."""
+    policies = {
+        "team": PolicyConfig(agents=["first", "second"]),
+        "chance": PolicyConfig(agents=["other"], source="random"),
+    }
+    policy = build("agents with memory", **policies)
+    with pytest.raises(ConfigError, match=r"policies.chance.source: acts at random.*agent=<name>"):
+        policy.export(tmp_path / "all", format="torchscript")
+    with pytest.raises(ConfigError, match=r"agent = 'firts'.*did you mean 'first'"):
+        policy.export(tmp_path / "one", format="torchscript", agent="firts")
+    export = policy.export(tmp_path / "one", format="torchscript", agent="second")
+    assert list(export.inputs) == ["obs", "state"]
+    own = TrainedPolicy(policy.model.policies["team"], *AGENTS.of("second"))
+    check_actions(own, opened(export.path, "torchscript")[1], export.inputs)
+    with pytest.raises(ConfigError, match="agent = 'first': the environment has one agent"):
+        build("vector").export(tmp_path / "none", agent="first")
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
+CHANGES = {
+    "nothing": (lambda name, x, call: x, None),
+    "rounding": (lambda name, x, call: x * (1 + 2e-5) if name == "params" else x, None),
+    "five actions": (lambda name, x, call: x + (name == "action" and call < 5), None),
+    "six actions": (lambda name, x, call: x + (name == "action" and call < 6), "6 have other"),
+    "numbers": (lambda name, x, call: x + 1e-3 * (name == "params"), "by up to 1.0e-03"),
+    "no number": (lambda name, x, call: x * np.nan if name == "params" else x, "by up to nan"),
+    "shape": (lambda name, x, call: x[:, None], "the file gives"),
+    "failure": (lambda name, x, call: 1 // 0, "can not be run: ZeroDivisionError"),
+}
+"""What is done to the outputs of a file, the first eight calls of which have one observation."""
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_differences_between_file_and_policy(tmp_path, monkeypatch, change):
+    """Beyond rounding they are an error that says by how much, and what was there stays."""
+    function, problem = CHANGES[change]
+    kind, calls = formats.FORMATS["torchscript"], itertools.count()
+
+    def changed(run, inputs):
+        call = next(calls)
+        return {
+            name: np.asarray(function(name, x, call)).astype(x.dtype)
+            for name, x in run(inputs).items()
+        }
+
+    def load(content):
+        return functools.partial(changed, kind.load(content))
+
+    monkeypatch.setitem(formats.FORMATS, "torchscript", kind._replace(load=load))
+    path, policy = tmp_path / "policy.ts", build("vector")
+    path.write_bytes(b"earlier")
+    if problem is None:
+        found = policy.export(path, format="torchscript").differences
+        assert found.other_choices == 5 * (change == "five actions")
+        assert path.read_bytes() != b"earlier"
+    else:
+        with pytest.raises(ExportError, match=problem):
+            policy.export(path, format="torchscript")
+        assert path.read_bytes() == b"earlier"
+
+
+class Fickle(nn.Module):
+    """Chooses by its inputs what it computes."""
+
+    def forward(self, obs):
+        values = obs[..., :4].float()
+        return values if obs.sum() > 0 else -values
+
+
+@pytest.mark.parametrize(
+    ("kind", "problem"),
+    [
+        ("onnx", "PyTorch can not record the policy: .*networks of your own may not choose"),
+        ("torchscript", "acts otherwise than the policy"),
+        ("torch_export", "PyTorch can not record the policy"),
+    ],
+)
+def test_a_network_that_can_not_be_recorded(tmp_path, kind, problem):
+    """It is one error, and there is no file."""
+    if kind == "onnx":
+        pytest.importorskip("onnxscript")
+    policy = build("vector")
+    policy.model.policy.net = Fickle()
+    with pytest.raises(ExportError, match=problem):
+        policy.export(tmp_path / "policy", format=kind)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_can_not_be_exported(tmp_path, monkeypatch):
+    """Formats that there are not, policies without networks, and packages that are missing."""
+    policy = build("vector")
+    with pytest.raises(ConfigError, match=r"format = 'onix': expected one of onnx.*mean 'onnx'"):
+        policy.export(tmp_path / "policy", format="onix")
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(MissingExtraError, match=r"format=onnx needs .*'onnx.*maze-train\[onnx\]"):
+        policy.export(tmp_path / "policy")
+    random = TrainedPolicy(random_policy(VECTOR, FORCE), VECTOR, FORCE)
+    with pytest.raises(ConfigError, match="acts at random, or by code of its own"):
+        random.export(tmp_path / "policy")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_that_remembers_is_not_disturbed(tmp_path):
+    """Nor is it by the comparison, which begins anew."""
+    policy, other = build("lstm"), build("lstm")
+    seen = [observations(policy, 2, seed)[""] for seed in range(3)]
+    for obs in seen[:2]:
+        policy.act(obs), other.act(obs)
+    policy.export(tmp_path / "policy", format="torchscript")
+    expected = other.act(seen[2])
+    for own, action in zip(policy.act(seen[2]), expected, strict=True):
+        np.testing.assert_equal(own, action)
+
+
+def test_observations_of_an_environment():
+    """A thousand of them, in the types of the space, of episodes in which the policy plays."""
+    env = gymnasium.make("CartPole-v1")
+    model = build_policy(ModelConfig(), env.observation_space, env.action_space, seed=0)
+    policy = TrainedPolicy(model, env.observation_space, env.action_space)
+    leaves = played_observations("CartPole-v1", policy)
+    assert list(leaves) == [""]
+    assert leaves[""].shape == (1000, 4)
+    assert all(map(env.observation_space.contains, leaves[""]))
+    assert len(np.unique(leaves[""], axis=0)) == 1000

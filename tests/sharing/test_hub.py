@@ -1,0 +1,407 @@
+"""Policies on the Hugging Face hub: pushed, loaded and played, with a hub on this machine."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import json
+import os
+import pickle
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+import yaml
+from hub_server import OWNER_TOKEN, HubServer
+
+from maze_train import load_policy, make_env, push_to_hub, run_rollout, train
+from maze_train.cli import main
+from maze_train.config.loading import load_config
+from maze_train.errors import ConfigError, MissingExtraError, RunDirectoryError
+from maze_train.runners.saved_policies import read_source
+from maze_train.sharing.card import score_of
+from maze_train.sharing.repository import shared_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from maze_train.runners.parts import TrainingResult
+
+NAME, CONSTANTS = "me/cartpole", "huggingface_hub.constants"
+POLICY = ("config.yaml", "policy.pt", "score.json", "spaces.json")
+TOLD = ("README.md", "learning_curve.png", "metrics.csv", "replay.mp4")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
+    """A short run, with settings that are of nobody else, and a film."""
+    place = tmp_path_factory.mktemp("home")
+    result = train(
+        "CartPole-v1",
+        total_steps=128,
+        run_dir=str(place / "run"),
+        seed=1,
+        writers=[{"_target_": "maze_train.JSONSummaryWriter", "filename": "writer_token.json"}],
+        evaluation={"n_episodes": 3, "final_episodes": 4},
+        model={"hidden_sizes": [8]},
+        **{
+            "env.kwargs": {"render_mode": "rgb_array"},
+            "algorithm.n_rollout_steps": 16,
+            "algorithm.batch_size": 16,
+            "algorithm.epoch_length": 1,
+            "runner.concurrency": 2,
+            "tracking.progress": "quiet",
+            "tracking.tensorboard": False,
+        },
+    )
+    run_rollout(str(result.run_dir), n_episodes=1, video=True, progress="quiet")
+    return result
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[HubServer]:
+    """A hub on this machine, for which this process has the token of the owner."""
+    pytest.importorskip("huggingface_hub")
+    with HubServer() as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HF_ENDPOINT", server.url)
+        patch.setenv("HF_TOKEN", OWNER_TOKEN)
+        patch.setenv("HF_HUB_DISABLE_XET", "1")
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        # It reads them when it is imported, which another test may have done.
+        for name in [name for name in sys.modules if name.startswith("huggingface_hub")]:
+            patch.delitem(sys.modules, name)
+        yield server
+
+
+@pytest.fixture
+def hub(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubServer:
+    """The hub without repositories, an empty cache, and an empty working directory."""
+    constants = importlib.import_module(CONSTANTS)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    server.repositories.clear()
+    server.sizes.clear()
+    server.requests.clear()
+    server.is_down = False
+    return server
+
+
+def observations(n: int = 20) -> np.ndarray[Any, Any]:
+    """Some observations of CartPole."""
+    return np.random.default_rng(0).normal(size=(n, 4)).astype(np.float32)
+
+
+def test_a_pushed_policy_acts_as_that_of_the_run(hub: HubServer, trained: TrainingResult) -> None:
+    """What was pushed is loaded, from the newest commit, a branch, a commit, or a private place."""
+    pushed = push_to_hub(trained, NAME, private=True)
+    assert pushed.name == f"hf://{NAME}"
+    assert sorted(pushed.files) == sorted(POLICY + TOLD)
+    assert hub.repositories[NAME].private
+    expected = load_policy(trained.run_dir).act(observations())
+    commit = pushed.url.rpartition("/")[2]
+    branch = push_to_hub(str(trained.run_dir), NAME, revision="v1/old")
+    for name in (pushed.name, f"hf://{NAME}@{commit}", branch.name):
+        assert (load_policy(name).act(observations()) == expected).all()
+    assert sorted(hub.repositories[NAME].branches) == ["main", "v1/old"]
+
+
+def test_only_what_a_policy_needs_is_downloaded(hub: HubServer, trained: TrainingResult) -> None:
+    """Of all files four are asked for, and once."""
+    push_to_hub(trained, NAME)
+    hub.requests.clear()
+    load_policy(f"hf://{NAME}")
+    asked = [line for line in hub.requests if line.startswith("GET") and "/resolve/" in line]
+    assert sorted(line.rpartition("/")[2] for line in asked) == sorted(POLICY)
+    hub.requests.clear()
+    load_policy(f"hf://{NAME}")
+    assert not [line for line in hub.requests if "/resolve/" in line]
+    commit = hub.repositories[NAME].branches["main"]
+    hub.requests.clear()
+    load_policy(f"hf://{NAME}@{commit}")
+    assert hub.requests == []
+
+
+def test_what_a_later_push_has_not_is_removed(hub: HubServer, trained: TrainingResult) -> None:
+    """The film of an earlier policy goes with it; a card of one's own and other files stay."""
+    push_to_hub(trained, NAME)
+    repository = hub.repositories[NAME]
+    repository.commit("main", {**repository.files(), "README.md": b"mine", "notes.txt": b"mine"})
+    epoch = 3 if trained.summary.best_epoch == 4 else 4
+    push_to_hub(f"{trained.run_dir}@epoch_{epoch:06d}", NAME, card=False)
+    files = repository.files()
+    assert "replay.mp4" not in files
+    assert (files["README.md"], files["notes.txt"]) == (b"mine", b"mine")
+    assert json.loads(files["score.json"])["epoch"] == epoch
+
+
+def test_nothing_of_the_machine_is_uploaded(hub: HubServer, trained: TrainingResult) -> None:
+    """No file holds the directory of the run, nor the settings of writers."""
+    push_to_hub(trained, NAME)
+    files = hub.repositories[NAME].files()
+    assert "writer_token" in (trained.run_dir / "config.yaml").read_text()
+    for words in (str(trained.run_dir.parent), "writer_token"):
+        assert not [name for name, data in files.items() if words.encode() in data]
+
+
+PRIVATE = {
+    "env.kwargs": {
+        "map": "/home/me/maps/a.txt",
+        "api_key": "abc",
+        "url": "https://me:pass@host/x",
+        "store": f"sqlite:///{Path.home()}/maps.db",
+        "nested": [{"auth_token": 1}, "C:\\maps\\b.txt", "ordinary/text"],
+        "note": "hf_" + "a" * 30,
+    },
+    "runner.dataset": "records/expert",
+    "tracking.writers": [{"_target_": "maze_train.WandbWriter", "project": "secret"}],
+    "callbacks": [{"_target_": "maze_train.StopAtReturn", "threshold": 5}],
+    "base_run": "/home/me/runs/b",
+}
+
+
+def test_paths_and_secrets_stay_here() -> None:
+    """Of a path the last part stays; what is named as a secret, or looks like one, does not."""
+    config = load_config({"algorithm": "bc", "env": "CartPole-v1", **PRIVATE})
+    settings, left_out = shared_settings(config)
+    assert settings["env"]["kwargs"] == {
+        "map": "a.txt",
+        "api_key": None,
+        "url": None,
+        "store": "maps.db",
+        "nested": [{"auth_token": None}, "b.txt", "ordinary/text"],
+        "note": None,
+    }
+    assert settings["runner"]["dataset"] == "expert"
+    assert not {"tracking", "callbacks", "base_run", "checkpoint"} & settings.keys()
+    keys = ("map", "api_key", "url", "store", "nested[0].auth_token", "nested[1]", "note")
+    assert left_out == [*(f"env.kwargs.{key}" for key in keys), "runner.dataset"]
+    assert load_config(settings).algorithm == config.algorithm
+
+
+def test_the_card(hub: HubServer, trained: TrainingResult) -> None:
+    """Its head is YAML that the hub reads; figures are those of the run; its commands work."""
+    push_to_hub(trained, NAME)
+    _, head, text = hub.repositories[NAME].files()["README.md"].decode().split("---\n", 2)
+    header = yaml.safe_load(head)
+    assert header["library_name"] == "maze-train"
+    assert {"ppo", "CartPole-v1", "reinforcement-learning"} <= set(header["tags"])
+    test = trained.summary.final_test["best"]
+    mean, std = (test[f"episode_return_{name}"] for name in ("mean", "std"))
+    (result,) = header["model-index"][0]["results"]
+    assert result["dataset"] == {"name": "CartPole-v1", "type": "CartPole-v1"}
+    assert result["metrics"][0]["value"] == f"{mean:.2f} +/- {std:.2f}"
+    for words in (f"{mean:.2f} +/- {std:.2f} over 4 episodes: the test", "n_rollout_steps: 16"):
+        assert words in text
+    assert "![Returns over environment steps](learning_curve.png)" in text
+    command = next(line for line in text.splitlines() if line.startswith("maze-run"))
+    assert main([*command.split()[1:], "n_episodes=1", "progress=quiet"]) == 0
+    code = text.partition("```python\n")[2].partition("```")[0]
+    exec(code, {"observation": observations()[0]})
+
+
+def test_the_score_of_a_policy(trained: TrainingResult, tmp_path: Path) -> None:
+    """Of an epoch that was not tested it is that of its evaluation; without files there is none."""
+    with (trained.run_dir / "metrics.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    epoch = 1 if trained.summary.best_epoch == 2 else 2
+    score = score_of(trained.run_dir, epoch)
+    assert score is not None
+    assert score.mean == float(rows[epoch - 1]["eval/episode_return_mean"])
+    assert (score.episodes, "evaluation" in score.origin) == (3, True)
+    assert score_of(trained.run_dir, 99) is None
+    assert score_of(tmp_path, 1) is None
+
+
+def test_a_run_elsewhere_is_not_followed(hub: HubServer, trained: TrainingResult) -> None:
+    """A link in a run to another file of the user is not uploaded."""
+    secret = trained.run_dir.parent / "secret.txt"
+    secret.write_text("mine")
+    picture = trained.run_dir / "plots" / "learning_curve.png"
+    kept = picture.read_bytes()
+    picture.unlink()
+    picture.symlink_to(secret)
+    try:
+        pushed = push_to_hub(trained, NAME)
+    finally:
+        picture.unlink()
+        picture.write_bytes(kept)
+    assert "learning_curve.png" not in pushed.files
+
+
+def test_the_command_line(
+    hub: HubServer, trained: TrainingResult, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """`push` and `run=hf://...` work; results of a rollout are not written into the cache."""
+    assert main(["-cn", "push", f"run={trained.run_dir}", f"repo_id={NAME}"]) == 0
+    assert f"hf://{NAME}: README.md, config.yaml" in capfd.readouterr().out
+    hub.requests.clear()
+    words = ["-cn", "rollout", f"run=hf://{NAME}", "n_episodes=2", "progress=quiet"]
+    assert main(words) == 0
+    assert len([line for line in hub.requests if line.endswith("?blobs=true")]) == 1
+    (folder,) = (hub_folder := os.path.abspath("outputs")) and os.listdir(hub_folder)
+    assert folder == "CartPole-v1-ppo-rollout"
+    assert main(["-cn", "export", f"run=hf://{NAME}"]) == 2
+    assert "output = None: expected a file, such as output=policy.onnx" in capfd.readouterr().err
+    assert main(["-cn", "push", "run=nowhere", "repo_id=me"]) == 2
+    assert "repo_id = 'me': expected <owner>/<name>" in capfd.readouterr().err
+
+
+def test_other_places_take_the_name(hub: HubServer, trained: TrainingResult) -> None:
+    """Agents act with it, an environment is built from it, and a run begins with it."""
+    push_to_hub(trained, NAME)
+    assert read_source(f"hf://{NAME}").spaces[1] == trained.policy.action_space
+    with pytest.raises(RunDirectoryError, match="has one policy: leave out :wolf"):
+        read_source(f"hf://{NAME}@main:wolf")
+    with make_env(f"hf://{NAME}") as env:
+        assert env.observation_space == trained.policy.observation_space
+    result = train(
+        "CartPole-v1",
+        base_run=f"hf://{NAME}",
+        total_steps=32,
+        **{"runner.fast_dev_run": True, "tracking.progress": "quiet"},
+    )
+    assert result.summary.updates
+
+
+class Opens:
+    """A pickle of a stranger, which makes a file when it is loaded."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("touch marker",)
+
+
+def stranger(trained: TrainingResult, **settings: Any) -> dict[str, bytes]:
+    """The files of the best policy, with other settings in its configuration."""
+    best = trained.run_dir / "best"
+    found = {path.name: path.read_bytes() for path in best.iterdir()}
+    config = yaml.safe_load(found["config.yaml"])
+    config["model"].update(settings)
+    return {**found, "config.yaml": yaml.safe_dump(config).encode()}
+
+
+def test_a_hostile_repository_runs_nothing(hub: HubServer, trained: TrainingResult) -> None:
+    """Neither a pickle, nor what settings name, nor files with names that lead upwards."""
+    files = stranger(trained)
+    score = json.dumps({"score": 1.0, "epoch": 1}).encode()
+    shell = {"_target_": "subprocess.getoutput", "cmd": "touch marker"}
+    hub.publish("x/pickle", {**files, "policy.pt": pickle.dumps(Opens()), "score.json": score})
+    hub.publish("x/target", stranger(trained, policy=shell))
+    others = ("../marker", "a/../../../marker", "policy.pt/../../marker", "hostile.py", "best/x.pt")
+    hub.publish("x/paths", {**files, **dict.fromkeys(others, b"x")})
+    with pytest.raises(RunDirectoryError, match="no code in it was run"):
+        load_policy("hf://x/pickle")
+    with pytest.raises(ConfigError, match=r"model\.policy\._target_ = subprocess\.getoutput"):
+        load_policy("hf://x/target")
+    with pytest.raises(ConfigError, match=r"subprocess\.getoutput"):
+        run_rollout("hf://x/target", n_episodes=1)
+    hub.requests.clear()
+    load_policy("hf://x/paths")
+    asked = {line.partition("/resolve/")[2] for line in hub.requests if "/resolve/" in line}
+    assert {name.partition("/")[2] for name in asked} == set(POLICY)
+    names = {name for _, _, names in os.walk(".") for name in names}
+    assert not names & {"marker", "hostile.py", "x.pt"}
+
+
+def test_a_policy_that_fills_the_disk_is_not_downloaded(
+    hub: HubServer, trained: TrainingResult
+) -> None:
+    """Sizes are asked for first."""
+    hub.publish("x/large", stranger(trained))
+    hub.sizes["policy.pt"] = 1 << 40
+    with pytest.raises(RunDirectoryError, match=r"has 1,099,5.* bytes: at most 4,294,967,296 are"):
+        load_policy("hf://x/large")
+    assert not [line for line in hub.requests if "/resolve/" in line]
+
+
+@pytest.mark.parametrize("how", ["down", "offline", "gone"])
+def test_without_the_hub_the_last_download_is_used(
+    hub: HubServer,
+    trained: TrainingResult,
+    how: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """One line says which commit; what was never downloaded is an error."""
+    hub.publish(NAME, stranger(trained))
+    hub.publish("me/other", stranger(trained))
+    load_policy(f"hf://{NAME}")
+    capfd.readouterr()
+    package, constants = map(importlib.import_module, ("huggingface_hub", CONSTANTS))
+    if how == "offline":
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+        package.close_session()  # it remembers whether it is offline
+    elif how == "gone":
+        monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    hub.is_down = True
+    try:
+        load_policy(f"hf://{NAME}")
+        commit = hub.repositories[NAME].branches["main"]
+        assert (
+            f"commit {commit[:12]} is used, which was downloaded before" in capfd.readouterr().err
+        )
+        with pytest.raises(RunDirectoryError, match="it was not downloaded before"):
+            load_policy("hf://me/other")
+    finally:
+        package.close_session()
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("hf://nobody/nothing", "no such repository, or it is private: log in"),
+        (f"hf://{NAME}@v9", "the repository has no revision v9"),
+        ("hf://alone", "names no repository: expected hf://<owner>/<repository>"),
+        (f"hf://{NAME}@", "names no repository"),
+        (f"hf://{NAME}@../../../x", "names no repository"),
+        ("hf://../x", "names no repository"),
+    ],
+)
+def test_names_that_lead_nowhere(
+    hub: HubServer, trained: TrainingResult, name: str, problem: str
+) -> None:
+    """The message says what is wrong; nothing is asked of the hub for a malformed name."""
+    hub.publish(NAME, stranger(trained))
+    with pytest.raises(RunDirectoryError, match=problem):
+        load_policy(name)
+    assert bool(hub.requests) == ("names no" not in problem)
+
+
+def test_who_may_not_write(
+    hub: HubServer, trained: TrainingResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The refusal of the hub is told with the remedy; a token may be given."""
+    monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 30)
+    with pytest.raises(RunDirectoryError, match=r"was not pushed to .*HF_TOKEN"):
+        push_to_hub(trained, NAME)
+    assert push_to_hub(trained, NAME, token=OWNER_TOKEN).files
+
+
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
+        ({"repo_id": "me"}, r"repo_id = 'me': expected <owner>/<name>"),
+        ({"run": "hf://me/x"}, "run = 'hf://me/x': expected the directory of a run"),
+        ({"revision": "../x"}, "revision = '../x': expected the name of a branch"),
+        ({"film": "a.gif"}, r"film = 'a.gif': expected a file that ends in \.mp4"),
+        ({"film": "none.mp4"}, r"film = '.*none.mp4': can not be read"),
+        ({"privat": True}, r"privat.*did you mean private\?"),
+    ],
+)
+def test_wrong_settings(
+    hub: HubServer, trained: TrainingResult, settings: dict[str, Any], problem: str
+) -> None:
+    """One message names key, value and what is expected; nothing is made on the hub."""
+    given = {"run": trained.run_dir, "repo_id": NAME, **settings}
+    with pytest.raises(ConfigError, match=problem):
+        push_to_hub(**given)
+    assert hub.repositories == {}
+
+
+def test_the_extra_is_named(trained: TrainingResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the package of the hub, the message says what to install."""
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    for call in (lambda: load_policy(f"hf://{NAME}"), lambda: push_to_hub(trained, NAME)):
+        with pytest.raises(MissingExtraError, match=r'pip install "maze-train\[hub\]"'):
+            call()

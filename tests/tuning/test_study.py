@@ -1,0 +1,106 @@
+"""Studies without processes: what prunes, what is kept, and how their trials are told."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maze_train.config.search_config import SearchRange
+from maze_train.errors import ConfigError
+from maze_train.tuning.picture import draw_search
+from maze_train.tuning.report import MAX_ROWS, result_of
+from maze_train.tuning.space import Space
+from maze_train.tuning.study import check_settings, open_journal, open_study, part_named
+from maze_train.tuning.trial import PruningCallback, TrialTask
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
+
+KEYS = ("algorithm.gamma", "algorithm.lr")
+
+
+def space_of() -> Space:
+    """Two settings from 0 to 1."""
+    ranges = {key: SearchRange(low=0.1, high=0.9) for key in KEYS}
+    return Space(ranges, {"env": "CartPole-v1", "algorithm": "ppo"})
+
+
+def test_what_ends_a_trial(tmp_path: Path) -> None:
+    """Neither a value that is not finite, nor one of a run that ends by itself."""
+    number = open_study(open_journal(tmp_path), "max").ask().number
+    pruner = optuna.pruners.ThresholdPruner(lower=0.5, n_warmup_steps=10)
+    task = TrialTask(number, tmp_path, {}, [0], None, "max", "best", pruner)
+    reasons: list[str] = []
+    run: Any = SimpleNamespace(stop=reasons.append, progress=SimpleNamespace(fraction=0.2))
+    callback = PruningCallback(task, "m")
+    for run.metrics, run.stop_reason in (({}, ""), ({"m": math.nan}, ""), ({"m": 0.4}, "patience")):
+        callback.on_epoch_end(run)
+    assert (reasons, callback.pruned_at) == ([], 0)
+    run.stop_reason = ""
+    again = PruningCallback(task, "m")
+    again.on_run_start(run)  # it was interrupted just then
+    assert (reasons, again.pruned_at) == (["pruned at 20 %"], 20)
+
+
+def test_parts_of_optuna() -> None:
+    """A seed is added to that of the settings; pruning begins where curves tell something."""
+    space = space_of()
+
+    def drawn(node: Any, seed: int) -> dict[str, Any]:
+        study = optuna.create_study(sampler=part_named("sampler", node, seed))
+        params: dict[str, Any] = study.ask(space.distributions).params
+        return params
+
+    assert drawn({"name": "random", "seed": 5}, 2) == drawn("random", 7) != drawn("random", 2)
+    assert part_named("pruner", "median")._n_warmup_steps == 30
+    assert part_named("pruner", {"name": "median", "n_warmup_steps": 5})._n_warmup_steps == 5
+
+
+def test_settings_of_a_study(tmp_path: Path) -> None:
+    """They stay, but for those that newer versions have besides."""
+    check_settings(tmp_path, {"a": 1})
+    check_settings(tmp_path, {"a": 1, "b": 2})
+    with pytest.raises(ConfigError, match=r"a = 2: the study in .* has 1"):
+        check_settings(tmp_path, {"a": 2})
+
+
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+def test_trials_from_the_best_one(tmp_path: Path, direction: str) -> None:
+    """Then those that were pruned, with their last values; the picture has the best so far."""
+    space, study = space_of(), optuna.create_study(direction=direction)
+
+    def add(state: str, value: float | None = None, reports: Any = ()) -> None:
+        params = dict.fromkeys(KEYS, min(0.1 + 0.1 * len(study.trials), 0.9))
+        kind = optuna.trial.TrialState[state]
+        values = {"intermediate_values": dict(reports), "value": value}
+        own = {"params": params, "distributions": space.distributions}
+        study.add_trial(optuna.trial.create_trial(state=kind, **own, **values))
+
+    for value in (3.0, 1.0, 2.0):
+        add("COMPLETE", value)
+    result = result_of(study, space, tmp_path, "m", [])
+    assert len(draw_search(result.rows, study, space, "m").axes) == 3  # too few for importances
+    add("PRUNED", reports={5: 7.0, 10: 8.0})
+    add("FAIL")
+    add("COMPLETE", 4.0)
+    result = result_of(study, space, tmp_path, "m", [])
+    assert [row["value"] for row in result.rows[:4]] == [3.0, 1.0, 2.0, 8.0]
+    ranked = [int(line.split()[0]) for line in str(result).splitlines()[1:7]]
+    order = [1, 2, 0, 5] if direction == "minimize" else [5, 0, 2, 1]
+    assert ranked == [*order, 3, 4]
+    assert result.best_trial == order[0]
+    figure = draw_search(result.rows, study, space, "m")
+    best = figure.axes[0].lines[-1].get_ydata().tolist()
+    assert best == ([3.0, 1.0, 1.0, 1.0] if direction == "minimize" else [3.0, 3.0, 3.0, 4.0])
+    assert len(figure.axes) == 4
+    for _ in range(MAX_ROWS - 6):
+        add("FAIL")
+    for more in (0, 1):
+        text = str(result_of(study, space, tmp_path, "m", []))
+        assert (" more in " in text) is bool(more)
+        add("FAIL")
