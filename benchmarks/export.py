@@ -145,7 +145,7 @@ def figures(run_dir: Path) -> list[str]:
     return [
         f"{max(export.differences.largest for export in exports.values()):.0e}",
         ", ".join(f"{export.path.stat().st_size / 1e3:.0f}" for export in exports.values()),
-        *(", ".join(cells) for cells in speeds),
+        *(" / ".join(cells) for cells in speeds),
     ]
 
 

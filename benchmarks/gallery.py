@@ -63,6 +63,7 @@ ENTRIES = [
     Entry("sac/Pendulum-v1", width=180, film_seed=HANGING),
     Entry("td3/Pendulum-v1", width=180, film_seed=HANGING, settings=("total_steps=12_000",)),
     Entry("es/CartPole-v1"),
+    Entry("dqn/Acrobot-v1", width=180),
 ]
 
 
