@@ -62,7 +62,8 @@ class OwnEvaluator(Evaluator):
         metrics = {}
         for name, value in found.items():
             try:
-                metrics[name] = float(value.item() if hasattr(value, "item") else value)
+                number = value.item() if hasattr(value, "item") else value
+                metrics[name] = number if type(number) is int else float(number)
             except (TypeError, ValueError, RuntimeError) as error:
                 problem = f"evaluate() gave {value!r} for {name}; expected a number"
                 raise ConfigError(self._key, problem) from error

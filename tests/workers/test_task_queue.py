@@ -41,6 +41,8 @@ class ScriptedPool:
         """The spaces of all workers."""
         return list(self.spaces.values())
 
+    call_new = call_all
+
     def cancel(self, index: int) -> None:
         """Note it."""
         self.cancelled.append(index)
