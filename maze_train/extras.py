@@ -25,6 +25,8 @@ def import_extra(package: str, extra: str, purpose: str, module: str | None = No
         return importlib.import_module(module)
     except Exception as error:
         # One that is raised inside of the package does not say that the package is missing.
-        missing = isinstance(error, ModuleNotFoundError) and error.name == module
-        problem = None if missing else f"{type(error).__name__}: {error}"
+        is_missing = isinstance(error, ModuleNotFoundError) and (
+            f"{module}.".startswith(f"{error.name}.")
+        )
+        problem = None if is_missing else f"{type(error).__name__}: {error}"
         raise MissingExtraError(package, extra, purpose, problem) from error

@@ -31,10 +31,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "toy_extra.py"
 
 
-def test_a_missing_package_names_its_extra() -> None:
+@pytest.mark.parametrize("module", ["no_such_module_at_all", "no_such_module_at_all.errors"])
+def test_a_missing_package_names_its_extra(module: str) -> None:
     """And what needs it."""
     with pytest.raises(MissingExtraError, match=r"Toys need.*'toy'.*not installed.*\[toys\]"):
-        import_extra("toy", "toys", "Toys need it:", "no_such_module_at_all")
+        import_extra("toy", "toys", "Toys need it:", module)
 
 
 @pytest.mark.parametrize("code", BROKEN)
