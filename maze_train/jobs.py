@@ -16,16 +16,17 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from maze_train.config.compare_config import is_comparison, load_compare_config
-from maze_train.config.export_config import is_export, load_export_config
+from maze_train.config.commands import TRAIN, command_of
+from maze_train.config.compare_config import load_compare_config
+from maze_train.config.export_config import load_export_config
 from maze_train.config.launcher import stops_at_failures
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
 from maze_train.config.options import group_names
 from maze_train.config.pipeline import configure, prepare
-from maze_train.config.push_config import is_push, load_push_config
+from maze_train.config.push_config import load_push_config
 from maze_train.config.resuming import directory_of
-from maze_train.config.rollout_loading import is_rollout, load_rollout_config
-from maze_train.config.search_config import is_search, load_search_config, without_search
+from maze_train.config.rollout_loading import load_rollout_config
+from maze_train.config.search_config import load_search_config, without_search
 from maze_train.config.sweep_jobs import JOBS_FILE, JobRecord, write_jobs
 from maze_train.config.train_config import AUTO
 from maze_train.config.writing import CONFIG_FILE
@@ -149,17 +150,14 @@ def do(composed: DictConfig, name: str | None, directory: str | None, overrides:
     Returns:
         What a sweeper optimises.
     """
-    if is_comparison(name, composed):
-        return compare(plain_values(composed))
-    if is_export(name, composed):
-        return export(plain_values(composed))
-    if is_rollout(name, composed):
+    command = command_of(name, composed)
+    if command == TRAIN:
+        return train(composed, directory, overrides)
+    if command == "rollout":
         return roll_out(composed, directory)
-    if is_push(name, composed):
-        return push(plain_values(composed))
-    if is_search(name, composed):
+    if command == "search":
         return search(plain_values(composed), directory, without_search(overrides))
-    return train(composed, directory, overrides)
+    return {"compare": compare, "export": export, "push": push}[command](plain_values(composed))
 
 
 def _given_directory(composed: DictConfig) -> str | None:

@@ -73,16 +73,6 @@ class CompareConfig:
                 raise ConfigError(f"bounds.{env}", problem, ends)
 
 
-def is_comparison(name: str | None, values: Mapping[str, Any]) -> bool:
-    """Whether a composed configuration is that of a comparison.
-
-    Args:
-        name: Name of the primary config.
-        values: Composed values; a primary config of the user may extend ours.
-    """
-    return name == "compare" or {"runs", "n_resamples"} <= values.keys()
-
-
 def load_compare_config(node: Mapping[str, Any]) -> CompareConfig:
     """The configuration of a comparison from plain values; `runs` may be a single one.
 

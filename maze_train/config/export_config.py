@@ -50,16 +50,6 @@ class ExportConfig:
         check_choices(self)
 
 
-def is_export(name: str | None, values: Mapping[str, Any]) -> bool:
-    """Whether a composed configuration is that of an export.
-
-    Args:
-        name: Name of the primary config.
-        values: Composed values; a primary config of the user may extend ours.
-    """
-    return name == "export" or {"run", "format", "output"} <= values.keys()
-
-
 def load_export_config(node: Mapping[str, Any]) -> ExportConfig:
     """The configuration of an export from plain values.
 

@@ -57,16 +57,6 @@ class PushConfig:
         self.run = absolute_path("run", self.run)
 
 
-def is_push(name: str | None, values: Mapping[str, Any]) -> bool:
-    """Whether a composed configuration is that of an upload.
-
-    Args:
-        name: Name of the primary config.
-        values: Composed values; a primary config of the user may extend ours.
-    """
-    return name == "push" or {"run", "repo_id"} <= values.keys()
-
-
 def load_push_config(node: Mapping[str, Any]) -> PushConfig:
     """The configuration of an upload from plain values.
 

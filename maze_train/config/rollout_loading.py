@@ -33,16 +33,6 @@ OWN_OF_ENV = (*ENV_NAMES, "kwargs", "max_episode_steps")
 """Settings that belong to one environment; the others hold for any that takes its place."""
 
 
-def is_rollout(name: str | None, values: Mapping[str, Any]) -> bool:
-    """Whether a composed configuration is that of a rollout, else it is one of training.
-
-    Args:
-        name: Name of the primary config.
-        values: Composed values; a primary config of the user may extend ours.
-    """
-    return name == "rollout" or {"run", "policy", "n_episodes"} <= values.keys()
-
-
 def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
     """The configuration of a rollout from plain nested values.
 

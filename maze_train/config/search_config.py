@@ -155,16 +155,6 @@ def ranges_of(node: Mapping[str, Any], path: str = "") -> dict[str, SearchRange]
     return found
 
 
-def is_search(name: str | None, values: Mapping[str, Any]) -> bool:
-    """Whether a composed configuration is that of a search.
-
-    Args:
-        name: Name of the primary config.
-        values: Composed values; a primary config of the user may extend ours.
-    """
-    return name == GROUP or {"n_trials", "sampler"} <= values.keys()
-
-
 def without_search(overrides: Sequence[str]) -> list[str]:
     """The settings of runs among those of a user on the command line."""
     own = field_of_key(SearchConfig)

@@ -9,7 +9,6 @@ import pytest
 import yaml
 
 from maze_train.config.rollout_loading import (
-    is_rollout,
     joined_env,
     load_rollout_config,
     policy_directory,
@@ -195,10 +194,3 @@ def test_a_damaged_configuration_of_a_run(run: Path, text: str) -> None:
     (run / "best/config.yaml").write_text(text)
     with pytest.raises(RunDirectoryError, match=r"best/config\.yaml is damaged"):
         load_rollout_config({"run": run})
-
-
-def test_a_rollout_is_known_by_its_name_or_its_settings() -> None:
-    """A primary config of the user that extends ours is one as well."""
-    assert is_rollout("rollout", {})
-    assert is_rollout("mine", {"run": None, "policy": None, "n_episodes": 5, "more": 1})
-    assert not is_rollout("train", {"run_dir": None, "total_steps": 5})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from maze_train.cli import main
-from maze_train.config.export_config import is_export, load_export_config
+from maze_train.config.export_config import load_export_config
 from maze_train.config.loading import load_config
 from maze_train.config.writing import config_text
 from maze_train.envs.factory import EnvFactory
@@ -76,13 +76,6 @@ def test_wrong_settings(settings, problem):
     """They are told before anything is read."""
     with pytest.raises(ConfigError, match=problem):
         load_export_config(settings)
-
-
-def test_a_configuration_of_the_user_may_extend_ours():
-    """It is known by its keys; that of a rollout has a run as well."""
-    assert is_export("own", {"run": "a", "format": "onnx", "output": None, "agent": None})
-    assert is_export("export", {})
-    assert not is_export("own", {"run": "a", "policy": None, "n_episodes": 1, "output_dir": None})
 
 
 @pytest.mark.slow
