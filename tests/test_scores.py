@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from dataclasses import replace
@@ -87,6 +88,11 @@ def test_a_killed_run_goes_on_and_becomes_a_row(
     assert (row.seed, row.steps, row.settings) == (0, 512, cell.fingerprint)
     assert row.curve[0] == [128.0, 256.0, 384.0, 512.0]
     assert row.best == max(row.curve[2])
+    (summary,) = (tmp_path / "runs").rglob("summary.json")
+    tests = json.loads(summary.read_text())["final_test"]
+    best, last = (tests[name]["episode_return_mean"] for name in ("best", "last"))
+    assert best != last
+    assert (row.test_best[0], row.test_final[0]) == (best, last)
     assert main(arguments, scores) == 0
     assert (tmp_path / "notes").read_text() == "0 256 "
     page = (tmp_path / "scores.md").read_text()
