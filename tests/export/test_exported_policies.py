@@ -22,7 +22,8 @@ from maze_train.algorithms.dqn.model import build_dqn
 from maze_train.algorithms.td3.model import build_td3
 from maze_train.errors import ConfigError, ExportError, MissingExtraError
 from maze_train.export import formats
-from maze_train.export.check import played_observations
+from maze_train.export.check import drawn_observations, played_observations
+from maze_train.export.policies import export_policy
 from maze_train.export.step import PolicyStep
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
@@ -219,6 +220,10 @@ def test_one_of_several_agents(tmp_path):
     assert list(export.inputs) == ["obs", "state"]
     own = TrainedPolicy(policy.model.policies["team"], *AGENTS.of("second"))
     check_actions(own, opened(export.path, "torchscript")[1], export.inputs)
+    seen = drawn_observations(policy.observation_space, policy.action_space)
+    seen["acts"][:] = [agent == "second" for agent in AGENTS.agents]
+    path = tmp_path / "one"
+    assert export_policy(policy, path, "torchscript", "second", None, seen).source != export.source
     with pytest.raises(ConfigError, match="agent = 'first': the environment has one agent"):
         build("vector").export(tmp_path / "none", agent="first")
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
