@@ -191,6 +191,24 @@ def normalize_advantages(advantages: Tensor, epsilon: float = 1e-8) -> Tensor:
     return (advantages - mean) / (std + epsilon)
 
 
+def scale_advantages(advantages: Tensor, epsilon: float = 1e-8) -> Tensor:
+    """Scale to a root mean square of one.
+
+    A / (sqrt(mean(A^2)) + epsilon)
+
+    Unlike `normalize_advantages` it keeps zero where it is. A shift adds c E[grad log pi(a)] to a
+    policy gradient, which is 0 only where pi itself drew the actions a.
+
+    Args:
+        advantages: All advantages of one batch, any shape.
+        epsilon: Added to the root mean square, > 0, in units of the advantages.
+
+    Returns:
+        Scaled advantages, same shape.
+    """
+    return advantages / (advantages.square().mean().sqrt() + epsilon)
+
+
 def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
     """Share of the variance of the targets that the predictions account for.
 

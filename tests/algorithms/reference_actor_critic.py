@@ -137,6 +137,12 @@ def normalized(advantages):
     return [(a - mean) / (std + 1e-8) for a in advantages]
 
 
+def scaled(advantages):
+    """Root mean square 1."""
+    size = math.sqrt(sum(a * a for a in advantages) / len(advantages))
+    return [a / (size + 1e-8) for a in advantages]
+
+
 class Step(NamedTuple):
     """What the networks say about one step; all but `value` has a gradient."""
 
@@ -336,7 +342,7 @@ class SlowLearner:
         total, kl, clip = torch.zeros(()), 0.0, now.get("clip_range")
         advantages = [sample.advantage for _, sample in batch.values()]
         if now["normalize_advantage"]:
-            advantages = normalized(advantages)
+            advantages = (scaled if self.has_ratios else normalized)(advantages)
         for (place, (step, sample)), advantage in zip(batch.items(), advantages, strict=True):
             value_clip = now.get("value_clip_range", 0.0)
             error = self.critic.loss(step.raw, sample.target, sample.old_value, value_clip)

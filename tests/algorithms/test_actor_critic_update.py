@@ -96,6 +96,7 @@ IMPALA = [
     {"gae_lambda": 1.0, "gamma": 1.0},
     {"loss_reduction": "sum"},
     {"loss_reduction": "sum", "max_grad_norm": 0.0, "optimizer": RMSPROP_TF},
+    {"normalize_advantage": True},
     {"loss_reduction": "sum", "max_grad_norm": 40.0, "normalize_advantage": True},
     {"loss_reduction": "sum", "optimizer": SGD},
     {"optimizer": RMSPROP_TF},

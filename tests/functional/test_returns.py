@@ -16,6 +16,7 @@ from maze_train.functional.returns import (
     lambda_advantages,
     lambda_returns,
     normalize_advantages,
+    scale_advantages,
 )
 
 RTOL = 1e-9
@@ -123,6 +124,14 @@ def test_fewer_than_two_advantages_stay(size: int) -> None:
 def test_equal_advantages_become_zero(value: float, size: int) -> None:
     """Equal advantages prefer no action, although their rounded mean differs from them."""
     assert not normalize_advantages(torch.full((size,), value)).any()
+
+
+def test_scaled_advantages_keep_their_zero() -> None:
+    """The root mean square becomes 1, whatever the mean; nothing is divided by 0."""
+    result = scale_advantages(torch.tensor([1.0, -1.0, 7.0, 0.0]))
+    torch.testing.assert_close(result, torch.tensor([1.0, -1.0, 7.0, 0.0]) / 51**0.5 * 2)
+    assert not scale_advantages(torch.zeros(3)).any()
+    assert scale_advantages(torch.zeros(0)).shape == (0,)
 
 
 def test_explained_variance_of_known_predictions() -> None:

@@ -231,7 +231,11 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         """The advantages, normalised if the settings say so, `[n]`."""
         if batch.are_final or not self.config.normalize_advantage:
             return batch.advantages
-        return normalize_advantages(batch.advantages)
+        return self.normalized(batch.advantages)
+
+    def normalized(self, advantages: Tensor) -> Tensor:
+        """All advantages of a minibatch in the scale of `normalize_advantage`, `[n]`."""
+        return normalize_advantages(advantages)
 
     def compute_loss_for_module(
         self, module_id: str, batch: ActorCriticBatch, statistics: Statistics

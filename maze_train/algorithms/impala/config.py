@@ -61,8 +61,8 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     """Lambda of V-trace, in [0, 1]: weight of later corrections; 1: V-trace of the paper."""
 
     normalize_advantage: bool = False
-    """Whether advantages are scaled to mean 0 and deviation 1 over each batch that a gradient is
-    taken of."""
+    """Whether advantages are divided by the root of their mean square over the batch. They are not
+    shifted to a mean of 0: for actions of older policies that would be a bias."""
 
     vtrace_clip_rho_threshold: float | None = 1.0
     """Bound of the importance weights in the targets of the critic, > 0; null: none. Below

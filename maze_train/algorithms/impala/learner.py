@@ -18,6 +18,7 @@ from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.events import ImpalaEvents
 from maze_train.data.joining import select_envs
 from maze_train.errors import ShapeError
+from maze_train.functional.returns import scale_advantages
 from maze_train.functional.vtrace import importance_weights, vtrace
 
 if TYPE_CHECKING:
@@ -122,6 +123,10 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
             clip_c_threshold=1.0 if bound is None else min(1.0, bound),
         )
         return targets.pg_advantages, targets.vs
+
+    def normalized(self, advantages: Tensor) -> Tensor:
+        """Scaled and not shifted: other policies drew these actions."""
+        return scale_advantages(advantages)
 
     def _record_importance(
         self, prepared: PreparedRollout, rollout: Rollout, statistics: Statistics
