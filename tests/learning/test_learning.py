@@ -257,7 +257,7 @@ def test_small_problems_are_solved(
     [
         pytest.param(PPO, 25_000, id="ppo"),
         pytest.param(A2C, 25_000, id="a2c", marks=pytest.mark.exhaustive),
-        pytest.param(IMPALA, 25_000, id="impala"),
+        pytest.param(IMPALA, 25_000, id="impala", marks=pytest.mark.exhaustive),
         pytest.param(PATIENT_SAC, 5_000, id="sac", marks=pytest.mark.exhaustive),
         pytest.param(DQN, 6_000, id="dqn"),
     ],
@@ -269,10 +269,11 @@ def test_agents_find_a_language(tmp_path: Path, algorithm: dict[str, Any], steps
     assert result.best_metric == 1.0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("rock", "equilibrium"),
     [
-        pytest.param(1.0, [1 / 3, 1 / 3, 1 / 3], id="1", marks=pytest.mark.exhaustive),
+        pytest.param(1.0, [1 / 3, 1 / 3, 1 / 3], id="1"),
         pytest.param(2.0, [0.25, 0.5, 0.25], id="2"),
     ],
 )
@@ -299,7 +300,11 @@ def test_self_play_is_an_equilibrium_on_average(
 
 
 @pytest.mark.parametrize(
-    ("replay_buffer", "least", "most"), [("her", -8.0, 0.0), ("uniform", -20.0, -16.0)]
+    ("replay_buffer", "least", "most"),
+    [
+        ("her", -8.0, 0.0),
+        pytest.param("uniform", -20.0, -16.0, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_goals_are_reached_with_hindsight_alone(
     tmp_path: Path, replay_buffer: str, least: float, most: float

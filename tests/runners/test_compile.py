@@ -120,6 +120,7 @@ def test_without_a_compiler_there_is_a_warning(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_cache_is_used_again(tmp_path: Path) -> None:
     """What one process compiled with the compiler of the machine is read by the next one."""
     given = {**settings(run_dir=""), "env": "CartPole-v1", "total_steps": 32}

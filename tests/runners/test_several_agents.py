@@ -43,6 +43,8 @@ CASES: dict[str, dict[str, Any]] = {
     "es, memory": {"model.memory": {"cell": "gru", "size": 6}, "env.max_episode_steps": 9},
     "impala, centralised": {"model.centralized_critic": True, "algorithm.replay_size": 3},
 }
+OFTEN = ["ppo, centralised", "impala, memory", "dqn", "es, memory"]
+ORDERED = sorted(CASES, key=lambda case: case not in OFTEN)
 
 
 def run(name: str, case: str, **more: Any) -> Any:
@@ -53,7 +55,7 @@ def run(name: str, case: str, **more: Any) -> Any:
     return train(**{**settings(like, **given), "algorithm": algorithm, "run_dir": name})
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", everyday(4, ORDERED))
 def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(case: str) -> None:
     """Turns that a rollout left open are in the checkpoint."""
     constant = {"algorithm.lr": 0.01, "checkpoint.interval": 1}
@@ -81,7 +83,7 @@ def test_whoever_acted_learns(case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in CASES if "impala" not in case])
+@pytest.mark.parametrize("case", everyday(3, [x for x in ORDERED if "impala" not in x]))
 def test_processes_change_no_number(case: str) -> None:
     """Environments in worker processes give the numbers of those in this one."""
     run("dev", case)
