@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from maze_train.comparison.picture import COLORS, draw_comparison
 from maze_train.comparison.runs import LeftOut, find_runs, read_run
@@ -165,7 +165,7 @@ def compare(config: CompareConfig) -> Comparison:
     runs = [run for run in runs if len(run.curve(metric)[2])]
     keys = differing_settings(runs, config.ignore)
     groups = grouped(runs, keys)
-    mode = EvaluationConfig(mode=config.mode).selection_mode(metric)
+    mode = _mode(runs, metric, config)
     n = config.n_resamples
     _check_envs(config, {group.env for group in groups})
     comparison = Comparison(
@@ -207,7 +207,9 @@ def _metric(runs: Sequence[Run], metric: str | None) -> str:
     Raises:
         ConfigError: If no run has it.
     """
-    for name in [metric] if metric else [EVAL_RETURN, TRAIN_RETURN]:
+    selecting = {run.evaluation.selection_metric for run in runs}
+    shared = selecting if len(selecting) == 1 else ()
+    for name in [metric] if metric else [*shared, EVAL_RETURN, TRAIN_RETURN]:
         if any(len(run.curve(name)[2]) for run in runs):
             return name
     known = list(dict.fromkeys(name for run in runs for row in run.rows for name in row))
@@ -215,6 +217,13 @@ def _metric(runs: Sequence[Run], metric: str | None) -> str:
     hint = f"did you mean {' or '.join(close)}? " if close else ""
     problem = f"no run has it; {hint}columns of metrics.csv: {', '.join(known)}"
     raise ConfigError("metric", problem, metric)
+
+
+def _mode(runs: Sequence[Run], metric: str, config: CompareConfig) -> Literal["max", "min"]:
+    """Which value is the better one: as the configuration, the runs or the metric's name say."""
+    given = {run.evaluation.mode for run in runs if run.evaluation.selection_metric == metric}
+    mode = config.mode if config.mode != "auto" or len(given) != 1 else given.pop()
+    return EvaluationConfig(mode=mode).selection_mode(metric)
 
 
 def _check_envs(config: CompareConfig, envs: set[str]) -> None:

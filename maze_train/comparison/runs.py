@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from maze_train.targets import TARGET
 from maze_train.tracking.rows import read_rows
 from maze_train.tracking.services import flattened
 from maze_train.tracking.tracker import ENV_STEPS
+from maze_train.training.config import EvaluationConfig
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -35,6 +36,9 @@ WALL_TIME = "time/total_s"
 PACKAGE = "maze_train.algorithms."
 NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "tracking", "checkpoint")
 """Settings, and sections of settings, that change no number of a run but its sample."""
+
+SELECTING = ("n_episodes", "opponents", "metric", "mode")
+"""Settings of evaluation that say which policy is the best one."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Run:
     """Settings by dotted key, without those of `NOT_COMPARED`."""
 
     rows: list[MetricsRow]
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """What selected its best policy."""
 
     def curve(self, metric: str) -> tuple[Array, Array, Array]:
         """Steps, seconds and values of all finite values of a metric."""
@@ -155,8 +161,10 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
             for key, value in flattened(settings).items()
             if not is_within(key, NOT_COMPARED)
         }
-        algorithm = algorithm_name(settings["algorithm"])
-        return Run(directory, task_name(settings), algorithm, settings.get("seed"), flat, rows)
+        algorithm, seed = algorithm_name(settings["algorithm"]), settings.get("seed")
+        given = settings.get("evaluation", {})
+        evaluation = EvaluationConfig(**{key: given[key] for key in SELECTING if key in given})
+        return Run(directory, task_name(settings), algorithm, seed, flat, rows, evaluation)
     except (KeyError, TypeError, ConfigError) as cause:
         raise RunDirectoryError(f"{CONFIG_FILE} is not that of a run: {cause}") from cause
 

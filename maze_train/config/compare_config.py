@@ -26,11 +26,12 @@ class CompareConfig:
     comparison before are replaced."""
 
     metric: str | None = None
-    """Column of metrics.csv that is compared; null: the mean return of evaluation, or of training
-    where no run has an evaluation."""
+    """Column of metrics.csv that is compared; null: the one that selected the best policy, or where
+    runs differ in it the mean return of evaluation, or of training if there is none."""
 
     mode: Literal["auto", "max", "min"] = "auto"
-    """Whether a larger or a smaller value is better; auto: as for the selection of policies."""
+    """Whether a larger or a smaller value is better; auto: as for the selection of policies, with
+    their setting where the metric is that of the runs."""
 
     threshold: float | dict[str, float] | None = None
     """Value of the metric for which steps and time until a run first reaches it are given; also one

@@ -270,6 +270,21 @@ def test_the_metric(tmp_path: Path) -> None:
         compared(tmp_path, "b", metric="train/value_los")
 
 
+def test_the_metric_of_the_runs(tmp_path: Path) -> None:
+    """What selected the best policies, if they agree; with the mode that they have for it."""
+    own = {"metric": "eval/episode_length_mean", "mode": "min"}
+    write_run(tmp_path / "a", [3.0, 1.0, 2.0], metric="eval/episode_length_mean", evaluation=own)
+    assert compared(tmp_path).metric == "eval/episode_length_mean"
+    assert compared(tmp_path).rows[0]["best_mean"] == 1.0
+    assert compared(tmp_path, mode="max").rows[0]["best_mean"] == 3.0
+    opponents = {"opponents": {"random": "random"}}
+    won = "eval/vs_random/return_mean"
+    write_run(tmp_path / "b", [0.5], metric=won, seed=1, evaluation=opponents)
+    assert compared(tmp_path, "b").metric == won
+    write_run(tmp_path / "c", [7.0], seed=2)
+    assert compared(tmp_path).metric == RETURN
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
