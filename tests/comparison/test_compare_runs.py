@@ -14,7 +14,7 @@ from run_files import RETURN, write_run
 from maze_train import Comparison, compare_runs
 from maze_train.comparison.compare import MAX_ROWS, drawn_groups
 from maze_train.comparison.picture import COLORS, N_POINTS, draw_comparison
-from maze_train.comparison.runs import algorithm_name, task_name
+from maze_train.comparison.runs import algorithm_name, read_run, task_name
 from maze_train.comparison.table import markdown_table
 from maze_train.config.sweep_jobs import JobRecord, read_jobs, write_jobs
 from maze_train.errors import ConfigError, RunDirectoryError
@@ -277,12 +277,16 @@ def test_the_metric_of_the_runs(tmp_path: Path) -> None:
     assert compared(tmp_path).metric == "eval/episode_length_mean"
     assert compared(tmp_path).rows[0]["best_mean"] == 1.0
     assert compared(tmp_path, mode="max").rows[0]["best_mean"] == 3.0
+    write_run(tmp_path / "returns/a", [3.0, 1.0, 2.0], evaluation=own)
+    assert compared(tmp_path, "returns", metric=RETURN).rows[0]["best_mean"] == 3.0
+    trained = write_run(tmp_path / "trained/a", [1.0], evaluation={"n_episodes": 0})
+    assert read_run(trained).evaluation.selection_metric == "train/episode_return_mean"
     opponents = {"opponents": {"random": "random"}}
     won = "eval/vs_random/return_mean"
     write_run(tmp_path / "b", [0.5], metric=won, seed=1, evaluation=opponents)
     assert compared(tmp_path, "b").metric == won
     write_run(tmp_path / "c", [7.0], seed=2)
-    assert compared(tmp_path).metric == RETURN
+    assert compared(tmp_path, "a", "b", "c").metric == RETURN
 
 
 @pytest.mark.parametrize(

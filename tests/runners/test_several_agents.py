@@ -55,7 +55,7 @@ def run(name: str, case: str, **more: Any) -> Any:
     return train(**{**settings(like, **given), "algorithm": algorithm, "run_dir": name})
 
 
-@pytest.mark.parametrize("case", everyday(4, ORDERED))
+@pytest.mark.parametrize("case", everyday(len(OFTEN), ORDERED))
 def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(case: str) -> None:
     """Turns that a rollout left open are in the checkpoint."""
     constant = {"algorithm.lr": 0.01, "checkpoint.interval": 1}
