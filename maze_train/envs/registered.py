@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import dataclass
 
 import gymnasium
 
@@ -10,23 +11,44 @@ from maze_train.errors import MissingExtraError
 from maze_train.extras import import_extra
 from maze_train.targets import locate
 
-ROBOTICS = ("gymnasium-robotics", "robotics", "this environment", "gymnasium_robotics")
+
+@dataclass(frozen=True)
+class EnvPackage:
+    """A package of environments: its name for pip, its module, and beginnings of its ids."""
+
+    package: str
+    extra: str
+    module: str
+    prefixes: tuple[str, ...]
+
+    @property
+    def installed(self) -> bool:
+        """Whether its module is there."""
+        return importlib.util.find_spec(self.module) is not None
+
+
+ATARI = EnvPackage("ale-py", "atari", "ale_py", ("ALE/",))
 ROBOTS = ("AdroitHand", "AntMaze", "Fetch", "FrankaKitchen", "Hand", "PointMaze")
-"""Beginnings of the ids of gymnasium-robotics."""
+OTHERS = (
+    EnvPackage("gymnasium-robotics", "robotics", "gymnasium_robotics", ROBOTS),
+    EnvPackage("minigrid", "minigrid", "minigrid", ("MiniGrid-", "BabyAI-")),
+)
 
 
 def register_installed() -> None:
-    """Make the ids of Atari games and of robots known, as far as their packages are installed."""
-    if importlib.util.find_spec("ale_py") is not None:
+    """Make the ids of these packages known, as far as they are installed."""
+    if ATARI.installed:
         locate("maze_train.envs.atari.register_atari")()
-    if importlib.util.find_spec("gymnasium_robotics") is not None:
-        gymnasium.register_envs(import_extra(*ROBOTICS))
+    for each in OTHERS:
+        if each.installed:
+            gymnasium.register_envs(
+                import_extra(each.package, each.extra, "this environment", each.module)
+            )
 
 
 def missing_package(env_id: str) -> MissingExtraError | None:
     """The error for an id of a package that is not installed; None for any other id."""
-    if env_id.startswith("ALE/") and importlib.util.find_spec("ale_py") is None:
-        return MissingExtraError("ale-py", "atari", "this environment")
-    if env_id.startswith(ROBOTS) and importlib.util.find_spec("gymnasium_robotics") is None:
-        return MissingExtraError(*ROBOTICS[:3])
+    for each in (ATARI, *OTHERS):
+        if env_id.startswith(each.prefixes) and not each.installed:
+            return MissingExtraError(each.package, each.extra, "this environment")
     return None

@@ -1,0 +1,28 @@
+"""Every preset of `conf/experiment/` makes one iteration of its run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cases import everyday
+
+from maze_train.cli import main
+from maze_train.envs.registered import OTHERS
+
+FOLDER = Path(__file__).parents[1] / "conf/experiment"
+PRESETS = sorted(path.relative_to(FOLDER).with_suffix("") for path in FOLDER.rglob("*.yaml"))
+MISSING = tuple(prefix for each in OTHERS if not each.installed for prefix in each.prefixes)
+TRIAL = ("runner=dev", "runner.fast_dev_run=true", "tracking.progress=quiet", "tracking.plot=false")
+
+
+# Box2D's bindings warn while their module is created, and can not pass on an error from there.
+@pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")
+@pytest.mark.parametrize("preset", everyday(0, map(str, PRESETS)))
+def test_a_preset_works(preset: str, tmp_path: Path) -> None:
+    """It composes, its environment and networks can be built, and it learns and evaluates once."""
+    if MISSING and preset.partition("/")[2].startswith(MISSING):
+        pytest.skip("needs an extra that is not installed")
+    arguments = [f"experiment={preset}", *TRIAL, f"run_dir={tmp_path}/run"]
+    assert main(arguments) == 0
+    assert (tmp_path / "run/summary.json").exists()
