@@ -8,6 +8,7 @@ import numpy as np
 
 from maze_train.comparison.aggregates import bootstrap_interval, interquartile_mean
 from maze_train.tracking.curve import TEXT_COLOR, decorate
+from maze_train.tracking.formatting import readable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,6 +31,9 @@ N_POINTS = 200
 
 N_RESAMPLES = 1_000
 """Bootstrap samples of a band: enough for the width of a line."""
+
+EXTREMES = (5.0, 95.0)
+"""Percentiles of the values of a row of axes beyond which they may be left out."""
 
 UNITS = ((2 * 3600.0, 3600.0, "h"), (2 * 60.0, 60.0, "min"), (0.0, 1.0, "s"))
 """Units of time by the longest one that is shown, in seconds."""
@@ -71,6 +75,7 @@ def draw_comparison(
         decorate(by_steps, step_label, metric)
         decorate(by_time, f"wall time ({word})", "")
         by_time.xaxis.set_major_formatter("{x:g}")
+        _leave_out_extremes(by_steps, [values for runs in curves for _, _, values in runs])
     handles = {line.get_label(): line for ax in axes[:, 0] for line in ax.lines}
     shown = [(handles[label], label) for label in labels.values() if label in handles]
     if shown:
@@ -101,3 +106,24 @@ def _draw(axes: Axes, runs: list[tuple[Array, Array]], color: str, label: str = 
     marker = "o" if len(grid) == 1 else ""
     axes.plot(grid, interquartile_mean(values, axis=0), marker=marker, **style)
     axes.fill_between(grid, low, high, color=color, alpha=0.18, linewidth=0)
+
+
+def _leave_out_extremes(axes: Axes, curves: Sequence[Array]) -> None:
+    """End the y axis before rare values that would take more than half of it, and say so."""
+    values = np.concatenate([*curves, np.empty(0)])
+    values = values[np.isfinite(values)]
+    if not len(values):
+        return
+    lowest, highest = float(values.min()), float(values.max())
+    low, high = np.percentile(values, EXTREMES)
+    low, high = low - 0.2 * (high - low), high + 0.2 * (high - low)
+    cut_low, cut_high = low - lowest > high - low > 0, highest - high > high - low > 0
+    if cut_low or cut_high:
+        shown = (low if cut_low else lowest, high if cut_high else highest)
+        margin = 0.05 * (shown[1] - shown[0])
+        axes.set_ylim(shown[0] - margin, shown[1] + margin)
+    style: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "fontsize": 8}
+    if cut_low:
+        axes.text(0.98, 0.02, f"beyond: to {readable(lowest)}", va="bottom", **style)
+    if cut_high:
+        axes.text(0.98, 0.98, f"beyond: to {readable(highest)}", va="top", **style)

@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import matplotlib.image
+import numpy as np
 import pytest
 from run_files import RETURN, write_run
 
@@ -353,6 +354,25 @@ def test_the_picture(tmp_path: Path) -> None:
     assert (len(by_steps.collections), by_steps.get_title(loc="left")) == (1, "CartPole-v1")
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PPO", "A2C"]
     assert "matplotlib.pyplot" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("extreme", "range_", "text"),
+    [
+        (-3000.0, (-20.0, 105.0), ["beyond: to -3,000"]),
+        (3000.0, (-5.0, 120.0), ["beyond: to 3,000"]),
+        (-100.0, (-110.0, 110.0), []),
+    ],
+)
+def test_rare_values_do_not_flatten_a_picture(
+    tmp_path: Path, extreme: float, range_: tuple[float, float], text: list[str]
+) -> None:
+    """An axis ends before them where they would take most of it, and says how far they go."""
+    write_run(tmp_path / "0", [extreme, *np.linspace(0.0, 100.0, 39)])
+    figure = draw_comparison(compared(tmp_path).groups, {("ppo",): "PPO"}, RETURN, "steps")
+    for axes in figure.axes:
+        assert axes.get_ylim() == pytest.approx(range_, abs=8.0)
+    assert [x.get_text() for axes in figure.axes for x in axes.texts] == text
 
 
 def test_a_picture_of_many_groups(tmp_path: Path) -> None:
