@@ -243,7 +243,7 @@ class RemoteActor:
         self.pending: deque[tuple[Any, str]] = deque()
         self.memories: set[int] = set()
         self.steps = 0
-        self.has_ended = False
+        self.has_ended = self._was_made = False
         self._sent = self._mail = self._beats = 0
         self._since = time.monotonic()
         self._news: Any = None
@@ -301,6 +301,8 @@ class RemoteActor:
             return False
         with suppress(self._ray.exceptions.RayError):
             self._heard(*self._ray.get(self._at_once("pulse"), timeout=min(PULSE_S, timeout_s)))
+        if not self._was_made and self._is_made():
+            self._was_made, self._since = True, time.monotonic()  # a sign of life
         return time.monotonic() - self._since > timeout_s
 
     # -- results ---------------------------------------------------------------------------------
@@ -327,7 +329,7 @@ class RemoteActor:
             reply = Reply(*self._ray.get(result))
         except self._ray.exceptions.RayError as error:
             raise self._died(what, calls, error) from None
-        self._since = time.monotonic()
+        self._was_made, self._since = True, time.monotonic()
         self._heard(reply.beats, reply.steps)
         if reply.failure is not None:
             text = f"{self.name}: {reply.failure['text']}"
@@ -338,14 +340,12 @@ class RemoteActor:
         return reply
 
     def _is_made(self) -> bool:
-        try:
+        with suppress(self._ray.exceptions.RayError):
             return bool(self._ray.get(self._made, timeout=0))
-        except self._ray.exceptions.RayError:
-            return False
+        return False
 
     def _died(self, what: str, calls: Mapping[str, str], error: Exception) -> WorkerFailedError:
-        if not self._is_made():
-            what = calls.get(BUILDING, BUILDING)
+        what = what if self._is_made() else calls.get(BUILDING, BUILDING)
         self.kill()
         told, unreachable = " ".join(str(error).split()), self._ray.exceptions.ActorUnavailableError
         if getattr(error, "_actor_init_failed", False):
@@ -357,8 +357,7 @@ class RemoteActor:
         return WorkerFailedError(self.index, f"{self.name} died in {what} ({how})")
 
     def _hung(self, what: str, calls: Mapping[str, str], timeout_s: float) -> WorkerFailedError:
-        if not self._is_made():
-            what = calls.get(BUILDING, BUILDING)
+        what = what if self._was_made else calls.get(BUILDING, BUILDING)
         self.kill()
         return WorkerFailedError(
             self.index,
@@ -381,11 +380,9 @@ class RemoteActor:
 
     def last_news(self, result: Any) -> None:
         """Take in what it said when it closed."""
-        try:
+        with suppress(self._ray.exceptions.RayError):
             reply = Reply(*self._ray.get(result, timeout=0))
-        except self._ray.exceptions.RayError:
-            return
-        self._heard(reply.beats, reply.steps)
+            self._heard(reply.beats, reply.steps)
 
 
 def end_all(actors: Sequence[RemoteActor]) -> None:
