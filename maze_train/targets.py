@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import os
 import sys
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import ConfigError, did_you_mean, nearest
@@ -16,13 +19,14 @@ if TYPE_CHECKING:
 
 
 TARGET = "_target_"
+SCRIPT = "__main__"
 
 
 class Given(str):
     """Name of an object that was given in Python; a text, as `config.yaml` holds it.
 
     In the place of a dotted path it leads to the object itself, also where no path does, as to a
-    lambda.
+    lambda. What the script that runs defines has the name by which others can import it.
 
     Args:
         value: The object.
@@ -35,6 +39,7 @@ class Given(str):
         """The name of an object."""
         module = getattr(value, "__module__", type(value).__module__)
         own = getattr(value, "__qualname__", f"<{type(value).__qualname__}>")
+        module = script_name() if module == SCRIPT else module
         self = super().__new__(cls, f"{module}.{own}" if name is None else name)
         self.value = value
         return self
@@ -54,7 +59,19 @@ class Given(str):
 
 def has_no_name(path: str) -> bool:
     """Whether a text stands for an object of Python that it does not lead to elsewhere."""
-    return "<" in path or path.startswith("__main__.")
+    return "<" in path or path.startswith(f"{SCRIPT}.")
+
+
+def script_name() -> str:
+    """Name by which other processes can import the script that runs; `__main__`: there is none."""
+    main = sys.modules[SCRIPT]
+    spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
+    if spec is not None:  # of python -m
+        return str(spec.name)
+    stem = Path(file or "").stem
+    found = importlib.util.find_spec(stem) if stem.isidentifier() and stem != SCRIPT else None
+    is_it = found is not None and os.path.realpath(found.origin or "") == os.path.realpath(file or "")
+    return stem if is_it else SCRIPT
 
 
 def is_target(node: Any) -> bool:
@@ -120,6 +137,9 @@ def imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
     parts = path.replace(":", ".").split(".")
     if not all(part.isidentifier() for part in parts) or len(parts) < 2:
         raise ConfigError(key, "expected a dotted path such as my_package.my_module.MyClass", path)
+    script = script_name().split(".")
+    if parts[: len(script)] == script:  # to import it would run it a second time
+        return sys.modules[SCRIPT], parts[len(script) :]
     for length in range(len(parts) - 1, 0, -1):
         module_name = ".".join(parts[:length])
         try:

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import collections
+import sys
 import textwrap
+from types import ModuleType
 
 import pytest
 import torch
 
 from maze_train.errors import ConfigError
-from maze_train.targets import build_target, is_target, locate
+from maze_train.targets import Given, build_target, is_target, locate
 
 
 @pytest.fixture
@@ -141,3 +143,20 @@ def test_a_function_may_make_a_part(own_modules):
     assert isinstance(built, torch.nn.Linear)
     with pytest.raises(ConfigError, match=r"model.part = 'list': expected a torch.nn.Module"):
         build_target({"_target_": "own_good.nothing"}, key="model.part", kind=torch.nn.Module)
+
+
+@pytest.mark.parametrize(
+    ("file", "name"), [("own_script.py", "own_script.Net"), (None, "__main__.Net")]
+)
+def test_what_a_script_defines_has_the_name_by_which_others_import_it(
+    tmp_path, monkeypatch, file, name
+):
+    """It leads to the object of the script, which does not run again; a notebook has no name."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "own_script.py").write_text("raise RuntimeError")
+    main = ModuleType("__main__")
+    main.Net = type("Net", (), {"__module__": "__main__"})
+    main.__file__ = file and str(tmp_path / file)
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    assert Given(main.Net) == name
+    assert locate(name) is main.Net

@@ -29,7 +29,8 @@ class RolloutConfig:
 
     run: str | None = None
     """Directory of a training run, whose best policy plays, or of one of its saved policies
-    (<run>/policies/epoch_<n>), or hf://<owner>/<name> of one on the Hugging Face hub."""
+    (<run>/policies/epoch_<n>), <run>@final or <run>@epoch_<n>, or hf://<owner>/<name> of one on the
+    Hugging Face hub."""
 
     policy: str | dict[str, Any] | None = None
     """Instead of `run`: `random`, or `{_target_: dotted path, key: value}` of a class or function

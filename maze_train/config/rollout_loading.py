@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from maze_train.checks import absolute_path
 from maze_train.config.loading import build_config, values_by_field
@@ -16,15 +17,11 @@ from maze_train.config.stored import (
     check_trust,
     read_settings,
 )
-from maze_train.config.writing import CONFIG_FILE
+from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
 from maze_train.errors import ConfigError, RunDirectoryError, did_you_mean
 from maze_train.hub import at_commit, is_on_hub, local_directory
 from maze_train.targets import TARGET, is_target
 from maze_train.training.config import PolicyConfig
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 BEST = "best"
 WEIGHTS_FILE = "policy.pt"
@@ -92,15 +89,21 @@ def sources_of(policies: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def policy_directory(run: str | os.PathLike[str]) -> Path:
-    """Find the policy of a run: its best one, or the saved one that was named.
+    """Find the directory with the configuration of a policy: the best one of a run, or another.
 
     Raises:
         ConfigError: If there is none.
     """
     directory = local_directory(absolute_path("run", str(run)))
+    path, at, _ = str(directory).rpartition("@")
+    needed = [CONFIG_FILE, WEIGHTS_FILE]
     if (directory / BEST).is_dir():
         directory = directory / BEST
-    missing = [name for name in (CONFIG_FILE, WEIGHTS_FILE) if not (directory / name).is_file()]
+    elif at and Path(path).is_dir() and not directory.exists():
+        directory, needed = Path(path), [CONFIG_FILE]  # versions are looked up with the weights
+    elif directory.parent.name == CHECKPOINTS:
+        directory, needed = directory.parent.parent, [CONFIG_FILE]
+    missing = [name for name in needed if not (directory / name).is_file()]
     if missing:
         raise ConfigError(
             "run",
@@ -112,11 +115,11 @@ def policy_directory(run: str | os.PathLike[str]) -> Path:
 
 
 def policy_nearby(directory: Path) -> str:
-    """Suggest the best policy of a run above the directory; empty: there is none."""
+    """Say that there is no directory, or suggest the best policy of a run above it; else empty."""
     for parent in directory.parents[:2]:
         if (parent / BEST / WEIGHTS_FILE).is_file():
             return did_you_mean([parent / BEST])
-    return ""
+    return "" if directory.exists() else "; there is no such directory"
 
 
 def plain_seeds(seeds: Any) -> Any:

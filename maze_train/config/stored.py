@@ -29,6 +29,7 @@ from maze_train.config.writing import (
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.files import read_regular
 from maze_train.targets import (
+    SCRIPT,
     TARGET,
     Given,
     arguments_for,
@@ -36,6 +37,7 @@ from maze_train.targets import (
     imported,
     locate,
     made_in_python,
+    script_name,
 )
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ PARTS_OF_POLICY = (
 PARTS_OF_ENV = ("env", "env.wrappers")
 """Parts of an environment that is not for training."""
 
-OFFERED = ("maze_train", "torch.nn", "torch.optim", "gymnasium.wrappers")
+OFFERED = ("maze_train", "torch.nn", "torch.optim", "gymnasium.wrappers", "minigrid.wrappers")
 """Packages whose classes need no trust."""
 
 UNSAFE = ("gymnasium.wrappers.array_conversion", "gymnasium.wrappers.rendering")
@@ -267,7 +269,7 @@ def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tup
     if not is_trusted and not _within(path, OFFERED):
         package, given = path.partition(".")[0], arguments_for([key])
         of_script = f" (of the script that was run: pass it, as in train({given}, resume=...))"
-        return of_script if package == "__main__" else "", package
+        return of_script if package == SCRIPT else "", package
     try:
         module, names = imported(path)
         found: Any = module
@@ -283,6 +285,7 @@ def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tup
         return f" ({error})", ""
     is_maker = isinstance(found, type) or inspect.isroutine(found)
     home = str(getattr(found, "__module__", None) or "builtins") if is_maker else module.__name__
+    home = script_name() if home == SCRIPT else home
     if is_trusted:
         is_own = _within(home, [*trust, *OFFERED])
         return None if is_own else (f" (defined in {home})", home.partition(".")[0])

@@ -108,9 +108,13 @@ def test_seeds_that_are_listed() -> None:
 def test_where_results_go(run: str) -> None:
     """Below the run; without one below `outputs`; never over what is there."""
     names = [play(run=place, output_dir=None).output_dir for place in (run, f"{run}/best")]
-    names.append(play(run=f"{run}/policies/epoch_000001", output_dir=None).output_dir)
+    last = sorted(Path(run, "checkpoints").glob("epoch_*"))[-1]
+    for place in (f"{run}/policies/epoch_000001", f"{run}@final", last):
+        names.append(play(run=str(place), output_dir=None).output_dir)
     assert {path.parent for path in names} == {Path("run/rollouts").absolute()}
-    assert len(set(names)) == 3
+    assert len(set(names)) == 5
+    with pytest.raises(RunDirectoryError, match="no saved policy 'last': expected one of best, "):
+        play(run=f"{run}@last")
     path = play(**RANDOM, output_dir=None).output_dir
     assert path.parent == Path("outputs/CartPole-v1-random-rollout").absolute()
     for taken in (run, str(path)):
