@@ -7,7 +7,7 @@ MazeTrainError
 ├── EnvError             an environment could not be built, raised, or returned something invalid
 │   └── WorkerError      a process that steps environments raised, died or hung
 ├── TrainingError        training can not go on (non-finite loss or gradient, nothing to learn from)
-│   └── CallbackError    a callback raised
+│   └── CallbackError    a callback, or an evaluator of the user, raised
 ├── RunDirectoryError    a run directory is missing, incomplete, damaged, or already taken
 ├── ExportError          a policy can not be exported, or the file would act otherwise
 ├── DatasetError         a data set of trajectories is missing, damaged, foreign, or does not fit
@@ -77,7 +77,7 @@ class TrainingError(MazeTrainError):
 
 
 class CallbackError(TrainingError):
-    """A callback raised.
+    """A callback or an evaluator of the user raised.
 
     Attributes:
         checkpoint: From where the run can be continued, once it was saved.

@@ -70,8 +70,8 @@ def script_name() -> str:
         return str(spec.name)
     stem = Path(file or "").stem
     found = importlib.util.find_spec(stem) if stem.isidentifier() and stem != SCRIPT else None
-    is_it = found is not None and os.path.realpath(found.origin or "") == os.path.realpath(file or "")
-    return stem if is_it else SCRIPT
+    origin = os.path.realpath((found and found.origin) or "")
+    return stem if file and origin == os.path.realpath(file) else SCRIPT
 
 
 def is_target(node: Any) -> bool:

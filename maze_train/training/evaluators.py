@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from maze_train.checks import check_at_least
-from maze_train.errors import EnvError
+from maze_train.errors import ConfigError, EnvError
 from maze_train.rollout.acting import (
     ActingModel,
     Actor,
@@ -61,17 +61,25 @@ class MultiEvaluator(Evaluator):
     """Runs several evaluators in order and joins their metrics.
 
     Args:
-        evaluators: The evaluators; the metrics of later ones replace those of the same name.
+        evaluators: The evaluators; each has names of its own.
     """
 
     def __init__(self, evaluators: Sequence[Evaluator]) -> None:
         self.evaluators = list(evaluators)
 
     def evaluate(self, policy: ActingModel | RecurrentModel) -> dict[str, float]:
-        """The metrics of all evaluators."""
+        """The metrics of all evaluators.
+
+        Raises:
+            ConfigError: If two report the same one.
+        """
         metrics: dict[str, float] = {}
         for evaluator in self.evaluators:
-            metrics.update(evaluator.evaluate(policy))
+            found = evaluator.evaluate(policy)
+            if twice := sorted(metrics.keys() & found.keys()):
+                problem = f"two report {', '.join(twice)}: give those of one another prefix"
+                raise ConfigError("evaluation.evaluators", problem)
+            metrics.update(found)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:

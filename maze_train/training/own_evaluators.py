@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from maze_train.errors import ConfigError
+from maze_train.errors import CallbackError, ConfigError
 from maze_train.targets import build_target
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.policy_files import TrainedPolicy
@@ -56,9 +57,17 @@ class OwnEvaluator(Evaluator):
         """The metrics of the evaluator, as plain numbers.
 
         Raises:
-            ConfigError: If one is no number.
+            CallbackError: If it raises.
+            ConfigError: If it gives anything but numbers by name.
         """
-        found = self._evaluator.evaluate(JudgedPolicy(policy, *self._spaces))
+        try:
+            found = self._evaluator.evaluate(JudgedPolicy(policy, *self._spaces))
+        except Exception as error:
+            name, told = type(self._evaluator).__qualname__, f"{type(error).__name__}: {error}"
+            raise CallbackError(f"{self._key}: {name}.evaluate failed: {told}") from error
+        if not isinstance(found, Mapping):
+            problem = f"evaluate() gave {found!r}; expected numbers by name"
+            raise ConfigError(self._key, problem)
         metrics = {}
         for name, value in found.items():
             try:

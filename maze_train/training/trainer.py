@@ -293,12 +293,12 @@ class Trainer(ABC):
         return metrics
 
     def _evaluate_unless_interrupted(self, evaluator: Evaluator) -> dict[str, float]:
-        """Evaluate; after a signal all is as if that had not begun."""
+        """Evaluate; after a signal, or a failure of the user's code, as if that had not begun."""
         state, generators = deepcopy(evaluator.state_dict()), generator_states()
         try:
             with self.interruption.immediate():
                 return self.evaluate()
-        except Interrupted:
+        except (Interrupted, CallbackError):
             evaluator.load_state_dict(state)
             load_generator_states(generators)
             raise

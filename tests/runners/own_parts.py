@@ -92,7 +92,7 @@ class Numbers(Evaluator):
         self.given = given
 
     def evaluate(self, policy: Any) -> dict[str, float]:
-        return dict(self.given)
+        return self.given  # type: ignore[no-any-return]  # or none of these
 
 
 class LineWriter(MetricsWriter):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from own_parts import CountingEvaluator, Halved, LastAction, Numbers, OwnNet, OwnPPOLearner
-from short_runs import settings, short_run
+from short_runs import rows, settings, short_run
 
 from maze_train import load_policy, train
 from maze_train.cli import main
-from maze_train.errors import ConfigError
+from maze_train.errors import CallbackError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -106,6 +106,35 @@ def test_numbers_of_an_evaluator_of_ones_own() -> None:
     for value in (None, np.ones(2), torch.ones(2)):
         with pytest.raises(ConfigError, match=message):
             short_run(None, evaluators=[Numbers({"own/x": value})])
+
+
+def test_an_evaluator_of_ones_own_that_fails_loses_nothing() -> None:
+    """It is named, and the run goes on at a checkpoint as one that was not disturbed."""
+
+    class Fails(CountingEvaluator):
+        def evaluate(self, policy: Any) -> dict[str, float]:
+            torch.rand(1)
+            if self.calls == self.scale - 1:
+                raise ZeroDivisionError("boom")
+            self.calls += 1
+            return {"own/calls": self.calls}
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"calls": self.calls}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.calls = state["calls"]
+
+    constant = {"algorithm.lr": 1e-3, "checkpoint.interval": 100}
+    short_run("whole", evaluators=[Fails(9)], **constant)
+    problem = r"evaluation\.evaluators\[0\]: .*Fails\.evaluate failed: ZeroDivisionError: boom"
+    with pytest.raises(CallbackError, match=problem) as caught:
+        short_run(evaluators=[Fails(2)], **constant)
+    assert caught.value.checkpoint is not None
+    train(resume="run", evaluators=[Fails(9)], trust=["own_envs"])
+    assert rows("run") == rows("whole")
+    with pytest.raises(ConfigError, match=r"\[0\]: evaluate\(\) gave 3; expected numbers by name"):
+        short_run(None, evaluators=[Numbers(3)])
 
 
 def test_a_writer_of_ones_own() -> None:

@@ -228,13 +228,15 @@ def test_no_episodes_or_environments_are_refused(n, concurrency):
 
 
 def test_several_evaluators_are_joined():
-    """All are asked in order, later ones win, and all are closed."""
+    """All are asked in order and closed; a name of two is refused: the first may select."""
     parts = [
-        ScriptedEvaluator([1.0], "a"),
+        ScriptedEvaluator([1.0, 1.0], "a"),
         ScriptedEvaluator([2.0], "b"),
-        ScriptedEvaluator([3.0], "a"),
+        ScriptedEvaluator([3.0], "c"),
     ]
     evaluator = MultiEvaluator(parts)
-    assert evaluator.evaluate(make_model()) == {"a": 3.0, "b": 2.0}
+    assert evaluator.evaluate(make_model()) == {"a": 1.0, "b": 2.0, "c": 3.0}
+    with pytest.raises(ConfigError, match="two report a: give those of one another prefix"):
+        MultiEvaluator([parts[0], ScriptedEvaluator([3.0], "a")]).evaluate(make_model())
     evaluator.close()
     assert [part.closed for part in parts] == [1, 1, 1]
