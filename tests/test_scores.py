@@ -30,7 +30,7 @@ families:
   - preset: ppo/CartPole-v1
     seeds: 2
     settings: {settings}
-    published: [{{value: 100, source: them, note: CartPole-v0}}]
+    published: [{{value: 100, source: them, steps: 1500, note: CartPole-v0}}]
 """
 CELL = Cell("ppo/CartPole-v1", 2, SHORT)
 
@@ -137,24 +137,24 @@ def test_settings_that_came_later_change_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "verdict"),
+    ("values", "steps", "verdict"),
     [
-        ((101.0, 130.0), "ahead"),
-        ((90.0, 115.0), "equal"),
-        ((80.0, 110.0), "equal"),
-        ((90.0, 99.0), "behind"),
+        ((101.0, 130.0), 1_200, "ahead"),
+        ((90.0, 115.0), 1_875, "equal"),
+        ((80.0, 110.0), 4_500, "equal, 3x steps"),
+        ((90.0, 99.0), 300, "behind, 0.2x steps"),
     ],
 )
 def test_beside_a_published_figure(
-    tmp_path: Path, values: tuple[float, float], verdict: str
+    tmp_path: Path, values: tuple[float, float], steps: int, verdict: str
 ) -> None:
     """The interval over seeds decides; the selection is as much too good as the test says."""
     table = read_table(scores_in(tmp_path).table)
     (cell,) = table.cells
     for seed, value in enumerate(values):
-        Rows.read(tmp_path, cell).add(cell, row_of(cell, seed, value))
+        Rows.read(tmp_path, cell).add(cell, replace(row_of(cell, seed, value), steps=steps))
     write_page(table, tmp_path, tmp_path)
     page = (tmp_path / "scores.md").read_text()
-    assert f"| 100.0 (Them, CartPole-v0) | {verdict} | {verdict} |" in page
+    assert f"| 100.0 (Them, CartPole-v0, 1.5k steps) | {verdict} | {verdict} |" in page
     mean = sum(values) / 2
     assert f"| 2 | 1 | {readable(mean + 10)} | {readable(mean)} | 10.00 [10.00, 10.00] |" in page

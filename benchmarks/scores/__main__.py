@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from benchmarks.scores.cells import Cell, Table, read_table
 from benchmarks.scores.page import write_page
-from benchmarks.scores.rows import Rows, measured
+from benchmarks.scores.rows import Rows, commit, measured
 from maze_train.config.job_processes import FAILURE, LOG_FILE, JobProcesses, ProcessJob, RunningJob
 from maze_train.config.pipeline import configure, prepare
 from maze_train.config.sweep_jobs import JobRecord
@@ -78,6 +78,7 @@ class Scores:
         """
         self.failures = 0
         self.runs.mkdir(parents=True, exist_ok=True)
+        commit()  # that of the code that runs, whatever is committed before they end
         with exclusive(self.runs, "scores in"):
             self.processes = JobProcesses(self._take, parallel)
             try:
@@ -134,7 +135,9 @@ class Scores:
 
 def main(argv: Sequence[str] | None = None, scores: Scores | None = None) -> int:
     """Run what the arguments say; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.scores", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--only", nargs="+", default=["*"], help="presets, with * and ?")
     parser.add_argument("--seeds", type=int, help="seeds of each; by default as the table says")
     parser.add_argument("--max-hours", type=float, default=0.0, help="runs are saved then")
@@ -146,6 +149,8 @@ def main(argv: Sequence[str] | None = None, scores: Scores | None = None) -> int
     for pattern in given.only:
         if not any(fnmatch(preset, pattern) for preset in presets):
             parser.error(f"--only {pattern}: not in the table, which has {', '.join(presets)}")
+    if given.max_hours < 0 or given.parallel < 0 or (1 if given.seeds is None else given.seeds) < 1:
+        parser.error("--max-hours and --parallel take numbers >= 0, --seeds >= 1")
     if given.page_only:
         scores.write_page()
         return 0

@@ -57,7 +57,7 @@ class Cell:
     """Name of the algorithm in tables; empty: its own."""
 
     published: list[dict[str, Any]] = field(default_factory=list)
-    """Figures of others: value, source, note."""
+    """Figures of others: value, source, steps, and perhaps a note."""
 
     @cached_property
     def values(self) -> Settings:

@@ -34,7 +34,8 @@ Results of the presets, written by `make scores` from one line per run in `bench
   `load_policy` gives. Both play 100 episodes after training with seeds of their own.
 - IQM and intervals are those of [comparing runs](compare.md#what-the-figures-are), over seeds.
 - *ahead*, *equal* and *behind* say whether the interval lies above the highest published figure,
-  holds it, or lies below; *one seed* has none. Protocols differ: see [sources](#sources).
+  holds it, or lies below; *one seed* has none. *3x steps*: with three times the steps of the
+  published one. Protocols differ: see [sources](#sources).
 - Seeds are 0, 1 and so on. Older presets were chosen by hand with some of these seeds; those that
   are searched for or tried out since have seeds from 1000 on for it, and say so in their head.
 """
@@ -96,10 +97,12 @@ class Score:
         }
         published = self.cell.published
         texts = [
-            f"{readable(known['value'])} ({sources[known['source']]['name']}, {known['note']})"
+            f"{readable(known['value'])} ({sources[known['source']]['name']}, "
+            + (f"{known['note']}, " if "note" in known else "")
+            + f"{compact(known['steps'])} steps)"
             for known in published
         ]
-        highest = max((known["value"] for known in published), default=None)
+        highest = max(published, key=lambda known: float(known["value"]), default=None)
         return {
             **self.names,
             **shown(figures),
@@ -123,15 +126,21 @@ class Score:
         }
 
 
-def beside(figures: Figures, name: str, published: float | None) -> str:
-    """Whether the interval of a figure lies above, around or below a published one."""
+def beside(figures: Figures, name: str, published: dict[str, Any] | None) -> str:
+    """Whether the interval of a figure lies above, around or below a published one.
+
+    Steps that differ by more than a quarter are told as a multiple of those of the published one.
+    """
     if published is None:
         return ABSENT
+    value, share = published["value"], figures["env_steps"] / published["steps"]
     if figures["runs"] == 1:
-        return "one seed"
-    if figures[f"{name}_low"] > published:
-        return "ahead"
-    return "behind" if figures[f"{name}_high"] < published else "equal"
+        verdict = "one seed"
+    elif figures[f"{name}_low"] > value:
+        verdict = "ahead"
+    else:
+        verdict = "behind" if figures[f"{name}_high"] < value else "equal"
+    return verdict if 0.8 <= share <= 1.25 else f"{verdict}, {share:.2g}x steps"
 
 
 def score_of(folder: Path, cell: Cell) -> Score:
