@@ -278,11 +278,16 @@ def test_files_of_the_user_are_named_in_messages(
     assert "algorithm=mine" in capfd.readouterr().out
 
 
-def test_a_primary_config_and_groups_of_the_user(maze_run: CommandLine) -> None:
+def test_a_primary_config_and_groups_of_the_user(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
+) -> None:
     """A user's primary config extends ours and may have groups of its own."""
     maze_run.write("own/mine.yaml", "defaults: [train, {task: easy}, _self_]\nseed: 7\n")
     for name, seed in (("easy", 1), ("hard", 2)):
         maze_run.write(f"own/task/{name}.yaml", f"# @package _global_\ntotal_steps: {seed}\n")
+    maze_run.write("own/experiment/other.yaml", "defaults: [{override /algorithm: ppo}]\n")
+    assert maze_run("--config-dir", "own", "experiment=other") == 2
+    assert "begin the file with the line `# @package _global_`" in capfd.readouterr().err
     assert maze_run("--config-dir", "own", "-cn", "mine", *PPO, "task=hard") == 0
     assert (maze_run.configs[0].seed, maze_run.configs[0].total_steps) == (7, 2)
 

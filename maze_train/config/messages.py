@@ -11,7 +11,7 @@ from omegaconf.errors import OmegaConfBaseException
 from maze_train.config.loading import unknown_option
 from maze_train.config.options import group_names, list_options, shipped_root
 from maze_train.config.overrides import as_typed, config_folders
-from maze_train.errors import ConfigError, SpaceError, did_you_mean, nearest
+from maze_train.errors import ConfigError, MissingExtraError, SpaceError, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 CONFIGURATION_ERRORS = (
     ConfigError,
     SpaceError,
+    MissingExtraError,
     HydraException,
     OmegaConfBaseException,
     yaml.YAMLError,
@@ -99,6 +100,8 @@ def _composition(error: HydraException) -> str:
             f"{group}: the primary config (-cn) has no choice of this name; "
             f"set single values ({group}.<key>=<value>) instead"
         )
+    if "@experiment." in text:
+        return f"{text.rstrip('.')}: begin the file with the line `# @package _global_`"
     cause = error.__cause__
     detail = "" if cause is None or _first_line(cause) in text else _first_line(cause)
     return ": ".join(part for part in (text.rstrip("."), detail) if part)

@@ -41,8 +41,8 @@ def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> It
     if lacks_time_limit(config.env):
         cut = f"; evaluation cuts it after {limit:,} steps (evaluation.max_episode_steps)"
         yield (
-            f"{env_name(config.env)} has no time limit: an episode goes on until it ends by itself"
-            f"{cut if limit else ''}; env.max_episode_steps sets one for training as well"
+            f"{env_name(config.env)} declares no time limit: an episode goes on until it ends "
+            f"by itself{cut if limit else ''}; env.max_episode_steps sets one for training as well"
         )
     for key, leaf in flat_spaces(observation_space).items():
         name = f"the observation {key!r}" if key else "the observation"
