@@ -209,14 +209,16 @@ class LearnerModules:
                     self.configure_optimizers_for_module(module_id)
             self.frozen_modules.remove(module_id)
 
+    def may_learn(self, module_id: str) -> bool:
+        """Whether a module is updated, from some experience at least."""
+        chosen = self.policies_to_train
+        is_chosen = chosen is None or callable(chosen) or module_id in chosen
+        return is_chosen and module_id not in self.frozen_modules
+
     def should_module_be_updated(self, module_id: str, experience: Any) -> bool:
         """Whether a module learns from its experience, which is dropped otherwise."""
-        if module_id in self.frozen_modules:
-            return False
-        chosen = self.policies_to_train
-        if chosen is None:
-            return True
-        return chosen(module_id, experience) if callable(chosen) else module_id in chosen
+        how = self.policies_to_train
+        return self.may_learn(module_id) and (not callable(how) or how(module_id, experience))
 
     def _known(self, module_id: str) -> nn.Module:
         if module_id not in self.modules:
@@ -277,9 +279,8 @@ class LearnerModules:
             optimizer: Class and arguments: `{_target_: torch.optim.Adam, eps: 1e-5}`; or an
                 optimizer of PyTorch, which keeps its groups.
             params: The parameters; `algorithm.lr_factors` and `algorithm.freeze` apply to them.
-            lr_or_lr_schedule: Learning rate, its schedule, or the points of one that goes by
-                environment steps, `[[0, v0], [t1, v1], ...]`; None: an optimizer of PyTorch keeps
-                its own.
+            lr_or_lr_schedule: Learning rate, its schedule, or points of one by environment steps,
+                `[[0, v0], [t1, v1], ...]`; None: an optimizer of PyTorch keeps its own.
 
         Raises:
             ConfigError: If the name is taken, or another optimizer owns one of the parameters.
@@ -329,9 +330,8 @@ class LearnerModules:
         """The parameters that stay as they are in the next update: those of `algorithm.freeze`."""
         if not self.settings.freeze:
             return []
-        held: list[nn.Parameter] = locate(GROUPS + ".frozen_parameters")(
-            self.settings.freeze, progress.updates, self.modules
-        )
+        given = self.settings.freeze, progress.updates, self.modules
+        held: list[nn.Parameter] = locate(GROUPS + ".frozen_parameters")(*given)
         return held
 
     def hold_parameters(self, progress: Progress) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from short_runs import FORK, rows, short_run
+from short_runs import FORK, rows, settings
 
+from maze_train import train
 from maze_train.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -18,11 +19,12 @@ JUDGE = {"agents": ["referee"]}
 TAKES_ONE = {"_target_": "own_policies.TakesOne"}
 
 
-def run(name: str, foe: dict[str, Any], **more: Any) -> Any:
+def run(name: str, foe: dict[str, Any], algorithm: str = "ppo", **more: Any) -> Any:
     """A short run in which the second player has a policy of its own."""
     policies = {"main": {"agents": ["first"]}, "foe": {"agents": ["second"], **foe}, "judge": JUDGE}
-    settings = {"trust": ["agent_envs", "own_policies"], "policies": policies, **more}
-    return short_run(name, "ppo", **{**HEAPS, "total_steps": 128, **settings})
+    given = {"trust": ["agent_envs", "own_policies"], "policies": policies, **more}
+    like = settings("sac" if algorithm == "dqn" else algorithm, **HEAPS, total_steps=128)
+    return train(**{**like, "algorithm": algorithm, "run_dir": name, **given})
 
 
 def weights(name: str, policy: str) -> dict[str, torch.Tensor]:
@@ -57,6 +59,18 @@ def test_a_policy_that_does_not_learn(foe: dict[str, Any], more: dict[str, Any])
     run("slow", foe, **{**more, "algorithm.lr": 1e-30, "algorithm.n_epochs": 1})
     for name, value in weights("whole", "foe").items():
         assert value.equal(weights("slow", "foe")[name])
+
+
+@pytest.mark.parametrize(
+    ("foe", "more"),
+    [({"frozen": True}, {}), ({}, {"policies_to_train": ["main"]})],
+    ids=["frozen", "not chosen"],
+)
+def test_only_policies_that_learn_explore(foe: dict[str, Any], more: dict[str, Any]) -> None:
+    """The noise of the run is not for others, which act as they are."""
+    run("dqn", foe, "dqn", **more, **{"algorithm.epsilon": 0.9})
+    assert weights("dqn", "main")["epsilon"] == pytest.approx(0.9)
+    assert weights("dqn", "foe")["epsilon"] == 0.0
 
 
 @pytest.mark.slow

@@ -95,16 +95,18 @@ class OffPolicy(Trainer):
     ) -> None:
         """Set a buffer of the models that says how they explore, and is saved with the weights.
 
+        It is 0 for models that do not learn, which act as they would without training.
+
         Args:
             how: The metric, which has the name of the buffer.
             setting: Its value over the run.
             progress: Progress of training.
             statistics: Statistics of the update.
         """
-        value = scheduled_value(setting, progress)
-        for module in modules_of(self.model).values():
-            if hasattr(module, how.name):  # all but those that never learn
-                getattr(module, how.name).fill_(value)
+        value, learner = scheduled_value(setting, progress), self.learners.first
+        for key, module in modules_of(self.model).items():
+            if hasattr(module, how.name):  # all but those without networks
+                getattr(module, how.name).fill_(value if learner.may_learn(key) else 0.0)
         statistics.record(how, value)
 
     @property
