@@ -205,6 +205,7 @@ class RolloutEvaluator(Evaluator):
                 episode[i] += num_envs
                 running_return[i] = running_length[i] = 0.0
             actor.forget(ended | ignored)
+        actor.forget(np.ones(num_envs, np.bool_))  # nobody goes on with the episodes that still run
         return returns, lengths, reported, agents
 
     def _act(self, actor: Actor, env: MazeVectorEnv, obs: Any, generator: torch.Generator) -> Any:

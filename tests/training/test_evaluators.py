@@ -162,6 +162,31 @@ def test_a_memory_is_empty_where_an_episode_begins(mode):
     assert metrics["eval/episode_return_std"] < 1e-5
 
 
+def test_policies_hear_the_end_of_all_episodes_that_began():
+    """Also of those that still run when the last one that counts has ended."""
+
+    class Numbered:
+        state_size, distribution = 1, make_model().distribution
+
+        def __init__(self):
+            self.began, self.running = 0, set()
+
+        def policy_step(self, obs, state):
+            for i in (state[:, 0] == 0).nonzero()[:, 0]:
+                self.began += 1
+                self.running.add(self.began)
+                state[i] = self.began
+            return torch.zeros(len(state), 3), state
+
+        def end_episodes(self, states):
+            self.running -= set(states[:, 0].tolist())
+
+    model = Numbered()
+    evaluate(model, concurrency=3)
+    assert model.began >= N
+    assert not model.running
+
+
 def test_success_rate_is_that_of_the_episodes_that_count():
     """The share of successful episodes among the n; absent where no environment tells."""
     model = make_model()
