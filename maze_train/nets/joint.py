@@ -203,6 +203,16 @@ class JointModel(nn.Module):
         return self.policies[policy]
 
 
+def acting_alone(models: Mapping[str, nn.Module]) -> JointModel:
+    """The model in which each agent acts with a model of its own.
+
+    Args:
+        models: Models by agent; PyTorch can not name modules as agents may be named.
+    """
+    numbers = {agent: str(i) for i, agent in enumerate(models)}
+    return JointModel({numbers[agent]: own for agent, own in models.items()}, numbers)
+
+
 def _of_each_agent(rows: Tensor, agents: list[str]) -> tuple[Tensor, ...]:
     """The rows of agents that were asked for in one batch."""
     # Unlike `chunk`, which compares sizes, this can be exported for any number of environments.

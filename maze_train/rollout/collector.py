@@ -171,9 +171,11 @@ class RolloutCollector:
     ) -> tuple[Actor, RolloutStorage]:
         """Return the actor of `model`, and the storage for its rollouts; both are kept."""
         if self._actor is None or self._storage is None or self._actor.model is not model:
-            self._actor = Actor(model, self.num_envs, self.device)
-            if self._memory is not None:
-                self._actor.hidden_state, self._memory = self._memory.to(self.device), None
+            memory = self._memory if self._actor is None else self._actor.hidden_state
+            self._actor, self._memory = Actor(model, self.num_envs, self.device), None
+            if memory is not None and memory.shape == self._actor.hidden_state.shape:
+                # Episodes go on where another model acts, such as the first that was not random.
+                self._actor.hidden_state = memory.to(self.device)
             self._storage = RolloutStorage(
                 self.env.single_observation_space,
                 self.num_steps,

@@ -73,6 +73,13 @@ def test_only_policies_that_learn_explore(foe: dict[str, Any], more: dict[str, A
     assert weights("dqn", "foe")["epsilon"] == 0.0
 
 
+def test_a_policy_remembers_while_replay_buffers_are_filled() -> None:
+    """It knows its turns, also in episodes in which the others act at random no more."""
+    counts = {"_target_": "own_policies.CountsTurns"}
+    found = run("sac", {"source": counts}, "sac", **{"algorithm.n_rollout_steps": 3}).history
+    assert found[-1]["train/gradient_steps"] > 0
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("has_connected")
 def test_several_learners_have_policies_that_do_not_learn() -> None:

@@ -175,7 +175,8 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         node, repeat = self.algorithm.initial_sampling_policy, self.algorithm.initial_action_repeat
         several = agent_spaces(observation_space, action_space)
         if several is not None:
-            policy: RandomAgents = locate(RANDOM_AGENTS)(model, several, repeat)
+            learns = self.learners.first.may_learn
+            policy: RandomAgents = locate(RANDOM_AGENTS)(model, several, learns, repeat)
             return policy
         if node is None:
             return RandomPolicy(distribution, action_space, model.masking, repeat=repeat)
