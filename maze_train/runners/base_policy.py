@@ -130,6 +130,8 @@ class SavedBasePolicy:
             own = policy_settings(config.model, config.algorithm, self.saved.spaces)
             self._check_can_learn(own)
             self._check_settings(named, own)
+            if given.centralized_critic and own["shared_trunk"]:
+                own["shared_trunk"] = None  # the trunk of memories and images is not shared
         try:
             return self.with_model(replace(given, **{**own, **named}))
         except ConfigError as error:
@@ -284,6 +286,8 @@ def policy_settings(
         SpaceError: If a space can not be described.
     """
     resolve = locate(algorithm.model_resolver)
+    if model.centralized_critic:  # its policy was built as one without critic
+        model = replace(model, centralized_critic=None, critic=None)
     each = _spaces_of_policies(spaces)
     resolved = [resolve(model, input_space(flat_space(observed))) for observed, _ in each]
     settings: dict[str, Any] = {}

@@ -268,6 +268,21 @@ def test_a_run_begins_with_the_policies_of_another(
                  "policies.all.agents": ["first", "second"]})  # fmt: skip
 
 
+@pytest.mark.parametrize("is_centralized", [True, None])
+def test_centralised_critics_for_the_memories_of_another_run(
+    is_centralized: bool | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Trunk and memory are those of the policy alone; the critic comes along if it is alike."""
+    short: dict[str, Any] = {"total_steps": 100, "trust": ["agent_envs"]}
+    run("base", "ppo, memory", **short, **{"model.centralized_critic": is_centralized})
+    for name, more in {"run": {"base_run": "base"}, "both": {"base_run": "run"}}.items():
+        run(name, "ppo, memory", **short, **more, **{"model.centralized_critic": True})
+        taken, _, new = capsys.readouterr().err.partition("; new:")
+        assert "policies.referee.trunk, policies.referee.memory, policies.referee.policy" in taken
+        assert ("referee.critic" in new) == (name == "run" and not is_centralized)
+    assert written_config("run")["model"]["shared_trunk"] is None
+
+
 def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its statistics are taken before training; that somebody never acts is an error."""
     norm = {"mode": "estimated", "n_steps": 20}
