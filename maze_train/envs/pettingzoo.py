@@ -143,6 +143,7 @@ class ParallelAgents(PettingZooAgents):
         """Begin an episode."""
         obs, infos = self.env.reset(seed=seed, options=options)
         self._over = set()
+        self._left: set[str] = set()
         return self._turn(obs, {}, {}, {}, infos)
 
     def step(self, actions: dict[str, Any]) -> Turn:
@@ -165,7 +166,10 @@ class ParallelAgents(PettingZooAgents):
         terminated, truncated = self._newly(terminations), self._newly(truncations)
         just_ended = terminated | truncated
         self._over |= just_ended
-        acting = [agent for agent in self.env.agents if agent not in self._over]
+        # Some stay listed when they have ended; those that left and are back are refused later.
+        still = self._over - self._left
+        acting = [agent for agent in self.env.agents if agent not in still]
+        self._left = self._over.difference(self.env.agents)
         blind = [agent for agent in acting if agent not in obs]
         if blind:
             raise EnvError(

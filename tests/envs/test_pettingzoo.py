@@ -141,6 +141,17 @@ class Walkers(pettingzoo.ParallelEnv):
         return obs, rewards, terminations, truncations, {k: {"t": self.t} for k in living}
 
 
+class Returns(Walkers):
+    """`a` comes back two steps after its end."""
+
+    def step(self, actions: Any) -> Any:
+        found = super().step(actions)
+        if self.t == 4:
+            self.agents.append("a")
+            found[0]["a"] = self.places["a"]
+        return found
+
+
 def legal(agent: str, space: Any, mask: Any, clock: int) -> Any:
     """An action that follows from the moment, legal where there is a mask."""
     generator = np.random.default_rng([clock, ord(agent[-1])])
@@ -325,10 +336,11 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
     ("maker", "message"),
     [
         (lambda: Walkers(hides=True), r"the agents \['c'\] are in `agents` of the environment"),
+        (Returns, r"obs names the agents \['a'\], which have ended before in this episode"),
         (lambda: Rounds(leaves=False), r"agent 'p' has ended, and step\(None\) does not remove"),
         (type("Nameless", (Rounds,), {"possible_agents": None}), "not tell its possible_agents"),
     ],
-    ids=["hides", "stays", "nameless"],
+    ids=["hides", "returns", "stays", "nameless"],
 )
 def test_environments_that_break_the_rules(maker: Any, message: str) -> None:
     """The error says what PettingZoo expects."""
