@@ -181,12 +181,13 @@ class Peek(MultiAgentEnv):
         return spaces.Discrete(2)
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
-        left, right = np.random.default_rng(seed).integers(0, 2, 2)
-        self.bits = {"left": left, "right": right}
+        bits = np.random.default_rng(seed).integers(0, 2, 2)
+        self.bits = dict(zip(self.possible_agents, bits, strict=True))
         return Turn(self.bits)
 
     def step(self, actions: dict[str, Any]) -> Turn:
-        rewards = {"left": float(self.bits["right"]), "right": float(self.bits["left"])}
+        seen = map(float, reversed(self.bits.values()))
+        rewards = dict(zip(self.possible_agents, seen, strict=True))
         return Turn(self.bits, rewards, terminated=self.possible_agents)
 
 

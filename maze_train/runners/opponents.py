@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from maze_train.errors import ConfigError
-from maze_train.nets.joint import JointModel
+from maze_train.nets.joint import acting_alone
 from maze_train.runners.named_policies import named_policy
 from maze_train.spaces.agents import agent_spaces
 from maze_train.training.evaluators import RolloutEvaluator
@@ -83,7 +83,7 @@ class OpponentEvaluator(RolloutEvaluator):
         own = {agent: policy.by_policy[owner] for agent, owner in policy.agents.items()}
         others = models.keys() - {seat}
         chosen = {agent: models[agent] if agent in others else own[agent] for agent in own}
-        *_, returns = self._play(JointModel(chosen, {agent: agent for agent in own}), env)
+        *_, returns = self._play(acting_alone(chosen), env)
         return returns[seat], np.max([returns[agent] for agent in others], axis=0)
 
 

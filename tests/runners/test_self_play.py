@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agent_envs import Peek
 from short_runs import FORK, rows, short_run
 
 from maze_train import load_learner, load_policy
@@ -138,6 +139,20 @@ def test_policies_play_against_others_after_each_evaluation() -> None:
     for source, problem in problems.items():
         with pytest.raises(ConfigError, match=rf"evaluation\.opponents\.old .*{problem}"):
             run("other", **{**more, "evaluation.opponents": {"random": "random", "old": source}})
+
+
+class PeekWithNames(Peek):
+    """Agents have names that PyTorch refuses for modules."""
+
+    possible_agents = ("a.1", "keys")
+
+
+def test_opponents_of_agents_whatever_their_names() -> None:
+    """Only ids of policies have to be names of modules."""
+    env = {"_target_": f"{__name__}.PeekWithNames"}
+    opponents = {"evaluation.opponents": {"random": "random"}}
+    short_run("run", "ppo", env=env, total_steps=32, **opponents)
+    assert rows("run")[-1]["eval/vs_random/return_mean"]
 
 
 def test_the_metric_that_selects_policies(capsys: pytest.CaptureFixture[str]) -> None:
