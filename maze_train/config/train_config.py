@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from maze_train.checks import absolute_path, check_at_least, check_choices, check_fields
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError
-from maze_train.learner.config import LearnerGroupConfig
+from maze_train.learner.config import GradientSettings, LearnerGroupConfig, Schedule
 from maze_train.nets.config import ModelConfig
 from maze_train.targets import Given, is_target, locate
 from maze_train.tracking.config import TrackingConfig
@@ -238,6 +238,34 @@ class TrainConfig:
                 self.algorithm.check_total_steps(total_steps)
         except ConfigError as error:
             raise error.below("algorithm") from None
+
+    def check_start(self) -> None:
+        """Refuse to train with schedules by the share of the run where that is not known.
+
+        What such a run has left, its policy and its checkpoints, can be read all the same.
+
+        Raises:
+            ConfigError: If there is such a schedule, and only patience ends the run.
+        """
+        algorithm = self.algorithm
+        if self._total_steps or algorithm.n_epochs or self.runner.max_wall_time_s:
+            return
+        settings = {"algorithm": algorithm}
+        if isinstance(algorithm, GradientSettings):
+            for module_id in algorithm.overrides:
+                settings[f"algorithm.overrides.{module_id}"] = algorithm.for_module(module_id)
+        for place, own in settings.items():
+            for key, value in own.values_over_time.items():
+                is_known = not isinstance(value, Schedule) or value.by != "progress"
+                if is_known or len({*value.values}) == 1:
+                    continue
+                raise ConfigError(
+                    f"{place}.{key}",
+                    "goes by the share of the run, which is not known where only "
+                    "algorithm.patience ends it: set total_steps, the most steps that it may take, "
+                    "or a value that stays as it is or goes by env_steps or updates",
+                    value.points,
+                )
 
     def _check_fits_algorithm(self) -> None:
         """Refuse learners and actors that the algorithm does not have."""

@@ -188,6 +188,7 @@ class TrainingRunner:
             generators_of_run(self.seeds.integer("global")),
             torch_threads(self.config.runner.torch_threads),
         ):
+            self.config.check_start()
             if self.resumed_dir is None:
                 check_is_free(self.config.run_dir)
             builder = self.builder

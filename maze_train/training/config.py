@@ -192,6 +192,11 @@ class AlgorithmConfig:
         """Arguments for the builder of the model besides the model settings, by name."""
         return {}
 
+    @property
+    def values_over_time(self) -> dict[str, Any]:
+        """Settings by key, among them all that may be schedules, with their defaults filled in."""
+        return vars(self)
+
     def shortened(self) -> AlgorithmConfig:
         """The settings of a trial: one short epoch of everything."""
         return replace(self, n_epochs=1, epoch_length=1)

@@ -160,6 +160,31 @@ def test_schedules_that_are_refused(algorithm: str, key: str, points: Any, wrong
         load(algorithm, **{key: points})
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "key", "value", "known"),
+    [
+        ("dqn", "epsilon", None, 0.1),
+        ("a2c", "entropy_coef", "linear_0.1", [[0, 0.1], [100, 0]]),
+        ("sac", "replay_buffer.beta", 0.4, 1),
+        ("bc", "overrides.only.lr", "linear_0.1", {"start": 0.1, "end": 0.1}),
+    ],
+)
+def test_schedules_that_patience_ends_are_refused(
+    algorithm: str, key: str, value: Any, known: Any
+) -> None:
+    """By the share of the run, which only another limit tells; a configuration can be read."""
+    place = {"runner.dataset": "there"} if algorithm == "bc" else {"env": "CartPole-v1"}
+    limits = {"algorithm.n_epochs": 0, "algorithm.patience": 2, "total_steps": 0}
+    node = {**place, "algorithm": algorithm, **limits}
+    if key.startswith("replay_buffer"):
+        node["algorithm.replay_buffer._target_"] = "maze_train.PrioritizedReplayBuffer"
+    config = load_config({**node, f"algorithm.{key}": value})
+    with pytest.raises(ConfigError, match=rf"algorithm\.{key} = \[\[.*patience .*total_steps"):
+        config.check_start()
+    load_config({**node, f"algorithm.{key}": value, "total_steps": 10_000}).check_start()
+    load_config({**node, f"algorithm.{key}": known}).check_start()
+
+
 def test_what_is_made_from_other_settings_is_refused() -> None:
     """In the arguments of optimizers and replay buffers, with the setting that counts."""
     node = {"_target_": "maze_train.Adam", "lr": 0.5}

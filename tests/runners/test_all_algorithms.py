@@ -264,6 +264,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("ppo", {"tracking.writers": [{"_target_": "own_envs.make_en"}]}, r"writers\[0\]._target_"),
     ("ppo", {"total_steps": 0}, "nothing would end this run"),
+    (
+        *("ppo", {"total_steps": 0, "algorithm.patience": 2, "algorithm.n_epochs": 0}),
+        r"algorithm\.lr = \[\[0\.0, 0\.001\], .*: set total_steps, the most steps",
+    ),
     ("ppo", {"algorithm.sequence_length": 4}, "sequence_length = 4: .* set model.memory"),
     ("ppo", {"run_dir": " "}, "run_dir"),
     ("ppo", {"runner.dataset": "data"}, r"runner\.dataset.*choose algorithm=bc"),

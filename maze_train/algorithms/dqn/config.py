@@ -73,6 +73,11 @@ class DQNAlgorithmConfig(OffPolicyConfig):
         return self.epsilon
 
     @property
+    def values_over_time(self) -> dict[str, Any]:
+        """Settings by key, with the exploration of the default."""
+        return {**super().values_over_time, "epsilon": self.exploration}
+
+    @property
     def model_settings(self) -> dict[str, Any]:
         """Arguments for the builder of the model besides the model settings."""
         return {"dueling": self.dueling, "num_quantiles": self.num_quantiles}

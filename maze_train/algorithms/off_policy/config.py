@@ -168,6 +168,14 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
         assert isinstance(self.replay_buffer, dict)  # names were replaced
         return self.replay_buffer
 
+    @property
+    def values_over_time(self) -> dict[str, Any]:
+        """Settings by key, with the beta of priorities, which grows over the run."""
+        found, node = super().values_over_time, self.replay_buffer_node
+        if str(node[TARGET]).rpartition(".")[2] != BUFFERS["prioritized"].rpartition(".")[2]:
+            return found
+        return {**found, "replay_buffer.beta": Schedule(start=node.get("beta", 0.4), end=1.0)}
+
     def check_concurrency(self, concurrency: int) -> None:
         """Refuse a buffer that does not hold one update of all environments."""
         rollout = concurrency * self.n_rollout_steps
