@@ -102,6 +102,8 @@ class Distribution(ABC):
     """Offset that turns `log_prob` into the log-density of the action scaled to [-1, 1]: Σ_i log of
     half the width of the interval of dimension i; 0 where `log_prob` is not one of bounded
     actions."""
+    has_fixed_entropy: bool = False
+    """Whether the entropy is the same whatever the params are."""
     num_choices: int = 0
     """Number of choices, N, over all that are made at once; 0 for continuous families."""
 

@@ -156,6 +156,17 @@ def test_sac_says_how_to_train_its_base(tmp_path):
     assert not (tmp_path / "next").exists()
 
 
+def test_sac_refuses_a_base_whose_entropy_is_fixed(tmp_path):
+    """Its temperature would grow or fall for ever; one that stays as it is does no harm."""
+    family = {"Box": {"_target_": "maze_train.algorithms.td3.actions.NoisyActions"}}
+    base = cloned(tmp_path, "box", **{"model.distributions": family})
+    advice = r"'NoisyActions': its entropy is fixed.*squashed_gaussian.*entropy_tuning=false"
+    with pytest.raises(ConfigError, match=rf"model\.distributions = {advice}"):
+        started(tmp_path, base, "sac")
+    assert not (tmp_path / "next").exists()
+    assert same_policy(base, started(tmp_path, base, "sac", **{"algorithm.entropy_tuning": False}))
+
+
 @pytest.mark.parametrize("algorithm", ["bc", "sac"])
 def test_a_memory_is_refused_by_what_learns_from_single_steps(tmp_path, algorithm):
     """All that is in the way is told at once: the shared layers too."""

@@ -11,6 +11,7 @@ import torch
 from maze_train.algorithms.off_policy.learner import PolicyAndCriticsLearner
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.events import SACEvents
+from maze_train.errors import ConfigError
 from maze_train.functional.soft_actor_critic import (
     soft_policy_loss,
     soft_state_values,
@@ -61,6 +62,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
             model.log_temperatures.fill_(math.log(config.entropy_coef))
         model.log_temperatures.requires_grad_(config.entropy_tuning)
         if config.entropy_tuning:
+            _check_entropies(model)
             node = dict(config.optimizer)
             if _has_weight_decay(node):
                 node["weight_decay"] = 0.0  # it would pull temperatures to 1
@@ -136,6 +138,19 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
 def _temperatures(model: SoftActorCriticModel) -> Tensor:
     """The temperatures of the parts of the action, without a graph, `[P]`."""
     return model.log_temperatures.detach().exp()
+
+
+def _check_entropies(model: SoftActorCriticModel) -> None:
+    """Refuse families whose entropy nothing moves: their temperatures would never settle."""
+    for part in model.actions.parts:
+        if part.has_fixed_entropy:
+            raise ConfigError(
+                "model.distributions",
+                "its entropy is fixed, so no temperature can hold it (td3 has no other family): "
+                "train a base_run of sac with 'model.distributions={Box: squashed_gaussian}', "
+                "or set algorithm.entropy_tuning=false",
+                type(part).__name__,
+            )
 
 
 def _has_weight_decay(optimizer: Mapping[str, Any]) -> bool:

@@ -43,6 +43,7 @@ class NoisyActions(Distribution):
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = Box
+    has_fixed_entropy = True
 
     def __init__(self, space: Box, noise_stddev: float = 0.1) -> None:
         check_space(type(self), space)
