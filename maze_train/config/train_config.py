@@ -234,20 +234,21 @@ class TrainConfig:
         self._check_fits_algorithm()
         try:
             self.algorithm.check_concurrency(self._concurrency)
-            if not self.runner.fast_dev_run:
-                self.algorithm.check_total_steps(total_steps)
         except ConfigError as error:
             raise error.below("algorithm") from None
 
     def check_start(self) -> None:
-        """Refuse to train with schedules by the share of the run where that is not known.
+        """Refuse to train where nothing would be learned, or schedules have no end that is known.
 
         What such a run has left, its policy and its checkpoints, can be read all the same.
 
         Raises:
-            ConfigError: If there is such a schedule, and only patience ends the run.
+            ConfigError: If the run is too short, or a schedule goes by the share of a run that only
+                patience ends.
         """
         algorithm = self.algorithm
+        if not self.runner.fast_dev_run:
+            algorithm.check_total_steps(self._total_steps, self._concurrency)
         if self._total_steps or algorithm.n_epochs or self.runner.max_wall_time_s:
             return
         settings = {"algorithm": algorithm}

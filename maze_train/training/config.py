@@ -201,8 +201,8 @@ class AlgorithmConfig:
         """The settings of a trial: one short epoch of everything."""
         return replace(self, n_epochs=1, epoch_length=1)
 
-    def check_total_steps(self, total_steps: int) -> None:
-        """Refuse settings that do not fit a run of so many environment steps; 0: no limit."""
+    def check_total_steps(self, total_steps: int, concurrency: int) -> None:
+        """Refuse a run of so many steps of all environments; 0: no limit."""
 
     def check_concurrency(self, concurrency: int) -> None:
         """Refuse settings that do not fit `concurrency` parallel environments."""

@@ -472,8 +472,10 @@ def test_a_run_begins_with_the_values_of_another(tmp_path):
     """Target included; other networks and policies are refused."""
     base = tmp_path / "base"
     train(DOORS, "dqn", run_dir=base, **SMALL)
-    longer = {**SMALL, "algorithm.initial_buffer_size": 63, "algorithm.n_epochs": 1}
-    own: Any = train(DOORS, "dqn", run_dir=tmp_path / "own", base_run=str(base), **longer).policy
+    # It ends while the buffer is filled.
+    short = {"algorithm.initial_buffer_size": 63, "algorithm.n_epochs": 1, "total_steps": 640}
+    changes: dict[str, Any] = {**SMALL, **short, "run_dir": tmp_path / "own"}
+    own: Any = train(DOORS, "dqn", base_run=str(base), **changes).policy
     weights: Any = load_policy(base).model.policy.state_dict()
     for net in (own.model.policy, own.model.target_policy):
         for name, value in net.state_dict().items():

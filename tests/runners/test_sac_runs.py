@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 PRIORITISED = "maze_train.PrioritizedReplayBuffer"
 SHOWN = "algorithm.initial_demonstration_trajectories"
 KEPT = {"_target_": "own_parts.KeptReplay"}
+SOME = {"_target_": "own_parts.demonstrations"}
 
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -124,6 +125,23 @@ def test_a_policy_of_ones_own_acts_first() -> None:
     rewards = np.array([float(row["train/episode_return_mean"]) for row in rows("run")])
     assert rewards[0] == 5.0  # five steps of the action 1
     assert (rewards[1:] < 5.0).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "steps"),
+    [
+        ({"algorithm.initial_buffer_size": 20}, 24),
+        ({"algorithm.initial_buffer_size": 1, "algorithm.n_rollout_steps": 64}, 128),
+        ({"algorithm.update_to_data_ratio": 0.03125}, 56),
+        ({SHOWN: {**SOME, "n_episodes": 3}, "algorithm.initial_buffer_size": 1}, 8),
+    ],
+)
+def test_the_least_steps_that_are_learned_from(changes: dict[str, Any], steps: int) -> None:
+    """Updates are whole ones, and each learns from those before it."""
+    with pytest.raises(ConfigError, match=rf"total_steps = {steps}: .* after {steps} environment"):
+        sac_run(total_steps=steps, **changes)
+    result = sac_run(total_steps=steps + 1, **changes)
+    assert "train/critic_loss" in result.history[-1]
 
 
 # -- demonstrations ------------------------------------------------------------------------------
@@ -273,7 +291,8 @@ def test_room_for_what_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
         sac_run("prioritised", **{BUFFER: {"_target_": PRIORITISED}})
     monkeypatch.setattr(off_policy, "available_memory", lambda device: 500)
     settings = {"algorithm.initial_buffer_size": 1, "runner.concurrency": 3}
-    assert sac_run("short", total_steps=2, **settings).summary.env_steps == 12
+    settings["algorithm.n_rollout_steps"] = 2
+    assert sac_run("short", total_steps=7, **settings).summary.env_steps == 12
 
 
 def test_files_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

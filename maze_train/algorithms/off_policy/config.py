@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
@@ -187,15 +188,23 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
                 self.replay_buffer_size,
             )
 
-    def check_total_steps(self, total_steps: int) -> None:
-        """Refuse a run that would end before it learns."""
-        if self.initial_demonstration_trajectories is None and (
-            0 < total_steps <= self.initial_buffer_size
-        ):
+    def check_total_steps(self, total_steps: int, concurrency: int) -> None:
+        """Refuse a run that would end before its first gradient step, see `OffPolicy`."""
+        update = concurrency * self.n_rollout_steps
+        # The next one learns from that which fills the buffer, as demonstrations may at once.
+        is_shown = self.initial_demonstration_trajectories is not None
+        filling = 1 if is_shown else math.ceil(self.initial_buffer_size / update)
+        learned_from = math.ceil(1.0 / self.update_to_data_ratio)
+        steps = (filling - 1 + math.ceil(learned_from / update)) * update
+        if 0 < total_steps <= steps:
             raise ConfigError(
-                "initial_buffer_size",
-                f"nothing would be learned within total_steps={total_steps}; expected less",
-                self.initial_buffer_size,
+                "total_steps",
+                f"nothing would be learned, since the first gradient step comes after {steps} "
+                f"environment steps (algorithm.initial_buffer_size={self.initial_buffer_size}, "
+                f"algorithm.update_to_data_ratio={self.update_to_data_ratio}, updates of "
+                f"runner.concurrency={concurrency} x algorithm.n_rollout_steps="
+                f"{self.n_rollout_steps} steps): set more, or lower what it waits for",
+                total_steps,
             )
 
     def shortened(self) -> OffPolicyConfig:
