@@ -20,7 +20,7 @@ import maze_train.data.replay_columns as replay_columns
 from maze_train import Statistics, TrainerServices, load_config, train
 from maze_train.config.pipeline import prepare
 from maze_train.data.trajectory_dataset import TrajectoryDataset, open_dataset
-from maze_train.errors import ConfigError
+from maze_train.errors import ConfigError, TrainingError
 from maze_train.runners.base import TrainingRunner
 
 if TYPE_CHECKING:
@@ -142,6 +142,21 @@ def test_the_least_steps_that_are_learned_from(changes: dict[str, Any], steps: i
         sac_run(total_steps=steps, **changes)
     result = sac_run(total_steps=steps + 1, **changes)
     assert "train/critic_loss" in result.history[-1]
+
+
+def loss_of_weights(learner: Any, module_id: str, batch: Any, statistics: Any, after: int) -> Any:
+    """A loss without errors, from a gradient step on."""
+    if learner.gradient_steps < after:
+        return learner.compute_loss_for_module(module_id, batch, statistics)
+    return sum(weight.square().sum() for weight in learner.modules[module_id].policy.parameters())
+
+
+@pytest.mark.parametrize("after", [0, 2])
+def test_a_loss_without_errors_gives_no_priorities(after: int) -> None:
+    """Neither at once nor later, when those of an older batch are still there."""
+    own = {"_target_": f"{__name__}.loss_of_weights", "after": after}
+    with pytest.raises(TrainingError, match=r"set learner\.errors = .*replay_buffer=uniform"):
+        sac_run(**{BUFFER: {"_target_": PRIORITISED}, "algorithm.loss_function": own})
 
 
 # -- demonstrations ------------------------------------------------------------------------------

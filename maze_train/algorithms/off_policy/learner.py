@@ -67,6 +67,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         self, prepared: Mapping[str, Transitions], statistics: Statistics
     ) -> Iterator[Mapping[str, Transitions]]:
         """All transitions, once."""
+        self.errors = None  # those of another batch say nothing about this one
         yield prepared
 
     @property

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from maze_train.algorithms.off_policy.events import ReplayEvents, ReplayTimeEvents
+from maze_train.errors import TrainingError
 from maze_train.learner.config import scheduled_value
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
@@ -132,6 +133,12 @@ class OffPolicy(Trainer):
             self.gradient_steps += 1
             if getattr(batch, "weights", None) is not None:
                 errors = self.learners.foreach_learner(lambda learner: learner.errors)[0]  # type: ignore[attr-defined]  # an OffPolicyLearner
+                if errors is None:
+                    raise TrainingError(
+                        "the replay buffer sorts transitions by their errors, of which the loss "
+                        "says none: set learner.errors = |Q - y|, [n], in it, or "
+                        "algorithm.replay_buffer=uniform"
+                    )
                 # Those of a gradient step that was left out are meaningless.
                 finite = errors.isfinite()
                 buffer.update_priorities(batch.indices[finite], errors[finite])
