@@ -254,7 +254,7 @@ class SavedBasePolicy:
             )
 
     def _check_weights(self, found: WeightsByPart, wanted: WeightsByPart) -> None:
-        """Refuse other weights under equal settings, as own networks and wrappers may have."""
+        """Refuse other weights, as other algorithms, own networks and wrappers may have."""
         for part in {**found, **wanted}:
             saved, own = found.get(part, {}), wanted.get(part, {})
             if _kind(part) not in POLICY_PARTS or _fits(saved, own):
@@ -266,9 +266,8 @@ class SavedBasePolicy:
             differing = [f"{name}: {a} there, {b} here" for name, a, b in shapes if a != b]
             shown = "; ".join(differing[:3]) + ("; ..." if len(differing) > 3 else "")
             raise self._refusal(
-                f"the weights of its policy do not fit those of this run ({shown}): both need the "
-                "same networks of your own (model.policy, model.trunk) and no "
-                "algorithm.policy_wrapper"
+                f"the weights of its policy do not fit those of this run ({shown}): "
+                f"{self.saved.advice(self.config.algorithm, self.model_of(self.config))}"
             )
 
 

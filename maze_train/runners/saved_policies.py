@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from gymnasium import spaces
     from torch import nn
 
+    from maze_train.nets.config import ModelConfig
     from maze_train.training.checkpoints import Checkpoint
+    from maze_train.training.config import AlgorithmConfig
 
 
 BEST, FINAL, POLICIES = "best", "final", "policies"
@@ -112,6 +114,28 @@ class SavedPolicy:
                 if name.startswith(start)
             },
             whole=(self, policy) if model.centralized_critic else None,
+        )
+
+    def advice(self, algorithm: AlgorithmConfig, model: ModelConfig) -> str:
+        """Say how networks come to fit the weights.
+
+        Args:
+            algorithm: Algorithm that builds networks of other shapes.
+            model: Their settings.
+        """
+        base, wrapper = self.config.algorithm, "policy_wrapper"
+        here, there = algorithm.model_settings, base.model_settings
+        is_own = any((model.policy, model.trunk, here.get(wrapper), there.get(wrapper)))
+        if base.model_builder != algorithm.model_builder and not is_own:
+            return f"{base.name} learns another kind of policy; expected one of {algorithm.name}"
+        differing = [
+            f"algorithm.{name}={there[name]}" for name in there if here.get(name) != there[name]
+        ]
+        if differing and not is_own:
+            return f"set {' '.join(differing)}, as it has"
+        return (
+            "both need the same networks of your own (model.policy, model.trunk) and no "
+            f"algorithm.{wrapper}"
         )
 
     def make_model(self) -> nn.Module:

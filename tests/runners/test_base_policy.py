@@ -10,7 +10,7 @@ import torch
 import yaml
 from own_envs import SpacesEnv
 from recorded import record
-from short_runs import ALGORITHMS, QUIET, SMALL, short_run
+from short_runs import ALGORITHMS, QUIET, SMALL, settings, short_run
 
 from maze_train import load_policy, train
 from maze_train.distributions.gaussian import DiagonalGaussian
@@ -235,6 +235,22 @@ def test_settings_that_may_be_given(tmp_path):
     assert same_policy(base, run_dir, ("normalizer.",))
     assert written(run_dir)["activation"] == "relu"
     assert written(run_dir)["orthogonal_init"] is True
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes", "advice"),
+    [
+        ("dqn", {"algorithm.dueling": True}, r"set algorithm\.dueling=False, as it has$"),
+        ("dqn", {"algorithm.num_quantiles": 3}, r"set algorithm\.num_quantiles=0, as it has$"),
+        ("sac", {}, "dqn learns another kind of policy; expected one of sac$"),
+    ],
+)
+def test_settings_of_dqn_that_its_base_has_not(tmp_path, algorithm, changes, advice):
+    """They are named where weights do not fit, and so is another algorithm."""
+    small = {key: value for key, value in ALGORITHMS["sac"].items() if key != "algorithm"}
+    train(**{**settings("sac"), "algorithm": "dqn", "run_dir": tmp_path / "base"})
+    with pytest.raises(ConfigError, match=rf"do not fit those of this run .*: {advice}"):
+        started(tmp_path, tmp_path / "base", algorithm, "discrete", **{**small, **changes})
 
 
 def test_own_networks_of_other_sizes(tmp_path):
