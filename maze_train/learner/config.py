@@ -244,7 +244,8 @@ class GradientSettings:
     """Settings, besides those of its bases, that a module may have of its own."""
 
     lr_scheduler: dict[str, Any] | None = None
-    """Scheduler of PyTorch, called after each update, of a learning rate that is a number:
+    """Scheduler of PyTorch of a learning rate that is a number, called after each update (with a
+    replay buffer: after each gradient step):
     `{_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: 100}`; null: none."""
 
     lr_factors: dict[str, float] = field(default_factory=dict)
