@@ -270,7 +270,7 @@ class GradientSettings:
 
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings of single modules by id, in place of those of all, such as `{opponent: {lr: 0.001,
-    gamma: 0.9}}`: those of optimizers and of losses."""
+    max_grad_norm: 1}}`: those of optimizers and of losses."""
 
     def __post_init__(self) -> None:
         for key in ("loss_function", "lr_scheduler"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -12,10 +13,11 @@ from maze_train import load_config
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
+from maze_train.config.documentation import field_docs
 from maze_train.config.resuming import FREE
 from maze_train.config.writing import config_to_dict
 from maze_train.errors import ConfigError
-from maze_train.learner.config import Schedule
+from maze_train.learner.config import GradientSettings, Schedule
 
 BUFFER = "maze_train.UniformReplayBuffer"
 
@@ -183,6 +185,15 @@ def test_schedules_that_patience_ends_are_refused(
         config.check_start()
     load_config({**node, f"algorithm.{key}": value, "total_steps": 10_000}).check_start()
     load_config({**node, f"algorithm.{key}": known}).check_start()
+
+
+@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "bc", "sac", "td3", "dqn"])
+def test_the_example_of_overrides_holds_everywhere(algorithm: str) -> None:
+    """As the documentation of the setting has it."""
+    example = re.search(r"`(\{.*\})`", field_docs(GradientSettings)["overrides"])
+    assert example is not None
+    own = yaml.safe_load(example[1])
+    assert load(algorithm, overrides=own).overrides == own
 
 
 def test_what_is_made_from_other_settings_is_refused() -> None:
