@@ -61,8 +61,8 @@ class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     Number and actions follow from the seed of the reset, without touching the generator of
     `env.action_space`. Actions are legal by the mask in the observation
     (`maze_train.spaces.masks`), or in the info when there is one Discrete action. Where the episode
-    ends meanwhile, the environment is reset, and the number drawn again. Time limits inside of this
-    wrapper count the actions.
+    ends meanwhile, the environment is reset with a seed that follows from the one before, and the
+    number drawn again. Time limits inside of this wrapper count the actions.
 
     Args:
         env: The environment.
@@ -89,7 +89,7 @@ class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._actions = copy.deepcopy(env.action_space)
         self._action_view = FlatView(self._actions)
         self._masks = LegalChoices(env.observation_space, env.action_space)
-        self._random = np.random.default_rng()
+        self._random, self._seeds = np.random.default_rng(), np.random.default_rng()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -99,6 +99,7 @@ class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             # Streams of their own: the environment draws from the seed itself.
             seeds = Seeds(seed)
             self._random = seeds.generator("number of initial steps")
+            self._seeds = seeds.generator("further resets")
             self._actions.seed(seeds.integer("initial actions") % 2**31)
         obs, info = self.env.reset(seed=seed, options=options)
         for _ in range(RANDOM_RESET_ATTEMPTS):
@@ -110,7 +111,8 @@ class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
                     break
             else:
                 return obs, info
-            obs, info = self.env.reset(options=options)
+            # Without a seed, environments that keep no generator would draw from anywhere.
+            obs, info = self.env.reset(seed=int(self._seeds.integers(2**31)), options=options)
         raise EnvError(
             f"RandomResetWrapper: {RANDOM_RESET_ATTEMPTS} episodes in a row ended within the first "
             f"{self.min_initial_steps} to {self.max_initial_steps} actions: lower "

@@ -313,10 +313,22 @@ def test_random_reset_starts_over_when_the_episode_ends():
     env = RandomResetWrapper(CountingEnv(length=3), 0, 4)
     steps = {int(env.reset(seed=seed)[0][1]) for seed in range(40)}
     assert steps == {0, 1, 2}
-    restarts = [seed for seed in env.unwrapped.seeds if seed is None]
-    assert len(env.unwrapped.seeds) == 40 + len(restarts) > 45
+    assert len(env.unwrapped.seeds) > 45
     with pytest.raises(EnvError, match=r"100 episodes in a row ended.*min_initial_steps"):
         RandomResetWrapper(CountingEnv(length=3), 3, 4).reset(seed=0)
+
+
+def test_random_reset_starts_over_with_seeds_that_follow_from_the_first():
+    """An environment that makes its generator in `reset` does the same again."""
+    begun = []
+    for _ in range(2):
+        env = RandomResetWrapper(CountingEnv(length=3), 0, 4)
+        for seed in (*range(40), None, None, None, None):
+            env.reset(seed=seed)
+        begun.append(env.unwrapped.seeds)
+    assert begun[0] == begun[1]
+    further = set(begun[0]) - {*range(40), None}
+    assert len(further) == len(begun[0]) - 44 > 5
 
 
 @pytest.mark.parametrize("where", ["obs", "info"])
