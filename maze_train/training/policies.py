@@ -33,6 +33,10 @@ BUILD_CENTRALIZED = "maze_train.nets.centralized.build_centralized"
 SHARED = "default"
 """Id of the policy where one is enough for all agents."""
 
+MARKS = re.compile("[./@:]")
+"""What ids of policies lack: it separates them from others in names of weights and metrics, of
+snapshots, and of policies of a run."""
+
 
 def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]) -> dict[str, str]:
     """Id of the policy of each agent.
@@ -75,10 +79,15 @@ def may_learn(
 
 
 def check_id(policy: str) -> None:
-    """Refuse an id of a policy that can not be that of a module of PyTorch."""
-    if "." in policy or hasattr(nn.ModuleDict, policy):
-        problem = "PyTorch can not name a module so; give it another id, without dots"
-        raise ConfigError("policies", problem, policy)
+    """Refuse an id of a policy that is no part of names, or not that of a module of PyTorch."""
+    if not _is_id(policy):
+        found = hasattr(nn.ModuleDict, policy)
+        problem = "PyTorch can not name a module so" if found else "expected a name without . / @ :"
+        raise ConfigError("policies", f"{problem}; give it another id", policy)
+
+
+def _is_id(name: str) -> bool:
+    return bool(name) and not MARKS.search(name) and not hasattr(nn.ModuleDict, name)
 
 
 def _matching(pattern: str, key: str, spaces: AgentSpaces) -> list[str]:
@@ -112,9 +121,12 @@ def _shared_policies(spaces: AgentSpaces) -> dict[str, str]:
     names = [_common_name(agents) for agents in groups.values()]
     if len(set(names)) < len(names) or not all(names):
         names = [agents[0] for agents in groups.values()]
-    owners = {
-        agent: name for name, agents in zip(names, groups.values(), strict=True) for agent in agents
-    }
+    owners: dict[str, str] = {}
+    for name, agents in zip(names, groups.values(), strict=True):
+        policy = MARKS.sub("_", name)
+        while policy in owners.values() or not _is_id(policy):
+            policy += "_"
+        owners |= dict.fromkeys(agents, policy)
     return {agent: owners[agent] for agent in spaces.agents}
 
 

@@ -10,11 +10,14 @@ import pytest
 import torch
 from agent_envs import Heaps
 from cases import everyday
+from gymnasium.spaces import Box
 from own_parts import OwnNet
 from short_runs import FORK, rows, settings, short_run, written_config
 
 from maze_train import JointEnv, load_policy, run_rollout, train
 from maze_train.errors import ConfigError, TrainingError
+from maze_train.spaces.agents import AgentSpaces
+from maze_train.training.policies import check_id, policies_of_agents
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -170,6 +173,16 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
     assert found == ({"first", "referee"} if not policies else set(policies)) or found >= set(ids)
 
 
+def test_ids_that_nobody_named_are_such_as_one_could_give() -> None:
+    """Two agents with one id have the same spaces; most ids are what names begin with."""
+    sizes = {"p@1": 1, "p_1": 2, "p:1": 3, "keys": 4, "wolf_0": 5, "wolf_1": 5}
+    boxes: dict[str, Any] = {agent: Box(0.0, 1.0, (size,)) for agent, size in sizes.items()}
+    found = policies_of_agents(AgentSpaces(boxes, boxes), {})
+    assert list(found.values()) == ["p_1", "p_1_", "p_1__", "keys_", "wolf_0", "wolf_0"]
+    for policy in found.values():
+        check_id(policy)
+
+
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
@@ -181,6 +194,13 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
         (
             {"policies.r.agents": ["referee"], "policies.keys.agents": ["*st", "se*"]},
             r"policies = 'keys': PyTorch can not name a module so",
+        ),
+        *(
+            (
+                {"policies": {"r": {"agents": ["referee"]}, key: {"agents": ["*st", "se*"]}}},
+                f"policies = '{key}': expected a name without . / @ :",
+            )
+            for key in ("", "a.b", "a/b", "a@b", "a:b")
         ),
         ({"policies.a.agents": []}, r"policies\.a\.agents = \[\]: expected at least one agent"),
         (
@@ -233,7 +253,21 @@ def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
         ),
     ],
     ids=[
-        *("typo", "left out", "name", "none", "twice", "statistics", "chosen", "priorities"),
+        *(
+            "typo",
+            "left out",
+            "name",
+            "empty",
+            "dot",
+            "slash",
+            "at",
+            "colon",
+            "none",
+            "twice",
+            "statistics",
+            "chosen",
+            "priorities",
+        ),
         *("demonstrations", "one agent", "no critic of states", "nobody else", "a trunk"),
         *("rewards", "scale"),
     ],

@@ -237,7 +237,7 @@ def test_forms_in_which_policies_are_named() -> None:
         ),
         (
             {"policy": "random", "policies": {"a.b": {"agents": ["first"], "source": "random"}}},
-            r"policies = 'a\.b': PyTorch can not name a module so",
+            r"policies = 'a\.b': expected a name without \. / @ :; give it another id",
         ),
         (
             {"policies": {**ALL_ONE, "all": {"agents": ["*"], "source": "random"}}},
