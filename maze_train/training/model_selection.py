@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import check_one_of
 from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.notices import tell, warn
+from maze_train.rollout.config import SNAPSHOT
 from maze_train.rollout.episodes import TrainingEpisodeEvents
 
 if TYPE_CHECKING:
@@ -156,12 +158,13 @@ class BestModelSelection(ModelSelectionBase):
             self._write(self._best_dir, self._best_weights, self.best_score, self.best_epoch)
 
 
-def check_metric(metric: str, present: set[str]) -> None:
+def check_metric(metric: str, present: set[str], model: nn.Module) -> None:
     """Refuse a metric that is never reported: it would select nothing, in silence.
 
     Args:
         metric: The metric that selects the best policy.
         present: Those that an epoch reported.
+        model: The policy that is being trained, or the policies of several agents.
 
     Raises:
         ConfigError: If it is none of them.
@@ -169,7 +172,14 @@ def check_metric(metric: str, present: set[str]) -> None:
     # These are absent until an episode ends, or until one reports success.
     known = present | {event.tag for event in TrainingEpisodeEvents.events()}
     known.add("eval/success_rate")
-    if metric not in known:
+    of_agent = TrainingEpisodeEvents.episode_return_mean.of_owner
+    known |= {of_agent(agent).tag for agent in getattr(model, "agents", ())}
+    # So are results against snapshots, each of which has its own; ratings are always there.
+    for rating in present:
+        if rating.startswith("league/") and rating.endswith("/elo"):
+            start = rating.removesuffix("elo")
+            known |= {f"{start}win_rate", f"{start}episodes"}
+    if metric not in known and re.sub(rf"{SNAPSHOT}\d+(?=/win_rate$)", "", metric) not in known:
         problem = f"not reported{did_you_mean(nearest(metric, known))}"
         raise ConfigError("evaluation.metric", problem, metric)
 

@@ -289,7 +289,7 @@ class Trainer(ABC):
             self._select(metrics)
             metrics[TimeEvents.evaluate_s.tag] = time.perf_counter() - started
         if self.model_selection is not None:
-            check_metric(self.selection_metric, {*row, *metrics})
+            check_metric(self.selection_metric, {*row, *metrics}, self.model)
         return metrics
 
     def _evaluate_unless_interrupted(self, evaluator: Evaluator) -> dict[str, float]:

@@ -181,6 +181,23 @@ def test_the_metric_that_selects_policies(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
+    "metric",
+    ["train/first/episode_return_mean", "league/main/win_rate", "league/main@0/win_rate"],
+)
+def test_a_metric_of_one_of_several_may_be_missing_in_an_epoch(metric: str) -> None:
+    """Epochs are shorter than episodes; an agent or policy that is not there is no metric."""
+    short = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2, "algorithm.epoch_length": 1}
+    chosen = {"evaluation.metric": metric, "opponents": {"share": 1.0}}
+    result = run(None, **short, **chosen, **{"algorithm.n_epochs": 12})
+    found = [row[metric] for row in result.history if metric in row]
+    assert len(found) < len(result.history)
+    assert result.best_metric == max(found)
+    chosen["evaluation.metric"] = metric.replace("first", "third").replace("main", "judge")
+    with pytest.raises(ConfigError, match="not reported; did you mean"):
+        run(None, **short, **chosen, **{"algorithm.n_epochs": 1})
+
+
+@pytest.mark.parametrize(
     ("opponents", "more", "problem"),
     [
         ({"share": 1.5}, {}, r"opponents\.share = 1\.5: expected a number from 0 to 1"),
