@@ -353,3 +353,16 @@ def test_a_policy_may_have_networks_of_its_own() -> None:
     policy = load_policy("own", trust=["agent_envs", "own_parts"])
     assert isinstance(policy.model.by_policy["judge"].policy.net, OwnNet)
     assert np.isfinite(float(rows("run")[-1]["train/judge/value_loss"]))
+
+
+def test_sequences_of_a_policy_that_alone_has_a_memory() -> None:
+    """It learns as where the memory is that of all but the others."""
+    sizes = {"hidden_sizes": [8]}
+    memory = {**sizes, "memory": RECURRENT["model.memory"]}
+    steps = {key: value for key, value in RECURRENT.items() if key != "model.memory"}
+    players, judge = {"agents": ["first", "second"]}, {"agents": ["referee"]}
+    policies: dict[str, Any] = {"players": players, "judge": {**judge, "model": sizes}}
+    run("all", "ppo", **RECURRENT, policies=policies)
+    policies = {"players": {**players, "model": memory}, "judge": judge}
+    run("one", "ppo", **steps, policies=policies)
+    assert rows("one") == rows("all")

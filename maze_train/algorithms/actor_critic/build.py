@@ -36,10 +36,13 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
 
     def __init__(self, context: BuildContext[Config]) -> None:
         super().__init__(context)
-        if self.algorithm.sequence_length and context.model.memory is None:
+        own = (policy.model for policy in context.policies.values() if policy.model)
+        models = (context.model, *own)
+        if self.algorithm.sequence_length and all(model.memory is None for model in models):
             raise ConfigError(
                 "algorithm.sequence_length",
-                "only a policy with a memory learns from sequences: set model.memory",
+                "only a policy with a memory learns from sequences: set model.memory, or "
+                "policies.<id>.model.memory",
                 self.algorithm.sequence_length,
             )
 
