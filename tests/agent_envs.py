@@ -68,6 +68,7 @@ class Heaps(MultiAgentEnv):
     """
 
     possible_agents: Sequence[str] = ("first", "second", "referee")
+    players = ("first", "second")
 
     def __init__(self, most: int = 12, render_mode: str | None = None) -> None:
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": 3}
@@ -89,7 +90,7 @@ class Heaps(MultiAgentEnv):
         return Turn({"first": self.observe("first")})
 
     def step(self, actions: dict[str, Any]) -> Turn:
-        player, other = self.possible_agents[self.turn % 2], self.possible_agents[1 - self.turn % 2]
+        player, other = self.players[self.turn % 2], self.players[1 - self.turn % 2]
         assert actions.keys() == {player} | ({"referee"} if 0 < self.judged <= 2 else set())
         taken = int(actions[player]) + 1
         assert taken <= self.heap
@@ -119,6 +120,12 @@ class Heaps(MultiAgentEnv):
 
     def render(self) -> Any:
         return np.full((4, 4, 3), 10 * self.heap, np.uint8)
+
+
+class HeapsFromBehind(Heaps):
+    """The same game, with its agents in another order."""
+
+    possible_agents: Sequence[str] = ("referee", "second", "first")
 
 
 class LuckyHeaps(Heaps):

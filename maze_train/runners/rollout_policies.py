@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
+from maze_train.nets.joint import JointModel
 from maze_train.rollout.agents import PolicyAgent, RandomAgent, built_policy
 from maze_train.rollout.population import ModelAgent
 from maze_train.rollout.rollout_generator import (
@@ -21,6 +22,7 @@ from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.targets import TARGET, Given, build_target
 from maze_train.training.config import RANDOM
+from maze_train.training.models import modules_of
 from maze_train.training.policies import policies_of_agents
 
 if TYPE_CHECKING:
@@ -159,4 +161,9 @@ def score_of(saved: SavedPolicy) -> dict[str, Any]:
 
 
 def _trained_agent(saved: SavedPolicy, deterministic: bool, slots: EnvSlots) -> SlotAgent:
-    return ModelAgent(saved.make_model(), len(slots), deterministic)
+    model: Any = saved.make_model()
+    several = agent_spaces(slots.env_observation_space, slots.single_action_space)
+    if several is not None:  # flags of agents are in the order that they have here
+        owners = {agent: model.agents[agent] for agent in several.agents}
+        model = JointModel(modules_of(model), owners)
+    return ModelAgent(model, len(slots), deterministic)

@@ -133,6 +133,19 @@ def test_policies_of_a_run_play_as_they_do_without_being_named(more: dict[str, A
     assert result.summary.agents["second"].policy == "second"
 
 
+def test_agents_may_be_in_another_order_than_in_training() -> None:
+    """Who acts is seen by name, on which the memory of a policy depends."""
+    run("run", **RECURRENT, **{"algorithm.lr": 0.05, "total_steps": 512})
+    played = [
+        [(episode.agent_returns, episode.agent_turns) for episode in found.episodes]
+        for found in (
+            play_heaps(run="run", n_episodes=30, output_dir=name, env={"_target_": name})
+            for name in ("agent_envs.Heaps", "agent_envs.HeapsFromBehind")
+        )
+    ]
+    assert played[0] == played[1]
+
+
 def test_agents_that_are_not_named_play_as_the_run_does() -> None:
     """A name is that of an agent, else that of a policy of the run; ids stay apart."""
     run("run")
