@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fnmatch import filter as matching
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +15,7 @@ from maze_train.runners.saved_policies import read_saved_policy
 from maze_train.spaces.agents import AgentSpaces, agent_spaces
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.training.config import RANDOM, PolicyConfig
-from maze_train.training.policies import check_id, policies_of_agents
+from maze_train.training.policies import check_id, matching, policies_of_agents
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -115,7 +114,7 @@ def _agents(
     """Names of the agents of a policy, which settings may call as a policy of the run does."""
     found: list[str] = []
     for name in policy.agents:
-        agents = matching(several.agents, name)
+        agents = matching(name, several.agents)
         agents = agents or [agent for agent, owner in of_run.items() if owner == name]
         if not agents:
             known = ", ".join(dict.fromkeys((*several.agents, *of_run.values())))

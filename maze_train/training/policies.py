@@ -57,7 +57,7 @@ def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]
     found: dict[str, str] = {}
     for policy, config in policies.items():
         for pattern in config.agents:
-            for agent in _matching(pattern, f"policies.{policy}.agents", spaces):
+            for agent in _agents_of(pattern, f"policies.{policy}.agents", spaces):
                 if found.setdefault(agent, policy) != policy:
                     problem = f"{agent} has the policy {found[agent]} already; expected one each"
                     raise ConfigError(f"policies.{policy}.agents", problem, config.agents)
@@ -90,8 +90,13 @@ def _is_id(name: str) -> bool:
     return bool(name) and not MARKS.search(name) and not hasattr(nn.ModuleDict, name)
 
 
-def _matching(pattern: str, key: str, spaces: AgentSpaces) -> list[str]:
-    found = [agent for agent in spaces.agents if fnmatchcase(agent, pattern)]
+def matching(pattern: str, agents: Sequence[str]) -> list[str]:
+    """The agent of a name, which may look like a pattern, else those that match the pattern."""
+    return [pattern] if pattern in agents else [a for a in agents if fnmatchcase(a, pattern)]
+
+
+def _agents_of(pattern: str, key: str, spaces: AgentSpaces) -> list[str]:
+    found = matching(pattern, spaces.agents)
     if not found:
         hint = did_you_mean(nearest(pattern, spaces.agents, count=1), "", " ")
         problem = f"no such agent; {hint}there are: {', '.join(spaces.agents)}"

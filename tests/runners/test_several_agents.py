@@ -17,6 +17,7 @@ from short_runs import FORK, rows, settings, short_run, written_config
 from maze_train import JointEnv, load_policy, run_rollout, train
 from maze_train.errors import ConfigError, TrainingError
 from maze_train.spaces.agents import AgentSpaces
+from maze_train.training.config import PolicyConfig
 from maze_train.training.policies import check_id, policies_of_agents
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -181,6 +182,15 @@ def test_ids_that_nobody_named_are_such_as_one_could_give() -> None:
     assert list(found.values()) == ["p_1", "p_1_", "p_1__", "keys_", "wolf_0", "wolf_0"]
     for policy in found.values():
         check_id(policy)
+
+
+def test_names_of_agents_that_look_like_patterns() -> None:
+    """A name means the agent that has it, also where it has brackets."""
+    boxes: dict[str, Any] = {agent: Box(0.0, 1.0, (1,)) for agent in ("p[0]", "p[1]", "*", "q")}
+    agents = {"one": ["p[0]", "*"], "rest": ["p[[]1]", "q*"]}
+    policies = {policy: PolicyConfig(agents=names) for policy, names in agents.items()}
+    found = policies_of_agents(AgentSpaces(boxes, boxes), policies)
+    assert found == {"p[0]": "one", "p[1]": "rest", "*": "one", "q": "rest"}
 
 
 @pytest.mark.parametrize(
