@@ -198,6 +198,20 @@ class Peek(MultiAgentEnv):
         return Turn(self.bits, rewards, terminated=self.possible_agents)
 
 
+class Onlookers(Peek):
+    """Has a third agent with other spaces, who changes nothing."""
+
+    possible_agents: Sequence[str] = ("left", "right", "judge")
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(3 if agent == "judge" else 2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        super().reset(seed=seed)
+        self.bits["judge"] = 2
+        return Turn(self.bits)
+
+
 class Rochambeau(MultiAgentEnv):
     """Two players choose one of three at once, and each choice beats the one before it, in turn."""
 

@@ -11,7 +11,7 @@ from maze_train.nets.joint import JointModel
 from maze_train.rollout.population import ModelAgent
 from maze_train.runners.named_policies import NamedPolicy, named_policy
 from maze_train.runners.rollout_policies import RolloutPolicy, score_of
-from maze_train.runners.saved_policies import read_saved_policy
+from maze_train.runners.saved_policies import SavedPolicy, read_saved_policy
 from maze_train.spaces.agents import AgentSpaces, agent_spaces
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.training.config import RANDOM, PolicyConfig
@@ -82,8 +82,7 @@ def _all_policies(config: RolloutConfig, several: AgentSpaces) -> dict[str, Poli
     if config.run is not None:
         saved = read_saved_policy(config.run, config.trust, config)
         own = saved.config.policies
-        if agent_spaces(*saved.spaces) is not None:
-            of_run = policies_of_agents(several, own)
+        of_run = _policies_of_run(saved, several)
     elif config.policy == RANDOM:
         kinds = policies_of_agents(several, {})  # a policy is for agents with the same spaces
         one = len(set(kinds.values())) == 1
@@ -106,6 +105,22 @@ def _all_policies(config: RolloutConfig, several: AgentSpaces) -> dict[str, Poli
             key += OF_RUN
         named[key] = PolicyConfig(agents=agents, source=source)
     return named
+
+
+def _policies_of_run(saved: SavedPolicy, several: AgentSpaces) -> dict[str, str]:
+    """Id of the policy that a run has for each agent, of those for which it has just one."""
+    theirs, own = agent_spaces(*saved.spaces), saved.config.policies
+    if theirs is None:
+        return {}
+    if not own:
+        owners = policies_of_agents(several, {}) | policies_of_agents(theirs, {})
+        return {agent: owners[agent] for agent in several.agents}
+    found: dict[str, set[str]] = {agent: set() for agent in several.agents}
+    for policy, config in own.items():
+        for pattern in config.agents:
+            for agent in matching(pattern, several.agents):
+                found[agent].add(policy)
+    return {agent: ids.pop() for agent, ids in found.items() if len(ids) == 1}
 
 
 def _agents(

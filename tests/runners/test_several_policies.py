@@ -179,6 +179,20 @@ def test_agents_that_are_not_named_play_as_the_run_does() -> None:
     )
 
 
+def test_agents_that_the_run_has_no_policy_for_are_named() -> None:
+    """Agents of the run keep its policies beside new ones; those that nobody has are refused."""
+    policies = {"one": {"agents": ["left"]}, "two": {"agents": ["right"]}}
+    for name, more in (("apart", {"policies": policies}), ("shared", {})):
+        short_run(name, "ppo", env={"_target_": "agent_envs.Peek"}, total_steps=32, **more)
+        given = {"run": name, "env": {"_target_": "agent_envs.Onlookers"}}
+        play_heaps(**given, policies={"judge": "random"}, output_dir=f"{name}_out")
+        found = summary(f"{name}_out")["policy"]["policies"]
+        owners = {"one": ["left"], "two": ["right"]} if more else {"default": ["left", "right"]}
+        assert {key: own["agents"] for key, own in found.items()} == {"judge": ["judge"], **owners}
+    with pytest.raises(ConfigError, match=r"policies = .*no policy for judge; name them"):
+        play_heaps(run="apart", env=given["env"], policies={"left": "random"})
+
+
 def test_random_actions_of_agents_that_are_not_named() -> None:
     """`policy=random` is for all others; objects of Python play, also those that have no copies."""
     result = play_heaps(policy="random", policies={"second": Engine}, n_episodes=20)
