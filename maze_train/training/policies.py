@@ -196,11 +196,12 @@ def learner_with_frozen(
         policies: Settings of the policies by id.
         chosen: Ids that `policies_to_train` names; None: all that can learn.
         modules: All policies by id.
-        *args: Further arguments of `make_learner`.
+        *args: Further arguments of `make_learner`, the settings of the algorithm first.
         **kwargs: Those by name.
 
     Raises:
-        ConfigError: If one is chosen that is not there or can not learn, or none would learn.
+        ConfigError: If one is chosen, or has settings, that is not there or can not learn, or none
+            would learn.
     """
     frozen = {
         key
@@ -213,6 +214,10 @@ def learner_with_frozen(
             problem = "is frozen or has no weights" if key in frozen else "no such policy"
             named = ", ".join(free) or "none"
             raise ConfigError("policies_to_train", f"{problem}; those that can learn: {named}", key)
+    for key in getattr(args[0], "overrides", ()):
+        if key in frozen:
+            problem = f"is frozen or has no weights; those that can learn: {', '.join(free)}"
+            raise ConfigError("algorithm.overrides", problem, key)
     if not (free if chosen is None else chosen):
         problem = "no policy would learn; expected one that has networks and is not frozen"
         raise ConfigError("policies_to_train", problem, chosen)

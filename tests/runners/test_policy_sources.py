@@ -121,6 +121,11 @@ def test_a_policy_of_a_run_goes_on_from_its_weights(frozen: bool) -> None:
             {"policies_to_train": ["foe"]},
             "policies_to_train = 'foe': is frozen or has no weights; .*: main, judge",
         ),
+        (
+            {"frozen": True},
+            {"algorithm.overrides": {"foe": {"lr": 0.1}}},
+            "algorithm.overrides = 'foe': is frozen or has no weights; .*: main, judge",
+        ),
         ({}, {"policies_to_train": []}, r"policies_to_train = \[\]: no policy would learn"),
         (
             {"source": "random", "model": {"hidden_sizes": [3]}},
@@ -138,7 +143,7 @@ def test_a_policy_of_a_run_goes_on_from_its_weights(frozen: bool) -> None:
         ({"source": "none"}, {}, r"policies\.foe\.source .*holds no saved policy"),
     ],
     ids=[
-        *("typo", "frozen", "none", "networks", "no target", "no policy"),
+        *("typo", "frozen", "settings", "none", "networks", "no target", "no policy"),
         *("several", "spaces", "no run"),
     ],
 )
