@@ -98,8 +98,12 @@ class SavedPolicy:
         known = [owner for owner in owners if sources.get(owner) is None]
         policy = known[0] if not policy and len(known) == 1 else policy
         if policy not in known:
-            names = ", ".join(f"{self.run_dir}:{name}" for name in known)
-            raise RunDirectoryError(f"{self.run_dir} has several policies: expected {names}")
+            place = self.run_dir if self.directory.name == BEST else self.directory
+            names = ", ".join(f"{place}:{name}" for name in known) or "a policy of another run"
+            found = (
+                f"no networks in its policy {policy}" if policy in owners else "several policies"
+            )
+            raise RunDirectoryError(f"{place} has {found}: expected {names}")
         observation_space, action_space = several.of(owners[policy])
         own, start = config.policies.get(policy), f"policies.{policy}."
         model = (own.model if own else None) or config.model

@@ -155,3 +155,12 @@ def test_what_is_no_source_is_named(
         run("base", {})
     with pytest.raises(ConfigError, match=problem):
         run("run", foe, **more)
+
+
+def test_a_policy_without_networks_is_no_source() -> None:
+    """The message has the policies of that version that have networks."""
+    run("base", {"source": "random"}, **{"checkpoint.interval": 1})
+    place = r"\S*base/checkpoints/epoch_\d+"
+    problem = rf"{place} has no networks in its policy foe: expected {place}:main, {place}:judge"
+    with pytest.raises(ConfigError, match=rf"policies\.foe\.source = .*base@final:foe': {problem}"):
+        run("run", {"source": "base@final:foe"})
