@@ -10,7 +10,7 @@ from torch import nn
 
 from maze_train.errors import ConfigError
 from maze_train.rollout.acting import Actor, chosen_actions
-from maze_train.rollout.fixed_policies import FixedPolicy
+from maze_train.rollout.initial_policies import FixedPolicy
 from maze_train.runners.base_policy import CRITIC_PARTS
 from maze_train.spaces.agent_trees import part_of, with_name
 from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces

@@ -14,7 +14,7 @@ from maze_train.envs.agents import nearest_to_zero
 from maze_train.errors import ConfigError
 from maze_train.nets.policy_model import build_masking
 from maze_train.rollout.agents import built_policy
-from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
+from maze_train.rollout.initial_policies import FixedPolicy, GivenPolicy, RandomPolicy
 from maze_train.rollout.rollout_generator import acts
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
@@ -27,27 +27,6 @@ if TYPE_CHECKING:
     from gymnasium import Space
 
     from maze_train.types import Tensor, TensorTree
-
-
-class FixedPolicy(nn.Module):
-    """An `ActingModel` without weights as a module, which can be one of several policies.
-
-    Args:
-        policy: The acting model.
-    """
-
-    def __init__(self, policy: RandomPolicy | GivenPolicy) -> None:
-        super().__init__()
-        self._policy = policy
-        self.distribution: Any = policy.distribution
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FixedPolicy:
-        """Itself: there are no weights, and the object of a user may not take to copies."""
-        return self
-
-    def policy_params(self, obs: TensorTree) -> Tensor:
-        """Parameters of the actions, float32 on the device of the observations."""
-        return self._policy.policy_params(obs).to(tree_leaves(obs)[0].device, torch.float32)
 
 
 class OneByOne:

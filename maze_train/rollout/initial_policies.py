@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 from gymnasium.spaces import Box
+from torch import nn
 
 from maze_train.distributions.base import Constant
 from maze_train.distributions.box import BoxBounds, VectorLayout
@@ -295,3 +296,24 @@ class _GivenActions:
     def to_env(self, actions: Any) -> TensorTree:
         """As the family does it."""
         return self._family.to_env(actions)
+
+
+class FixedPolicy(nn.Module):
+    """An `ActingModel` without weights as a module, which can be one of several policies.
+
+    Args:
+        policy: The acting model.
+    """
+
+    def __init__(self, policy: RandomPolicy | GivenPolicy) -> None:
+        super().__init__()
+        self._policy = policy
+        self.distribution: Any = policy.distribution
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FixedPolicy:
+        """Itself: there are no weights, and the object of a user may not take to copies."""
+        return self
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Parameters of the actions, float32 on the device of the observations."""
+        return self._policy.policy_params(obs).to(tree_leaves(obs)[0].device, torch.float32)

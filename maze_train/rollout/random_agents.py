@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from maze_train.nets.joint import JointModel, acting_alone
-from maze_train.rollout.fixed_policies import FixedPolicy
-from maze_train.rollout.initial_policies import RandomPolicy
+from maze_train.rollout.initial_policies import FixedPolicy, RandomPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
