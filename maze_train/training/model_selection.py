@@ -175,10 +175,8 @@ def check_metric(metric: str, present: set[str], model: nn.Module) -> None:
     of_agent = TrainingEpisodeEvents.episode_return_mean.of_owner
     known |= {of_agent(agent).tag for agent in getattr(model, "agents", ())}
     # So are results against snapshots, each of which has its own; ratings are always there.
-    for rating in present:
-        if rating.startswith("league/") and rating.endswith("/elo"):
-            start = rating.removesuffix("elo")
-            known |= {f"{start}win_rate", f"{start}episodes"}
+    rated = [tag for tag in present if tag.startswith("league/") and tag.endswith("/elo")]
+    known |= {tag.removesuffix("elo") + "win_rate" for tag in rated}
     if metric not in known and re.sub(rf"{SNAPSHOT}\d+(?=/win_rate$)", "", metric) not in known:
         problem = f"not reported{did_you_mean(nearest(metric, known))}"
         raise ConfigError("evaluation.metric", problem, metric)
