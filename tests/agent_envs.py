@@ -180,6 +180,7 @@ class Peek(MultiAgentEnv):
     """Each of two sees a bit, and gets as reward the bit that the other one sees."""
 
     possible_agents: Sequence[str] = ("left", "right")
+    players = ("left", "right")
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Discrete(2)
@@ -189,12 +190,11 @@ class Peek(MultiAgentEnv):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
         bits = np.random.default_rng(seed).integers(0, 2, 2)
-        self.bits = dict(zip(self.possible_agents, bits, strict=True))
+        self.bits = dict(zip(self.players, bits, strict=True))
         return Turn(self.bits)
 
     def step(self, actions: dict[str, Any]) -> Turn:
-        seen = map(float, reversed(self.bits.values()))
-        rewards = dict(zip(self.possible_agents, seen, strict=True))
+        rewards = {"left": float(self.bits["right"]), "right": float(self.bits["left"])}
         return Turn(self.bits, rewards, terminated=self.possible_agents)
 
 

@@ -97,7 +97,7 @@ def test_a_killed_run_goes_on_and_becomes_a_row(
     assert (tmp_path / "notes").read_text() == "0 256 "
     page = (tmp_path / "scores.md").read_text()
     assert "| CartPole-v1 | ppo | 1 | 512 |" in page
-    assert "| 100.0 (Them, CartPole-v0) | one seed | one seed |" in page
+    assert "| 100.0 (Them, CartPole-v0, 1.5k steps) | one seed, 0.34x steps |" in page
     assert (tmp_path / "images/scores-all-toys.png").exists()
     (scores.rows / "ppo/CartPole-v1.jsonl").unlink()
     assert main(arguments, scores) == 0

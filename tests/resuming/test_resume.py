@@ -336,13 +336,14 @@ def test_a_run_without_its_configuration_is_not_removed(half, resume):
     assert len(list((half / "checkpoints").glob("epoch_*"))) == 2
 
 
-def test_a_checkpoint_is_no_policy_of_a_rollout(half):
-    """`load_policy` takes its weights; a rollout names the place where the best policy lies."""
+def test_a_checkpoint_is_a_policy(half):
+    """Its directory and its name give the same weights; a rollout plays it as well."""
     found = load_policy(half / "checkpoints" / "epoch_000002").model.state_dict()
     wanted = load_policy(f"{half}@epoch_000002").model.state_dict()
     assert all(torch.equal(found[name], wanted[name]) for name in wanted)
-    with pytest.raises(ConfigError, match=r"no saved policy: .*; did you mean .*run/best\?"):
-        run_rollout(half / "checkpoints" / "epoch_000002")
+    runs = (half / "checkpoints" / "epoch_000002", f"{half}@epoch_000002")
+    played = [run_rollout(run, n_episodes=5, progress="quiet").episodes for run in runs]
+    assert [own.episode_return for own in played[0]] == [own.episode_return for own in played[1]]
 
 
 # -- older versions ------------------------------------------------------------------------------

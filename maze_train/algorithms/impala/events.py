@@ -12,7 +12,9 @@ class ImpalaEvents(ActorCriticEvents):
     policy_lag_mean = Event("Updates that the weights which acted were behind those that learn.")
     policy_lag_max = Event("Largest of these.", reduce="max")
     rho_mean = Event("Importance weight pi(a|s) / mu(a|s) of the actions, not clipped.")
-    rho_clip_fraction = Event("Share of importance weights above their bound in the targets.")
+    rho_clip_fraction = Event(
+        "Share of importance weights that their bound in the targets cuts, but for rounding."
+    )
 
 
 class ActorEvents(EventInterface, prefix="actors"):

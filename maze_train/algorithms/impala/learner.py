@@ -138,7 +138,9 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         statistics.record(ImpalaEvents.rho_mean, rhos.mean())
         bound = self.config.vtrace_clip_rho_threshold
         if bound is not None:
-            statistics.record(ImpalaEvents.rho_clip_fraction, (rhos > bound).float().mean())
+            # Without older policies all weights are 1, but for what batches of other sizes round.
+            clipped = rhos > bound * (1.0 + 1e-4)
+            statistics.record(ImpalaEvents.rho_clip_fraction, clipped.float().mean())
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Forget the outputs of modules that had no minibatch."""
