@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from maze_train.comparison.picture import COLORS, draw_comparison
-from maze_train.comparison.runs import LeftOut, find_runs, read_run
+from maze_train.comparison.runs import LeftOut, find_runs, is_within, read_run
 from maze_train.comparison.table import (
     Figures,
     Group,
@@ -24,8 +24,9 @@ from maze_train.comparison.table import (
 )
 from maze_train.config.compare_config import CompareConfig, load_compare_config
 from maze_train.config.writing import writable
-from maze_train.errors import ConfigError, RunDirectoryError, nearest
+from maze_train.errors import ConfigError, RunDirectoryError, did_you_mean, nearest
 from maze_train.files import atomic_write
+from maze_train.notices import warn
 from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN
 from maze_train.training.config import EvaluationConfig
 
@@ -163,6 +164,7 @@ def compare(config: CompareConfig) -> Comparison:
         if not len(run.curve(metric)[2]):
             left_out.append(LeftOut(str(run.directory), f"metrics.csv has no {metric}"))
     runs = [run for run in runs if len(run.curve(metric)[2])]
+    _check_ignored(config, {key for run in runs for key in run.settings})
     keys = differing_settings(runs, config.ignore)
     groups = grouped(runs, keys)
     mode = _mode(runs, metric, config)
@@ -234,6 +236,14 @@ def _check_envs(config: CompareConfig, envs: set[str]) -> None:
             if env not in envs:
                 problem = f"no run is in this environment; there are {', '.join(sorted(envs))}"
                 raise ConfigError(key, problem, env)
+
+
+def _check_ignored(config: CompareConfig, keys: set[str]) -> None:
+    """Warn about what is no setting of the runs, and no section of settings."""
+    for name in config.ignore:
+        if not any(is_within(key, [name]) for key in keys):
+            meant = did_you_mean(nearest(name, keys, count=1))
+            warn(f"ignore: no run has a setting {name!r}{meant}")
 
 
 def _default_output() -> Path:

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from maze_train.errors import CallbackError, ConfigError
+from maze_train.errors import CallbackError, ConfigError, one_of
 from maze_train.events import Event
 from maze_train.notices import tell, warn
 from maze_train.targets import build_target
@@ -120,7 +120,18 @@ class Callback:
 
     Random numbers that a callback draws from the global generators change nothing in training. What
     raises in one ends the run with a `CallbackError`, after a checkpoint was saved.
+
+    Raises:
+        ConfigError: If a subclass has a method `on_...` that nothing calls.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        called = [name for name in vars(Callback) if name.startswith("on_")]
+        for name, value in vars(cls).items():
+            if name.startswith("on_") and callable(value) and name not in called:
+                problem = f"nothing calls it: {one_of(name, called)}"
+                raise ConfigError(f"{cls.__name__}.{name}", problem)
 
     def on_run_start(self, run: TrainingView) -> None:
         """Take the run before its first update, or where it goes on."""

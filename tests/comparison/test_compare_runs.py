@@ -98,7 +98,9 @@ def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
     assert line["steps_to_threshold"] == ""
 
 
-def test_settings_that_differ_are_columns(tmp_path: Path) -> None:
+def test_settings_that_differ_are_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Those of one algorithm in one environment, but for seeds and what is only written."""
     for i, lr in enumerate((0.0123456, 0.001, 0.0123456)):
         written = {"tracking__plot": i == 0, "checkpoint__interval": i}
@@ -110,7 +112,10 @@ def test_settings_that_differ_are_columns(tmp_path: Path) -> None:
     assert found == [("a2c", "0.0007", 1), ("ppo", "0.001", 1), ("ppo", "0.0123456", 2)]
     assert "  ppo             0.01235     2" in str(comparison)
     assert len(compared(tmp_path, ignore=["algorithm"]).groups) == 2
-    assert len(compared(tmp_path, ignore=["algorithm.l"]).groups) == 3  # no setting, nor a section
+    capsys.readouterr()
+    assert len(compared(tmp_path, ignore=["algorithm.l", "env"]).groups) == 3
+    text = "warning: ignore: no run has a setting 'algorithm.l'; did you mean algorithm.lr?\n"
+    assert capsys.readouterr().err == text
     rows = compared(tmp_path, bounds={"CartPole-v1": [0, 1]}).rows
     assert [row["algorithm.lr"] for row in rows[3:]] == ["0.0007", "0.001", "0.0123456"]
     assert markdown_table([{"a": "x|y"}])[-1] == "| x\\|y |"

@@ -233,3 +233,13 @@ def test_a_reason_says_why(reason: str) -> None:
 
     with pytest.raises(CallbackError, match=r"Stopping\.on_run_start failed: ConfigError: reason"):
         short_run(callbacks=[Stopping()])
+
+
+def test_a_method_that_nothing_calls_is_refused() -> None:
+    """A misspelt one would be silent; other methods, and values, are one's own."""
+    text = (
+        r"Late\.on_epoch_ends: nothing calls it: expected one of .*; did you mean 'on_epoch_end'\?"
+    )
+    with pytest.raises(ConfigError, match=text):
+        type("Late", (Callback,), {"on_epoch_ends": Callback.on_epoch_end})
+    type("Fine", (Callback,), {"on_time": True, "epoch_ends": Callback.on_epoch_end})
