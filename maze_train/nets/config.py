@@ -69,7 +69,7 @@ class ModelConfig:
 
     hidden_sizes: list[int] | None = None
     """Units of each hidden layer of the policy, and of the critic unless it has its own sizes.
-    null: `[64, 64]`, for SAC `[256, 256]`, or `[512]` where observations hold images."""
+    null: `[64, 64]`, for SAC and TD3 `[256, 256]`, or `[512]` where observations hold images."""
 
     critic_hidden_sizes: list[int] | None = None
     """Units of each hidden layer of the critic; null: those of the policy."""
@@ -81,7 +81,7 @@ class ModelConfig:
     shared_trunk: bool | None = None
     """Whether policy and critic share all hidden layers (one trunk, two heads). null: true with a
     memory, and where observations hold images, unless `policy`, `critic` or `critic_hidden_sizes`
-    are set or `hidden_sizes` is `[]`; else false."""
+    are set or `hidden_sizes` is `[]`; else false, as always with replay (SAC, TD3, DQN)."""
 
     centralized_critic: bool | None = None
     """Whether the critic reads the observations of all agents, as in MAPPO (Yu et al., 2021), while
