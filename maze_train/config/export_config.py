@@ -27,8 +27,8 @@ class ExportConfig:
     `torch.export`."""
 
     output: str | None = None
-    """The file; null: policy.onnx, policy.ts or policy.pt2 in the directory of the run. One that is
-    there is replaced."""
+    """The file; null: policy.onnx, policy.ts or policy.pt2 in the run directory; with `agent`
+    policy_<agent>.onnx and so on. One that is there is replaced."""
 
     agent: str | None = None
     """Of several agents the one whose policy it is; null: all of them in one file."""

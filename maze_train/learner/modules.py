@@ -188,7 +188,7 @@ class LearnerModules:
                 problem = (
                     f"{type(self).__name__} needs {api.__name__} of a module that learns, but "
                     f"{type(module).__name__} has no {' and no '.join(missing)}; "
-                    "add_module(..., frozen=True) takes any"
+                    "add_module(..., frozen=True), or policies.<id>.frozen=true, takes any"
                 )
                 raise ConfigError("module", problem, module_id)
 

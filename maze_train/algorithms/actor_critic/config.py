@@ -64,7 +64,8 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
 
     reward_scaling: bool = False
     """Whether rewards are divided by the running deviation of their discounted sums before anything
-    is learned from them. Reported returns stay as they are; values are then in scaled units."""
+    is learned from them. Reported returns stay as they are; values are then in scaled units.
+    IMPALA refuses it."""
 
     scaled_reward_clip: float = 10.0
     """Bound of the scaled rewards, > 0; 0: none."""
