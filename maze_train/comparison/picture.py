@@ -75,7 +75,8 @@ def draw_comparison(
         decorate(by_steps, step_label, metric)
         decorate(by_time, f"wall time ({word})", "")
         by_time.xaxis.set_major_formatter("{x:g}")
-        _leave_out_extremes(by_steps, [values for runs in curves for _, _, values in runs])
+        values = np.concatenate([*(values for runs in curves for _, _, values in runs), []])
+        leave_out_extremes(by_steps, values, values, EXTREMES)
     handles = {line.get_label(): line for ax in axes[:, 0] for line in ax.lines}
     shown = [(handles[label], label) for label in labels.values() if label in handles]
     if shown:
@@ -108,14 +109,22 @@ def _draw(axes: Axes, runs: list[tuple[Array, Array]], color: str, label: str = 
     axes.fill_between(grid, low, high, color=color, alpha=0.18, linewidth=0)
 
 
-def _leave_out_extremes(axes: Axes, curves: Sequence[Array]) -> None:
-    """End the y axis before rare values that would take more than half of it, and say so."""
-    values = np.concatenate([*curves, np.empty(0)])
-    values = values[np.isfinite(values)]
-    if not len(values):
+def leave_out_extremes(
+    axes: Axes, values: Array, typical: Array, percentiles: tuple[float, float]
+) -> None:
+    """End the y axis before rare values that would take more than half of it, and say so.
+
+    Args:
+        axes: The axes.
+        values: What is drawn.
+        typical: The values of which nearly all are to be seen.
+        percentiles: Percentiles of these within which none is left out.
+    """
+    values, typical = values[np.isfinite(values)], typical[np.isfinite(typical)]
+    if not len(typical):
         return
     lowest, highest = float(values.min()), float(values.max())
-    low, high = np.percentile(values, EXTREMES)
+    low, high = np.percentile(typical, percentiles)
     low, high = low - 0.2 * (high - low), high + 0.2 * (high - low)
     cut_low, cut_high = low - lowest > high - low > 0, highest - high > high - low > 0
     if cut_low or cut_high:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maze_train.comparison.picture import leave_out_extremes
 from maze_train.tracking.curve import decorate
 from maze_train.tuning.space import short_names
 
@@ -23,6 +24,10 @@ Row = dict[str, Any]
 BLUE, GREY, RED = "#1f6feb", "#9aa5b1", "#d1242f"
 COLUMNS = 3
 """Settings beside each other, at most."""
+
+HIGHER, LOWER = (25.0, 100.0), (0.0, 75.0)
+"""Percentiles of the values of trials that came to their end, the better three quarters, which the
+picture shows in any case."""
 
 MIN_TRIALS = 4
 """Trials that come to their end for which importances are told."""
@@ -85,12 +90,15 @@ def _draw_history(axes: Axes, rows: Sequence[Row], larger_is_better: bool, metri
             axes.plot(numbers[state], values, linestyle="", label=state, **style)
     done = [row for row in rows if row["state"] == "complete"]
     best = np.maximum if larger_is_better else np.minimum
-    levels = best.accumulate([row["value"] for row in done])
+    reached = np.array([row["value"] for row in done], float)
+    levels = best.accumulate(reached)
     axes.step(numbers["complete"], levels, where="post", color=RED, label="best so far", zorder=1)
     decorate(axes, "trial", metric)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlim(left=-0.5)
+    shown = np.array([row["value"] for row in rows], float)
+    leave_out_extremes(axes, shown, reached, HIGHER if larger_is_better else LOWER)
 
 
 _STYLES: dict[str, dict[str, Any]] = {

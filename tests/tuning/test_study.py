@@ -104,3 +104,19 @@ def test_trials_from_the_best_one(tmp_path: Path, direction: str) -> None:
         text = str(result_of(study, space, tmp_path, "m", []))
         assert (" more in " in text) is bool(more)
         add("FAIL")
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_hopeless_trials_do_not_flatten_the_picture(tmp_path: Path, sign: int) -> None:
+    """The axis ends before them, on the worse side, and says how far they go."""
+    study = optuna.create_study(direction="maximize" if sign > 0 else "minimize")
+    space = space_of()
+    for value in (-3.0, -2.0, -1.0, 0.0, -500.0):
+        params, ranges = dict.fromkeys(KEYS, 0.5), space.distributions
+        study.add_trial(
+            optuna.trial.create_trial(params=params, distributions=ranges, value=sign * value)
+        )
+    rows = result_of(study, space, tmp_path, "m", []).rows
+    axes = draw_search(rows, study, space, "m").axes[0]
+    assert sorted(sign * end for end in axes.get_ylim()) == pytest.approx([-3.8, 0.2], abs=0.2)
+    assert [text.get_text() for text in axes.texts] == [f"beyond: to {-500 * sign}.0"]
