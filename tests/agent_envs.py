@@ -180,7 +180,6 @@ class Peek(MultiAgentEnv):
     """Each of two sees a bit, and gets as reward the bit that the other one sees."""
 
     possible_agents: Sequence[str] = ("left", "right")
-    players = ("left", "right")
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Discrete(2)
@@ -190,11 +189,12 @@ class Peek(MultiAgentEnv):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
         bits = np.random.default_rng(seed).integers(0, 2, 2)
-        self.bits = dict(zip(self.players, bits, strict=True))
+        self.bits = dict(zip(self.possible_agents[:2], bits, strict=True))
         return Turn(self.bits)
 
     def step(self, actions: dict[str, Any]) -> Turn:
-        rewards = {"left": float(self.bits["right"]), "right": float(self.bits["left"])}
+        first, second, *_ = self.possible_agents
+        rewards = {first: float(self.bits[second]), second: float(self.bits[first])}
         return Turn(self.bits, rewards, terminated=self.possible_agents)
 
 
