@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -310,6 +311,7 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
     """
 
     entry_nbytes = SumTree.entry_nbytes
+    growing = MappingProxyType({"beta": 0.4})
 
     def __init__(
         self,
@@ -318,7 +320,7 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         actions: TensorTree,
         *,
         alpha: float = 0.6,
-        beta: float = 0.4,
+        beta: float = growing["beta"],
         epsilon: float = 1e-6,
         **settings: Any,
     ) -> None:

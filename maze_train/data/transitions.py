@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -13,7 +14,7 @@ from maze_train.errors import ShapeError
 from maze_train.types import as_tree, leaves_by_key, tree_map
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import gymnasium
 
@@ -68,6 +69,9 @@ class BaseReplayBuffer(ABC):
 
     entry_nbytes: ClassVar[int] = 0
     """Bytes that a transition takes besides its columns."""
+
+    growing: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    """Arguments whose value grows to 1 over the run, and where each begins by default."""
 
     @abstractmethod
     def add_rollout(self, rollout: Rollout) -> None:

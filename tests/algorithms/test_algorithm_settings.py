@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from maze_train import load_config
+from maze_train import PrioritizedReplayBuffer, load_config
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
@@ -20,6 +20,10 @@ from maze_train.errors import ConfigError
 from maze_train.learner.config import GradientSettings, Schedule
 
 BUFFER = "maze_train.UniformReplayBuffer"
+
+
+class OwnPriorities(PrioritizedReplayBuffer):
+    """A buffer of a user with the weights of the package."""
 
 
 def load(algorithm: str, **settings: Any) -> Any:
@@ -179,7 +183,7 @@ def test_schedules_that_patience_ends_are_refused(
     limits = {"algorithm.n_epochs": 0, "algorithm.patience": 2, "total_steps": 0}
     node = {**place, "algorithm": algorithm, **limits}
     if key.startswith("replay_buffer"):
-        node["algorithm.replay_buffer._target_"] = "maze_train.PrioritizedReplayBuffer"
+        node["algorithm.replay_buffer._target_"] = "test_algorithm_settings.OwnPriorities"
     config = load_config({**node, f"algorithm.{key}": value})
     with pytest.raises(ConfigError, match=rf"algorithm\.{key} = \[\[.*patience .*total_steps"):
         config.check_start()

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 from maze_train.checks import check_between, check_fields, check_one_of
 from maze_train.errors import ConfigError
 from maze_train.learner.config import GradientSettings, Schedule
-from maze_train.targets import TARGET
+from maze_train.targets import TARGET, locate
 from maze_train.training.config import AlgorithmConfig
 
 UNIFORM = "maze_train.data.replay.UniformReplayBuffer"
@@ -171,11 +171,11 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
 
     @property
     def values_over_time(self) -> dict[str, Any]:
-        """Settings by key, with the beta of priorities, which grows over the run."""
-        found, node = super().values_over_time, self.replay_buffer_node
-        if str(node[TARGET]).rpartition(".")[2] != BUFFERS["prioritized"].rpartition(".")[2]:
-            return found
-        return {**found, "replay_buffer.beta": Schedule(start=node.get("beta", 0.4), end=1.0)}
+        """Settings by key, with those of the replay buffer that grow over the run."""
+        found, node = dict(super().values_over_time), self.replay_buffer_node
+        for key, start in getattr(locate(node[TARGET]), "growing", {}).items():
+            found[f"replay_buffer.{key}"] = Schedule(start=node.get(key, start), end=1.0)
+        return found
 
     def check_concurrency(self, concurrency: int) -> None:
         """Refuse a buffer that does not hold one update of all environments."""
