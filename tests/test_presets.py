@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from cases import everyday
 
+from maze_train import run_rollout
 from maze_train.cli import main
 from maze_train.envs.registered import OTHERS
 
@@ -24,5 +25,9 @@ def test_a_preset_works(preset: str, tmp_path: Path) -> None:
     if MISSING and preset.partition("/")[2].startswith(MISSING):
         pytest.skip("needs an extra that is not installed")
     arguments = [f"experiment={preset}", *TRIAL, f"run_dir={tmp_path}/run"]
+    if preset.startswith("bc/"):
+        env = preset.partition("/")[2]
+        run_rollout(policy="random", env=env, n_episodes=2, record=True, output_dir=str(tmp_path))
+        arguments.append(f"runner.dataset={tmp_path}/trajectories")
     assert main(arguments) == 0
     assert (tmp_path / "run/summary.json").exists()

@@ -22,9 +22,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from benchmarks.scores.cells import Cell, Table, read_table
+from benchmarks.scores.cells import DATASET, Cell, Settings, Table, read_table
 from benchmarks.scores.page import write_page
 from benchmarks.scores.rows import Rows, commit, measured
+from maze_train.api import run_rollout
 from maze_train.config.job_processes import FAILURE, LOG_FILE, JobProcesses, ProcessJob, RunningJob
 from maze_train.config.pipeline import configure, prepare
 from maze_train.config.sweep_jobs import JobRecord
@@ -34,6 +35,7 @@ from maze_train.jobs import message_of
 from maze_train.locks import exclusive
 from maze_train.notices import tell
 from maze_train.runners.base import TrainingRunner
+from maze_train.runners.rollout import TRAJECTORIES
 from maze_train.tracking.formatting import duration, readable
 from maze_train.training.outcome import Interruption
 
@@ -108,7 +110,8 @@ class Scores:
 
         def work() -> JobRecord:
             try:
-                TrainingRunner(prepare(configure(values))).run()
+                given = _demonstrations(cell, seed, directory)
+                TrainingRunner(prepare(configure({**values, **given}))).run()
             except Exception as error:
                 traceback.print_exc()
                 return replace(record, error=message_of(error))
@@ -131,6 +134,23 @@ class Scores:
             shutil.rmtree(directory / CHECKPOINTS, ignore_errors=True)  # replay buffers are large
             tests = " and ".join(readable(mean) for mean, _ in (row.test_final, row.test_best))
             print(f"{record.name}: final and best {tests} after {took}", flush=True)
+
+
+def _demonstrations(cell: Cell, seed: int, directory: Path) -> Settings:
+    """Train the teacher of a run, unless it is there, and record what its best policy plays.
+
+    Returns:
+        The setting that names the data set; nothing without a teacher.
+    """
+    if cell.teacher is None:
+        return {}
+    teacher, records = (directory.with_name(f"{seed}-{name}") for name in ("teacher", "records"))
+    values = {**cell.teacher.values, "seed": seed, "run_dir": str(teacher), "resume": AUTO}
+    TrainingRunner(prepare(configure(values))).run()
+    shutil.rmtree(records, ignore_errors=True)  # what was interrupted is in part
+    played = {"n_episodes": cell.n_demonstrations, "seed": seed, "record": True}
+    run_rollout(teacher, output_dir=str(records), **played)
+    return {DATASET: str(records / TRAJECTORIES)}
 
 
 def main(argv: Sequence[str] | None = None, scores: Scores | None = None) -> int:

@@ -22,7 +22,7 @@ from maze_train.jobs import plain_values
 from maze_train.tracking.services import flattened
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from maze_train.config.train_config import TrainConfig
@@ -35,6 +35,9 @@ ALWAYS = (
     *("tracking.progress=quiet", "tracking.tensorboard=false", "tracking.plot=false"),
 )
 """Settings of all runs, over those of the preset and below those of the cell."""
+
+DATASET, TAUGHT = "runner.dataset", "of_the_teacher"
+"""Setting of what is learned from, and its value before a run has a teacher."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +59,12 @@ class Cell:
     label: str = ""
     """Name of the algorithm in tables; empty: its own."""
 
+    teacher: Cell | None = None
+    """What is trained first, with the same seed; its best policy plays what is learned from."""
+
+    n_demonstrations: int = 100
+    """Episodes that the teacher plays."""
+
     published: list[dict[str, Any]] = field(default_factory=list)
     """Figures of others: value, source, steps, and perhaps a note."""
 
@@ -63,6 +72,8 @@ class Cell:
     def values(self) -> Settings:
         """The composed settings, as `configure` takes them."""
         argv = [f"experiment={self.preset}", *ALWAYS, *self.settings]
+        if self.teacher:
+            argv.append(f"{DATASET}={TAUGHT}")
         overrides = normalise(argv, group_names())
         folder = "maze_train.conf"
         with extended_hydra(), hydra.initialize_config_module(folder, version_base="1.3"):
@@ -86,7 +97,11 @@ class Cell:
     @cached_property
     def flat(self) -> Settings:
         """All settings by dotted key, without those that change no number but the sample."""
-        return without_paths(self.config)
+        flat = without_paths(self.config)
+        if self.teacher:
+            teacher = f"{self.teacher.preset} {self.teacher.fingerprint}"
+            flat[DATASET] = f"{self.n_demonstrations} episodes of {teacher}"
+        return flat
 
     @property
     def fingerprint(self) -> str:
@@ -101,8 +116,8 @@ class Cell:
         is no change.
         """
         now = self.flat
-        bare = load_config({"algorithm": self.config.algorithm.name, "env": self.config.env.id})
-        usual = without_paths(bare)
+        needed = {"algorithm": self.config.algorithm.name, "env": self.config.env.id}
+        usual = without_paths(load_config({**needed, DATASET: self.config.runner.dataset}))
         known = {key: usual[key] for key in now.keys() - before.keys() if key in usual} | {**before}
         keys = sorted(known.keys() | now.keys())
         return [
@@ -135,7 +150,10 @@ def read_table(path: Path) -> Table:
     """The table of a YAML file."""
     content = yaml.safe_load(path.read_text())
     families = {
-        name: [Cell(**{**node, "settings": tuple(node.get("settings", ()))}) for node in nodes]
-        for name, nodes in content["families"].items()
+        name: [_cell(**node) for node in nodes] for name, nodes in content["families"].items()
     }
     return Table(families, content["sources"])
+
+
+def _cell(settings: Sequence[str] = (), teacher: Settings | None = None, **node: Any) -> Cell:
+    return Cell(**node, settings=tuple(settings), teacher=_cell(**teacher) if teacher else None)

@@ -36,6 +36,8 @@ Results of the presets, written by `make scores` from one line per run in `bench
 - *ahead*, *equal* and *behind* say whether the interval lies above the highest published figure,
   holds it, or lies below; *one seed* has none. *3x steps*: with three times the steps of the
   published one. Protocols differ: see [sources](#sources).
+- *bc (of ppo)* learns from 100 episodes of the best policy of PPO with the same seed; its steps are
+  recorded ones, each counted anew in each pass.
 - Seeds are 0, 1 and so on. Older presets were chosen by hand with some of these seeds; those that
   are searched for or tried out since have seeds from 1000 on for it, and say so in their head.
 """
@@ -204,8 +206,8 @@ def _notes(scores: Sequence[Score]) -> list[str]:
     """What is stale, and what was not run."""
     stale = [f"- `{s.cell.preset}`: {'; '.join(s.changes)}" for s in scores if s.changes]
     waiting = [
-        f"- `{s.cell.preset}`: {s.missing} of {s.cell.seeds} seeds,"
-        f" {compact(s.cell.config.total_steps or 0)} steps each"
+        f"- `{s.cell.preset}`: {s.missing} of {s.cell.seeds} seeds"
+        + (f", {compact(steps)} steps each" if (steps := s.cell.config.total_steps) else "")
         for s in scores
         if s.missing
     ]
