@@ -12,6 +12,7 @@ import pytest
 from maze_train.envs.factory import EnvFactory
 from maze_train.errors import ConfigError, MissingExtraError
 from maze_train.extras import import_extra
+from maze_train.jobs import report
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,9 +34,11 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parametrize("module", ["no_such_module_at_all", "no_such_module_at_all.errors"])
 def test_a_missing_package_names_its_extra(module: str) -> None:
-    """And what needs it."""
-    with pytest.raises(MissingExtraError, match=r"Toys need.*'toy'.*not installed.*\[toys\]"):
+    """And what needs it; as a wrong setting, it ends the command with code 2."""
+    match = r"Toys need.*'toy'.*not installed.*\[toys\]"
+    with pytest.raises(MissingExtraError, match=match) as caught:
         import_extra("toy", "toys", "Toys need it:", module)
+    assert report(caught.value) == 2
 
 
 @pytest.mark.parametrize("code", BROKEN)

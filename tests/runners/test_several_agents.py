@@ -32,13 +32,19 @@ RECURRENT = {
 NORMALISED = {"model.normalization.mode": "running", "model.normalization.n_steps": 20}
 OFF_POLICY = {"algorithm.n_rollout_steps": 3, "algorithm.replay_buffer_size": 90}
 """Buffers wrap."""
+INITIAL = {
+    "algorithm.replay_buffer_size": 200,
+    "algorithm.initial_buffer_size": 160,
+    "algorithm.initial_action_repeat": 5,
+}
+"""Agents act at random beyond the third epoch, which ends while an action is repeated."""
 CASES: dict[str, dict[str, Any]] = {
     "ppo": {},
     "a2c": NORMALISED,
     "ppo, memory": RECURRENT,
     "ppo, actors": {**RECURRENT, "runner.envs_per_actor": 1},
     "sac": {**OFF_POLICY, "algorithm.n_step_returns": 3},
-    "dqn": {**OFF_POLICY, **NORMALISED, "algorithm.initial_action_repeat": 2},
+    "dqn": {**OFF_POLICY, **NORMALISED, **INITIAL},
     "td3": {**OFF_POLICY, "env": {"_target_": "agent_envs.Pushers"}},
     "impala": {"algorithm.broadcast_interval": 2},
     "impala, memory": {**RECURRENT, "algorithm.replay_size": 3},
