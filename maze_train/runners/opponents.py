@@ -13,7 +13,7 @@ from maze_train.runners.named_policies import named_policy
 from maze_train.spaces.agents import agent_spaces
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept
-from maze_train.training.policies import may_learn, policies_of_agents
+from maze_train.training.policies import is_trainable, policies_of_agents
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -101,7 +101,7 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
     seats = [
         agent
         for agent, owner in owners.items()
-        if may_learn(owner, config.policies, config.policies_to_train)
+        if is_trainable(owner, config.policies, config.policies_to_train)
     ]
     opponents = {}
     for name, source in settings.opponents.items():

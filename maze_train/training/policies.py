@@ -70,10 +70,10 @@ def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]
     return {agent: found[agent] for agent in spaces.agents}
 
 
-def may_learn(
+def is_trainable(
     policy: str, policies: Mapping[str, PolicyConfig], chosen: Sequence[str] | None
 ) -> bool:
-    """Whether a policy learns, as far as the settings say it; see `learner_with_frozen`."""
+    """Whether the settings let a policy learn; see `learner_with_frozen`."""
     is_fixed = policy in policies and policies[policy].is_fixed
     return not is_fixed and (chosen is None or policy in chosen)
 

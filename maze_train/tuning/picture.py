@@ -25,9 +25,9 @@ BLUE, GREY, RED = "#1f6feb", "#9aa5b1", "#d1242f"
 COLUMNS = 3
 """Settings beside each other, at most."""
 
-HIGHER, LOWER = (25.0, 100.0), (0.0, 75.0)
-"""Percentiles of the values of trials that came to their end, the better three quarters, which the
-picture shows in any case."""
+SHOWN = {True: (25.0, 100.0), False: (0.0, 75.0)}
+"""By whether larger is better: percentiles of the values of ended trials, between which the picture
+shows all."""
 
 MIN_TRIALS = 4
 """Trials that come to their end for which importances are told."""
@@ -98,7 +98,7 @@ def _draw_history(axes: Axes, rows: Sequence[Row], larger_is_better: bool, metri
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlim(left=-0.5)
     shown = np.array([row["value"] for row in rows], float)
-    leave_out_extremes(axes, shown, reached, HIGHER if larger_is_better else LOWER)
+    leave_out_extremes(axes, shown, reached, SHOWN[larger_is_better])
 
 
 _STYLES: dict[str, dict[str, Any]] = {

@@ -34,7 +34,7 @@ from maze_train.training.builder import AlgorithmBuilder, BuildContext
 from maze_train.training.machine import available_memory, readable_nbytes
 from maze_train.training.metrics import evaluation_metrics
 from maze_train.training.models import learner_maker, modules_of
-from maze_train.training.policies import may_learn
+from maze_train.training.policies import is_trainable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -157,7 +157,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         models = {
             policy: own
             for policy, own in modules_of(model).items()
-            if may_learn(policy, context.policies, context.policies_to_train)
+            if is_trainable(policy, context.policies, context.policies_to_train)
         }
         self._members = {policy: _members(model, policy) for policy in models}
         for policy, data in self._taken_data(models).items():
