@@ -37,9 +37,10 @@ Results of the presets, written by `make scores` from one line per run in `bench
   holds it, or lies below; *one seed* has none. *3x steps*: with three times the steps of the
   published one. Protocols differ: see [sources](#sources).
 - *bc (of ppo)* learns from 100 episodes of the best policy of PPO with the same seed; its steps are
-  recorded ones, each counted anew in each pass.
+  recorded ones, each counted anew in each pass, and its time is without that of PPO.
 - Seeds are 0, 1 and so on. Older presets were chosen by hand with some of these seeds; those that
   are searched for or tried out since have seeds from 1000 on for it, and say so in their head.
+- [Benchmarks](benchmarks.md#results-of-the-presets) has earlier single runs of some presets.
 """
 
 SELECTION = """\
