@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
@@ -65,6 +65,19 @@ def tree_map(function: Callable[[T], S], tree: T | dict[str, T]) -> S | dict[str
     if isinstance(tree, dict):
         return {key: function(leaf) for key, leaf in tree.items()}
     return function(tree)
+
+
+def on_device(columns: T, device: torch.device) -> T:
+    """A dataclass of tensors, or trees of them, on a device; what else it holds stays."""
+    record: Any = columns
+    given = {field.name: getattr(record, field.name) for field in fields(record)}
+    moved = {
+        name: tree_map(lambda x: x.to(device), value)
+        for name, value in given.items()
+        if isinstance(value, dict) or hasattr(value, "to")
+    }
+    result: T = replace(record, **moved)
+    return result
 
 
 def tree_leaves(tree: T | dict[str, T]) -> list[T]:

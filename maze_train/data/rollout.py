@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import Tensor
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import as_tensors, storage_dtype, zeros_for
 from maze_train.targets import locate
-from maze_train.types import as_tree, leaves_by_key, tree_map
+from maze_train.types import as_tree, leaves_by_key, on_device, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -139,12 +139,7 @@ class Rollout:
         """The same rollout on a device (itself, if it is there already)."""
         if self.rewards.device == device:
             return self
-        columns = {field.name: _moved(getattr(self, field.name), device) for field in fields(self)}
-        return Rollout(**columns)
-
-
-def _moved(column: Any, device: torch.device) -> Any:
-    return None if column is None else tree_map(lambda x: x.to(device), column)
+        return on_device(self, device)
 
 
 class RolloutStorage:

@@ -19,9 +19,9 @@ Three conventions hold everywhere:
 
 Every family is continuous or discrete. A continuous one turns its actions into features in [-1, 1],
 which a critic reads, and has them as functions of `params` (`reparameterized`). A discrete one has
-the probabilities of all its choices (`choice_probs`), so that a critic can give a value to each:
-where several choices are made at once, their entries lie one after the other. `SoftActions` reads
-both from any distribution.
+the log-probabilities of all its choices (`choice_log_probs`), so that a critic can give a value to
+each: where several choices are made at once, their entries lie one after the other. `SoftActions`
+reads both from any distribution.
 """
 
 from __future__ import annotations
@@ -286,6 +286,19 @@ class Distribution(ABC):
 
         Returns:
             Probabilities and logarithms, each [..., N], choices in the order of the params.
+
+        Raises:
+            SpaceError: If the family is not discrete.
+        """
+        log_probs = self.choice_log_probs(params)
+        probs = log_probs.exp()
+        return probs, log_probs.masked_fill(probs == 0, 0.0)
+
+    def choice_log_probs(self, params: Tensor) -> Tensor:
+        """Log-probabilities of all choices, [..., N], as they are. Discrete families only.
+
+        Args:
+            params: Parameters, [..., param_size].
 
         Raises:
             SpaceError: If the family is not discrete.

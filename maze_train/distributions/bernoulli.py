@@ -15,7 +15,7 @@ from maze_train.distributions.base import (
     env_dtype,
 )
 from maze_train.distributions.box import VectorLayout
-from maze_train.distributions.categorical import finite_log_probs, impossible_logit, weighted
+from maze_train.distributions.categorical import impossible_logit, weighted
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -89,9 +89,9 @@ class Bernoulli(Distribution):
         """The bits as int8, [..., *space.shape]."""
         return actions.to(self.action_dtype)
 
-    def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities of 0 and 1 for the first bit, then for the second, ..., each [..., 2 D]."""
-        return finite_log_probs(logsigmoid(torch.stack((-params, params), -1)).flatten(-2))
+    def choice_log_probs(self, params: Tensor) -> Tensor:
+        """Log-probabilities of 0 and 1 for the first bit, then for the second, ..., [..., 2 D]."""
+        return logsigmoid(torch.stack((-params, params), -1)).flatten(-2)
 
     def choices(self, actions: Tensor) -> Tensor:
         """Twice the number of each bit, plus the bit, [..., D]."""

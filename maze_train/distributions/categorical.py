@@ -37,12 +37,6 @@ def weighted(probs: Tensor, values: Tensor) -> Tensor:
     return probs * values.masked_fill(probs == 0, 0.0)
 
 
-def finite_log_probs(log_probs: Tensor) -> tuple[Tensor, Tensor]:
-    """Probabilities, and their logarithms with 0 where a probability is 0."""
-    probs = log_probs.exp()
-    return probs, log_probs.masked_fill(probs == 0, 0.0)
-
-
 class CategoricalFamily(Distribution):
     """Base of the families of independent choices, each of one action out of several.
 
@@ -143,9 +137,9 @@ class Categorical(CategoricalFamily):
         check_space(type(self), space)
         super().__init__(space, space.start, int(space.n))
 
-    def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        """P(a) and log P(a) of all actions, each [..., n]."""
-        return finite_log_probs(log_softmax(params, -1))
+    def choice_log_probs(self, params: Tensor) -> Tensor:
+        """Logarithms of P(a) of all actions, [..., n]."""
+        return log_softmax(params, -1)
 
     def choices(self, actions: Tensor) -> Tensor:
         """The actions, [..., 1]."""
@@ -214,12 +208,12 @@ class MultiCategorical(CategoricalFamily):
         """The first action with the largest logit of each choice, int64, [..., *nvec.shape]."""
         return super().mode(params).reshape((*params.shape[:-1], *self.action_shape))
 
-    def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        """P_k(a) and log P_k(a) of all actions of all choices, each [..., Σ n_k]."""
+    def choice_log_probs(self, params: Tensor) -> Tensor:
+        """Logarithms of P_k(a) of all actions of all choices, [..., Σ n_k]."""
         log_probs = log_softmax(self._table(params), -1).flatten(-2)
         if not self._is_even:
             log_probs = log_probs.index_select(-1, self._cells.on(params.device, torch.int64))
-        return finite_log_probs(log_probs)
+        return log_probs
 
     def choices(self, actions: Tensor) -> Tensor:
         """The actions of each choice, counted from the first action of the first, [..., K]."""

@@ -63,7 +63,7 @@ class SoftActions:
         if not all(self._feature_sizes):
             raise SpaceError(
                 f"{_names(parts)}: soft actor-critics need actions with critic_input or "
-                "choice_probs; choose another distribution, or implement one of them"
+                "choice_log_probs; choose another distribution, or implement one of them"
             )
         self.critic_input_size = sum(self._feature_sizes)
         self.num_choices = sum(self._choice_sizes)

@@ -330,7 +330,9 @@ def _fused_adam_step(optimizer: torch.optim.Optimizer) -> None:
     # Averages of gradients that became 0 shrink to subnormal numbers, which take 20 times longer.
     flushes = LEAST * 1.0 == 0.0
     torch.set_flush_denormal(True)
-    torch._fused_adam_(
+    is_decoupled = group.get("decoupled_weight_decay", False)  # older PyTorch has no such argument
+    kernel = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
+    kernel(
         [param.detach()],
         [gradient],
         [state["exp_avg"]],

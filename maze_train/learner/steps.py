@@ -76,7 +76,7 @@ class GradientSteps:
         learner = self._learner
         if learner.accumulation is not None:
             learner.active = learner.accumulation.take()
-        if learner.on_non_finite == "zero":
+        if learner.on_non_finite == "zero" and not self._may_have_overflowed():
             self.zeroed += [optimizer.zero_non_finite() for optimizer in learner.active]
         norm = learner.postprocess_gradients()
         if self._looks and not math.isfinite(norm):
@@ -92,6 +92,14 @@ class GradientSteps:
         if learner.loss_scaler is not None:
             learner.loss_scaler.count_step()
         learner.after_gradient_step()
+
+    def _may_have_overflowed(self) -> bool:
+        """Whether a gradient is not finite that a smaller scale of the loss could mend."""
+        scaler = self._learner.loss_scaler
+        if scaler is None or scaler.scale <= 1.0:
+            return False
+        gradients = [gradient for own in self._learner.active for gradient in own.gradients()]
+        return not math.isfinite(norm_of(gradients))
 
     def finish(self, statistics: Statistics, progress: Progress) -> None:
         """Refuse gradients that were not finite, all or each as the settings say; record the rest.

@@ -81,6 +81,13 @@ class ModelWithTargets(nn.Module):
             target.network.eval()
         return self
 
+    def requires_grad_(self, requires_grad: bool = True) -> ModelWithTargets:
+        """Switch gradients of the parameters on or off; targets never have any."""
+        super().requires_grad_(requires_grad)
+        for target in self._targets:
+            target.network.requires_grad_(False)
+        return self
+
     def inputs(self, obs: TensorTree) -> TensorTree:
         """Inputs of the networks: no masks, normalised."""
         return readable(obs, self.normalizer, self.masking is not None)

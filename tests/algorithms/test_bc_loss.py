@@ -132,6 +132,16 @@ def test_balanced_weights_give_every_choice_the_same_say():
         torch.testing.assert_close(chosen.mean(0), torch.ones_like(chosen.mean(0)))
 
 
+def test_choices_whose_probability_rounds_to_0_count():
+    """With weights as without: such mistakes are the largest ones."""
+    distribution = distribution_for(GRIP)
+    params = torch.tensor([[0.0, 0.0, 110.0, 0.0]])
+    actions = torch.tensor([0])
+    weighted = BCLoss(distribution, class_weights={"": torch.full((4,), 2.0)})
+    assert weighted(params, actions) == 2 * BCLoss(distribution)(params, actions) == 220.0
+    assert gradient_of(weighted, params, actions)[0].tolist() == [-2.0, 0.0, 2.0, 0.0]
+
+
 def test_illegal_choices_take_no_part():
     """Among what a mask leaves, the loss is the cross-entropy of the legal choices alone."""
     distribution, params, _ = drawn(GRIP)

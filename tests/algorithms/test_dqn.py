@@ -21,6 +21,7 @@ from maze_train.algorithms.dqn.learner import DQNLearner
 from maze_train.algorithms.dqn.model import DuelingNet, build_dqn
 from maze_train.data.transitions import Transitions
 from maze_train.errors import ConfigError, MazeTrainError
+from maze_train.events import Statistics
 from maze_train.learner.config import Progress, Schedule
 from maze_train.nets.config import ModelConfig
 from maze_train.spaces.describe import flat_space
@@ -180,6 +181,23 @@ def test_updates_are_those_of_the_papers(space, settings, weights):
             for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
                 torch.testing.assert_close(a.detach(), b.detach(), rtol=1e-8, atol=1e-9)
     assert largest > 1.0  # beyond the square of the Huber loss
+
+
+def test_batches_are_moved_to_the_device_of_the_learner():
+    """Other learners get theirs as arrays, buffers of one's own may be anywhere."""
+    learner = DQNLearner(make_model(MASKED), DQNAlgorithmConfig(**SETTINGS), device="meta")
+    batch = learner.preprocess("default", make_batch(MASKED, 0, weights=True), Statistics())
+    leaves = [*batch.obs.values(), *batch.next_obs.values(), batch.rewards, batch.weights]
+    assert {leaf.device.type for leaf in leaves} == {"meta"}
+
+
+def test_targets_of_a_policy_that_learns_again_do_not():
+    """An optimizer with a weight decay would move them."""
+    learner = DQNLearner(make_model(MASKED), DQNAlgorithmConfig(**SETTINGS))
+    learner.add_module("again", make_model(MASKED), frozen=True)
+    learner.freeze_module("again", frozen=False)
+    sizes = {len(learner.get_optimizer(key).params) for key in ("default", "again")}
+    assert len(sizes) == 1
 
 
 def tripled(learner, module_id, batch, statistics):

@@ -235,6 +235,24 @@ def test_layers_compute_in_the_type_of_autocast(name):
     assert rows[-2]["train/grad_norm"] == pytest.approx(rows[-1]["train/grad_norm"], rel=0.5)
 
 
+def test_overflows_lower_the_scale_where_gradients_are_zeroed_too():
+    """What a smaller scale mends is not set to 0: the steps are those of `skip`."""
+    learners = {}
+    for how in ("skip", "zero"):
+        learners[how] = learner = LineLearner(
+            make_module(), batch_size=10, autocast="float16", lr=0.05, on_non_finite=how
+        )
+        rows = [learner.update(make_data(), Progress()).reduce() for _ in range(20)]
+        assert sum(row.get("train/skipped_steps", 0.0) for row in rows) > 0
+        assert learner.loss_scaler.scale < LossScaler.FIRST
+    assert torch.equal(weights(learners["zero"]), weights(learners["skip"]))
+    data = make_data()
+    data[0] = torch.nan
+    for _ in range(17):
+        row = learners["zero"].update(data, Progress()).reduce()
+    assert (row["train/zeroed_gradients"], row["train/gradient_steps"]) == (3.0, 1.0)
+
+
 def test_the_scale_of_losses_falls_at_once_and_grows_slowly():
     """Not below 1, where a gradient that is not finite has another cause."""
     scaler = LossScaler()

@@ -101,6 +101,7 @@ FLAT = [
     *((f"torch.optim.{name}", {"weight_decay": 0.1}) for name in ELEMENTWISE),
     *((f"maze_train.{name}", {}) for name in ("SGD", "Adam")),
     ("torch.optim.Adam", {"weight_decay": 0.1, "amsgrad": True, "maximize": True}),
+    ("torch.optim.Adam", {"weight_decay": 0.1, "decoupled_weight_decay": True}),
     ("maze_train.RMSpropTF", {"momentum": 0.5}),
     (f"{OWN}.Signs", {}),
 ]

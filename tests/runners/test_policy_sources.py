@@ -9,8 +9,9 @@ import pytest
 import torch
 from short_runs import FORK, rows, settings
 
-from maze_train import train
+from maze_train import load_policy, train
 from maze_train.errors import ConfigError
+from maze_train.training.models import modules_of
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -71,6 +72,27 @@ def test_only_policies_that_learn_explore(foe: dict[str, Any], more: dict[str, A
     run("dqn", foe, "dqn", **more, **{"algorithm.epsilon": 0.9})
     assert weights("dqn", "main")["epsilon"] == pytest.approx(0.9)
     assert weights("dqn", "foe")["epsilon"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("foe", "more"),
+    [({"frozen": True}, {}), ({}, {"policies_to_train": ["main"]})],
+    ids=["frozen", "not chosen"],
+)
+def test_replay_buffers_are_those_of_policies_that_learn(
+    foe: dict[str, Any], more: dict[str, Any]
+) -> None:
+    """The others stay as they are, their statistics of observations too."""
+    more = {**more, "model.normalization.mode": "running"}
+    found = {}
+    for steps in (128, 192):
+        rows = run(f"{steps}", foe, "dqn", **more, total_steps=steps).history
+        model = load_policy(f"{steps}@final", trust=["agent_envs"]).model
+        found[steps] = {key: own.state_dict() for key, own in modules_of(model).items()}
+        assert 0 < rows[-1]["replay/size"] < steps  # each step is a turn of somebody, or of two
+    for policy, is_same in (("foe", True), ("main", False)):
+        pair = (found[steps][policy]["normalizer.count"] for steps in found)
+        assert torch.equal(*pair) == is_same
 
 
 def test_a_policy_remembers_while_replay_buffers_are_filled() -> None:

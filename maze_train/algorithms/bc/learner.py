@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
 from maze_train.algorithms.bc.events import ImitationEvents
 from maze_train.learner.learner import Learner
-from maze_train.types import Tensor, TensorTree, tree_map
+from maze_train.types import on_device
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from maze_train.algorithms.bc.metrics import ImitationMetrics
     from maze_train.events import Statistics
     from maze_train.nets.policy_model import PolicyModel
+    from maze_train.types import Tensor, TensorTree
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,7 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
 
     def preprocess(self, module_id: str, experience: BCBatch, statistics: Statistics) -> BCBatch:
         """The minibatch on the device of the policy."""
-        if self.device.type == "cpu":
-            return experience
-        return replace(
-            experience,
-            obs=tree_map(lambda x: x.to(self.device), experience.obs),
-            actions=tree_map(lambda x: x.to(self.device), experience.actions),
-        )
+        return experience if self.device.type == "cpu" else on_device(experience, self.device)
 
     def minibatches(
         self, prepared: Mapping[str, BCBatch], statistics: Statistics

@@ -117,7 +117,7 @@ class BCLoss:
         if weights is None:
             return -part.log_prob(params, actions)
         chosen = part.choices(actions)
-        log_probs = part.choice_probs(params)[1].gather(-1, chosen)
+        log_probs = part.choice_log_probs(params).gather(-1, chosen)
         return -(weights.to(log_probs)[chosen] * log_probs).sum(-1)
 
 

@@ -14,7 +14,7 @@ from maze_train.functional.losses import critic_loss
 from maze_train.learner.apis import HasActionValues, HasPolicy, HasTargets
 from maze_train.learner.learner import Learner
 from maze_train.nets.policy_and_critics import PolicyAndCritics
-from maze_train.types import tree_map
+from maze_train.types import on_device, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -60,8 +60,9 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
     def preprocess(
         self, module_id: str, experience: Transitions, statistics: Statistics
     ) -> Transitions:
-        """The transitions as they are: targets are made from the weights of the moment."""
-        return experience
+        """The transitions, on the device: targets are made from the weights of the moment."""
+        is_there = experience.rewards.device == self.device
+        return experience if is_there else on_device(experience, self.device)
 
     def minibatches(
         self, prepared: Mapping[str, Transitions], statistics: Statistics
@@ -92,7 +93,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         """
         for key, rollout in self._by_module(experience).items():
             normalizer: Any = getattr(self.modules[key], "normalizer", None)
-            if normalizer is not None and key not in self.frozen_modules:
+            if normalizer is not None and self.may_learn(key):
                 normalizer.update(rollout.to(self.device).acted_on(normalizer.keys))
 
     def state_dict(self) -> dict[str, Any]:
