@@ -19,7 +19,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from maze_train.envs.build_failures import build_failure, missing_dependency, nearest_ids
 from maze_train.envs.factory import GAMES
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
-from maze_train.targets import locate, maker_of
+from maze_train.notices import tell
+from maze_train.targets import Given, locate, maker_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -146,7 +147,7 @@ def build_native(
     is_atari = check_preprocessing(
         config, spec is not None and spec.vector_entry_point == ATARI_ENTRY_POINT
     )
-    creator = load_creator(name, spec)
+    creator = load_creator(name, spec, config.kwargs)
     parameters = parameters_of(creator)
     registered = {} if spec is None else spec.kwargs
     kwargs: dict[str, Any] = {**registered, **(ATARI if is_atari else {}), **config.kwargs}
@@ -177,6 +178,11 @@ def build_native(
             "as its argument num_envs says"
         )
     if config.max_episode_steps is None and autoreset_mode(env) is not AutoresetMode.DISABLED:
+        if limit is not None and own_limit is None:
+            tell(
+                f"note: evaluations of {name} have no limit of steps, since it resets itself and "
+                "takes no max_episode_steps: an episode that never ends goes on forever"
+            )
         limit = None  # Nobody asked for one, and only the environment itself could keep to it.
     stack = int(kwargs["stack_num"]) if is_atari else 1
     return Backend(env, is_atari, {"": stack} if stack > 1 else {}, limit)
@@ -231,12 +237,16 @@ def vector_spec(env_id: str) -> EnvSpec:
     return spec
 
 
-def load_creator(name: str, spec: EnvSpec | None) -> Callable[..., Any]:
+def load_creator(name: str, spec: EnvSpec | None, kwargs: Mapping[str, Any]) -> Callable[..., Any]:
     """The class or function that makes the vector environment.
 
     Raises:
-        ConfigError: If it can not be imported, or does not make vector environments.
+        ConfigError: If it can not be imported, does not make vector environments, or is one that is
+            made already, with arguments.
     """
+    if kwargs and isinstance(name, Given) and name.is_made(VectorEnv):
+        problem = "the environment is made already, and takes none: leave them out"
+        raise ConfigError("env.kwargs", problem, kwargs)
     if spec is None:
         creator: Any = maker_of(name, "env._target_", VectorEnv)
     elif callable(spec.vector_entry_point):

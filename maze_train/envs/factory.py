@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
+from gymnasium import spaces
 
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
@@ -249,9 +250,19 @@ def wrap(env: gymnasium.Env[Any, Any], node: dict[str, Any], key: str) -> gymnas
         raise
     except BaseException as error:
         raise EnvError(f"{key} failed: {explained(error)}") from error
-    if isinstance(wrapped, REWARD_WRAPPERS) and agent_spaces(
-        env.observation_space, env.action_space
-    ):
+    if agent_spaces(env.observation_space, env.action_space) is None:
+        return wrapped
+    known, given = (
+        {*space} if isinstance(space, spaces.Dict) else set()
+        for space in (env.observation_space, wrapped.observation_space)
+    )
+    if given > known:
+        problem = (
+            f"adds {sorted(given - known)} to what all agents observe together, which no policy "
+            "reads: let the environment give it to each agent"
+        )
+        raise ConfigError(key, problem, node[TARGET])
+    if isinstance(wrapped, REWARD_WRAPPERS):
         problem = (
             "changes the mean of the rewards, and agents learn from their own: let the environment "
             "change these"

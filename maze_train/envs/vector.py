@@ -14,6 +14,7 @@ from gymnasium.vector.utils import batch_space
 
 from maze_train.errors import EnvError, ShapeError, SpaceError
 from maze_train.seeding import draw_seed
+from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.describe import FlatView, flat_space
 
 if TYPE_CHECKING:
@@ -222,7 +223,10 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         self.observation_space = batched(self.single_observation_space, num_envs)
         self.single_action_space = action_space
         self.action_space = batch_space(action_space, num_envs)
-        self.frame_stack = fitting_stacks(observation_space, metadata.get("frame_stack", {}))
+        # Turns of several agents are rows of their own, which share no frames.
+        is_joint = agent_spaces(observation_space, action_space) is not None
+        declared = {} if is_joint else metadata.get("frame_stack", {})
+        self.frame_stack = fitting_stacks(observation_space, declared)
         self.monitored = bool(metadata.get("monitored", False))
         self._action = FlatView(action_space)
         self._is_single = not isinstance(self.single_observation_space, gymnasium.spaces.Dict)
@@ -267,10 +271,15 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
     ) -> dict[str, Any]:
         """Gymnasium's, but values of one key may differ in type and shape."""
+        rest = dict(env_info)
         for key, value in env_info.items():
-            if key in vector_infos and key != "final_obs":
-                vector_infos[key] = able_to_hold(vector_infos[key], value)
-        return super()._add_info(vector_infos, env_info, env_num)
+            if key not in vector_infos or key == "final_obs":
+                continue
+            column = vector_infos[key] = able_to_hold(vector_infos[key], value)
+            if isinstance(value, dict) and not isinstance(column, dict):
+                column[env_num], vector_infos[f"_{key}"][env_num] = value, True
+                del rest[key]
+        return super()._add_info(vector_infos, rest, env_num)
 
 
 def fitting_stacks(space: gymnasium.Space[Any], declared: Mapping[str, int]) -> dict[str, int]:
@@ -291,9 +300,11 @@ def able_to_hold(column: Any, value: Any) -> Any:
     """`column` itself, or its content in an array with a dtype that can hold `value` in a row.
 
     Gymnasium takes dtype and shape from the first value. A later 0.5 would become 0 in a column of
-    integers, and an array of another length would end the run.
+    integers, and an array of another length, or a mapping in their place, would end the run.
     """
-    if isinstance(column, dict) or isinstance(value, dict) or column.dtype == object:
+    if isinstance(column, dict):
+        return column if isinstance(value, dict) else _rows_of(column)
+    if column.dtype == object:
         return column
     array = np.asarray(value)
     if array.dtype.kind in "biufc" and column.dtype.kind in "biufc":
@@ -305,4 +316,16 @@ def able_to_hold(column: Any, value: Any) -> Any:
     rows = np.full(len(column), None, dtype=object)
     for i, row in enumerate(column):
         rows[i] = row
+    return rows
+
+
+def _rows_of(columns: Mapping[str, Any]) -> Array:
+    """What columns of infos by key hold, as a mapping for each environment that has any."""
+    masks = {key: columns[f"_{key}"] for key in columns if f"_{key}" in columns}
+    rows = np.full(len(next(iter(masks.values()))), None, dtype=object)
+    for key, mask in masks.items():
+        own = columns[key]
+        column = _rows_of(own) if isinstance(own, dict) else own
+        for env in np.flatnonzero(mask):
+            rows[env] = {**(rows[env] or {}), key: column[env]}
     return rows

@@ -21,6 +21,7 @@ from maze_train.envs.monitoring import FRAME_STACK, described_metadata
 from maze_train.errors import ConfigError, EnvError, SpaceError
 from maze_train.seeding import Seeds
 from maze_train.spaces.actions import LegalChoices, random_action
+from maze_train.spaces.agents import AGENTS, agent_spaces
 from maze_train.spaces.describe import MASK_KEY, FlatView, is_mask_key, join_keys
 
 if TYPE_CHECKING:
@@ -189,7 +190,7 @@ class ObservationStackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         env: The environment.
         n: How many observations, >= 1.
         keys: Which parts of a Dict or Tuple observation (nested keys joined by `/`); None: every
-            Box but action masks.
+            Box but action masks, of what several agents observe.
 
     Raises:
         ConfigError: If n is out of its range, or a part is unknown or no Box.
@@ -206,7 +207,7 @@ class ObservationStackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         leaves = dict(self._view.leaves)
         boxes = {key: leaf for key, leaf in leaves.items() if isinstance(leaf, spaces.Box)}
         if keys is None:
-            keys = [key for key in boxes if not is_mask_key(key)]
+            keys = _observed(env, list(boxes))
         if not keys or any(key not in boxes for key in keys):
             raise ConfigError("keys", f"expected keys of Boxes, such as {sorted(boxes)}", keys)
         self._stacks: dict[str, Array] = {}
@@ -249,6 +250,21 @@ class ObservationStackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         for key, stack in self._stacks.items():
             leaves[key] = stack.copy()
         return leaves[""] if self._view.is_single else self._view.build(leaves)
+
+
+def _observed(env: gymnasium.Env[Any, Any], keys: list[str]) -> list[str]:
+    """Those keys of leaves that an agent observes, without action masks."""
+    several = agent_spaces(env.observation_space, env.action_space)
+    own = {key: key for key in keys}
+    if several is not None:
+        places = [f"{AGENTS}/{agent}" for agent in several.observations]
+        own = {
+            key: key[len(place) + 1 :]
+            for place in places
+            for key in keys
+            if key == place or key.startswith(f"{place}/")
+        }
+    return [key for key, name in own.items() if not is_mask_key(name)]
 
 
 def with_leaves(

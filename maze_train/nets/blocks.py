@@ -46,7 +46,7 @@ def is_traced(x: Tensor) -> bool:
 
 
 def _tanh(x: Tensor) -> Tensor:
-    if x.requires_grad or not x.is_cpu or is_traced(x):
+    if x.requires_grad or not x.is_cpu or x.dtype == torch.bfloat16 or is_traced(x):
         return x.tanh_()
     # Numpy's vector loop is several times faster than PyTorch's (1 against 9 us for 4096 numbers).
     array = x.numpy()

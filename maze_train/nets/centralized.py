@@ -137,7 +137,7 @@ def build_centralized(
         ConfigError: If the algorithm has other critics than those of states, or a network can not
             be built.
     """
-    plain = replace(config, centralized_critic=None, critic=None)
+    plain = replace(config, centralized_critic=None, critic=None, critic_hidden_sizes=None)
     model = build(plain, *several.of(agent), seed)
     if type(model) is not ActorCriticModel:
         problem = "only critics of states can be centralised; choose a2c, ppo or impala, or null"

@@ -163,7 +163,7 @@ class ModelConfig:
         shares = self.shared_trunk or self.memory is not None
         if self.memory is not None and self.shared_trunk is False:
             raise ConfigError("shared_trunk", "a memory belongs to a shared trunk", False)
-        if self.critic_hidden_sizes is not None and shares:
+        if self.critic_hidden_sizes is not None and shares and not self.centralized_critic:
             raise ConfigError(
                 "critic_hidden_sizes",
                 "a shared trunk leaves the critic no layers of its own; leave it out",
@@ -173,7 +173,7 @@ class ModelConfig:
             raise ConfigError("trunk", "needs model.shared_trunk=true")
         if shares:
             remedy = "" if self.memory is not None else ", or set model.shared_trunk=false"
-            for name in ("policy", "critic"):
+            for name in ("policy",) if self.centralized_critic else ("policy", "critic"):
                 if getattr(self, name) is not None:
                     raise ConfigError(
                         name,

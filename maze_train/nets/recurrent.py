@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
+from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 
 from maze_train.nets.blocks import is_traced
@@ -196,10 +197,12 @@ class _GRULayer(torch.autograd.Function):
     """One GRU layer on the CPU, with backpropagation through time by hand.
 
     PyTorch has no fused kernel for it there. The loop does in numpy what is small, because its
-    calls cost less, and leaves to the end what is one product over all time steps.
+    calls cost less, and leaves to the end what is one product over all time steps. Under autocast
+    it computes in float32.
     """
 
     @staticmethod
+    @custom_fwd(device_type="cpu", cast_inputs=torch.float32)  # type: ignore[untyped-decorator]
     def forward(
         ctx: Any,
         x: Tensor,
@@ -249,6 +252,7 @@ class _GRULayer(torch.autograd.Function):
         return after
 
     @staticmethod
+    @custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         """Gradients of x, start and the four parameters."""

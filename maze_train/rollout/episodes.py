@@ -138,7 +138,7 @@ def final_numbers(infos: dict[str, Any], key: str) -> dict[int, float]:
         key: The key.
     """
     final_info = infos.get("final_info", {})
-    if f"_{key}" not in final_info:
+    if f"_{key}" not in final_info or isinstance(final_info[key], dict):
         return {}
     found: dict[int, float] = {}
     for env in np.flatnonzero(final_info[f"_{key}"]):

@@ -17,9 +17,9 @@ from maze_train.data.rollout import Rollout
 from maze_train.data.turns import TurnSplitter
 from maze_train.events import Statistics
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import ObservationNormalizationConfig
+from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
 from maze_train.spaces.agents import AgentSpaces
-from maze_train.targets import Given
+from maze_train.targets import TARGET, Given
 from maze_train.training.policies import build_joint_model
 
 if TYPE_CHECKING:
@@ -49,6 +49,18 @@ def joint_model(**settings: Any) -> Any:
     """The policy of both agents, with a centralised critic."""
     config = ModelConfig(centralized_critic=True, **settings)
     return build_joint_model(build_actor_critic, config, SPACES, {}, 0)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"critic_hidden_sizes": [7]}, {"critic": {TARGET: Given(Sum)}}]
+)
+def test_a_critic_has_layers_of_its_own_beside_a_memory(settings: dict[str, Any]) -> None:
+    """The memory and its trunk are those of the policy."""
+    joint = joint_model(memory=MemoryConfig(size=5), hidden_sizes=[4], **settings)
+    model = joint.by_policy["default"]
+    sizes = {len(value) for value in model.critic.parameters()}
+    assert sizes == {1} if "critic" in settings else 7 in sizes
+    assert model.state_size > 0
 
 
 def column(*numbers: Any) -> torch.Tensor:

@@ -17,6 +17,7 @@ from maze_train.envs.foreign import ForeignVectorEnv, make_foreign_env
 from maze_train.envs.names import SequentialVectorEnv
 from maze_train.envs.pools import with_true_bounds
 from maze_train.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.targets import Given
 
 BACKENDS = ["native", "envpool"]
 
@@ -388,15 +389,14 @@ def single_env(num_envs: int) -> Any:
     return gymnasium.make("CartPole-v1")
 
 
-def test_own_vector_environment():
+def test_own_vector_environment(capsys):
     """A target is called with the number of environments and what its signature has.
 
     One that resets itself keeps its own lengths, whatever the limit of evaluations.
     """
-    for vector in (
-        own("OwnVectorEnv", kwargs={"length": 4}),
-        own("OwnVectorEnv", kwargs={"length": 4}, limit=3),
-    ):
+    for limit in (None, 3):
+        vector = own("OwnVectorEnv", kwargs={"length": 4}, limit=limit)
+        assert ("have no limit of steps" in capsys.readouterr().err) is (limit == 3)
         assert (vector.mode, vector.max_episode_steps) == (AutoresetMode.SAME_STEP, None)
         assert (vector._env.num_threads, vector.num_envs) == (2, 2)
         returns, cuts = episodes(vector, balance, 2, seed=0)
@@ -455,9 +455,11 @@ def test_settings_that_do_not_fit(backend, env_id, settings, words):
         ("crowded_vector_env", {}, "crowded_vector_env has 3 environments, expected 2"),
         ("OwnVectorEnv", {"max_episode_steps": 3}, r"env\.max_episode_steps = 3: OwnVe.* resets"),
         ("OwnVectorEnv", {"kwargs": {"tall": True}}, r"env\.kwargs = .*does not take.*tall"),
+        ("made", {"kwargs": {"length": 4}}, r"env\.kwargs = .*is made already"),
     ],
 )
 def test_own_environment_errors(name, settings, words):
     """What is no vector environment or too large, and limits that nobody keeps, are refused."""
+    target = Given(OwnVectorEnv(2)) if name == "made" else f"{__name__}.{name}"
     with pytest.raises((ConfigError, EnvError), match=words):
-        own(name, **settings)
+        make("native", None, 2, target=target, **settings)

@@ -40,6 +40,7 @@ from vector_cases import (
 
 from maze_train import EnvFactory, SubprocVectorEnv
 from maze_train.errors import ConfigError, EnvError, ShapeError, SpaceError
+from maze_train.rollout.episodes import final_numbers
 from maze_train.seeding import EpisodeSeeds
 from maze_train.workers import worker_process
 
@@ -173,6 +174,22 @@ def test_infos(make):
     with make([CountingEnv] * 2) as vector:
         vector.reset(seed=0)
         assert vector.step([0, 0])[4] == {}
+
+
+@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 2, 2)])
+def test_infos_may_be_mappings_or_not(make, order):
+    """Of each environment as it gave them; a mapping is no number."""
+    kinds = [None, 0.5, {"left": {"far": 3}, "right": 1}]
+    with make([lambda i=i: OddInfoEnv(0, kinds[i]) for i in order]) as vector:
+        vector.reset(seed=0)
+        infos = vector.step([0, 0, 0])[4]
+    found = infos["final_info"]["kind"]
+    if order == (2, 2, 2):
+        assert found["left"]["far"].tolist() == [3, 3, 3]
+    else:
+        assert found.tolist() == [kinds[i] for i in order]
+    assert final_numbers(infos, "kind") == ({order.index(1): 0.5} if 1 in order else {})
 
 
 @pytest.mark.parametrize("make", PLACES)

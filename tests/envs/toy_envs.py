@@ -153,12 +153,13 @@ class FailingEnv(CountingEnv):
 class OddInfoEnv(CountingEnv):
     """Returns infos whose types and shapes differ between environments."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, kind: Any = None) -> None:
         super().__init__(length=1)
-        self.index = index
+        self.index, self.kind = index, kind
 
     def info(self) -> dict[str, Any]:
-        return {"score": [0, 0.5, 2][self.index], "path": np.zeros(self.index + 1)}
+        scores = {"score": [0, 0.5, 2][self.index], "path": np.zeros(self.index + 1)}
+        return {**scores, "kind": self.kind}
 
 
 class LivesEnv(CountingEnv):

@@ -91,12 +91,18 @@ def test_a_loss_of_ones_own(algorithm: str) -> None:
     assert rows("twice")[-1]["train/grad_norm"] != own[-1]["train/grad_norm"]
 
 
-@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac"])
-def test_networks_compute_in_half_precision(algorithm: str) -> None:
+@pytest.mark.parametrize(
+    ("algorithm", "model"),
+    [
+        *(("a2c", {}), ("ppo", {"memory": {"cell": "gru", "size": 8}}), ("impala", {})),
+        ("sac", {"activation": "tanh"}),
+    ],
+)
+def test_networks_compute_in_half_precision(algorithm: str, model: dict[str, Any]) -> None:
     """What is learned is another thing in the last digits, and finite."""
-    short_run("plain", algorithm)
+    short_run("plain", algorithm, model=model)
     for name in ("bfloat16", "float16"):
-        short_run(name, algorithm, **{"algorithm.autocast": name})
+        short_run(name, algorithm, model=model, **{"algorithm.autocast": name})
         assert rows(name)[-1]["train/gradient_steps"] == rows("plain")[-1]["train/gradient_steps"]
         for column in ("train/value_loss", "train/critic_loss"):
             if column in rows("plain")[-1]:

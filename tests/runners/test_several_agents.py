@@ -131,6 +131,18 @@ def test_a_saved_policy_acts_for_all_agents(case: str) -> None:
     assert len(result.episodes) == 3
 
 
+def test_observations_of_several_agents_are_stacked() -> None:
+    """Those of each agent, without its mask and what belongs to all."""
+    stack = {"_target_": "maze_train.envs.wrappers.ObservationStackWrapper", "n": 2}
+    run("run", "sac", **{"env.wrappers": [stack]})
+    space: Any = load_policy("run", trust=["agent_envs"]).observation_space
+    assert space["agents"]["first"]["observation"].shape == (2, 2)
+    assert space["agents"]["first"]["action_mask"].shape == (3,)
+    assert space["agents"]["referee"].shape == (2, 2)
+    assert space["rewards"].shape == (3,)
+    run("ppo", "ppo, memory", **{"env.wrappers": [stack]})
+
+
 CLASSIC = [
     *("tictactoe_v3", "rps_v2", "connect_four_v3", "leduc_holdem_v4", "texas_holdem_v4"),
     *("texas_holdem_no_limit_v6", "chess_v6", "go_v5", "hanabi_v5"),
@@ -267,6 +279,15 @@ def test_names_of_agents_that_look_like_patterns() -> None:
             },
             r"env\.training_wrappers\[0\] = 'maze_train.*': changes the mean of the rewards",
         ),
+        (
+            {
+                "env.max_episode_steps": 9,
+                "env.wrappers": [
+                    {"_target_": "gymnasium.wrappers.TimeAwareObservation", "flatten": False}
+                ],
+            },
+            r"env\.wrappers\[0\] = 'gymnasium.*': adds \['time'\] to what all agents observe tog",
+        ),
     ],
     ids=[
         *(
@@ -285,7 +306,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
             "priorities",
         ),
         *("demonstrations", "one agent", "no critic of states", "nobody else", "a trunk"),
-        *("rewards", "scale"),
+        *("rewards", "scale", "further part"),
     ],
 )
 def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> None:
