@@ -14,6 +14,7 @@ from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.config.stored import PARTS_OF_ENV, check_trust, read_settings
 from maze_train.config.train_config import AUTO
 from maze_train.config.writing import CONFIG_FILE, key_of_field
+from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.hub import local_directory
 from maze_train.rollout.episode_player import PlaySettings
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
 
     from gymnasium import Env
 
-    from maze_train.envs.config import EnvConfig
     from maze_train.learner.learner import Learner
     from maze_train.runners.parts import TrainingResult
 
@@ -87,16 +87,17 @@ def train(
     for name, key in SHORT.items():
         if name in overrides:
             overrides[key] = overrides.pop(name)
-    is_continued = algorithm is None and overrides.get("resume") not in (None, AUTO)
-    if is_continued and (env is None or callable(env) or isinstance(env, dict | VectorEnv)):
-        if isinstance(env, dict):
+    if isinstance(env, EnvConfig):
+        # A mapping, so that overrides of single values can be merged into it.
+        env = {key_of_field(key): value for key, value in asdict(env).items()}
+    if algorithm is None and overrides.get("resume") not in (None, AUTO):
+        if isinstance(env, str | dict):
             overrides = {**overrides, "env": env}
         elif env is not None:
             overrides = {**overrides, "env._target_": EnvFactory.from_any(env).config.target}
         return TrainingRunner(prepare(configure(overrides, overrides))).run()
     num_envs = env.num_envs if isinstance(env, VectorEnv) else 0
     if env is not None and not isinstance(env, str | dict):
-        # A mapping, so that overrides of single values can be merged into it.
         named = asdict(EnvFactory.from_any(env).config)
         env = {key_of_field(key): value for key, value in named.items()}
     given: dict[str, Any] = {} if env is None else {"env": env}  # recorded episodes need none

@@ -22,20 +22,25 @@ def write_run(
     values: Sequence[float],
     stop_reason: str | None = "total_steps",
     metric: str = RETURN,
+    updates: int | None = None,
     **settings: Any,
 ) -> Path:
     """Write a run with one row per value: 1,000 steps and 10 seconds each.
 
-    `stop_reason` None: it has not ended. Settings have double underscores for dots.
+    `stop_reason` None: it has not ended; `updates`: at the end that its summary tells. Settings
+    have double underscores for dots.
     """
     dotted = {key.replace("__", "."): value for key, value in settings.items()}
-    config = load_config({"algorithm": "ppo", "env": "CartPole-v1", "seed": 0, **dotted})
+    given = {"algorithm": "ppo", "env": "CartPole-v1", "seed": 0, **dotted}
+    config = load_config({key: value for key, value in given.items() if value is not None})
     write_config(directory, config_text(config))
     writer = CSVWriter()
     writer.start(RunInfo(run_dir=directory))
     for i, value in enumerate(values, start=1):
-        writer.write({"epoch": i, "env_steps": 1000 * i, metric: value, "time/total_s": 10.0 * i})
+        counts = {"epoch": i, "updates": i, "env_steps": 1000 * i}
+        writer.write({**counts, metric: value, "time/total_s": 10.0 * i})
     writer.close()
     if stop_reason is not None:
-        (directory / "summary.json").write_text(json.dumps({"stop_reason": stop_reason}))
+        ended = {"stop_reason": stop_reason, "updates": updates or len(values)}
+        (directory / "summary.json").write_text(json.dumps(ended))
     return directory

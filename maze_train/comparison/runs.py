@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import glob
 import json
+import math
 import os
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,14 +27,14 @@ from maze_train.tracking.tracker import ENV_STEPS
 from maze_train.training.config import EvaluationConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from maze_train.comparison.aggregates import Array
     from maze_train.tracking.tracker import MetricsRow
 
 
 METRICS_FILE, SUMMARY_FILE = "metrics.csv", "summary.json"
-WALL_TIME = "time/total_s"
+WALL_TIME, VALIDATION_LOSS = "time/total_s", "validation/loss"
 PACKAGE = "maze_train.algorithms."
 NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "tracking", "checkpoint")
 """Settings, and sections of settings, that change no number of a run but its sample."""
@@ -149,7 +151,7 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
     """
     settings = read_settings(directory)
     rows = read_rows(directory / METRICS_FILE)
-    problem = "" if unfinished else _stopped(directory, settings, error)
+    problem = "" if unfinished else _stopped(directory, settings, rows, error)
     if not rows:
         empty = "has no rows" if (directory / METRICS_FILE).exists() else "is missing"
         problem = problem or f"{METRICS_FILE} {empty}"
@@ -164,23 +166,44 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
         algorithm, seed = algorithm_name(settings["algorithm"]), settings.get("seed")
         given = settings.get("evaluation", {})
         evaluation = EvaluationConfig(**{key: given[key] for key in SELECTING if key in given})
+        evaluation = _with_loss(evaluation, settings, rows)
         return Run(directory, task_name(settings), algorithm, seed, flat, rows, evaluation)
     except (KeyError, TypeError, ConfigError) as cause:
         raise RunDirectoryError(f"{CONFIG_FILE} is not that of a run: {cause}") from cause
 
 
-def _stopped(directory: Path, settings: Mapping[str, Any], error: str) -> str:
+def _with_loss(
+    evaluation: EvaluationConfig, settings: Mapping[str, Any], rows: Sequence[MetricsRow]
+) -> EvaluationConfig:
+    """What selected the best policy: a loss, where a data set was learned from and none played."""
+    env = settings["env"]
+    has_played = (env.get("id") or env.get(TARGET)) and evaluation.n_episodes
+    if evaluation.metric or has_played or not settings["runner"].get("dataset"):
+        return evaluation
+    names = [name for name in rows[-1] if re.fullmatch(r"train/(.+/)?policy_loss", name)]
+    names = [VALIDATION_LOSS] if VALIDATION_LOSS in rows[-1] else names
+    return replace(evaluation, metric=names[0]) if names else evaluation
+
+
+def _stopped(
+    directory: Path, settings: Mapping[str, Any], rows: Sequence[MetricsRow], error: str
+) -> str:
     """The reason why a run did not come to its end; empty: it did, or nothing tells."""
     path = directory / SUMMARY_FILE
     if not path.exists():
         is_written = settings.get("tracking", {}).get("summary", False)
         return error or ("has not ended, or was killed (no summary.json)" if is_written else "")
     try:
-        reason = json.loads(read_regular(path))["stop_reason"]
+        summary = json.loads(read_regular(path))
+        reason, updates = summary["stop_reason"], summary.get("updates", math.inf)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunDirectoryError(f"{SUMMARY_FILE} is damaged: {error}") from error
     words = {"error": "failed (stop_reason error)", "interrupted": "was interrupted"}
-    return (error or words[reason]) if reason in words else ""
+    if reason in words:
+        return error or words[reason]
+    if rows and rows[-1].get("updates", 0) > updates:
+        return error or "was continued after its end, and has not ended since, or was killed"
+    return ""
 
 
 def algorithm_name(settings: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ correct one.
 from __future__ import annotations
 
 import re
+import shlex
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,6 +30,8 @@ OPTIONS = (
 """All options of the command: Hydra's, and those that are answered before it is called."""
 NO_TEXT = re.compile(r"[-+]?\.?\d[\d._]*(e[-+]?\d+)?|true|false|null|inf|nan", re.IGNORECASE)
 """Values that Hydra does not read as text, which it wants for a choice."""
+PLAIN = re.compile(r"[A-Za-z0-9_/.:+%@-]+")
+"""Texts that Hydra reads without quotes."""
 ASSIGNMENT = re.compile(r"(?P<plus>\+{0,2})(?P<key>[^\s=+~][^\s=]*)=(?P<value>.*)", re.DOTALL)
 
 
@@ -52,6 +55,16 @@ def normalise(
     options = [word for word, is_override in _classified(argv) if not is_override and word != "--"]
     overrides = [_normalise_override(word, groups, own_groups) for word in overrides_of(argv)]
     return [*options, "--", *overrides] if options and overrides else options + overrides
+
+
+def shell_word(key: str, value: str) -> str:
+    """The override `key=value` for a shell, in quotes where Hydra's grammar or the shell asks."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    is_plain = PLAIN.fullmatch(value) is not None
+    text = value if is_plain else QuotedString(value, Quote.single).with_quotes()
+    word = f"{key}={text}"
+    return shlex.quote(word) if is_plain or set(word) & set('"$`\\!') else f'"{word}"'
 
 
 def as_typed(message: str, argv: Sequence[str]) -> str:

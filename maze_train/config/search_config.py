@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
+from omegaconf import OmegaConf
+
 from maze_train.checks import absolute_path, check_at_least, check_choices, check_fields
 from maze_train.config.conversion import UnknownKeyError, convert
 from maze_train.config.loading import build_config, named_option
@@ -155,6 +157,16 @@ def ranges_of(node: Mapping[str, Any], path: str = "") -> dict[str, SearchRange]
     return found
 
 
+def _merged(ranges: Mapping[str, Any]) -> dict[str, Any]:
+    """Ranges by dotted names as nested mappings; later ones change earlier ones."""
+    nested = OmegaConf.create({}, flags={"allow_objects": True})
+    for key, value in ranges.items():
+        is_group = isinstance(value, dict) and not field_of_key(SearchRange).keys() & value.keys()
+        OmegaConf.update(nested, key, value, merge=is_group)
+    found: dict[str, Any] = OmegaConf.to_container(nested)  # type: ignore[assignment]  # a mapping
+    return found
+
+
 def without_search(overrides: Sequence[str]) -> list[str]:
     """The settings of runs among those of a user on the command line."""
     own = field_of_key(SearchConfig)
@@ -175,17 +187,20 @@ def load_search_config(node: Mapping[str, Any]) -> tuple[SearchConfig, dict[str,
     own_keys, others = field_of_key(SearchConfig), field_of_key(TrainConfig)
     own: dict[str, Any] = {}
     settings: dict[str, Any] = {}
+    ranges: dict[str, Any] = {}
     for key, value in node.items():
         name, dot, rest = key.partition(".")
         if name not in own_keys and name not in others:
             allowed = [*own_keys, *others]
             raise UnknownKeyError.of(key, value, allowed, nearest(name, allowed, count=1))
         if name == GROUP and dot:
-            own[GROUP] = {**(own.get(GROUP) or {}), rest: value}
+            ranges[rest] = value
         else:
             (own if name in own_keys else settings)[key] = value
     if isinstance(own.get(GROUP), str):
         own[GROUP] = named_option(GROUP, own[GROUP])
+    if ranges:
+        own[GROUP] = _merged({**(own.get(GROUP) or {}), **ranges})
     if own.get(GROUP) is None:
         own.pop(GROUP, None)
     for key in ("run_dir", "resume"):

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import shlex
 from typing import TYPE_CHECKING
 
+from maze_train.config.overrides import shell_word
 from maze_train.config.resuming import checkpoint_name
 from maze_train.config.stored import given_in_python, modules_to_trust
 from maze_train.config.writing import CHECKPOINTS, writable
@@ -167,7 +167,7 @@ def how_to_go_on(run_dir: Path | None, config: TrainConfig) -> str:
         trust = f", trust={modules!r}" if modules else ""
         return f"to go on: train({arguments_for(given)}, resume={str(run_dir)!r}{trust})"
     trust = f" trust=[{','.join(modules)}]" if modules else ""
-    return f"to go on: maze-run resume={shlex.quote(str(run_dir))}{trust}"
+    return f"to go on: maze-run {shell_word('resume', str(run_dir))}{trust}"
 
 
 def past_rows(run_dir: Path, resumed: Checkpoint, is_kept: bool) -> tuple[MetricsRow, ...]:

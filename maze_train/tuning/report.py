@@ -32,8 +32,8 @@ MAX_ROWS = 10
 """Trials that are printed; the files have all of them."""
 
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "interrupted"}
-ERROR = "error"
-"""Attribute of a trial that failed: the message."""
+ERROR, SECONDS = "error", "seconds"
+"""Attributes of a trial: the message of one that failed, and how long it took."""
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,6 @@ def write_picture(result: SearchResult, study: Study, space: Space) -> None:
 def _row(trial: FrozenTrial, space: Space) -> dict[str, Any]:
     values = trial.intermediate_values
     last = values[max(values)] if values else math.nan
-    took = trial.duration.total_seconds() if trial.duration else math.nan
     known = trial.params.keys() >= space.ranges.keys()
     settings = space.settings_of(trial.params) if known else {}
     return {
@@ -190,7 +189,7 @@ def _row(trial: FrozenTrial, space: Space) -> dict[str, Any]:
         "value": last if trial.value is None else trial.value,
         **{key: text_of(settings[key]) if key in settings else "" for key in space.ranges},
         "done_percent": 100 if trial.state.name == "COMPLETE" else max(values, default=0),
-        "seconds": took,
+        "seconds": trial.user_attrs.get(SECONDS, math.nan),
         "run_dir": str(trial.number),
         "error": str(trial.user_attrs.get(ERROR, "")),
     }

@@ -23,8 +23,16 @@ from maze_train.locks import exclusive
 from maze_train.notices import tell
 from maze_train.targets import TARGET
 from maze_train.tracking.formatting import duration, readable
+from maze_train.tracking.services import flattened
 from maze_train.training.config import EvaluationConfig
-from maze_train.tuning.report import ERROR, SearchResult, result_of, write_picture, write_tables
+from maze_train.tuning.report import (
+    ERROR,
+    SECONDS,
+    SearchResult,
+    result_of,
+    write_picture,
+    write_tables,
+)
 from maze_train.tuning.space import Space, shown, text_of
 from maze_train.tuning.study import check_settings, open_journal, open_study, part_named
 from maze_train.tuning.trial import TrialRecord, TrialTask, run_trial
@@ -75,7 +83,9 @@ def search(
         env = {TARGET: EnvFactory.from_any(env).config.target}
     given = {} if env is None else {"env": env}
     given |= {} if ranges is None else {"search": ranges}
-    return run_search(*load_search_config({**given, "algorithm": algorithm, **settings}))
+    config, shared = load_search_config({**given, "algorithm": algorithm, **settings})
+    words = [f"{key}={text_of(value)}" for key, value in flattened(shared).items()]
+    return run_search(config, shared, words)
 
 
 def run_search(
@@ -100,6 +110,8 @@ def run_search(
     for kind in ("sampler", "pruner"):
         part_named(kind, getattr(config, kind))
     base = configure(settings)
+    if not base.tracking.csv:
+        tell("note: trials write metrics.csv all the same, since they go on with what it holds")
     space = Space(config.ranges, settings)
     default = Path("outputs", "studies", f"{task_name(config_to_dict(base))}-{base.algorithm.name}")
     path = Path(config.study or directory or default).absolute()
@@ -236,6 +248,9 @@ class _Search:
         record = job.outcome
         assert isinstance(record, TrialRecord)
         took = duration(job.seconds)
+        trial = self.study.trials[record.number]
+        seconds = trial.user_attrs.get(SECONDS, 0.0) + job.seconds
+        self.storage.set_trial_user_attr(trial._trial_id, SECONDS, seconds)
         if job.result is None and self.processes.is_ending:
             print(f"{PROGRAM}: {record.name}: interrupted after {took}", flush=True)
             return

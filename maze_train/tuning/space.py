@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 
 
 def text_of(value: Any) -> str:
-    """A value as on the command line."""
-    text: str = yaml.safe_dump([value], default_flow_style=True, width=math.inf)
+    """A value as on the command line; of an object that has no text there, its class."""
+    plain = str(value) if isinstance(value, str) else value
+    try:
+        text: str = yaml.safe_dump([plain], default_flow_style=True, width=math.inf)
+    except yaml.representer.RepresenterError:
+        return f"<{type(value).__name__}>"
     return text.strip()[1:-1]
 
 

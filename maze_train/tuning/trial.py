@@ -133,6 +133,7 @@ def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
     """
     run_dir = str(task.directory_of(seed))
     values = {**task.settings, "seed": seed, "run_dir": run_dir, "resume": AUTO}
+    values["tracking.csv"] = True
     runner = TrainingRunner(prepare(configure(values)))
     metric = task.metric or runner.builder.selection_metric
     pruning = PruningCallback(task, metric) if is_first else None

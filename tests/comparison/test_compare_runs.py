@@ -157,6 +157,7 @@ def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
     write_run(tmp_path / "failed", [2.0], stop_reason="error", seed=1)
     write_run(tmp_path / "stopped", [3.0], stop_reason="interrupted", seed=2)
     write_run(tmp_path / "running", [4.0], stop_reason=None, seed=3)
+    write_run(tmp_path / "longer", [1.0, 3.0], updates=1, seed=4)
     write_run(tmp_path / "empty", [])
     write_run(tmp_path / "other", [1.0], metric="train/loss")
     (write_run(tmp_path / "damaged", [1.0]) / "metrics.csv").write_text("epoch,env_steps\n1,x\n")
@@ -168,6 +169,7 @@ def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
         "failed": "failed (stop_reason error)",
         "stopped": "was interrupted",
         "running": "has not ended, or was killed (no summary.json)",
+        "longer": "was continued after its end, and has not ended since, or was killed",
         "empty": "metrics.csv is missing",
         "other": "metrics.csv has no eval/episode_return_mean",
         "strange": "config.yaml is not that of a run: 'algorithm'",
@@ -175,7 +177,7 @@ def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
     for text in (str(comparison), comparison.markdown()):
         assert all(reason in text for reason in reasons.values())
     assert [row["runs"] for row in comparison.rows] == [1]
-    assert [row["seeds"] for row in compared(tmp_path, unfinished=True).rows] == ["0 1 3 2"]
+    assert [row["seeds"] for row in compared(tmp_path, unfinished=True).rows] == ["0 1 4 3 2"]
     message = r"none of these runs can be compared:\n.* is missing"
     for unfinished, remedy in ((False, r"\nunfinished=true counts .*"), (True, "")):
         with pytest.raises(RunDirectoryError, match=f"{message}{remedy}$"):
@@ -274,6 +276,19 @@ def test_the_metric(tmp_path: Path) -> None:
         ConfigError, match=r"no run has it; did you mean train/value_loss\? columns"
     ):
         compared(tmp_path, "b", metric="train/value_los")
+
+
+def test_the_metric_of_runs_that_play_nothing(tmp_path: Path) -> None:
+    """The loss that selected the policies, of validation data if there are any."""
+    cloned: dict[str, Any] = {"algorithm": "bc", "runner__dataset": "data"}
+    write_run(tmp_path / "a", [3.0, 1.0], metric="validation/loss", env=None, **cloned)
+    write_run(
+        tmp_path / "b", [3.0, 2.0], metric="train/policy_loss", evaluation__n_episodes=0, **cloned
+    )
+    for name, best in (("a", 1.0), ("b", 2.0)):
+        assert compared(tmp_path, name).rows[0]["best_mean"] == best
+    played = write_run(tmp_path / "c", [3.0], metric="validation/loss", **cloned)
+    assert read_run(played).evaluation.selection_metric == RETURN
 
 
 def test_the_metric_of_the_runs(tmp_path: Path) -> None:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-import pytest
+import shlex
 
-from maze_train.config.overrides import as_typed, config_folders, normalise, normalise_completion
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from maze_train.config.overrides import (
+    as_typed,
+    config_folders,
+    normalise,
+    normalise_completion,
+    shell_word,
+)
 
 GROUPS = ("algorithm", "env", "model", "runner", "experiment", "evaluation", "tracking")
 
@@ -38,6 +47,26 @@ GROUPS = ("algorithm", "env", "model", "runner", "experiment", "evaluation", "tr
 def test_each_kind_of_argument_is_brought_into_form(given: str, expected: str) -> None:
     """Choices lose their plus, values get two, everything else stays."""
     assert normalise([given], GROUPS, own_groups=("own",)) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("path", "word"),
+    [
+        ("/tmp/lr-1e-3", "resume=/tmp/lr-1e-3"),
+        ("/tmp/lr=0.1,seed=2", "\"resume='/tmp/lr=0.1,seed=2'\""),
+        ("/home/jos\u00e9/a b", "\"resume='/home/jos\u00e9/a b'\""),
+        ("it's", None),
+        ("$HOME/`a`/\\'\"!", None),
+    ],
+)
+def test_a_word_for_the_shell_is_read_as_it_was_meant(path: str, word: str | None) -> None:
+    """By the shell, and by Hydra after it."""
+    written = shell_word("resume", path)
+    assert word is None or written == word
+    (given,) = shlex.split(written)
+    (read,) = normalise([given], GROUPS)
+    value = OverridesParser.create().parse_override(read.lstrip("+")).value()
+    assert str(getattr(value, "text", value)) == path
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from own_envs import SpacesEnv
-from short_runs import short_run
+from short_runs import short_run, written_config
 from torch import nn
 
 from maze_train import (
@@ -55,6 +55,16 @@ def test_an_environment_is_named_in_many_ways(env: Any, length: int | None) -> N
     result = short_run(env=env)
     assert length in (None, result.history[-1]["eval/episode_length_mean"])
     assert result.policy.act(result.policy.observation_space.sample()) in (-1, 0, 1)
+
+
+@pytest.mark.parametrize("env", ["CartPole-v1", EnvConfig(id="CartPole-v1")], ids=["id", "config"])
+def test_a_run_that_goes_on_keeps_its_settings_where_the_environment_is_named(env: Any) -> None:
+    """All but what is given again."""
+    short_run(env="CartPole-v1", **{"algorithm.lr": 0.02}, total_steps=128)
+    told = train(env, resume="run", total_steps=192)
+    assert [row["env_steps"] for row in told.history] == [64, 128, 192]
+    assert written_config("run")["algorithm"]["lr"] == 0.02
+    assert written_config("run")["algorithm"]["_target_"].endswith("PPOAlgorithmConfig")
 
 
 def test_the_policy_of_the_result_is_the_best_one_and_the_saved_one() -> None:

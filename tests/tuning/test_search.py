@@ -161,7 +161,9 @@ def test_a_study_goes_on_with_the_same_command(
         assert maze_run(*ONE, *change) == 2
         assert f"maze-run: error: {message}" in capfd.readouterr().err
     assert maze_run(*ONE, "tracking.csv=false", "checkpoint.interval=3", "n_trials=6") == 0
-    assert "has 6 trials, and begins no other one; set n_trials" in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "note: trials write metrics.csv all the same" in told
+    assert "has 6 trials, and begins no other one; set n_trials" in told
 
 
 def test_a_hopeless_trial_is_pruned(
@@ -244,8 +246,14 @@ def test_a_search_that_is_interrupted_goes_on(
     assert "the same command goes on with the study in" in capfd.readouterr().err
     assert column(study, "state") == ["interrupted"] * 2
     gammas = column(study, "algorithm.gamma")
+    seconds = [float(text) for text in column(study, "seconds")]
     maze_run.write("again", "")
+    time.sleep(1.0)
+    began = time.monotonic()
     assert maze_run(*command) == 0
+    took = time.monotonic() - began
+    pairs = zip(seconds, map(float, column(study, "seconds")), strict=False)
+    assert all(0.0 < before < after < before + took for before, after in pairs)
     assert column(study, "state") == ["complete"] * 3
     assert column(study, "algorithm.gamma")[:2] == gammas
     assert (study / "0/job.log").read_text().count("seed 0\n") == 2
@@ -383,6 +391,7 @@ def test_a_search_in_python(runs: Runs, tmp_path: Path, monkeypatch: pytest.Monk
     assert (result.best_trial, result.best_value) == (0, 0.9)
     assert [row["state"] for row in result.rows] == ["complete"] * 3
     assert "best: trial 0" in str(result)
+    assert result.line == "maze-run env=CartPole-v1 algorithm=ppo algorithm.gamma=0.9"
 
 
 def test_without_optuna(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

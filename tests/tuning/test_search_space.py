@@ -43,6 +43,14 @@ def test_ranges_are_found_at_any_depth() -> None:
     assert list(config.ranges) == ["algorithm.lr", "algorithm.batch_size", "model.hidden_sizes"]
     assert config.ranges["model.hidden_sizes"].choices == [[8], [8, 8]]
     assert settings == PPO
+    parts = {"search.algorithm.lr.high": 0.1, "search.algorithm.gamma": {"choices": [0.5]}}
+    changed = load_search_config({**PPO, "search": node, **parts})[0].ranges
+    assert (changed["algorithm.lr"].low, changed["algorithm.lr"].high) == (1e-4, 0.1)
+    assert changed["algorithm.gamma"].choices == [0.5]
+    whole = {"search": "ppo", "search.algorithm.lr": {"choices": [0.1]}}
+    named = load_search_config({**PPO, **whole, "search.algorithm.gamma": None})[0].ranges
+    assert named["algorithm.lr"].choices == [0.1]
+    assert "algorithm.gamma" not in named
 
 
 @pytest.mark.parametrize(
