@@ -155,7 +155,7 @@ class EnvSlots(SteppedEnvs):
         total = self._step_envs(parts, count)
         self.lengths[:count] += 1
         sums = self.returns[:count] + self.rewards[:count]
-        bounded = abs(total) <= MAX_REWARD and math.isfinite(float(sums.sum()))
+        bounded = total <= MAX_REWARD and math.isfinite(float(sums.sum()))
         if not (bounded and self._finite.passes()):
             ended = self._lose_non_finite(sums, ended)
         self.returns[:count] = sums

@@ -93,7 +93,7 @@ class SteppedEnvs(ABC):
             infos: Takes the infos of rows that go on, if they are asked for.
 
         Returns:
-            The sum of the rewards.
+            The sum of the magnitudes of the rewards.
 
         Raises:
             EnvError: If an environment raises or returns something invalid.
@@ -105,7 +105,7 @@ class SteppedEnvs(ABC):
                 obs, reward, terminated, truncated, info = env.step(action)
                 # As a float: an array of numbers would take None for NaN.
                 rewards[i] = number = float(reward)
-                total += number
+                total += abs(number)
                 if terminated or truncated:
                     self.terminations[i], self.truncations[i] = terminated, truncated
                     following = self._end_episode(i, obs, info)

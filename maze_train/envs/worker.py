@@ -160,7 +160,7 @@ class EnvWorker(SteppedEnvs):
         if infos is not None:
             report = self._report_of_step()
             report.ordinary += [(self._first + i, info) for i, info in infos]
-        if not (abs(total) <= MAX_REWARD and self._finite.passes()):
+        if not (total <= MAX_REWARD and self._finite.passes()):
             self._give_up_non_finite()
         self._busy_s += time.perf_counter() - started
         return self._report

@@ -47,7 +47,7 @@ CALLS = {
 }
 """Names of calls in messages."""
 
-NOT_SHARED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+NOT_SHARED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd, nn.RReLU)
 """Layers that do with samples what depends on others, or on chance."""
 
 
@@ -97,7 +97,7 @@ class OtherLearners:
         """
         for module in self._learner.modules.values():
             for name, layer in module.named_modules():
-                if isinstance(layer, NOT_SHARED):
+                if depends_on_others(layer):
                     raise ConfigError(
                         "learner_group.n_learners",
                         f"{name} is a {type(layer).__name__}: what it does depends on all samples "
@@ -285,3 +285,14 @@ def check_gpus(settings: LearnerGroupConfig, device: torch.device) -> None:
             "which learners share GPUs",
             settings.device,
         )
+
+
+def depends_on_others(layer: nn.Module) -> bool:
+    """Whether a layer does with samples what depends on others, or on chance."""
+    if isinstance(layer, nn.RNNBase):
+        return bool(layer.dropout) and layer.num_layers > 1
+    if isinstance(layer, nn.MultiheadAttention):
+        return bool(layer.dropout)
+    if isinstance(layer, nn.modules.instancenorm._InstanceNorm):
+        return bool(layer.track_running_stats)
+    return isinstance(layer, NOT_SHARED)

@@ -71,6 +71,11 @@ class NormalizerOfAll(ObservationNormalizer):
         super().update(without_joint(obs))
         self._others[0].update(obs)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether either has fewer observations than wanted before training."""
+        return super().is_waiting or self._others[0].is_waiting
+
     def freeze(self) -> None:
         """Keep both statistics as they are from now on."""
         super().freeze()

@@ -153,6 +153,11 @@ class ObservationNormalizer(nn.Module):
         self.var.copy_(merged.var)
         self._refresh()
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there are fewer observations than wanted before training."""
+        return not self.frozen and int(self.count) < self.config.initial_steps
+
     def freeze(self) -> None:
         """Keep the statistics as they are from now on."""
         self.frozen.fill_(True)

@@ -18,9 +18,9 @@ from maze_train.config.writing import CONFIG_FILE
 from maze_train.distributions.mapping import DEFAULTS
 from maze_train.errors import ConfigError, RunDirectoryError, SpaceError
 from maze_train.nets.config import ModelConfig
+from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import CRITIC_SETTINGS as SETTINGS_OF_CRITICS
 from maze_train.nets.policy_model import input_space
-from maze_train.nets.population import find_normalizer
 from maze_train.runners.saved_policies import (
     SavedPolicy,
     load_weights,
@@ -30,7 +30,6 @@ from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.spaces.describe import flat_space, flat_spaces
 from maze_train.targets import locate
-from maze_train.training.models import modules_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -182,7 +181,12 @@ class SavedBasePolicy:
         self._check_weights(found, wanted)
         own = self.model_of(self.config)
         parts, base = [*POLICY_PARTS], self.saved.config.model
-        if all(getattr(base, name) == getattr(own, name) for name in CRITIC_SETTINGS):
+        scaled = [
+            getattr(config.algorithm, "reward_scaling", False)
+            for config in (self.saved.config, self.config)
+        ]
+        same = all(getattr(base, name) == getattr(own, name) for name in CRITIC_SETTINGS)
+        if same and scaled[0] == scaled[1]:
             parts.extend(CRITIC_PARTS)
         taken = [
             part for part in wanted if _kind(part) in parts and _fits(found.get(part), wanted[part])
@@ -197,9 +201,8 @@ class SavedBasePolicy:
             load_weights(model, {**model.state_dict(), **chosen}, Path(self.directory))
         except RunDirectoryError as error:
             raise self._refusal(str(error)) from error
-        for module in modules_of(model).values():
-            normalizer = find_normalizer(module)
-            if normalizer is not None:
+        for normalizer in model.modules():
+            if isinstance(normalizer, ObservationNormalizer):
                 is_estimated = own.normalization.mode == "estimated" and bool(normalizer.count > 0)
                 normalizer.frozen.fill_(self.is_frozen or is_estimated)
         new = [part for part in wanted if part not in taken]

@@ -366,7 +366,11 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             TrainingError: If every step of a rollout was lost, or nobody acts of whom there are too
                 few; else this would never end.
         """
-        waiting = {key: own for key, own in normalizers.items() if own and not own.frozen}
+        waiting = {
+            key: own
+            for key, own in normalizers.items()
+            if own and (own.is_waiting or not own.frozen)
+        }
         if waiting:
             make_collector = partial(self.make_collector, num_steps, acting, "normalization/")
             locate(BEGIN_STATISTICS)(waiting, make_collector, acting)

@@ -29,7 +29,7 @@ def begin_statistics(
     """
     collector: Any = None
     idle = 0
-    while few := {k for k, own in waiting.items() if int(own.count) < own.config.initial_steps}:
+    while few := {key for key, own in waiting.items() if own.is_waiting}:
         collector = collector or make_collector()
         experience, episodes = collector.collect(acting)
         episodes.check_steps(" before training")

@@ -138,9 +138,11 @@ class ProcessPool(RemotePool):
         super().close()
         running = [process for process in self._processes if not process.conn.closed]
         self._processes = []
-        for process in running:
-            process.cancel()
-            self._poller.unregister(process.descriptor)
-        end_all(running)
+        try:
+            for process in running:
+                process.cancel()
+                self._poller.unregister(process.descriptor)
+        finally:
+            end_all(running)
         for page in self._pages:
             page.close()

@@ -216,11 +216,13 @@ class RayPool(RemotePool):
         """Let the workers close and end; kill those that take too long."""
         super().close()
         actors, self._actors = self._actors, []
-        end_all(actors)
-        for actor in actors:
-            self._steps_before[actor.index] += actor.steps
-        self._published.clear()
-        self._release()
+        try:
+            end_all(actors)
+        finally:
+            for actor in actors:
+                self._steps_before[actor.index] += actor.steps
+            self._published.clear()
+            self._release()
 
 
 class RemoteActor:
@@ -390,8 +392,11 @@ def end_all(actors: Sequence[RemoteActor]) -> None:
     running = [actor for actor in actors if not actor.has_ended]
     if not running:
         return
-    results = [actor.quit() for actor in running]
-    running[0]._ray.wait(results, num_returns=len(results), timeout=CLOSE_GRACE_S)
-    for actor, result in zip(running, results, strict=True):
-        actor.last_news(result)
-        actor.kill()
+    try:
+        results = [actor.quit() for actor in running]
+        running[0]._ray.wait(results, num_returns=len(results), timeout=CLOSE_GRACE_S)
+        for actor, result in zip(running, results, strict=True):
+            actor.last_news(result)
+    finally:  # a signal may end the wait, after which nobody knows of them
+        for actor in running:
+            actor.kill()

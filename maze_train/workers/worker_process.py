@@ -210,11 +210,12 @@ class WorkerProcess:
     def end(self) -> None:
         """Kill the process and give back what belongs to it."""
         self.conn.close()
-        self._kill()
+        self.kill()
         self.process.join()
         self.process.close()
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """Kill the process, and do not wait for its end."""
         self.process.kill()
         if self._lost_sight():
             with suppress(ProcessLookupError):
@@ -237,12 +238,12 @@ class WorkerProcess:
             if -code == signal.SIGKILL:
                 how += "; was memory exhausted?"
         hint = f". {GUARD}" if not self._numbers[BUILT] and code == 1 else ""
-        self._kill()
+        self.kill()
         return WorkerFailedError(self.index, f"{self.name} died in {what} ({how}){hint}")
 
     def _hung(self, what: str, timeout_s: float) -> WorkerFailedError:
         """Kill the process, which did not finish something in time; returns what happened."""
-        self._kill()
+        self.kill()
         return WorkerFailedError(
             self.index,
             f"{self.name} hangs: it did not finish {what} within timeout_s = {timeout_s:g} "
@@ -271,10 +272,14 @@ def signals_held_back(start_method: str) -> Iterator[None]:
 
 def end_all(processes: Sequence[WorkerProcess]) -> None:
     """Let workers close and end; kill those that take too long."""
-    for process in processes:
-        process.quit()
-    deadline = time.monotonic() + CLOSE_GRACE_S
-    for process in processes:
-        process.wait(deadline)
-    for process in processes:
-        process.end()
+    try:
+        for process in processes:
+            process.quit()
+        deadline = time.monotonic() + CLOSE_GRACE_S
+        for process in processes:
+            process.wait(deadline)
+    finally:  # a signal may end the wait, after which nobody knows of them
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.end()

@@ -16,6 +16,8 @@ from toy_envs import CountingEnv, LivesEnv
 from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv
 from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper, SignRewardWrapper
 from maze_train.envs.factory import BoundedEnvFactory
+from maze_train.envs.monitoring import MonitoringWrapper
+from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.errors import ConfigError, EnvError, MissingExtraError
 from maze_train.seeding import EpisodeSeeds
 
@@ -396,6 +398,21 @@ def test_lost_lives(case):
     steps = sum(type(seen) is tuple for seen in expected)
     assert ended(EpisodicLifeWrapper(env), steps) == expected
     assert env.seeds == seeds
+
+
+def test_a_game_that_ends_in_the_reset_after_a_life_is_reported():
+    """With all that training learns of it."""
+
+    def game():
+        return EpisodicLifeWrapper(MonitoringWrapper(LivesEnv([3, 2, 2], length=2)))
+
+    found = []
+    with PooledVectorEnv([game]) as vector:
+        vector.reset(seed=0)
+        for _ in range(6):
+            infos = vector.step([1])[4]
+            found += [*infos["final_info"].get("episode", {"l": []})["l"]]
+    assert found == [2] * 6
 
 
 def test_resets_without_the_loss_of_a_life():

@@ -90,6 +90,20 @@ def test_it_is_named(case, make):
         run(vector, 5)
 
 
+@pytest.mark.parametrize("make", [here, skipping])
+def test_large_rewards_that_cancel_are_found(make):
+    """Neither fits into float32, their sum does."""
+    rewards = (1e39, -1e39)
+    with make([lambda i=i: SpoiltEnv("reward", 2, rewards[i]) for i in range(2)]) as vector:
+        vector.reset(seed=0)
+        vector.step([0, 0])
+        if make is skipping:
+            assert vector.step([0, 0])[4]["lost"].tolist() == [True, True]
+        else:
+            with pytest.raises(EnvError, match=r"reward is 1e.39"):
+                vector.step([0, 0])
+
+
 class Later(SpoiltEnv):
     """Spoils the first observation of its second episode, too."""
 

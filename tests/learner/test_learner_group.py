@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from leftovers import left_of, run_owner
 from practice_learner import LineLearner, make_data, make_module
+from torch import nn
 
 sys.path.append(str(Path(__file__).parents[1] / "algorithms"))
 from update_problems import (
@@ -61,7 +62,7 @@ from maze_train.errors import ConfigError, TrainingError, WorkerError
 from maze_train.events import Statistics
 from maze_train.learner.config import Freeze, LearnerGroupConfig, Progress
 from maze_train.learner.group import LearnerGroup
-from maze_train.learner.others import are_apart, check_gpus
+from maze_train.learner.others import are_apart, check_gpus, depends_on_others
 from maze_train.learner.part import Part
 from maze_train.learner.shard import Shard, own_rows, shard_rows
 from maze_train.learner.steps import LearnerEvents, statistics_of
@@ -640,10 +641,17 @@ def test_all_processes_have_the_modes_of_the_first_one():
 
 def test_what_several_learners_refuse(monkeypatch):
     """Modules whose outputs depend on the minibatch or on chance, no learners, missing GPUs."""
-    model = torch.nn.Sequential(torch.nn.Linear(2, 1), torch.nn.BatchNorm1d(1))
-    words = r"learner_group.n_learners = 2: 1 is a BatchNorm1d"
-    with pytest.raises(ConfigError, match=words):
-        LearnerGroup(LineLearner(model), 2)
+    for layer in (
+        *(nn.RReLU(), nn.MultiheadAttention(1, 1, dropout=0.5), nn.Dropout(0.5)),
+        *(nn.LSTM(1, 1, 2, dropout=0.5), nn.InstanceNorm1d(1, track_running_stats=True)),
+        nn.BatchNorm1d(1),
+    ):
+        model = nn.Sequential(nn.Linear(2, 1), layer)
+        words = rf"learner_group.n_learners = 2: 1 is a {type(layer).__name__}"
+        with pytest.raises(ConfigError, match=words):
+            LearnerGroup(LineLearner(model), 2)
+    for layer in (nn.MultiheadAttention(1, 1), nn.LSTM(1, 1, 2), nn.GRU(1, 1, dropout=0.0)):
+        assert not depends_on_others(layer)
     group = LearnerGroup(LineLearner(make_module()), 2, LocalProcesses(start_method="fork"))
     with pytest.raises(ConfigError, match=words):
         group.add_module("other", model)

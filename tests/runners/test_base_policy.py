@@ -330,6 +330,9 @@ def test_critics_are_taken_over_where_there_is_one(tmp_path, capsys):
     assert "base_run: took over policy, critic\n" in capsys.readouterr().err
     started(tmp_path, base, "ppo", "discrete", run_dir=tmp_path / "other")
     assert "base_run: took over policy; new: critic\n" in capsys.readouterr().err
+    scaled = {"algorithm.reward_scaling": True, "run_dir": tmp_path / "scaled"}
+    started(tmp_path, tmp_path / "ppo", "ppo", "discrete", **scaled)
+    assert "base_run: took over policy; new: critic\n" in capsys.readouterr().err
     transform = {"_target_": "maze_train.ReduceScaleValueTransform"}
     transformed = {"model.value_transform": transform, "run_dir": tmp_path / "third"}
     started(tmp_path, tmp_path / "ppo", "ppo", "discrete", **transformed)

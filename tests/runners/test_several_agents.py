@@ -18,6 +18,7 @@ from maze_train import JointEnv, load_policy, run_rollout, train
 from maze_train.errors import ConfigError, TrainingError
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.training.config import PolicyConfig
+from maze_train.training.models import modules_of
 from maze_train.training.policies import check_id, policies_of_agents
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -129,6 +130,21 @@ def test_a_saved_policy_acts_for_all_agents(case: str) -> None:
     assert min(info["agent_returns"].values()) == -1.0
     result = run_rollout(run="run", n_episodes=3, progress="quiet", trust=["agent_envs"])
     assert len(result.episodes) == 3
+
+
+@pytest.mark.parametrize("mode", ["running", "estimated"])
+@pytest.mark.parametrize("before", [{}, {"model.centralized_critic": True}], ids=["own", "joint"])
+def test_a_centralised_critic_has_statistics_of_its_own(mode: str, before: dict[str, Any]) -> None:
+    """Before it learns, also beside a policy that has some; whether they stay, this run says."""
+    other = "running" if mode == "estimated" else "estimated"
+    run("base", "a2c", **before, **{"model.normalization.mode": other})
+    now = {"model.centralized_critic": True, "model.normalization.mode": mode}
+    run("run", "a2c", base_run="base", **now, **{"algorithm.n_epochs": 1})
+    model: Any = load_policy("run@final", trust=["agent_envs"]).model
+    for policy in modules_of(model).values():
+        own, others = policy.normalizer, policy.critic.normalizer
+        assert [bool(each.frozen) for each in (own, others)] == [mode == "estimated"] * 2
+        assert int(others.count) >= 20
 
 
 def test_observations_of_several_agents_are_stacked() -> None:

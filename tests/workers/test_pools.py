@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import re
+import signal
 import time
 import weakref
 from functools import partial
@@ -445,6 +446,28 @@ if __name__ == "__main__":
         sys.exit(3)
     time.sleep(600.0)
 """
+
+
+@slow
+@pytest.mark.parametrize("where", ["fork", "forkserver", RAY])
+def test_a_signal_while_a_pool_is_closed(start: Any, where: str) -> None:
+    """The wait for workers that hang ends, and they are killed all the same."""
+    pool = start(where, n=2)
+    pids = pool.call_all("process")
+    pool.call(0, "fail", "hang")
+    time.sleep(SHORT_S)  # until it does
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        with pytest.raises(KeyboardInterrupt):
+            pool.close()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert left_of(pids, PATIENCE_S) == []
 
 
 @slow

@@ -72,6 +72,7 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         super().__init__(*args, **kwargs)
         self._reward_scalers: dict[str, RewardScaler] = {}
         self._observed: dict[str, Rollout] = {}
+        self._updates: int | None = None
 
     def model(self, module_id: str) -> ActorCriticModel:
         """A module under its type."""
@@ -84,7 +85,9 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         burn_in_updates = self.config.critic_burn_in_epochs * self.config.epoch_length
         self.is_burning_in = progress.updates < burn_in_updates
         super().before_gradient_based_update(progress, statistics)
-        if progress.updates == burn_in_updates > 0:
+        before, self._updates = self._updates, progress.updates
+        before = progress.updates - 1 if before is None else before  # a queue may drop some
+        if burn_in_updates and before < burn_in_updates <= progress.updates:
             # The policy's moments hold weight decay at most, but their bias correction is used up:
             # its first steps would be several times too large.
             for optimizer in self.optimizers.values():
@@ -133,7 +136,12 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
     def with_new_advantages(self, module_id: str, prepared: PreparedRollout) -> PreparedRollout:
         """The rollout with advantages, targets and values of the critic as it is now."""
         rollout, model = prepared.rollout, self.model(module_id)
+        modes = [model] if module_id in self.modules_with_modes else []
+        for module in modes:  # as before the update
+            module.eval()
         evaluated = evaluate_rollout(model, with_new_states(model, rollout), False, self.part)
+        for module in modes:
+            module.train()
         log_probs = prepared.old_log_probs
         with self.settings_of(module_id):
             advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs)
