@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from maze_train.checks import absolute_path, check_at_least, check_choices, check_fields
 from maze_train.config.conversion import UnknownKeyError, convert
@@ -157,12 +158,22 @@ def ranges_of(node: Mapping[str, Any], path: str = "") -> dict[str, SearchRange]
     return found
 
 
-def _merged(ranges: Mapping[str, Any]) -> dict[str, Any]:
-    """Ranges by dotted names as nested mappings; later ones change earlier ones."""
+def _merged(ranges: Any, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Ranges by dotted names as nested mappings; later ones change earlier ones.
+
+    Raises:
+        ConfigError: If they are no mapping, or a part of a list is changed.
+    """
+    if not isinstance(ranges, dict):
+        raise ConfigError(GROUP, "expected ranges by setting", ranges)
     nested = OmegaConf.create({}, flags={"allow_objects": True})
-    for key, value in ranges.items():
+    for key, value in [*ranges.items(), *changes.items()]:
         is_group = isinstance(value, dict) and not field_of_key(SearchRange).keys() & value.keys()
-        OmegaConf.update(nested, key, value, merge=is_group)
+        try:
+            OmegaConf.update(nested, key, value, merge=is_group)
+        except (OmegaConfBaseException, ValueError) as error:
+            problem = "changes a part of a range that has none: give the whole range"
+            raise ConfigError(join(GROUP, key), problem, value) from error
     found: dict[str, Any] = OmegaConf.to_container(nested)  # type: ignore[assignment]  # a mapping
     return found
 
@@ -200,7 +211,7 @@ def load_search_config(node: Mapping[str, Any]) -> tuple[SearchConfig, dict[str,
     if isinstance(own.get(GROUP), str):
         own[GROUP] = named_option(GROUP, own[GROUP])
     if ranges:
-        own[GROUP] = _merged({**(own.get(GROUP) or {}), **ranges})
+        own[GROUP] = _merged(own.get(GROUP) or {}, ranges)
     if own.get(GROUP) is None:
         own.pop(GROUP, None)
     for key in ("run_dir", "resume"):

@@ -12,7 +12,7 @@ from gymnasium import spaces
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
-from maze_train.spaces.agents import agent_spaces
+from maze_train.spaces.agents import AGENTS, agent_spaces
 from maze_train.targets import TARGET, Given, build_target, locate, maker_of
 
 if TYPE_CHECKING:
@@ -256,10 +256,12 @@ def wrap(env: gymnasium.Env[Any, Any], node: dict[str, Any], key: str) -> gymnas
         {*space} if isinstance(space, spaces.Dict) else set()
         for space in (env.observation_space, wrapped.observation_space)
     )
-    if given > known:
+    if AGENTS in given and given != known:
+        changed = [*(f"adds {key!r}" for key in sorted(given - known))]
+        changed += [f"takes {key!r} away" for key in sorted(known - given)]
         problem = (
-            f"adds {sorted(given - known)} to what all agents observe together, which no policy "
-            "reads: let the environment give it to each agent"
+            f"{' and '.join(changed)} where all agents observe together, which no policy reads: "
+            "let the environment change what each agent observes"
         )
         raise ConfigError(key, problem, node[TARGET])
     if isinstance(wrapped, REWARD_WRAPPERS):

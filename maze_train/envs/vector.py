@@ -275,7 +275,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         for key, value in env_info.items():
             if key not in vector_infos or key == "final_obs":
                 continue
-            column = vector_infos[key] = able_to_hold(vector_infos[key], value)
+            column = able_to_hold(vector_infos[key], value, vector_infos[f"_{key}"])
+            vector_infos[key] = column
             if isinstance(value, dict) and not isinstance(column, dict):
                 column[env_num], vector_infos[f"_{key}"][env_num] = value, True
                 del rest[key]
@@ -296,14 +297,15 @@ def batched(space: gymnasium.Space[Any], n: int) -> gymnasium.Space[Any]:
     return gymnasium.spaces.Dict(parts)
 
 
-def able_to_hold(column: Any, value: Any) -> Any:
+def able_to_hold(column: Any, value: Any, given: Array) -> Any:
     """`column` itself, or its content in an array with a dtype that can hold `value` in a row.
 
     Gymnasium takes dtype and shape from the first value. A later 0.5 would become 0 in a column of
     integers, and an array of another length, or a mapping in their place, would end the run.
+    `given` has the environments that gave a value before.
     """
     if isinstance(column, dict):
-        return column if isinstance(value, dict) else _rows_of(column)
+        return column if isinstance(value, dict) else _rows_of(column, given)
     if column.dtype == object:
         return column
     array = np.asarray(value)
@@ -319,13 +321,15 @@ def able_to_hold(column: Any, value: Any) -> Any:
     return rows
 
 
-def _rows_of(columns: Mapping[str, Any]) -> Array:
-    """What columns of infos by key hold, as a mapping for each environment that has any."""
-    masks = {key: columns[f"_{key}"] for key in columns if f"_{key}" in columns}
-    rows = np.full(len(next(iter(masks.values()))), None, dtype=object)
-    for key, mask in masks.items():
-        own = columns[key]
-        column = _rows_of(own) if isinstance(own, dict) else own
-        for env in np.flatnonzero(mask):
-            rows[env] = {**(rows[env] or {}), key: column[env]}
+def _rows_of(columns: Mapping[str, Any], given: Array) -> Array:
+    """What columns of infos by key hold, as a mapping for each environment that gave one."""
+    rows = np.full(len(given), None, dtype=object)
+    for env in np.flatnonzero(given):
+        rows[env] = {}
+    for key, own in columns.items():
+        mask = columns.get(f"_{key}")
+        if mask is not None:
+            column = _rows_of(own, mask) if isinstance(own, dict) else own
+            for env in np.flatnonzero(mask):
+                rows[env][key] = column[env]
     return rows

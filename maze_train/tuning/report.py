@@ -181,6 +181,7 @@ def write_picture(result: SearchResult, study: Study, space: Space) -> None:
 def _row(trial: FrozenTrial, space: Space) -> dict[str, Any]:
     values = trial.intermediate_values
     last = values[max(values)] if values else math.nan
+    took = trial.duration.total_seconds() if trial.duration else math.nan  # of earlier versions
     known = trial.params.keys() >= space.ranges.keys()
     settings = space.settings_of(trial.params) if known else {}
     return {
@@ -189,7 +190,7 @@ def _row(trial: FrozenTrial, space: Space) -> dict[str, Any]:
         "value": last if trial.value is None else trial.value,
         **{key: text_of(settings[key]) if key in settings else "" for key in space.ranges},
         "done_percent": 100 if trial.state.name == "COMPLETE" else max(values, default=0),
-        "seconds": trial.user_attrs.get(SECONDS, math.nan),
+        "seconds": trial.user_attrs.get(SECONDS, took),
         "run_dir": str(trial.number),
         "error": str(trial.user_attrs.get(ERROR, "")),
     }

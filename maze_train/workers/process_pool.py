@@ -143,6 +143,8 @@ class ProcessPool(RemotePool):
                 process.cancel()
                 self._poller.unregister(process.descriptor)
         finally:
-            end_all(running)
-        for page in self._pages:
-            page.close()
+            try:
+                end_all(running)
+            finally:
+                for page in self._pages:
+                    page.close()

@@ -177,10 +177,12 @@ def test_infos(make):
 
 
 @pytest.mark.parametrize("make", PLACES)
-@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 2, 2)])
+@pytest.mark.parametrize(
+    "order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 2, 2), (3, 2, 1), (3, 1, 2)]
+)
 def test_infos_may_be_mappings_or_not(make, order):
     """Of each environment as it gave them; a mapping is no number."""
-    kinds = [None, 0.5, {"left": {"far": 3}, "right": 1}]
+    kinds = [None, 0.5, {"left": {"far": 3}, "right": 1}, {}]
     with make([lambda i=i: OddInfoEnv(0, kinds[i]) for i in order]) as vector:
         vector.reset(seed=0)
         infos = vector.step([0, 0, 0])[4]

@@ -47,6 +47,8 @@ def test_ranges_are_found_at_any_depth() -> None:
     changed = load_search_config({**PPO, "search": node, **parts})[0].ranges
     assert (changed["algorithm.lr"].low, changed["algorithm.lr"].high) == (1e-4, 0.1)
     assert changed["algorithm.gamma"].choices == [0.5]
+    group = {"search": {"algorithm": {"lr": [0.1]}}, "search.algorithm": {"gamma": [0.5]}}
+    assert [*load_search_config({**PPO, **group})[0].ranges] == ["algorithm.lr", "algorithm.gamma"]
     whole = {"search": "ppo", "search.algorithm.lr": {"choices": [0.1]}}
     named = load_search_config({**PPO, **whole, "search.algorithm.gamma": None})[0].ranges
     assert named["algorithm.lr"].choices == [0.1]
@@ -97,6 +99,11 @@ def test_wrong_ranges(ranges: dict[str, Any], message: str) -> None:
         ({"value": "last"}, "value = 'last': "),
         ({"run_dir": "a"}, "run_dir: trials have directories in that of the study"),
         ({"search": "pp"}, "search = 'pp': no such option; did you mean ppo?"),
+        ({"search": [1], "search.seed": [1]}, "search = [1]: expected ranges by setting"),
+        (
+            {"search": {"algorithm.lr": [0.1]}, "search.algorithm.lr.high": 1},
+            "search.algorithm.lr.high = 1: changes a part of a range that has none",
+        ),
     ],
 )
 def test_wrong_settings(settings: dict[str, Any], message: str) -> None:

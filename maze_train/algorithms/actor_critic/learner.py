@@ -136,12 +136,12 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
     def with_new_advantages(self, module_id: str, prepared: PreparedRollout) -> PreparedRollout:
         """The rollout with advantages, targets and values of the critic as it is now."""
         rollout, model = prepared.rollout, self.model(module_id)
-        modes = [model] if module_id in self.modules_with_modes else []
-        for module in modes:  # as before the update
-            module.eval()
+        has_modes = module_id in self.modules_with_modes
+        if has_modes:  # as before the update
+            model.eval()
         evaluated = evaluate_rollout(model, with_new_states(model, rollout), False, self.part)
-        for module in modes:
-            module.train()
+        if has_modes:
+            model.train()
         log_probs = prepared.old_log_probs
         with self.settings_of(module_id):
             advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs)

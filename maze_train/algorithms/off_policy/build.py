@@ -21,8 +21,6 @@ from maze_train.targets import TARGET, build_target, locate
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.environments import close_quietly
 from maze_train.training.machine import available_disk, available_memory, readable_nbytes
-from maze_train.training.models import modules_of
-from maze_train.training.policies import is_trainable
 from maze_train.types import tree_map
 
 if TYPE_CHECKING:
@@ -128,7 +126,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                 raise ConfigError(f"algorithm.{key}", problem, getattr(config, key))
         self._buffer_node = {**self._buffer_node, TARGET: TURN_BUFFER}
         space: Any = self.env.single_observation_space
-        num_envs, context = self.env.num_envs, self.context
+        num_envs = self.env.num_envs
         self._sources = {
             policy: Source(
                 model.by_policy[policy],
@@ -137,7 +135,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                 self._reached_size(None, len(agents)),
             )
             for policy, agents in model.members.items()
-            if agents and is_trainable(policy, context.policies, context.policies_to_train)
+            if agents and hasattr(model.by_policy[policy], "update_targets")  # else it never learns
         }
         self._check_buffers_fit()
         super().prepare(model)
@@ -166,9 +164,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     def before_training(self, trainer: Trainer) -> None:
         """Take statistics of observations, if there are too few."""
-        normalizers = {
-            key: getattr(own, "normalizer", None) for key, own in modules_of(trainer.model).items()
-        }
+        normalizers = {key: source.model.normalizer for key, source in self._sources.items()}
         if any(normalizers.values()):
             # Not the policy of the trainer: what that remembers belongs to the run.
             self.begin_statistics(normalizers, 100, self._build_initial_policy(trainer.model))

@@ -61,7 +61,8 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         self, module_id: str, experience: Transitions, statistics: Statistics
     ) -> Transitions:
         """The transitions, on the device: targets are made from the weights of the moment."""
-        is_there = experience.rewards.device == self.device
+        place = experience.rewards.device
+        is_there = place.type == self.device.type and self.device.index in (None, place.index)
         return experience if is_there else on_device(experience, self.device)
 
     def minibatches(
