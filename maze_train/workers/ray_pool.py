@@ -367,8 +367,6 @@ class RemoteActor:
             "seconds, and was killed",
         )
 
-    # -- ending ----------------------------------------------------------------------------------
-
     def quit(self) -> Any:
         """Ask it to close its worker; what comes when that is done."""
         self.cancel()
