@@ -67,6 +67,11 @@ def tree_map(function: Callable[[T], S], tree: T | dict[str, T]) -> S | dict[str
     return function(tree)
 
 
+def is_on(x: Tensor, device: torch.device) -> bool:
+    """Whether a tensor is on a device; one without a number is any of its type."""
+    return x.device.type == device.type and device.index in (None, x.device.index)
+
+
 def on_device(columns: T, device: torch.device) -> T:
     """A dataclass of tensors, or trees of them, on a device; what else it holds stays."""
     record: Any = columns

@@ -23,7 +23,7 @@ from maze_train.files import read_regular
 from maze_train.targets import TARGET
 from maze_train.tracking.rows import read_rows
 from maze_train.tracking.services import flattened
-from maze_train.tracking.tracker import ENV_STEPS
+from maze_train.tracking.tracker import ENV_STEPS, VALIDATION_LOSS
 from maze_train.training.config import EvaluationConfig
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 METRICS_FILE, SUMMARY_FILE = "metrics.csv", "summary.json"
-WALL_TIME, VALIDATION_LOSS = "time/total_s", "validation/loss"
+WALL_TIME = "time/total_s"
 PACKAGE = "maze_train.algorithms."
 NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "tracking", "checkpoint")
 """Settings, and sections of settings, that change no number of a run but its sample."""
@@ -177,8 +177,8 @@ def _with_loss(
 ) -> EvaluationConfig:
     """What selected the best policy: a loss, where a data set was learned from and none played."""
     env = settings["env"]
-    has_played = (env.get("id") or env.get(TARGET)) and evaluation.n_episodes
-    if evaluation.metric or has_played or not settings["runner"].get("dataset"):
+    has_env = bool(env.get("id") or env.get(TARGET))
+    if not (settings["runner"].get("dataset") and evaluation.goes_by_loss(has_env)):
         return evaluation
     names = [name for name in rows[-1] if re.fullmatch(r"train/(.+/)?policy_loss", name)]
     names = [VALIDATION_LOSS] if VALIDATION_LOSS in rows[-1] else names

@@ -13,7 +13,7 @@ from torch import Tensor
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import as_tensors, storage_dtype, zeros_for
 from maze_train.targets import locate
-from maze_train.types import as_tree, leaves_by_key, on_device, tree_map
+from maze_train.types import as_tree, is_on, leaves_by_key, on_device, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -137,9 +137,7 @@ class Rollout:
 
     def to(self, device: torch.device) -> Rollout:
         """The same rollout on a device (itself, if it is there already)."""
-        if self.rewards.device == device:
-            return self
-        return on_device(self, device)
+        return self if is_on(self.rewards, device) else on_device(self, device)
 
 
 class RolloutStorage:

@@ -25,6 +25,7 @@ UPDATES = "updates"
 ENV_STEPS = "env_steps"
 TRAIN_RETURN = "train/episode_return_mean"
 EVAL_RETURN = "eval/episode_return_mean"
+VALIDATION_LOSS = "validation/loss"
 TOTAL_S = "time/total_s"
 EVAL_RETURN_STD = "eval/episode_return_std"
 

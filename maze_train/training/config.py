@@ -287,6 +287,10 @@ class EvaluationConfig:
         prefix = "eval" if self.n_episodes > 0 else "train"
         return self.metric or f"{prefix}/episode_return_mean"
 
+    def goes_by_loss(self, has_env: bool) -> bool:
+        """Whether a policy that learns from a data set is chosen by its loss: nothing is played."""
+        return not self.metric and not (has_env and self.n_episodes)
+
     def selection_mode(self, metric: str) -> Literal["max", "min"]:
         """Whether a larger or a smaller value of a metric is better."""
         if self.mode != "auto":

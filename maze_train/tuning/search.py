@@ -24,6 +24,7 @@ from maze_train.notices import tell
 from maze_train.targets import TARGET
 from maze_train.tracking.formatting import duration, readable
 from maze_train.tracking.services import flattened
+from maze_train.tracking.tracker import VALIDATION_LOSS
 from maze_train.training.config import EvaluationConfig
 from maze_train.tuning.report import (
     ERROR,
@@ -278,8 +279,7 @@ class _Search:
 def _selection_metric(config: TrainConfig) -> str:
     """The metric that selects the best policy, as far as the settings say it."""
     evaluation, env = config.evaluation, config.env
-    if config.algorithm.learns_from == "dataset" and not evaluation.metric:
-        has_env = env.id is not None or env.target is not None
-        if not (has_env and evaluation.n_episodes):
-            return "validation/loss"
+    has_env = env.id is not None or env.target is not None
+    if config.algorithm.learns_from == "dataset" and evaluation.goes_by_loss(has_env):
+        return VALIDATION_LOSS
     return evaluation.selection_metric

@@ -30,6 +30,7 @@ from maze_train.notices import warn
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.targets import build_target
+from maze_train.tracking.tracker import VALIDATION_LOSS
 from maze_train.training.builder import AlgorithmBuilder, BuildContext
 from maze_train.training.machine import available_memory, readable_nbytes
 from maze_train.training.metrics import evaluation_metrics
@@ -134,10 +135,10 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
     def selection_metric(self) -> str:
         """The return, without an environment the loss on the validation data."""
         config = self.context.evaluation
-        if config.metric or (self.has_env and config.n_episodes):
+        if not config.goes_by_loss(self.has_env):
             return config.selection_metric
         if self._has_validation:
-            return "validation/loss"
+            return VALIDATION_LOSS
         return _training_name("train/policy_loss", next(iter(self._clonings)))
 
     @property
@@ -281,7 +282,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
                 names = ("loss", *(tag.partition("/")[2] for tag in tags))
                 known += [validation_name(name, policy) for name in names]
         if self._has_validation and set(models) != {DEFAULT_MODULE}:
-            known.append("validation/loss")
+            known.append(VALIDATION_LOSS)
         several = agent_spaces(*self.spaces)
         agents = several.agents if several else ()
         return known + (evaluation_metrics(config, agents) if self.has_env else [])

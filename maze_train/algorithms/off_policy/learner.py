@@ -14,7 +14,7 @@ from maze_train.functional.losses import critic_loss
 from maze_train.learner.apis import HasActionValues, HasPolicy, HasTargets
 from maze_train.learner.learner import Learner
 from maze_train.nets.policy_and_critics import PolicyAndCritics
-from maze_train.types import on_device, tree_map
+from maze_train.types import is_on, on_device, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -61,8 +61,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         self, module_id: str, experience: Transitions, statistics: Statistics
     ) -> Transitions:
         """The transitions, on the device: targets are made from the weights of the moment."""
-        place = experience.rewards.device
-        is_there = place.type == self.device.type and self.device.index in (None, place.index)
+        is_there = is_on(experience.rewards, self.device)
         return experience if is_there else on_device(experience, self.device)
 
     def minibatches(
