@@ -30,10 +30,10 @@ check: $(VENV)/.installed-dev ## Lint, format and type checks, and whether gener
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m maze_train.config.documentation --check
+	$(BIN)/python docs/generate.py --check
 
 conf: $(VENV)/.installed ## Write conf/ and the tables of settings in docs/ from the dataclasses.
-	$(BIN)/python -m maze_train.config.documentation
+	$(BIN)/python docs/generate.py
 
 docs: $(VENV)/.installed-test ## Check links, commands and code of the documentation.
 	$(BIN)/python -m pytest tests/test_docs.py $(ARGS)

@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 import maze_train
-from maze_train.config.catalogue import stub_path
+from docs.generate import stub_path
 
 
 def test_every_name_can_be_imported():

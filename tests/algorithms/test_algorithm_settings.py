@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from docs.generate import field_docs
 from maze_train import PrioritizedReplayBuffer, load_config
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
-from maze_train.config.documentation import field_docs
 from maze_train.config.resuming import FREE
 from maze_train.config.writing import config_to_dict
 from maze_train.errors import ConfigError

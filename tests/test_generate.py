@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, get_type_hints
 
 import yaml
 
-from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
-from maze_train.config import documentation
-from maze_train.config.compare_config import CompareConfig, load_compare_config
-from maze_train.config.conversion import build_dataclass
-from maze_train.config.documentation import (
+from docs import generate
+from docs.generate import (
     field_docs,
     generated_files,
     main,
     render_table,
     render_yaml,
 )
+from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
+from maze_train.config.compare_config import CompareConfig, load_compare_config
+from maze_train.config.conversion import build_dataclass
 from maze_train.config.export_config import ExportConfig, load_export_config
 from maze_train.config.push_config import PushConfig, load_push_config
 from maze_train.config.rollout_config import RolloutConfig
@@ -149,8 +149,8 @@ def test_tables_in_pages_are_replaced_and_checked(
     page.write_text(
         f"# PPO\n\n<!-- settings:begin {name} -->\n| outdated |\n<!-- settings:end -->\nend\n"
     )
-    monkeypatch.setattr(documentation, "shipped_root", lambda: tmp_path / "conf")
-    monkeypatch.setattr(documentation, "generated_files", dict)
+    monkeypatch.setattr(generate, "shipped_root", lambda: tmp_path / "conf")
+    monkeypatch.setattr(generate, "generated_files", dict)
     assert main(["--check"]) == 1
     assert "ppo.md is not current: run 'make conf'" in capsys.readouterr().err
     assert main([]) == 0

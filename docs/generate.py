@@ -1,23 +1,27 @@
-"""Generator of text that repeats the configuration dataclasses: `conf/`, tables in `docs/`.
+"""Generator of text that repeats the code: `conf/`, the tables in `docs/`, the public names.
 
-`make conf` writes the files, `python -m maze_train.config.documentation --check` says whether they
-are current. An algorithm is found by its folder, so a new one needs no change here.
+`make conf` writes the files, `python docs/generate.py --check` reports those that are not current.
+An algorithm is found by its folder, so a new one needs no change here.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
+import importlib
 import inspect
 import math
+import pkgutil
 import re
 import sys
 import textwrap
+from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from maze_train.config.catalogue import public_classes, render_events, render_stub, stub_path
+import maze_train.algorithms
 from maze_train.config.compare_config import CompareConfig
 from maze_train.config.export_config import ExportConfig
 from maze_train.config.options import shipped_root
@@ -28,6 +32,7 @@ from maze_train.config.search_config import SearchConfig
 from maze_train.config.train_config import DevRunnerConfig, LocalRunnerConfig
 from maze_train.config.writing import dotted_name, key_of_field
 from maze_train.envs.config import EnvConfig
+from maze_train.events import EventInterface
 from maze_train.learner.config import LearnerGroupConfig, Schedule
 from maze_train.nets.config import ModelConfig
 from maze_train.targets import TARGET, locate
@@ -35,13 +40,16 @@ from maze_train.tracking.config import TrackingConfig
 from maze_train.training.config import CheckpointConfig, EvaluationConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
-    from pathlib import Path
+    from collections.abc import Collection, Iterable, Iterator
+    from types import ModuleType
 
 
 WIDTH = 100
 EVENTS = re.compile(r"(<!-- events:begin -->\n).*?(<!-- events:end -->)", re.DOTALL)
 TABLE = re.compile(r"(<!-- settings:begin ([\w.]+) -->\n).*?(<!-- settings:end -->)", re.DOTALL)
+TABLE_HEAD = "| Column | Over an epoch | Meaning |\n| --- | --- | --- |"
+PUBLIC_MODULES = ("build", "config", "events", "learner", "trainer")
+"""Modules of an algorithm whose classes are public."""
 
 
 def field_docs(cls: type) -> dict[str, str]:
@@ -158,6 +166,70 @@ def generated_pages() -> dict[Path, str]:
             text = TABLE.sub(lambda m: f"{m[1]}\n{render_table(locate(m[2]))}\n{m[3]}", text)
             pages[page] = EVENTS.sub(lambda m: f"{m[1]}\n{render_events()}\n{m[2]}", text)
     return pages
+
+
+def stub_path() -> Path:
+    """The file that lists the public names: `maze_train/__init__.pyi`."""
+    return Path(str(files("maze_train"))) / "__init__.pyi"
+
+
+def render_stub() -> str:
+    """The list of public names: those of algorithms are found, the others stay as they are."""
+    first, _, *lines = stub_path().read_text(encoding="utf-8").splitlines()
+    found = {
+        f"from {cls.__module__} import {cls.__name__} as {cls.__name__}" for cls in public_classes()
+    }
+    modules = {line.split()[1] for line in found}
+    kept = {line for line in lines if line.startswith("from ") and line.split()[1] not in modules}
+    names = sorted(found | kept, key=lambda line: (line.split()[1], line.split()[3]))
+    return "\n".join([first, "", "__version__: str", "", *names]) + "\n"
+
+
+def render_events() -> str:
+    """The events of every algorithm as Markdown tables, without inherited ones."""
+    parts = []
+    for group in filter(is_event_group, classes_in(_modules())):
+        inherited = {event.tag for base in group.__bases__ for event in base.events()}
+        rows = [
+            f"| `{event.tag}` | {event.reduce} | {event.doc.replace('|', chr(92) + '|')} |"
+            for event in group.events()
+            if event.tag not in inherited
+        ]
+        also = [base.__name__ for base in group.__bases__ if base is not EventInterface]
+        text = " ".join([f"`{group.__name__}`:", *str(inspect.getdoc(group)).split()])
+        text += "".join(f" Besides those of `{name}`:" for name in also)
+        parts.append("\n".join([*textwrap.wrap(text, WIDTH), "", TABLE_HEAD, *rows]))
+    return "\n\n".join(parts) + "\n"
+
+
+def public_classes(*names: str) -> list[Any]:
+    """The public classes in modules of algorithms that have one of these names."""
+    return classes_in(
+        m for m in _modules() if m.__name__.split(".")[-1] in (names or PUBLIC_MODULES)
+    )
+
+
+def classes_in(modules: Iterable[ModuleType]) -> list[Any]:
+    """The public classes that these modules define."""
+    return [
+        value
+        for module in modules
+        for name, value in sorted(vars(module).items())
+        if isinstance(value, type) and value.__module__ == module.__name__ and name[0] != "_"
+    ]
+
+
+def is_event_group(cls: Any) -> bool:
+    """Whether a class declares events."""
+    return issubclass(cls, EventInterface)
+
+
+def _modules() -> Iterator[ModuleType]:
+    """All modules of algorithms."""
+    for folder in pkgutil.iter_modules(maze_train.algorithms.__path__):
+        package = importlib.import_module(f"maze_train.algorithms.{folder.name}")
+        for entry in pkgutil.iter_modules(package.__path__):
+            yield importlib.import_module(f"{package.__name__}.{entry.name}")
 
 
 def main(argv: list[str] | None = None) -> int:
