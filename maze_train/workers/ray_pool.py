@@ -355,6 +355,10 @@ class RemoteActor:
 
     def _died(self, what: str, calls: Mapping[str, str], error: Exception) -> WorkerFailedError:
         what = what if self._is_made() else calls.get(BUILDING, BUILDING)
+        if not self.session.answers():
+            self.has_ended = True
+            self.pending.clear()
+            return WorkerFailedError(self.index, self.session.head_lost, final=True)
         self.kill()
         told, unreachable = " ".join(str(error).split()), self._ray.exceptions.ActorUnavailableError
         if getattr(error, "_actor_init_failed", False):
@@ -395,7 +399,7 @@ class RemoteActor:
 def end_all(actors: Sequence[RemoteActor]) -> None:
     """Let workers close and end; kill those that take too long."""
     running = [actor for actor in actors if not actor.has_ended]
-    if not running or running[0].session.is_lost:
+    if not running or not running[0].session.answers():
         return
     try:
         results = [actor.quit() for actor in running]

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import socket
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -122,22 +123,24 @@ class RaySession:
         now = time.monotonic()
         if now < self._next_look:
             return
-        try:
-            look_for(self._head)
-            self._lost_since = math.inf
-        except OSError:
-            self._lost_since = min(self._lost_since, now)
+        self._lost_since = math.inf if self.answers() else min(self._lost_since, now)
         self._next_look = time.monotonic() + LOOK_S
-        if self.is_lost:
-            raise WorkerError(
-                f"the head of the Ray cluster ({self._head}) is lost: it did not answer for "
-                f"{HEAD_PATIENCE_S:g} seconds; start Ray again, and continue the run"
-            )
+        if self._next_look - self._lost_since >= HEAD_PATIENCE_S:
+            raise WorkerError(self.head_lost)
 
     @property
-    def is_lost(self) -> bool:
-        """Whether the head of the cluster has not answered for a while."""
-        return time.monotonic() - self._lost_since >= HEAD_PATIENCE_S
+    def head_lost(self) -> str:
+        """Message for a head that does not answer."""
+        where = f"the head of the Ray cluster ({self._head})"
+        return f"{where} is lost; start Ray again, and continue the run"
+
+    def answers(self) -> bool:
+        """Whether the head of the cluster answers; else Ray would wait for it for minutes."""
+        try:
+            look_for(self._head)
+        except OSError:
+            return False
+        return True
 
     def release(self) -> None:
         """Note that a pool is closed; the last one ends the connection, and a Ray of our own."""
@@ -148,10 +151,11 @@ class RaySession:
         _session = None
         if not self.ray.is_initialized():
             return
-        for group in () if self.is_lost else self._reserved:  # nobody would answer
+        for group in self._reserved if self.answers() else ():
             self.ray.util.remove_placement_group(group)
         if self._is_own:
-            self.ray.shutdown()
+            with ctrl_c_waits("ending Ray"):
+                self.ray.shutdown()
 
     def free_cpus(self, place: RayPlace) -> float:
         """CPUs for workers of a place: those that they have, and those that nobody has."""
@@ -246,3 +250,29 @@ def sigterm_kept() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGTERM) is not before:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def ctrl_c_waits(what: str) -> Iterator[None]:
+    """Let Ctrl-C wait for the end of what would leave processes behind.
+
+    Args:
+        what: Name of it in the message.
+    """
+    before, noted = signal.getsignal(signal.SIGINT), []
+
+    def note(number: int, frame: object) -> None:
+        if not noted:
+            tell(f"SIGINT: {what} first")
+        noted.append(number)
+
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if noted:
+            before(signal.SIGINT, None)
