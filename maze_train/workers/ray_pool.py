@@ -243,9 +243,7 @@ class RemoteActor:
         steps: Environment steps of which it told.
     """
 
-    def __init__(
-        self, session: RaySession, options: dict[str, Any], name: str, index: int
-    ) -> None:
+    def __init__(self, session: RaySession, options: dict[str, Any], name: str, index: int) -> None:
         self.name, self.index, self.session = name, index, session
         self._ray = ray = session.ray
         self.pending: deque[tuple[Any, str]] = deque()

@@ -345,8 +345,14 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
         (lambda: Rounds(leaves=False), r"agent 'p' has ended, and step\(None\) does not remove"),
         (type("Nameless", (Rounds,), {"possible_agents": None}), "not tell its possible_agents"),
         (walking("step", None), r"step\(\) returned NoneType None: expected \(observations, rew"),
-        (walking("step", ({},) * 4), r"step\(\) returned tuple \(\{\}, .*\): expected \(observations"),
-        (walking("step", ({}, [1.0], {}, {}, {})), r"rewards of step\(\) is list \[1\.0\]: expected a"),
+        (
+            walking("step", ({},) * 4),
+            r"step\(\) returned tuple \(\{\}, .*\): expected \(observations",
+        ),
+        (
+            walking("step", ({}, [1.0], {}, {}, {})),
+            r"rewards of step\(\) is list \[1\.0\]: expected a",
+        ),
         (walking("reset", {}), r"reset\(\) returned dict \{\}: expected \(observations, infos\)"),
     ],
     ids=["hides", "returns", "stays", "nameless", "none", "four", "list", "no infos"],
