@@ -66,9 +66,14 @@ def test_a_head_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ctrl_c_waits(capsys: pytest.CaptureFixture[str]) -> None:
     """Until what it would disturb has ended, with one message."""
     ended = []
-    with pytest.raises(KeyboardInterrupt), ctrl_c_waits("ending Ray"):
+
+    @ctrl_c_waits("ending Ray")
+    def end() -> None:
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGINT)
         ended.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        end()
     assert ended == [True]
     assert capsys.readouterr().err == "SIGINT: ending Ray first\n"
