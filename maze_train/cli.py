@@ -71,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         name = signal.Signals(number).name
         words = {"SIGINT": "interrupted", "SIGTERM": "terminated"}
         tell(f"{PROGRAM}: {words.get(name, f'ended by {name}')}")
+        # What is left to do is to end what was started; a further Ctrl-C would leave it behind.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 128 + number
     except SystemExit as stop:  # Hydra's own options end this way
         return stop.code if isinstance(stop.code, int) else FAILURE

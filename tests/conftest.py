@@ -13,7 +13,8 @@ import pytest
 import torch
 from leftovers import open_files
 
-from maze_train.learner.worker import join, leave, meeting_place
+from maze_train.learner.worker import MeetingPlace, join, leave
+from maze_train.workers.pool import LOOPBACK
 from maze_train.workers.ray_session import RAY_ENVIRONMENT
 
 if TYPE_CHECKING:
@@ -68,9 +69,10 @@ def float64() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def has_connected() -> None:
     """Connect learners once: what PyTorch opens for all connections of a process stays."""
-    store = meeting_place(0, 1, 60.0)
-    join(store, 0, 1, 60.0, None)
+    meeting = MeetingPlace(LOOPBACK)
+    join(meeting.address, 0, 1, 60.0, None)
     leave()
+    meeting.close()
 
 
 @pytest.fixture(scope="session")

@@ -30,6 +30,25 @@ def open_files() -> Counter[str]:
     return Counter(name for name in files if name.startswith(OF_PROCESSES))
 
 
+def listening(pids: list[int]) -> set[str]:
+    """Find the addresses on which processes listen, as /proc writes them."""
+    sockets = set()
+    for pid in pids:
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):
+                sockets.add(os.readlink(descriptor))
+    rows = [
+        line.split()
+        for name in ("tcp", "tcp6")
+        for line in Path("/proc/net", name).read_text().splitlines()[1:]
+    ]
+    return {
+        row[1].partition(":")[0]
+        for row in rows
+        if row[3] == "0A" and f"socket:[{row[9]}]" in sockets
+    }
+
+
 def stat(pid: int | str) -> list[str]:
     """Read state, parent, group and more of a process; empty without the process."""
     try:

@@ -19,7 +19,7 @@ class RayRunnerConfig(RemoteRunnerConfig):
 
     address: str = "auto"
     """`local`: starts Ray on this machine for the run; `<head>:<port>`: a cluster that runs;
-    `auto`: that of this machine, or of RAY_ADDRESS."""
+    `auto`: that of this machine, or of RAY_ADDRESS; without one as `local`."""
 
     cpus_per_worker: float = 1.0
     """CPUs of the cluster that are reserved for a worker, > 0."""

@@ -9,8 +9,9 @@ decisions that a step consists of, such as `choose_item` and then `choose_place`
 from __future__ import annotations
 
 import sys
+import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -28,7 +29,7 @@ from maze_train.spaces.masks import mask_layout
 from maze_train.targets import locate
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Sequence
 
     from maze_train.envs.buffers import Array
 
@@ -206,6 +207,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
 
     def _read(self, turn: Turn) -> tuple[dict[str, Any], float]:
         """Note who acts and who has ended; returns the observation, and the sum of rewards."""
+        check_form(turn)
         terminated, truncated = ended(turn.terminated), ended(turn.truncated)
         self._check(turn, terminated, truncated)
         over = terminated | truncated
@@ -313,6 +315,42 @@ def nearest_to_zero(leaf: Any) -> Any:
         return np.asarray(np.clip(np.zeros(leaf.shape, leaf.dtype), leaf.low, leaf.high))
     start = getattr(leaf, "start", 0)  # Categories are counted from there.
     return np.full(leaf.shape or (), start, leaf.dtype)
+
+
+def check_form(turn: Any) -> None:
+    """Refuse what is not a turn.
+
+    Raises:
+        EnvError: Naming what it is, and what was expected.
+    """
+    if not isinstance(turn, Turn):
+        raise EnvError(
+            f"reset() or step() returned {shortened(turn)}: expected a maze_train.Turn(obs, "
+            "rewards, terminated, truncated, infos)"
+        )
+    for name in ("obs", "rewards", "infos"):
+        check_mapping(f"{name} of the Turn", getattr(turn, name))
+    for name in ("terminated", "truncated"):
+        if not isinstance(getattr(turn, name), Collection):
+            raise EnvError(
+                f"{name} of the Turn is {shortened(getattr(turn, name))}: expected names of "
+                "agents, or flags by agent"
+            )
+
+
+def check_mapping(what: str, value: Any) -> None:
+    """Refuse what is not a mapping by agent.
+
+    Raises:
+        EnvError: Naming what it is.
+    """
+    if not isinstance(value, Mapping):
+        raise EnvError(f"{what} is {shortened(value)}: expected a dict by agent")
+
+
+def shortened(value: Any) -> str:
+    """A value as text of limited length."""
+    return textwrap.shorten(f"{type(value).__name__} {value!r}", 80)
 
 
 def ended(flags: Collection[str] | Mapping[str, bool]) -> set[str]:

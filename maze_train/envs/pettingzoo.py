@@ -13,7 +13,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maze_train.envs.agents import MultiAgentEnv, Turn
+from maze_train.envs.agents import MultiAgentEnv, Turn, check_mapping, shortened
 from maze_train.envs.info_masks import MaskOfInfo, mask_size
 from maze_train.errors import ConfigError, EnvError, MissingExtraError, nearest
 from maze_train.extras import import_extra
@@ -30,6 +30,11 @@ EXTRA = "pettingzoo"
 PREFIX = "pettingzoo:"
 MPE = "mpe2"
 """The package that the environments under `mpe/` have moved to."""
+
+
+RESET = ("observations", "infos")
+STEP = ("observations", "rewards", "terminations", "truncations", "infos")
+"""What the methods of a `ParallelEnv` return."""
 
 
 def kinds() -> tuple[type, type]:
@@ -141,19 +146,18 @@ class ParallelAgents(PettingZooAgents):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
         """Begin an episode."""
-        obs, infos = self.env.reset(seed=seed, options=options)
+        obs, infos = by_agent("reset", self.env.reset(seed=seed, options=options), RESET)
         self._over = set()
         self._left: set[str] = set()
         return self._turn(obs, {}, {}, {}, infos)
 
     def step(self, actions: dict[str, Any]) -> Turn:
         """Go on to the next turn."""
-        return self._turn(*self.env.step(actions))
+        return self._turn(*by_agent("step", self.env.step(actions), STEP))
 
     def _first_infos(self) -> Mapping[str, Mapping[str, Any]]:
-        _, infos = self.env.reset(seed=0)
-        found: Mapping[str, Mapping[str, Any]] = infos
-        return found
+        _, infos = by_agent("reset", self.env.reset(seed=0), RESET)
+        return infos
 
     def _turn(
         self,
@@ -263,6 +267,25 @@ class AlternatingAgents(PettingZooAgents):
                     "test the environment by pettingzoo.test.api_test"
                 )
         return Turn(seen, rewards, terminated, truncated, infos)
+
+
+def by_agent(method: str, result: Any, names: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
+    """What a method of a `ParallelEnv` returned.
+
+    Args:
+        method: Its name.
+        result: What it returned.
+        names: Names of what is expected.
+
+    Raises:
+        EnvError: If that is not a tuple with a mapping for each name.
+    """
+    if not isinstance(result, tuple) or len(result) != len(names):
+        expected = f"expected ({', '.join(names)}), a dict by agent each"
+        raise EnvError(f"{method}() returned {shortened(result)}: {expected}")
+    for name, value in zip(names, result, strict=True):
+        check_mapping(f"{name} of {method}()", value)
+    return result
 
 
 def maker_named(env_id: str) -> Callable[..., Any]:

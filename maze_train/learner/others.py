@@ -17,12 +17,12 @@ from maze_train.learner.part import Part
 from maze_train.learner.shard import PeersLostError, Shard
 from maze_train.learner.worker import (
     LearnerWorker,
+    MeetingPlace,
     ProcessModes,
     copy_maker,
     gpu_of,
     join,
     leave,
-    meeting_place,
 )
 from maze_train.workers.pool import WorkerFailedError
 from maze_train.workers.remote import LocalProcesses
@@ -81,6 +81,7 @@ class OtherLearners:
         self._threads = settings.n_cpus_per_learner
         self._place = LocalProcesses() if place is None else place.for_learners()
         self._parcels: Parcels | None = None
+        self._meeting: MeetingPlace | None = None
         args, kwargs = learner.made_from
         built = args[0] if args else kwargs.get("modules", {})
         # The modules that a process makes by itself.
@@ -217,14 +218,15 @@ class OtherLearners:
             gpus: Their GPUs, see `gpu_of`.
             failures: Failures so far, of which there are none.
         """
-        leave()
         device = self._learner.device
         have_own_gpus = are_apart([gpu_of(device), *gpus])
-        store = meeting_place(0, self.n_learners, self._place.timeout_s, pool.host)
+        self._end_meeting()
+        self._meeting = meeting = MeetingPlace(pool.host)
         for index in range(len(pool)):
-            pool.call(index, "connect", pool.host, store.port, have_own_gpus)
+            pool.call(index, "connect", meeting.address, have_own_gpus)
         gpu = device if have_own_gpus else None
-        has_met = join(store, 0, self.n_learners, self._place.timeout_s, gpu)
+        how = (self.n_learners, self._place.timeout_s, gpu, meeting.listener)
+        has_met = join(meeting.address, 0, *how)
         others_met, failed = self._receive(pool)
         failures += failed
         return has_met and all(others_met) and not failed
@@ -247,16 +249,23 @@ class OtherLearners:
             WorkerError: If they are not to be started again.
         """
         unknown = WorkerFailedError(0, "learner 1 answered too late or lost its connection")
-        leave()  # A process that is forked would take the connection with it.
+        self._end_meeting()  # A process that is forked would take the connection with it.
         for failure in failures or [unknown]:
             others.pool.restart(failure, failure.text, "all learners go on from before the update")
             others.forget(failure.index)
         self.are_equal = False
 
+    def _end_meeting(self) -> None:
+        """End the connection with the others."""
+        leave()
+        if self._meeting is not None:
+            self._meeting.close()
+        self._meeting = None
+
     def shutdown(self) -> None:
         """End the other learners; calling it again does nothing. They start again when needed."""
         if self._parcels is not None:
-            leave()
+            self._end_meeting()
             self._parcels.pool.close()
             self._parcels.close()
         self._parcels, self.are_equal = None, False

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import secrets
+import socket
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,14 +21,19 @@ from maze_train.learner.modes import CUBLAS, REPEATABLE
 from maze_train.learner.parcels import unpack
 from maze_train.learner.shard import PeersLostError, Shard
 from maze_train.workers.places import Portable
+from maze_train.workers.pool import LOOPBACK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from maze_train.events import Statistics
     from maze_train.learner.learner import Learner
     from maze_train.workers.memory import SharedMemory
     from maze_train.workers.pool import WorkerContext
+
+
+GLOO_NETWORK = "GLOO_SOCKET_IFNAME"
+"""Variable that names the interface on which gloo listens."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +116,11 @@ class LearnerWorker:
         modes.take_on()
         return gpu_of(learner.device)
 
-    def connect(self, host: str, port: int, have_own_gpus: bool) -> bool:
-        """Join the learners that meet at a port of a machine; whether they came."""
+    def connect(self, address: Address, have_own_gpus: bool) -> bool:
+        """Join the learners that meet at an address; whether they came."""
         leave()
-        store = meeting_place(port, self._count, self._timeout_s, host)
         gpu = self._learner.device if have_own_gpus else None
-        return join(store, self._rank, self._count, self._timeout_s, gpu)
+        return join(address, self._rank, self._count, self._timeout_s, gpu)
 
     def update(self, *parcel: Any) -> Statistics | None:
         """Update; returns the statistics of its samples, None if other learners were lost."""
@@ -133,23 +140,98 @@ class LearnerWorker:
         leave()
 
 
-def meeting_place(port: int, count: int, timeout_s: float, host: str = "127.0.0.1") -> Any:
-    """The store in which learners find each other.
+@dataclass(frozen=True)
+class Address:
+    """Where learners find each other.
+
+    Where all of them live on one machine, that is a file; otherwise a port of the machine of the
+    first one.
+    """
+
+    name: str
+    """Path of the file, or what keys begin with at the port."""
+
+    host: str = ""
+    """Address of the machine, as the others reach it; empty: there is a file."""
+
+    port: int = 0
+
+
+class MeetingPlace:
+    """An address at which learners find each other once.
+
+    On one machine nobody but this user can read or write there. On a cluster it is open to those
+    who reach the address of the machine, which is the only one that is listened on.
 
     Args:
-        port: Port of the store; 0: a new one is made, `port` of which is its port.
+        host: Address of this machine, as the other learners reach it.
+
+    Attributes:
+        address: What is given to the learners.
+        listener: Descriptor of the socket on which the first one listens; None: there is a file.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._folder: TemporaryDirectory[str] | None = None
+        self.listener: int | None = None
+        if host == LOOPBACK:
+            self._folder = TemporaryDirectory(prefix="maze_train_")  # of this user alone
+            self.address = Address(os.path.join(self._folder.name, "store"))
+            return
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        server = socket.create_server((host, 0), family=family)
+        self.address = Address(secrets.token_hex(), host, server.getsockname()[1])
+        self.listener = server.detach()  # the store closes it
+
+    def close(self) -> None:
+        """Remove the file; again does nothing."""
+        if self._folder is not None:
+            self._folder.cleanup()
+
+
+def open_store(address: Address, count: int, timeout_s: float, listener: int | None) -> Any:
+    """The store at an address.
+
+    Args:
+        address: Where learners meet.
         count: Number of learners.
         timeout_s: Seconds that they may take.
-        host: Address of the machine that has the store, as the others reach it.
+        listener: Descriptor of the socket of the store, for who has it; None for all others.
     """
-    return dist.TCPStore(  # type: ignore[attr-defined]  # not in its list of names
-        host,
-        port,
+    timeout = timedelta(seconds=timeout_s)
+    if not address.host:
+        store = dist.FileStore(address.name, count)  # type: ignore[attr-defined]  # not in its list
+        store.set_timeout(timeout)
+        return store
+    store = dist.TCPStore(  # type: ignore[attr-defined]  # not in its list of names
+        address.host,
+        address.port,
         count,
-        is_master=port == 0,
-        timeout=timedelta(seconds=timeout_s),
+        is_master=listener is not None,
+        timeout=timeout,
         wait_for_workers=False,
+        master_listen_fd=listener,
     )
+    return dist.PrefixStore(address.name, store)  # type: ignore[attr-defined]
+
+
+@contextmanager
+def network_of(address: Address) -> Iterator[None]:
+    """Let learners that are about to connect listen on the loopback interface, on one machine."""
+    if address.host:
+        yield  # that of the host name, or of the variables
+        return
+    loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", loopback)  # read at the first exchange, once
+    before = os.environ.get(GLOO_NETWORK)
+    os.environ[GLOO_NETWORK] = loopback
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[GLOO_NETWORK]
+        else:
+            os.environ[GLOO_NETWORK] = before
 
 
 def gpu_of(device: torch.device) -> str | None:
@@ -157,28 +239,37 @@ def gpu_of(device: torch.device) -> str | None:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
-def join(store: Any, rank: int, count: int, timeout_s: float, gpu: torch.device | None) -> bool:
+def join(
+    address: Address,
+    rank: int,
+    count: int,
+    timeout_s: float,
+    gpu: torch.device | None,
+    listener: int | None = None,
+) -> bool:
     """Connect with the other learners; whether they came.
 
     Args:
-        store: Where they meet.
+        address: Where they meet.
         rank: Number of this learner.
         count: Number of learners.
         timeout_s: Seconds that an exchange may take.
         gpu: Where this learner lives, if each has a GPU of its own, as NCCL needs it; else None.
+        listener: That of the `MeetingPlace`, for the first learner.
     """
     if gpu is not None:
         torch.cuda.set_device(gpu)
         # An exchange that fails raises an error here, too, instead of ending the process.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
     try:
-        dist.init_process_group(
-            "gloo" if gpu is None else "nccl",
-            store=store,
-            rank=rank,
-            world_size=count,
-            timeout=timedelta(seconds=timeout_s),
-        )
+        with network_of(address):
+            dist.init_process_group(
+                "gloo" if gpu is None else "nccl",
+                store=open_store(address, count, timeout_s, listener),
+                rank=rank,
+                world_size=count,
+                timeout=timedelta(seconds=timeout_s),
+            )
     except RuntimeError:
         return False
     return True

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     MakeWorker = Callable[["WorkerContext"], Any]
 
 
+LOOPBACK = "127.0.0.1"
+"""Address of this machine for itself."""
+
 CLOSED = "these workers are closed: build new ones"
 
 
@@ -121,13 +124,13 @@ class WorkerPool(ABC):
         restarts: How many times workers were started again.
         may_restart: Whether a worker that fails may be started again.
         workers: The workers that live in this process.
-        host: Address of this machine, as workers reach it.
+        host: Address of this machine, as workers reach it; `LOOPBACK` where they live on it.
     """
 
     restarts: int = 0
     may_restart: bool = False
     workers: Sequence[Any] = ()
-    host: str = "127.0.0.1"
+    host: str = LOOPBACK
 
     @abstractmethod
     def __len__(self) -> int:

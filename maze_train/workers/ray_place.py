@@ -32,7 +32,7 @@ class RayPlace(RemotePlace):
 
     address: str = "auto"
     """`local`: Ray is started on this machine, and ends with the last pool; `auto`, or
-    `<head>:<port>`: a cluster that runs."""
+    `<head>:<port>`: a cluster that runs, and with `auto` `local` where there is none."""
 
     cpus_per_worker: float = 1.0
     """CPUs that are reserved for a worker, > 0."""

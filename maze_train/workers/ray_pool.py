@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from maze_train.errors import WorkerError
 from maze_train.workers.pipes import pack
 from maze_train.workers.pool import CLOSED, PrivateMemory, WorkerFailedError
-from maze_train.workers.ray_session import acquire
+from maze_train.workers.ray_session import LOOK_S, acquire
 from maze_train.workers.ray_worker import RayWorker, Reply, Span, fill, flat, spans_of
 from maze_train.workers.remote import RemotePool
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from maze_train.types import Array
     from maze_train.workers.pool import MakeWorker
     from maze_train.workers.ray_place import RayPlace
+    from maze_train.workers.ray_session import RaySession
 
 
 BUILDING = "building its environments"
@@ -75,7 +76,7 @@ class RayPool(RemotePool):
         super().__init__(make_workers, names, calls, place)
         self._release = weakref.finalize(self, session.release)
         self._release.atexit = False  # `close` is called then, and comes first.
-        self._ray = session.ray
+        self._session, self._ray = session, session.ray
         self._memories: dict[int, Any] = {}
         self._published: dict[int, Any] = {}
         self._links: list[list[Span]] = [[] for _ in make_workers]
@@ -100,7 +101,7 @@ class RayPool(RemotePool):
 
     def _started(self, index: int) -> RemoteActor:
         content, _ = pack(self._make_workers[index])
-        actor = RemoteActor(self._ray, self._options[index], self._names[index], index)
+        actor = RemoteActor(self._session, self._options[index], self._names[index], index)
         actor.make(content)
         return actor
 
@@ -113,6 +114,7 @@ class RayPool(RemotePool):
     def call(self, index: int, method: str, *args: Any) -> None:
         """Send a call to the actor of a worker."""
         self._check_open()
+        self._session.check_head()
         content, memories = pack(args)
         numbers = [self._given(index, memory) for memory in memories]
         actor = self._actors[index]
@@ -148,6 +150,7 @@ class RayPool(RemotePool):
     def ready(self, timeout_s: float) -> list[int]:
         """Workers whose oldest call is done, or failed; those that hang count as well."""
         self._check_open()
+        self._session.check_head()
         heads = {actor.pending[0][0]: actor.index for actor in self._actors if actor.pending}
         if not heads:
             time.sleep(timeout_s)
@@ -229,7 +232,7 @@ class RemoteActor:
     """An actor with a worker, seen from its pool.
 
     Args:
-        ray: The package.
+        session: The connection.
         options: Where it is started.
         name: Name of the worker in messages.
         index: Its number.
@@ -240,8 +243,9 @@ class RemoteActor:
         steps: Environment steps of which it told.
     """
 
-    def __init__(self, ray: Any, options: dict[str, Any], name: str, index: int) -> None:
-        self.name, self.index, self._ray = name, index, ray
+    def __init__(self, session: RaySession, options: dict[str, Any], name: str, index: int) -> None:
+        self.name, self.index, self.session = name, index, session
+        self._ray = ray = session.ray
         self.pending: deque[tuple[Any, str]] = deque()
         self.memories: set[int] = set()
         self.steps = 0
@@ -323,7 +327,8 @@ class RemoteActor:
         what = calls.get(method, method)
         while True:
             left = timeout_s - (time.monotonic() - self._since)
-            if self._ray.wait([result], timeout=max(left, 0.0))[0]:
+            self.session.check_head()
+            if self._ray.wait([result], timeout=min(max(left, 0.0), LOOK_S))[0]:
                 break
             if self.hangs(timeout_s):
                 raise self._hung(what, calls, timeout_s)
@@ -348,6 +353,10 @@ class RemoteActor:
 
     def _died(self, what: str, calls: Mapping[str, str], error: Exception) -> WorkerFailedError:
         what = what if self._is_made() else calls.get(BUILDING, BUILDING)
+        if not self.session.answers():
+            self.has_ended = True
+            self.pending.clear()
+            return WorkerFailedError(self.index, self.session.head_lost, final=True)
         self.kill()
         told, unreachable = " ".join(str(error).split()), self._ray.exceptions.ActorUnavailableError
         if getattr(error, "_actor_init_failed", False):
@@ -388,7 +397,7 @@ class RemoteActor:
 def end_all(actors: Sequence[RemoteActor]) -> None:
     """Let workers close and end; kill those that take too long."""
     running = [actor for actor in actors if not actor.has_ended]
-    if not running:
+    if not running or not running[0].session.answers():
         return
     try:
         results = [actor.quit() for actor in running]

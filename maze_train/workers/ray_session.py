@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
+import socket
+import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -12,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from maze_train.errors import ConfigError, WorkerError
 from maze_train.extras import import_extra
 from maze_train.notices import tell
+from maze_train.workers.pool import LOOPBACK
+from maze_train.workers.remote import available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,8 +28,15 @@ RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray warns of a change to come without it.
     "RAY_worker_niceness": "0",  # Workers would wait for the learner, which waits for them.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "600",  # Then Ray ends this process, with no word.
 }
 """Environment of Ray, where the user's does not say otherwise: nothing is reported to anybody."""
+
+LOOK_S, HEAD_PATIENCE_S = 2.0, 20.0
+"""Seconds between two looks at the head of a cluster, and without it until it counts as lost."""
+
+ANSWER_S = 2.0
+"""Seconds that the head may take to answer."""
 
 PATIENCE_S = 5.0
 """Seconds after which it is told that workers wait for room."""
@@ -45,36 +57,90 @@ class RaySession:
         self._groups: dict[Any, list[dict[str, Any]]] = {}
         self._reserved: list[Any] = []
         self._is_own = not self.ray.is_initialized()
+        self.is_local = place.address == "local"
+        self._lost_since, self._next_look = math.inf, 0.0
         if self._is_own:
             with sigterm_kept():
                 self._connect(place)
-        self.host: str = self.ray.util.get_node_ip_address()
+        self._head: str = self.ray.get_runtime_context().gcs_address
+        is_here = self._is_own and self.is_local
+        self.host: str = LOOPBACK if is_here else self.ray.util.get_node_ip_address()
 
     def _connect(self, place: RayPlace) -> None:
         settings: dict[str, Any] = {
-            "address": place.address,
             "log_to_driver": place.worker_output,
             "logging_level": logging.WARNING if place.worker_output else logging.CRITICAL,
         }
         if place.working_dir is not None:
             settings["runtime_env"] = {"working_dir": place.working_dir}
         try:
-            context = self.ray.init(**settings)
-        except (ConnectionError, ValueError, RuntimeError) as error:
+            address = self._find(place.address)
+            context = self.ray.init(address=address, **settings)
+        except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"{place.section}.address",
-                f"can not connect to Ray ({str(error).splitlines()[0]}): expected local, which "
+                f"cannot connect to Ray ({str(error).splitlines()[0]}): expected local, which "
                 "starts Ray on this machine, or the address of a cluster that runs (auto: that of "
                 "this machine, or of RAY_ADDRESS); if that has a token, it is needed in "
                 "~/.ray/auth_token",
                 place.address,
             ) from error
+        self.is_local = address == "local"
         resources = self.ray.cluster_resources()
         count = len([node for node in self.ray.nodes() if node["Alive"]])
         machines = f"{count} machine{'s' * (count > 1)}, {resources.get('CPU', 0):g} CPUs"
+        if address != place.address == "auto" and self.is_local:
+            machines = f"no cluster runs, so Ray was started on this machine: {machines}"
         dashboard = f"; dashboard: http://{context.dashboard_url}" if context.dashboard_url else ""
         logs = context.address_info["session_dir"]
         tell(f"ray: {machines}{dashboard}; logs of workers: {logs}/logs")
+
+    def _find(self, address: str) -> str:
+        """The address of a cluster that answers; `local` where there is to be one on this machine.
+
+        Raises:
+            OSError: If one that is named does not answer; Ray would try it for minutes.
+            ValueError: If it is not an address.
+        """
+        is_named = address != "auto" or os.environ.get("RAY_ADDRESS")
+        try:
+            # Ray finds what `ray start` wrote down, also where that has ended since.
+            found = self.ray._private.services.canonicalize_bootstrap_address(address)
+            if found is not None:
+                look_for(found)
+        except OSError:
+            if is_named:
+                raise
+            return "local"
+        return found or "local"
+
+    def check_head(self) -> None:
+        """Look from time to time whether the head of the cluster answers.
+
+        Raises:
+            WorkerError: If it has not for a while.
+        """
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._lost_since = math.inf if self.answers() else min(self._lost_since, now)
+        self._next_look = time.monotonic() + LOOK_S
+        if self._next_look - self._lost_since >= HEAD_PATIENCE_S:
+            raise WorkerError(self.head_lost)
+
+    @property
+    def head_lost(self) -> str:
+        """Message for a head that does not answer."""
+        where = f"the head of the Ray cluster ({self._head})"
+        return f"{where} is lost; start Ray again, and continue the run"
+
+    def answers(self) -> bool:
+        """Whether the head of the cluster answers; else Ray would wait for it for minutes."""
+        try:
+            look_for(self._head)
+        except OSError:
+            return False
+        return True
 
     def release(self) -> None:
         """Note that a pool is closed; the last one ends the connection, and a Ray of our own."""
@@ -85,13 +151,16 @@ class RaySession:
         _session = None
         if not self.ray.is_initialized():
             return
-        for group in self._reserved:
+        for group in self._reserved if self.answers() else ():
             self.ray.util.remove_placement_group(group)
         if self._is_own:
-            self.ray.shutdown()
+            with ctrl_c_waits("ending Ray"):
+                self.ray.shutdown()
 
     def free_cpus(self, place: RayPlace) -> float:
         """CPUs for workers of a place: those that they have, and those that nobody has."""
+        if self.is_local:
+            return available_cores() * place.cpus_per_worker  # nothing is reserved
         own = len(self._groups.get(place, ())) * place.cpus_per_worker
         return own + float(self.ray.available_resources().get("CPU", 0.0))
 
@@ -106,7 +175,7 @@ class RaySession:
             WorkerError: If the cluster has no room.
         """
         common = {"num_cpus": 0, "num_gpus": place.gpus_per_worker}
-        if place.address == "local":
+        if self.is_local:
             return [common] * count
         found = self._groups.setdefault((place, id(pool)) if place.gpus_per_worker else place, [])
         if len(found) < count:
@@ -143,6 +212,17 @@ class RaySession:
         return f"{told[0]} and {told[1]} are free"
 
 
+def look_for(address: str) -> None:
+    """Look whether somebody answers at `<host>:<port>`.
+
+    Raises:
+        OSError: If nobody does.
+    """
+    host, _, port = address.rpartition(":")
+    with socket.create_connection((host.strip("[]"), int(port)), ANSWER_S):
+        pass
+
+
 _session: RaySession | None = None
 
 
@@ -170,3 +250,29 @@ def sigterm_kept() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGTERM) is not before:
             signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def ctrl_c_waits(what: str) -> Iterator[None]:
+    """Let Ctrl-C wait for the end of what would leave processes behind.
+
+    Args:
+        what: Name of it in the message.
+    """
+    before, noted = signal.getsignal(signal.SIGINT), []
+
+    def note(number: int, frame: object) -> None:
+        if not noted:
+            tell(f"SIGINT: {what} first")
+        noted.append(number)
+
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if noted:
+            before(signal.SIGINT, None)

@@ -134,6 +134,14 @@ FIRST = Turn({"a": A, "b": B})
         ([Turn({"b": {"seen": B["seen"]}})], "agent 'b': the leaf 'action_mask' is missing"),
         ([Turn({"c": 7})], r"agent 'c': the observation is 7, which is not in Discrete\(5"),
         ([Turn({"b": NO_MOVE})], "agent 'b': no action is legal"),
+        (
+            [FIRST, None],
+            r"step\(\) returned NoneType None: expected a maze_train.Turn\(obs, rewards",
+        ),
+        ([({"a": A}, {})], r"reset\(\) or step\(\) returned tuple .*: expected a maze_train.Turn"),
+        ([FIRST, Turn([A])], "obs of the Turn is list .*: expected a dict by agent"),
+        ([FIRST, Turn({"a": A}, 1.0)], r"rewards of the Turn is float 1\.0: expected a dict"),
+        ([FIRST, Turn({"a": A}, {}, True)], "terminated of the Turn is bool True: expected names"),
     ],
     ids=lambda value: "" if isinstance(value, list) else str(value),
 )

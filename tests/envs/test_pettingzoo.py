@@ -152,6 +152,11 @@ class Returns(Walkers):
         return found
 
 
+def walking(method: str, result: Any) -> Any:
+    """Makes walkers one of whose methods returns something else."""
+    return type("Faulty", (Walkers,), {method: lambda *_, **__: result})
+
+
 def legal(agent: str, space: Any, mask: Any, clock: int) -> Any:
     """An action that follows from the moment, legal where there is a mask."""
     generator = np.random.default_rng([clock, ord(agent[-1])])
@@ -339,8 +344,18 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
         (Returns, r"obs names the agents \['a'\], which have ended before in this episode"),
         (lambda: Rounds(leaves=False), r"agent 'p' has ended, and step\(None\) does not remove"),
         (type("Nameless", (Rounds,), {"possible_agents": None}), "not tell its possible_agents"),
+        (walking("step", None), r"step\(\) returned NoneType None: expected \(observations, rew"),
+        (
+            walking("step", ({},) * 4),
+            r"step\(\) returned tuple \(\{\}, .*\): expected \(observations",
+        ),
+        (
+            walking("step", ({}, [1.0], {}, {}, {})),
+            r"rewards of step\(\) is list \[1\.0\]: expected a",
+        ),
+        (walking("reset", {}), r"reset\(\) returned dict \{\}: expected \(observations, infos\)"),
     ],
-    ids=["hides", "returns", "stays", "nameless"],
+    ids=["hides", "returns", "stays", "nameless", "none", "four", "list", "no infos"],
 )
 def test_environments_that_break_the_rules(maker: Any, message: str) -> None:
     """The error says what PettingZoo expects."""

@@ -6,7 +6,9 @@ import multiprocessing
 import os
 import re
 import signal
+import socket
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from copy import deepcopy
@@ -22,7 +24,7 @@ from cases import everyday, sweep
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from leftovers import left_of, run_owner
+from leftovers import left_of, listening, run_owner
 from practice_learner import LineLearner, make_data, make_module
 from torch import nn
 
@@ -66,7 +68,13 @@ from maze_train.learner.others import are_apart, check_gpus, depends_on_others
 from maze_train.learner.part import Part
 from maze_train.learner.shard import Shard, own_rows, shard_rows
 from maze_train.learner.steps import LearnerEvents, statistics_of
-from maze_train.learner.worker import ProcessModes, copy_maker
+from maze_train.learner.worker import (
+    Address,
+    MeetingPlace,
+    ProcessModes,
+    copy_maker,
+    open_store,
+)
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.soft_actor_critic import build_soft_actor_critic
@@ -608,6 +616,35 @@ def test_restarts_of_learners_are_limited():
         strike(group, signal.SIGKILL, "between")
         with pytest.raises(WorkerError, match=r"\Alearner 1 died.*max_worker_restarts = 2"):
             update(1)
+
+
+@slow
+def test_learners_of_one_machine_listen_on_no_network(monkeypatch, tmp_path):
+    """On the loopback interface alone, whatever gloo would take; they meet in a private file."""
+    others = [name for _, name in socket.if_nameindex() if not name.startswith("lo")]
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0" if "eth0" in others else others[-1])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with group_of(LEARNERS["ppo"], 2) as (group, update):
+        update(1)
+        assert listening([os.getpid(), *pids(group)]) == {"0100007F"}
+        (folder,) = tmp_path.glob("maze_train_*")
+        assert folder.stat().st_mode & 0o777 == 0o700
+    assert not folder.exists()
+
+
+@slow
+def test_learners_of_a_cluster_meet_at_one_address():
+    """The store listens on the address that is named, and keys have a random prefix."""
+    meetings = [MeetingPlace("127.0.0.2") for _ in range(2)]
+    assert listening([os.getpid()]) & {"0200007F", "00000000"} == {"0200007F"}
+    assert len({meeting.address.name for meeting in meetings}) == 2
+    for meeting in meetings:
+        first = open_store(meeting.address, 2, PATIENCE_S, meeting.listener)
+        open_store(meeting.address, 2, PATIENCE_S, None).set("key", "value")
+        assert first.get("key") == b"value"
+        stranger = Address("", meeting.address.host, meeting.address.port)
+        assert not open_store(stranger, 2, PATIENCE_S, None).check(["key"])
+        del first  # ends the store
 
 
 def test_threads_of_updates():
