@@ -257,7 +257,7 @@ class TrainingRunner:
         rows = tracker.history[len(tracker.run_info.past_rows) :]
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
-        missing = missing_results(trainer, tracker, selection)
+        missing = missing_results(trainer, tracker, selection, run_dir)
         seed = self.seeds.integer("acting")
         policy: TrainedPolicy = locate(POLICY)(model.cpu(), *self.builder.spaces, seed)
         for note in end_notes(rows, config.tracking.info_keys, self.builder, policy):

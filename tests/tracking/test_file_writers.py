@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from maze_train.files import held
 from maze_train import (
     CSVWriter,
     JSONSummaryWriter,
@@ -136,11 +137,27 @@ def test_the_life_of_a_writer(
     assert (tmp_path / "run").exists() == (kind is not MetricsWriter)
 
 
+@pytest.mark.parametrize("kind", [CSVWriter, TensorBoardWriter, JSONSummaryWriter])
+def test_a_directory_that_was_moved(kind: type[MetricsWriter], tmp_path: Path) -> None:
+    """An open file follows its directory, so the next row is an error; no file is made again."""
+    run, writer = tmp_path / "run", kind()
+    run.mkdir()
+    with held(run, run):
+        writer.start(RunInfo(run_dir=run))
+        writer.write(ROWS[0])
+        run.rename(tmp_path / "moved")
+        with pytest.raises(FileNotFoundError, match="moved or removed"):
+            for call in (lambda: writer.write(ROWS[1]), lambda: writer.finish({})):
+                call()
+        writer.close()
+    assert not run.exists()
+
+
 def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:
     """A file that vanished is told, points of TensorBoard are in its file."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    writer, board = CSVWriter(), TensorBoardWriter(flush_interval_s=1000)
+    writer, board = CSVWriter(), TensorBoardWriter()
     for one in (writer, board):
         one.sync()
         one.start(RunInfo(run_dir=tmp_path))
