@@ -315,7 +315,7 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
             for j in range(f)
         )
         sums: Array = np.asarray(sum(part.astype(np.uint32) for part in parts))
-        return ((sums + f * f // 2) // (f * f)).astype(np.uint8)  # type: ignore[no-any-return]
+        return ((sums + f * f // 2) // (f * f)).astype(np.uint8)
 
 
 def _observed(env: gymnasium.Env[Any, Any], keys: list[str]) -> list[str]:
