@@ -129,6 +129,7 @@ from maze_train.envs.wrappers import DiscretizeActionsWrapper as DiscretizeActio
 from maze_train.envs.wrappers import ObservationStackWrapper as ObservationStackWrapper
 from maze_train.envs.wrappers import RandomResetWrapper as RandomResetWrapper
 from maze_train.envs.wrappers import RewardScalingWrapper as RewardScalingWrapper
+from maze_train.envs.wrappers import ShrinkImagesWrapper as ShrinkImagesWrapper
 from maze_train.errors import CallbackError as CallbackError
 from maze_train.errors import ConfigError as ConfigError
 from maze_train.errors import DatasetError as DatasetError

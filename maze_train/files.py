@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +14,58 @@ if TYPE_CHECKING:
 
 
 MAX_TEXT_NBYTES = 1 << 28
+
+_HELD: dict[Path, tuple[Path, int]] = {}
+"""Directories that this process writes into: the mark of each, and the same file, open."""
+
+
+@contextmanager
+def held(directory: Path, mark: Path) -> Iterator[None]:
+    """Keep what is written below a directory from making it again once it was moved or removed.
+
+    Args:
+        directory: The directory.
+        mark: A file in it, or the directory itself: while that is at its place, so is the
+            directory. It stays open, so that no other file gets its number.
+
+    Raises:
+        OSError: If the mark cannot be opened.
+    """
+    descriptor = os.open(mark, os.O_RDONLY)
+    _HELD[directory] = (mark, descriptor)
+    try:
+        yield
+    finally:
+        _HELD.pop(directory, None)
+        os.close(descriptor)
+
+
+def check_held(path: Path) -> None:
+    """Refuse a path in a directory that is held and is not at its place any more.
+
+    Raises:
+        FileNotFoundError: If it is.
+    """
+    for directory in (path, *path.parents):
+        if directory in _HELD:
+            mark, descriptor = _HELD[directory]
+            with suppress(OSError):
+                if os.path.samestat(os.stat(mark), os.fstat(descriptor)):
+                    continue
+            problem = f"was moved or removed in mid-run ({mark.name} is not that of the start)"
+            raise FileNotFoundError(errno.ENOENT, problem, str(directory))
+
+
+def make_folders(path: Path) -> None:
+    """Create a folder and those above it, but none that is held.
+
+    Raises:
+        OSError: If one cannot be created, or was held and is gone.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    check_held(path)  # after the look: what vanishes from here on fails below
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
 
 
 def open_regular(path: Path) -> IO[bytes]:
@@ -45,12 +97,12 @@ def read_regular(path: Path, at_most: int = MAX_TEXT_NBYTES) -> bytes:
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that takes the place of `path` when the block ends without an exception.
 
-    Folders that are missing are created.
+    Folders that are missing are created, but none that is `held`.
 
     Raises:
         OSError: If the file can not be written; `path` is then as it was.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(path.parent)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with _new_file(beside) as file:

@@ -190,12 +190,14 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
     config = configure(values, changes)
     # Only now: PyTorch takes a second to import, and a configuration error should be shown at once.
     from maze_train.runners.base import TrainingRunner
+    from maze_train.runners.parts import WHOLE
 
     result = TrainingRunner(prepare(config)).run()
     if result.missing:
+        remedy = "put it back" if WHOLE in result.missing else "make room"
         raise RunDirectoryError(
             f"training came to its end, but these could not be written to {result.run_dir}: "
-            f"{', '.join(result.missing)}; make room and continue the run, which writes them"
+            f"{', '.join(result.missing)}; {remedy} and continue the run, which writes them"
         )
     return result.best_metric
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maze_train.errors import RunDirectoryError
-from maze_train.files import open_regular, process_runs
+from maze_train.files import held, open_regular, process_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,8 @@ LOCK_GRACE_S = 3.0
 def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
     """Keep other processes from using `directory` while the block runs.
 
-    A run writes into its own directory only: links that lead elsewhere are refused.
+    A run writes into its own directory only: links that lead elsewhere are refused. One that was
+    moved or removed meanwhile, or lost its lock, is not written any more (see `files.held`).
 
     The lock is that of the file `.lock` in the directory (`flock`). It ends with the process,
     however that ends; the file stays. A file system without locks locks nothing.
@@ -77,7 +78,8 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
         with suppress(OSError):  # the name is for people; the lock holds without it
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
-        yield
+        with held(directory, path):
+            yield
         # A process that was forked meanwhile shares the descriptor, and with it the lock.
         with suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_UN)

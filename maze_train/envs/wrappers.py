@@ -22,7 +22,14 @@ from maze_train.errors import ConfigError, EnvError, SpaceError
 from maze_train.seeding import Seeds
 from maze_train.spaces.actions import LegalChoices, random_action
 from maze_train.spaces.agents import AGENTS, agent_spaces
-from maze_train.spaces.describe import MASK_KEY, FlatView, is_mask_key, join_keys
+from maze_train.spaces.describe import (
+    MASK_KEY,
+    FlatView,
+    image_layout,
+    is_image,
+    is_mask_key,
+    join_keys,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -250,6 +257,65 @@ class ObservationStackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         for key, stack in self._stacks.items():
             leaves[key] = stack.copy()
         return leaves[""] if self._view.is_single else self._view.build(leaves)
+
+
+class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Observes smaller images: of each `factor` x `factor` pixels the mean.
+
+    Rows and columns that fill no such square are cut off. Images are found as `is_image` says; in
+    Dict and Tuple observations, and in those of several agents, all of them.
+
+    Args:
+        env: The environment.
+        factor: Pixels along each side that become one, >= 1.
+
+    Raises:
+        ConfigError: If the factor is out of its range, or too little is left of an image.
+        SpaceError: If there is no image.
+    """
+
+    remembers: ClassVar = ()
+
+    def __init__(self, env: gymnasium.Env[Any, Any], factor: int) -> None:
+        super().__init__(env)
+        check_at_least("factor", factor, 1)
+        self.factor = factor
+        self._view = FlatView(env.observation_space)
+        leaves = dict(self._view.leaves)
+        self._rows: dict[str, int] = {}
+        """The dimension of the rows of each image, before that of its columns."""
+        for key, leaf in self._view.leaves.items():
+            if isinstance(leaf, spaces.Box) and is_image(leaf):
+                is_last = image_layout(leaf).channels_last
+                self._rows[key] = len(leaf.shape) - (3 if is_last else 2)
+                low, high = self._shrunk(key, leaf.low), self._shrunk(key, leaf.high)
+                leaves[key] = small = spaces.Box(low, high, dtype=np.uint8)
+                if not is_image(small) or image_layout(small).channels_last != is_last:
+                    problem = f"leaves {small.shape} of {leaf.shape}, which is too small to be read"
+                    raise ConfigError("factor", f"{problem} as an image", factor)
+        if not self._rows:
+            raise SpaceError(f"ShrinkImagesWrapper: {env.observation_space} holds no image")
+        self.observation_space = with_leaves(env.observation_space, leaves)
+
+    def observation(self, observation: Any) -> Any:
+        """The observation with smaller images."""
+        leaves = {
+            key: self._shrunk(key, part) if key in self._rows else part
+            for key, part in self._view.read(observation)
+        }
+        return leaves[""] if self._view.is_single else self._view.build(leaves)
+
+    def _shrunk(self, key: str, image: Any) -> Array:
+        """The means, rounded."""
+        image, f, axis = np.asarray(image), self.factor, self._rows[key]
+        ends = [size - size % f for size in image.shape[axis : axis + 2]]
+        parts = (
+            image[(slice(None),) * axis + (slice(i, ends[0], f), slice(j, ends[1], f))]
+            for i in range(f)
+            for j in range(f)
+        )
+        sums: Array = np.asarray(sum(part.astype(np.uint32) for part in parts))
+        return ((sums + f * f // 2) // (f * f)).astype(np.uint8)
 
 
 def _observed(env: gymnasium.Env[Any, Any], keys: list[str]) -> list[str]:

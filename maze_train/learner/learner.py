@@ -247,6 +247,10 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
     ) -> Iterator[Mapping[str, Batch]]:
         """The minibatches of one update, by module."""
 
+    def num_minibatches(self, prepared: Mapping[str, Prepared]) -> int:
+        """How many minibatches an update has at most."""
+        return 1
+
     def shard(self, batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
         """The part of a minibatch that the learner `rank` of `count` computes.
 

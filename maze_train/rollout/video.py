@@ -37,7 +37,7 @@ class VideoWriter:
     frames whose height or width is odd is repeated, since players show even ones only.
 
     Args:
-        path: The file, ending in `.mp4`; a folder that is missing is created.
+        path: The file, ending in `.mp4`; its folder is created if that above it is there.
         fps: Frames per second, > 0.
 
     Raises:
@@ -131,7 +131,7 @@ class VideoWriter:
         ]
         null, pipe = subprocess.DEVNULL, subprocess.PIPE
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(exist_ok=True)
             # In a session of its own: signals for this job, as Ctrl+C, do not cut the file short.
             return subprocess.Popen(
                 command, stdin=pipe, stdout=null, stderr=pipe, start_new_session=True

@@ -41,6 +41,7 @@ from maze_train.training.metrics import check_selection
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Interruption, Limits, TrainingSummary
 from maze_train.training.services import Contexts, TrainerServices
+from maze_train.training.update_clock import UpdateClock
 
 if TYPE_CHECKING:
     from torch import nn
@@ -191,6 +192,8 @@ class TrainingRunner:
             self.config.check_start()
             if self.resumed_dir is None:
                 check_is_free(self.config.run_dir)
+                for note in start_notes(self.config, self.builder.spaces[0]):
+                    self._tell_once(note)  # first: networks for large images take their time
             builder = self.builder
             for base in self.prepared.bases:
                 base.check_spaces(builder.spaces)
@@ -228,10 +231,8 @@ class TrainingRunner:
         write_config(run_dir, self.config_text)
         selection = self._build_model_selection(model, run_dir)
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
-        interruption = Interruption()
-        if self.resumed_dir is None:
-            for note in start_notes(config, self.builder.spaces[0]):
-                self._tell_once(note)
+        clock = UpdateClock(self._contexts(run_dir), self._tell_once)
+        interruption = Interruption(clock.remaining)
         services = TrainerServices(
             tracker=tracker,
             evaluator=evaluator,
@@ -244,12 +245,13 @@ class TrainingRunner:
             ),
             evaluation_interval=config.evaluation.interval,
             selection_metric=self.builder.selection_metric,
-            contexts=self._contexts(run_dir),
+            contexts=clock,
             checkpoints=saved.schedule(resumed) if saved and is_on else None,
             interruption=interruption,
             callbacks=self.callbacks,
         )
         trainer = self.builder.build_trainer(model, services)
+        clock.watch(trainer.learners.first)
         if resumed is not None:
             locate(LOAD_CHECKPOINT)(trainer, resumed)
         with interruption:
@@ -257,7 +259,7 @@ class TrainingRunner:
         rows = tracker.history[len(tracker.run_info.past_rows) :]
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
-        missing = missing_results(trainer, tracker, selection)
+        missing = missing_results(trainer, tracker, selection, run_dir)
         seed = self.seeds.integer("acting")
         policy: TrainedPolicy = locate(POLICY)(model.cpu(), *self.builder.spaces, seed)
         for note in end_notes(rows, config.tracking.info_keys, self.builder, policy):

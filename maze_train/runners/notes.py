@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -10,7 +11,13 @@ import numpy as np
 from gymnasium import spaces
 
 from maze_train.envs.factory import env_name
-from maze_train.spaces.describe import choice_sizes, flat_spaces, is_image, is_mask_key
+from maze_train.spaces.describe import (
+    choice_sizes,
+    flat_spaces,
+    image_layout,
+    is_image,
+    is_mask_key,
+)
 from maze_train.targets import TARGET, locate
 
 if TYPE_CHECKING:
@@ -25,6 +32,9 @@ if TYPE_CHECKING:
 SPEED_NOTES = "maze_train.runners.speed.speed_notes"
 LEAST_RUN_S = 5.0
 """Seconds of a run from which on its speed is worth a line."""
+
+LARGE_IMAGE = 10_000
+"""Pixels of an image from which on it is worth a line."""
 
 LARGE_ONE_HOT = 10_000
 """Inputs of a one-hot observation from which on it is worth a line."""
@@ -59,6 +69,32 @@ def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> It
                 f"{name} is one-hot with {size:,} inputs: nothing that is learned about one value "
                 "holds for others; numbers that describe them are easier to learn from"
             )
+    yield from large_image_notes(config.env, observation_space)
+
+
+def large_image_notes(config: EnvConfig, space: spaces.Space[Any]) -> Iterator[str]:
+    """The line about the largest image, if it is so large that updates take long."""
+    images = {
+        key: image_layout(leaf)
+        for key, leaf in flat_spaces(space).items()
+        if isinstance(leaf, spaces.Box) and is_image(leaf)
+    }
+    key = max(images, key=lambda key: images[key].height * images[key].width, default=None)
+    if key is None:
+        return
+    image = images[key]
+    factor = math.ceil(math.sqrt(image.height * image.width / LARGE_IMAGE))
+    if factor > 1:
+        small = f"{image.height // factor} x {image.width // factor}"
+        remedy = f"let the environment give smaller ones, such as {small}"
+        if config.backend == "gymnasium":
+            node = f"{{_target_: maze_train.ShrinkImagesWrapper, factor: {factor}}}"
+            also = "..., " if config.wrappers else ""
+            remedy = f"with {small} it is faster: 'env.wrappers=[{also}{node}]'"
+        yield (
+            f"{f'the observation {key!r}' if key else 'the observation'} is an image of "
+            f"{image.height} x {image.width} pixels, and the network reads all of them: {remedy}"
+        )
 
 
 def end_notes(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, writable
 from maze_train.errors import ConfigError
+from maze_train.files import check_held
 from maze_train.notices import tell
 
 if TYPE_CHECKING:
@@ -19,21 +20,31 @@ if TYPE_CHECKING:
     from maze_train.training.trainer import Trainer
 
 
+WHOLE = "the directory itself"
+"""What is missing where a run directory was moved or removed."""
+
+
 def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:
     """Print where an unfinished run stopped, and how to go on."""
     latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
     stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
     if latest is None:
         tell(f"{stopped}; there is no checkpoint")
+    elif not latest.is_dir():
+        tell(f"{stopped}; the last checkpoint, {latest}, was moved or removed")
     else:
         tell(f"{stopped}; last checkpoint: {latest}\n{how_to_go_on}")
 
 
 def missing_results(
-    trainer: Trainer, tracker: Tracker, selection: BestModelSelection
+    trainer: Trainer, tracker: Tracker, selection: BestModelSelection, run_dir: Path
 ) -> tuple[str, ...]:
     """Results of a run that ended which could not be written, as on a full disk."""
     missing = [*tracker.missing, *map(str, selection.missing)]
+    try:
+        check_held(run_dir)
+    except OSError:
+        missing.insert(0, WHOLE)
     checkpoints = trainer.checkpoints
     if checkpoints is not None and not checkpoints.holds(trainer.epoch, trainer.updates, False):
         missing.append("the last checkpoint")

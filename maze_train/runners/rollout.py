@@ -16,7 +16,7 @@ from maze_train.data.trajectory_writer import TrajectoryWriter
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.stepped import close_all
 from maze_train.errors import ConfigError, DatasetError, EnvError
-from maze_train.files import atomic_write
+from maze_train.files import atomic_write, held
 from maze_train.hub import is_on_hub
 from maze_train.learner.modes import torch_threads
 from maze_train.notices import tell, warn
@@ -133,6 +133,7 @@ class RolloutRunner:
                         for place in (output_dir, *output_dir.parents[: 2 * (given is None)]):
                             place.rmdir()
                 raise
+            stack.enter_context(held(output_dir, output_dir))
             self._write_config(output_dir)
             if config.record and writer is None:
                 writer = self._trajectory_writer(output_dir / TRAJECTORIES)

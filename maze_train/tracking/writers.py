@@ -9,15 +9,15 @@ import os
 from contextlib import suppress
 from io import StringIO
 from numbers import Integral, Real
+from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from maze_train.files import atomic_write
+from maze_train.files import atomic_write, check_held
 from maze_train.tracking.rows import ordered_columns
 from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from torch.utils.tensorboard import SummaryWriter
 
@@ -70,6 +70,7 @@ class CSVWriter(MetricsWriter):
             self._replace()
             return
         try:
+            check_held(self._path)  # an open file follows its directory
             line = self._lines[-1]
             self._file.write(_csv_line(line.get(name, "") for name in self._columns))
             self._file.flush()
@@ -85,6 +86,7 @@ class CSVWriter(MetricsWriter):
             self._replace()
         assert self._file is not None
         try:
+            check_held(self._path)
             os.fsync(self._file.fileno())
             self._path.stat()
         except OSError:
@@ -114,8 +116,6 @@ class CSVWriter(MetricsWriter):
         """Replace the file by one with all rows, and append to that."""
         assert self._path is not None
         self.close()
-        if not self._path.parent.is_dir():
-            raise FileNotFoundError(f"{self._path.parent} is gone")
         with atomic_write(self._path) as new:
             new.write(_csv_line(self._columns).encode())
             for line in self._lines:
@@ -124,14 +124,9 @@ class CSVWriter(MetricsWriter):
 
 
 class TensorBoardWriter(MetricsWriter):
-    """TensorBoard event files in the run directory, with environment steps on the x axis.
+    """TensorBoard event files in the run directory, with environment steps on the x axis."""
 
-    Args:
-        flush_interval_s: Seconds until a row is on disk at the latest, > 0.
-    """
-
-    def __init__(self, flush_interval_s: int = 5) -> None:
-        self._flush_interval_s = flush_interval_s
+    def __init__(self) -> None:
         self._writer: SummaryWriter | None = None
 
     def start(self, run: RunInfo) -> None:
@@ -141,18 +136,18 @@ class TensorBoardWriter(MetricsWriter):
         from torch.utils.tensorboard import SummaryWriter
 
         purge_step = None if run.resumed_at_step is None else run.resumed_at_step + 1
-        self._writer = SummaryWriter(
-            str(run.run_dir), purge_step=purge_step, flush_secs=self._flush_interval_s
-        )
+        self._writer = SummaryWriter(str(run.run_dir), purge_step=purge_step)
 
     def write(self, row: Mapping[str, float]) -> None:
         """Add one point to each curve."""
         if self._writer is None:
             return
+        check_held(Path(self._writer.log_dir))
         step = int(row[ENV_STEPS])
         for name, value in row.items():
             if name != ENV_STEPS:
                 self._writer.add_scalar(name, value, step)
+        self._writer.flush()  # what its thread writes later fails there, out of reach
 
     def sync(self) -> None:
         """Wait until all points are in the event file."""

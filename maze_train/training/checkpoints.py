@@ -23,7 +23,13 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import check_one_of
 from maze_train.errors import RunDirectoryError
-from maze_train.files import fsync_directory, process_runs, read_regular, write_synced
+from maze_train.files import (
+    check_held,
+    fsync_directory,
+    process_runs,
+    read_regular,
+    write_synced,
+)
 from maze_train.notices import warn
 from maze_train.training.checkpoint_files import DamagedError, FilesWriter, Parts
 from maze_train.training.config import CheckpointConfig
@@ -117,6 +123,7 @@ class CheckpointStore:
             ValueError: If it has tens of thousands of parts.
         """
         try:
+            check_held(self.directory)
             self._put_back_interrupted()
             self._write(state, position)
         except OSError as error:

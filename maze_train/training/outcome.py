@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -145,9 +145,13 @@ class Interruption:
     raises it where the run can be saved. A second signal always raises. Used as a context manager,
     which puts the handlers from before back at its end; in another thread than the main one it
     takes no signals.
+
+    Args:
+        remaining: How long what is finished first still takes, as a part of a line.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, remaining: Callable[[], str] = str) -> None:
+        self._remaining = remaining
         self._noted = 0
         self._deferred = False
         self._before: dict[int, Any] = {}
@@ -197,6 +201,7 @@ class Interruption:
                 # The stream may be in use just now, or gone.
                 with suppress(OSError, RuntimeError):
                     name = signal.Signals(number).name
-                    print(f"\n{name}: finishing the update; again: stop at once", file=sys.stderr)
+                    done = f"finishing the update{self._remaining()}"
+                    print(f"\n{name}: {done}; again: stop at once", file=sys.stderr)
                 return
         raise Interrupted(number, at_once)

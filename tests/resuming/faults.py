@@ -91,6 +91,22 @@ def run_dir_vanishes() -> None:
     after_epoch(3, lambda: remove(RUN))
 
 
+def run_dir_is_moved() -> None:
+    """Somebody gives the whole directory another name while the run continues."""
+    after_epoch(3, lambda: RUN.rename("moved"))
+
+
+def run_dir_is_half_removed() -> None:
+    """Somebody begins to remove the directory, and is stopped by what the run writes into it."""
+
+    def begin() -> None:
+        for path in (RUN / ".lock", RUN / "config.yaml", RUN / "metrics.csv"):
+            path.unlink()
+        shutil.rmtree(RUN / "policies")
+
+    after_epoch(3, begin)
+
+
 def read_only() -> None:
     """The checkpoints can not be written any more; for the superuser as well."""
 

@@ -112,12 +112,29 @@ def test_disks(run, undisturbed, tmp_path, prepare, code, told):
         assert_equal_runs(tmp_path / "run", undisturbed)
 
 
-def test_a_run_directory_that_vanishes(run, tmp_path):
-    """The run comes to its end and says what it could not write."""
-    code, output = run(prepare="run_dir_vanishes")
+@pytest.mark.parametrize("how", ["vanishes", "is_moved", "is_half_removed"])
+def test_a_run_directory_that_is_lost(run, undisturbed, tmp_path, how):
+    """Each loss is reported, the run ends with code 1, and the directory is not made again.
+
+    One that was moved is as it was then, and put back it is continued.
+    """
+    every_epoch = "evaluation.dump_interval=1"
+    code, output = run(every_epoch, prepare=f"run_dir_{how}")
     assert code == 1
-    assert "checkpoints/epoch_000003 could not be written" in output
-    assert "CSVWriter could not write, and will try again" in output
+    reason = r".*was moved or removed in mid-run \(.lock is not that of the start\): '\S+/run'"
+    losses = ("policies/epoch_000004", "CSVWriter", "epoch_000003", "JSONSummary")
+    assert [loss for loss in losses if not re.search(loss + reason, output)] == []
+    assert "/run: the directory itself, " in output
+    assert output.endswith("; put it back and continue the run, which writes them\n")
+    left = {path.name for path in tmp_path.glob("run/*")}
+    assert left <= {"best", "checkpoints", *(name for name in left if name.startswith("events."))}
+    if how != "is_half_removed":
+        assert not (tmp_path / "run").exists()
+    if how == "is_moved":
+        assert len(rows_of(tmp_path / "moved")) == 3
+        (tmp_path / "moved").rename(tmp_path / "run")
+        assert run(every_epoch)[0] == 0
+        assert rows_of(tmp_path / "run") == rows_of(undisturbed)
 
 
 # -- environments and workers --------------------------------------------------------------------

@@ -54,7 +54,7 @@ def frames(n, height, width):
 @pytest.mark.parametrize(("height", "width"), [(32, 48), (33, 51), (1, 1)])
 def test_frames_come_back(height, width, tmp_path):
     """All of them, in their order, within what the compression loses; odd sizes get a line more."""
-    path, shown = tmp_path / "new" / "folder" / "a.mp4", frames(9, height, width)
+    path, shown = tmp_path / "new" / "a.mp4", frames(9, height, width)
     writer = VideoWriter(path, 12.5)
     for frame in shown:
         writer.add(frame)

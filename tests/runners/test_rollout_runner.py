@@ -337,6 +337,22 @@ def test_results_that_can_not_be_written(run: str, monkeypatch: pytest.MonkeyPat
         play(run=run)
 
 
+def test_results_that_are_moved(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row of the next episode ends the rollout; their directory is not made again."""
+    write = CSVWriter.write
+
+    def moves(self: CSVWriter, row: Any) -> None:
+        write(self, row)
+        if row["number"] == 1:
+            Path("out").rename("moved")
+
+    monkeypatch.setattr(CSVWriter, "write", moves)
+    with pytest.raises(RunDirectoryError, match=r"out can not be written: .*moved or removed"):
+        play(run=run)
+    assert not Path("out").exists()
+    assert len(Path("moved/evaluation.csv").read_text().splitlines()) == 3
+
+
 def test_a_disk_that_gets_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row that can not be written ends the rollout; the files are then written once more."""
     write = CSVWriter.write

@@ -19,6 +19,7 @@ from maze_train import (
     TensorBoardWriter,
     read_rows,
 )
+from maze_train.files import held
 
 ROWS: list[dict[str, float]] = [
     {"epoch": 1, "updates": 10, "env_steps": 1000, "time/epoch_s": 0.1, "train/loss": 1 / 3},
@@ -136,11 +137,26 @@ def test_the_life_of_a_writer(
     assert (tmp_path / "run").exists() == (kind is not MetricsWriter)
 
 
+@pytest.mark.parametrize("kind", [CSVWriter, TensorBoardWriter, JSONSummaryWriter])
+def test_a_directory_that_was_moved(kind: type[MetricsWriter], tmp_path: Path) -> None:
+    """An open file follows its directory, so the next row is an error; no file is made again."""
+    run, writer = tmp_path / "run", kind()
+    run.mkdir()
+    with held(run, run):
+        writer.start(RunInfo(run_dir=run))
+        writer.write(ROWS[0])
+        run.rename(tmp_path / "moved")
+        with pytest.raises(FileNotFoundError, match="moved or removed"):
+            writer.finish({}) if kind is JSONSummaryWriter else writer.write(ROWS[1])
+        writer.close()
+    assert not run.exists()
+
+
 def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:
     """A file that vanished is told, points of TensorBoard are in its file."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    writer, board = CSVWriter(), TensorBoardWriter(flush_interval_s=1000)
+    writer, board = CSVWriter(), TensorBoardWriter()
     for one in (writer, board):
         one.sync()
         one.start(RunInfo(run_dir=tmp_path))

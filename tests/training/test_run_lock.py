@@ -4,6 +4,7 @@ import errno
 import fcntl
 import multiprocessing.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from contextlib import suppress
 import pytest
 
 from maze_train.errors import RunDirectoryError
-from maze_train.files import fsync_directory, process_runs, write_synced
+from maze_train.files import atomic_write, fsync_directory, process_runs, write_synced
 from maze_train.locks import claim_temporary, exclusive
 
 HOLDER = """
@@ -37,6 +38,31 @@ def test_one_at_a_time(tmp_path):
     with exclusive(tmp_path):
         pass
     assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+
+
+@pytest.mark.parametrize("make_again", [False, True])
+def test_a_directory_that_was_moved(tmp_path, make_again):
+    """Nothing is written below it, nor below another one of its name; put back, all is."""
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    run.mkdir()
+
+    def write() -> None:
+        with atomic_write(run / "policies" / "a" / "weights") as file:
+            file.write(b"1")
+
+    with exclusive(run):
+        run.rename(elsewhere)
+        if make_again:
+            shutil.copytree(elsewhere, run)
+        before = sorted(tmp_path.rglob("*"))
+        with pytest.raises(FileNotFoundError, match="moved or removed in mid-run"):
+            write()
+        assert sorted(tmp_path.rglob("*")) == before
+        shutil.rmtree(run, ignore_errors=True)
+        elsewhere.rename(run)
+        write()
+    shutil.rmtree(run)
+    write()  # after the block it is a directory like others
 
 
 @pytest.mark.parametrize("text", [b"", b"\xff" * 9000, b"pid 7 on host a\nb\n"])
@@ -146,11 +172,11 @@ def test_no_descriptor_is_left(tmp_path):
     """Neither after success nor after a failure; and programs that are started get none."""
     before = open_locks()  # the mark of a fork server stays
     with exclusive(tmp_path):
-        (descriptor,) = set(open_locks()) - set(before)
-        assert fcntl.fcntl(descriptor, fcntl.F_GETFD) & fcntl.FD_CLOEXEC
+        own = set(open_locks()) - set(before)
+        assert all(fcntl.fcntl(number, fcntl.F_GETFD) & fcntl.FD_CLOEXEC for number in own)
         with pytest.raises(RunDirectoryError), exclusive(tmp_path):
             pass
-        assert set(open_locks()) == {*before, descriptor}
+        assert set(open_locks()) == {*before, *own}
     assert open_locks() == before
 
 

@@ -106,9 +106,17 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
             }:
                 yield minibatch
 
+    def num_minibatches(self, prepared: Mapping[str, PreparedRollout]) -> int:
+        """How many minibatches an update has, unless `target_kl` ends it."""
+        sizes = ((rollout.num_units, self._size(rollout)) for rollout in prepared.values())
+        return self.config.n_optimization_epochs * max(-(-units // size) for units, size in sizes)
+
+    def _size(self, rollout: PreparedRollout) -> int:
+        """Transitions of a minibatch, or as many sequences as give that number of samples."""
+        return max(1, self.config.batch_size // rollout.sequence_length)
+
     def _shuffled(self, rollout: PreparedRollout) -> Iterator[ActorCriticBatch]:
-        """Minibatches of transitions, or of as many sequences as give that number of samples."""
-        size = max(1, self.config.batch_size // rollout.sequence_length)
+        size = self._size(rollout)
         for units in minibatch_indices(rollout.num_units, size, self.generator, self.device):
             yield rollout.select(units)
 

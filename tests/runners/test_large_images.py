@@ -1,0 +1,135 @@
+"""Large images: a run says how long it will take, and a setting that makes it shorter."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import pytest
+import yaml
+from gymnasium import spaces
+from short_runs import QUIET
+
+from maze_train import EnvConfig, EnvFactory, MultiAgentEnv, Turn, load_config, train
+from maze_train.algorithms.ppo.learner import PPOLearner
+from maze_train.runners.notes import start_notes
+from maze_train.training import update_clock
+from maze_train.training.outcome import Interrupted
+from maze_train.training.services import Contexts
+from maze_train.training.update_clock import UpdateClock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SHAPE = (120, 160, 3)
+SMALL = {
+    "algorithm.n_rollout_steps": 8,
+    "algorithm.batch_size": 8,
+    "algorithm.n_optimization_epochs": 4,
+    "algorithm.epoch_length": 1,
+    "runner.concurrency": 1,
+    "evaluation.n_episodes": 0,
+    "env.max_episode_steps": 5,
+}
+
+
+class Screen(gymnasium.Env[Any, Any]):
+    """A large image."""
+
+    observation_space = spaces.Box(0, 255, SHAPE, np.uint8)
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin."""
+        super().reset(seed=seed)
+        return np.zeros(SHAPE, np.uint8), {}
+
+    def step(self, action: Any) -> Any:
+        """Go on."""
+        return np.full(SHAPE, 9, np.uint8), 1.0, False, False, {}
+
+
+class Screens(MultiAgentEnv):
+    """Two agents that see large images."""
+
+    possible_agents = ("left", "right")
+
+    def observation_space(self, agent: str) -> Any:
+        """An image."""
+        return spaces.Box(0, 255, SHAPE, np.uint8)
+
+    def action_space(self, agent: str) -> Any:
+        """Two choices."""
+        return spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        """Begin."""
+        return Turn({agent: np.zeros(SHAPE, np.uint8) for agent in self.possible_agents})
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        """Go on."""
+        return self.reset()
+
+
+@pytest.mark.parametrize("env", [Screen, Screens])
+def test_the_line_of_the_note_works(env: Any) -> None:
+    """Pasted into `env.wrappers`, it makes images of one or several agents small enough."""
+    config = load_config({"env": env, "algorithm": "ppo"})
+    space = EnvFactory(config.env)().observation_space
+    (note,) = (note for note in start_notes(config, space) if "pixels" in note)
+    assert "is an image of 120 x 160 pixels" in note
+    found = re.search(r"with 60 x 80 it is faster: 'env\.wrappers=(.*)'$", note)
+    assert found is not None
+    wrappers = yaml.safe_load(found[1])
+    made = EnvFactory(EnvConfig(target=config.env.target, wrappers=wrappers))()
+    obs, _ = made.reset(seed=0)
+    assert made.observation_space.contains(obs)
+    image = obs if env is Screen else obs["agents"]["left"]
+    assert image.shape == (60, 80, 3)
+    assert not [note for note in start_notes(config, made.observation_space) if "pixels" in note]
+
+
+@pytest.mark.parametrize("env", [Screen, Screens])
+def test_a_signal_in_a_long_update(
+    env: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The first minibatch says how long the update takes, and the signal how long is left."""
+    policy_loss, calls = PPOLearner.policy_loss, 0
+
+    def slow(self: Any, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        time.sleep(0.8)
+        if calls == (2 if env is Screen else 3):  # of each agent
+            os.kill(os.getpid(), signal.SIGTERM)
+        return policy_loss(self, *args)
+
+    monkeypatch.setattr(PPOLearner, "policy_loss", slow)
+    monkeypatch.setattr(update_clock, "LONG_UPDATE_S", 2.0)
+    with pytest.raises(Interrupted):
+        train(env, "ppo", run_dir=tmp_path / "run", total_steps=64, **SMALL, **QUIET)
+    told = capfd.readouterr().err
+    order = (
+        r"is an image of 120 x 160 pixels[\s\S]*note: an update takes about 0:00:\d\d\n[\s\S]*"
+        r"SIGTERM: finishing the update, at most about 0:00:\d\d more; again: stop at once\n"
+    )
+    assert re.search(order, told), told
+    assert told.count("an update takes") == 1
+
+
+def test_an_update_without_known_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one is reported when it has ended, and says what the next one takes."""
+    now, told = [0.0], list[str]()
+    clock = UpdateClock(Contexts(), told.append, lambda: now[0])
+    for seconds in (30.0, 90.0):
+        with clock.update(1):
+            first = clock.remaining()
+            now[0] += seconds
+    assert told == ["an update takes about 0:00:30"]
+    assert first == ", at most about 0:00:30 more"
+    assert clock.remaining() == ""
