@@ -63,7 +63,8 @@ def module_of_id(env_id: str) -> str:
     module, colon, _ = env_id.partition(":")
     if colon:
         return module or env_id
-    return "shimmy" if env_id in _old_gym_ids(len(gymnasium.registry)) else ""
+    registered = len(gymnasium.registry), next(reversed(gymnasium.registry), "")
+    return "shimmy" if env_id in _old_gym_ids(registered) else ""
 
 
 def module_of_argument(text: str) -> str:
@@ -77,8 +78,8 @@ def module_of_argument(text: str) -> str:
 
 
 @cache
-def _old_gym_ids(n_registered: int) -> set[str]:
-    """The ids of old gym environments, with and without versions."""
+def _old_gym_ids(registered: tuple[int, str]) -> set[str]:
+    """The ids of old gym environments, with and without versions, until others are registered."""
     found = set()
     for spec in gymnasium.registry.values():
         for entry in (spec.entry_point, spec.vector_entry_point):
