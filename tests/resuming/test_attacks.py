@@ -7,6 +7,7 @@ writes there meets it, and afterwards everything outside is as it was.
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 from contextlib import contextmanager
@@ -58,6 +59,8 @@ class Attack(NamedTuple):
     """Puts it below the directory."""
     refused: tuple[str, ...] = ()
     """Commands that end with one message; the others may succeed, and do no harm."""
+    says: str = r"is a symbolic link that leads out of|is no regular file|no saved policy"
+    """In the message; a policy that can not be read is another reason to end."""
 
 
 WRITERS = {"run": ("train resume", "rollout"), "study": ("search",), "sweep": ("sweep", "jobs")}
@@ -118,12 +121,17 @@ ATTACKS = {
     },
     **{
         f"a writer of {name}": Attack(
-            "run", stored("tracking.writers", [{**CSV, "filename": name}]), ("train resume",)
+            "run",
+            stored("tracking.writers", [{**CSV, "filename": name}]),
+            ("train resume",),
+            r"writers.*filename.*expected a path below the run directory",
         )
         for name in ("../own/profile", "/tmp/attack.csv", "a/../../own/profile")
     },
     **{
-        f"env {settings}": Attack("run", stored("env", settings), ("train resume", "rollout"))
+        f"env {settings}": Attack(
+            "run", stored("env", settings), ("train resume", "rollout"), r"none of it was called"
+        )
         for settings in (
             {"id": "GymV26Environment", "kwargs": {"env_id": "hostile:E-v0"}},
             {"id": "CartPole-v1", "kwargs": {"env_id": "hostile:E"}},
@@ -131,8 +139,8 @@ ATTACKS = {
         )
     },
 }
-EVERYDAY = ("train resume", "rollout", "load_policy", "search", "sweep")
-"""Commands that meet attacks in `make test`, of each place one kind."""
+EVERYDAY = ("train resume", "rollout", "load_policy", "search", "sweep", "jobs")
+"""Commands that meet attacks in `make test`; of links in each place one kind."""
 
 
 def everything(folder: Path) -> dict[str, Any]:
@@ -187,18 +195,24 @@ def outcome(
         "called something": Path(MARKER).exists(),
         "printed a traceback": "Traceback" in printed,
         "printed what a terminal obeys": "\x1b" in printed or "\x07" in printed,
-        "is not refused": name in attack.refused and not refusal,
+        "is not refused": name in attack.refused
+        and not (refusal and re.search(attack.says, printed)),
+        "printed several messages": name in attack.refused and printed.count("error: ") > 1,
     }
     return next((problem for problem, is_there in problems.items() if is_there), None)
 
 
 ALL = pytest.mark.exhaustive
 MEETINGS = [
-    pytest.param(where, name, is_part, id=f"{where}: {name}", marks=() if is_part else ALL)
+    pytest.param(
+        *(where, name, is_part),
+        id=f"{where}: {name}, {'one kind' if is_part else 'all kinds'} of links",
+        marks=() if is_part and name in EVERYDAY else ALL,
+    )
     for where, calls in CALLS.items()
     for name in calls
     for is_part in (True, False)
-    if name in EVERYDAY or not is_part
+    if is_part or name in WRITERS[where]
 ]
 
 
