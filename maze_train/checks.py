@@ -44,6 +44,12 @@ def absolute_path(key: str, name: str) -> str:
     return str(path)
 
 
+def check_below(key: str, name: str) -> None:
+    """Refuse a name that leads out of the directory in which a file is written."""
+    if not name or Path(name).is_absolute() or ".." in Path(name).parts:
+        raise ConfigError(key, "expected a path below the run directory, without ..", name)
+
+
 def _check_finite(key: str, value: float) -> None:
     if not math.isfinite(value):
         raise ConfigError(key, "expected a finite number", value)

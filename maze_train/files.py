@@ -6,11 +6,13 @@ import errno
 import os
 import stat
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import IO, TYPE_CHECKING
+
+from maze_train.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 MAX_TEXT_NBYTES = 1 << 28
@@ -66,6 +68,64 @@ def make_folders(path: Path) -> None:
     check_held(path)  # after the look: what vanishes from here on fails below
     for folder in reversed(missing):
         folder.mkdir(exist_ok=True)
+
+
+WITH_LINKS = (".git", ".venv", "venv", "wandb")
+"""Folders in which other programs make links of their own; no run is written into them by others.
+"""
+
+
+def check_enclosed(directory: Path) -> None:
+    """Refuse a directory below which something leads elsewhere, before anything is written there.
+
+    It is called for each run, study, sweep and data set: whoever writes below it then, this package
+    or another one, writes there and nowhere else. The directory itself may be a link.
+
+    Raises:
+        RunDirectoryError: If a link below it leads out of it, or there is a pipe or a device.
+    """
+    root = Path(os.path.realpath(directory))
+    waiting = [os.fspath(directory)]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as found:
+                entries = list(found)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise RunDirectoryError(f"{folder} can not be read: {error}") from error
+        for entry in entries:
+            if entry.is_symlink():
+                if not Path(os.path.realpath(entry.path)).is_relative_to(root):
+                    raise RunDirectoryError(
+                        f"{entry.path} is a symbolic link that leads out of {directory}, and what "
+                        "is written there would land elsewhere: remove it, or name another "
+                        "directory"
+                    )
+            elif entry.is_dir(follow_symlinks=False):
+                waiting += [] if entry.name in WITH_LINKS else [entry.path]
+            elif not entry.is_file(follow_symlinks=False):
+                raise RunDirectoryError(f"{entry.path} is no regular file: remove it")
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a file to write, or make it; nothing else is opened in its place.
+
+    Raises:
+        OSError: If it can not be opened, is no regular file, or has another name elsewhere.
+    """
+    try:
+        flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o644)
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+            return descriptor
+        os.close(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+    raise OSError(errno.EINVAL, "is no regular file: remove it", str(path))
 
 
 def open_regular(path: Path) -> IO[bytes]:

@@ -7,23 +7,19 @@ import os
 import re
 import shutil
 import socket
-import stat
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maze_train.errors import RunDirectoryError
-from maze_train.files import held, open_regular, process_runs
+from maze_train.files import check_enclosed, held, open_own, open_regular, process_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
 LOCK = ".lock"
-
-WRITTEN = ("best", "checkpoints", "plots", "policies", "policies/*", "profile")
-"""Directories below that of a run into which the run writes."""
 
 TEMPORARY, CLAIM = "pymp-*", "maze_train.lock"
 """Folders that multiprocessing makes for its sockets, and the file that marks ours."""
@@ -47,21 +43,17 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
         use: Verb for the message to others.
 
     Raises:
-        RunDirectoryError: If the lock is taken, the directory can not be written, or a directory
-            below it is a symbolic link.
+        RunDirectoryError: If the lock is taken, the directory can not be written, or something
+            below it leads elsewhere.
     """
     import fcntl  # not on Windows
 
-    for path in (path for name in WRITTEN for path in directory.glob(name)):
-        if path.is_symlink():
-            raise RunDirectoryError(
-                f"{path} is a symbolic link, and the run would write where it leads: remove it"
-            )
+    check_enclosed(directory)
     missing = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
     path = directory / LOCK
     try:
         # Closed on exec, as all files of Python: a program that is started does not hold the lock.
-        descriptor = _open_lock(path)
+        descriptor = open_own(path, os.O_RDWR)
     except OSError as error:
         raise RunDirectoryError(f"{directory} can not be locked: {error}") from error
     try:
@@ -85,23 +77,6 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
-
-
-def _open_lock(path: Path) -> int:
-    """Open a file to lock it; nothing else is opened in its place.
-
-    Raises:
-        OSError: If it can not be opened, or there is no regular file.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
-        if stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return descriptor
-        os.close(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise
-    raise OSError(errno.EINVAL, "is no regular file: remove it", str(path))
 
 
 def _take_lock(descriptor: int) -> None:
@@ -155,6 +130,6 @@ def claim_temporary() -> None:
             with suppress(OSError), open_regular(path) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(path.parent, ignore_errors=True)
-        descriptor = _open_lock(directory / f".{CLAIM}")
+        descriptor = open_own(directory / f".{CLAIM}", os.O_RDWR)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.rename(directory / f".{CLAIM}", directory / CLAIM)

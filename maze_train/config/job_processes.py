@@ -19,6 +19,7 @@ from itertools import count
 from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
+from maze_train.files import open_own
 from maze_train.training.outcome import SIGNALS
 from maze_train.workers.places import Portable
 from maze_train.workers.remote import available_cores
@@ -214,7 +215,8 @@ def work_in_process(
     job = sent.value
     job.log.parent.mkdir(parents=True, exist_ok=True)
     # Line by line, so that it can be followed; what is continued has lines already.
-    sys.stdout = sys.stderr = job.log.open("a", encoding="utf-8", buffering=1)
+    log = open_own(job.log, os.O_WRONLY | os.O_APPEND)
+    sys.stdout = sys.stderr = os.fdopen(log, "a", encoding="utf-8", buffering=1)
     for descriptor in (1, 2):
         os.dup2(sys.stdout.fileno(), descriptor)
     if gpu is not None:

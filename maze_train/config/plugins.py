@@ -19,19 +19,21 @@ from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from maze_train.config.job_pool import RayLauncher, RayLauncherConf
 from maze_train.config.launcher import LocalLauncher, LocalLauncherConf
 from maze_train.config.options import group_names, list_options
 from maze_train.config.overrides import config_folders
 from maze_train.errors import ConfigError
+from maze_train.files import check_enclosed
 from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hydra.core.config_search_path import ConfigSearchPath
+    from hydra.plugins.sweeper import Sweeper
 
 
 Names = list[str]  # inside the class below, `list` is a method
@@ -124,10 +126,19 @@ def extended_hydra() -> Iterator[None]:
         Plugins.instance().class_name_to_class[node._target_] = launcher
         store.store(group="hydra/launcher", name=name, node=node, provider="maze_train")
     before = store.repo["hydra"]["config.yaml"]
+    plugins: Any = Plugins.instance()
+
+    def sweeper(*, config: DictConfig, **others: Any) -> Sweeper:
+        """Hydra's sweeper, once nothing below the directory of the sweep leads elsewhere."""
+        check_enclosed(Path(str(config.hydra.sweep.dir)))
+        return Plugins.instantiate_sweeper(plugins, config=config, **others)
+
+    plugins.instantiate_sweeper = sweeper
     store.store(group="hydra", name="config", node=_hydra_settings(), provider="maze_train")
     try:
         yield
     finally:
+        del plugins.instantiate_sweeper
         store.repo["hydra"]["config.yaml"] = before
         for name in LAUNCHERS:
             del store.repo["hydra"]["launcher"][f"{name}.yaml"]

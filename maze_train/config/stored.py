@@ -8,6 +8,7 @@ or trusts it.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from types import ModuleType
@@ -67,12 +68,29 @@ OFFERED = ("maze_train", "torch.nn", "torch.optim", "gymnasium.wrappers", "minig
 UNSAFE = ("gymnasium.wrappers.array_conversion", "gymnasium.wrappers.rendering")
 """Modules of these that import what their arguments say, or write where these say."""
 
-COMPATIBILITY = ("GymV21Environment-v0", "GymV26Environment-v0")
-"""Registered ids whose arguments name modules to import; the package shimmy makes them."""
-
-
 REGISTRY = "pettingzoo:"
 """Beginning of ids that lead to nothing but the environments of a known package."""
+
+
+ENV_ID = re.compile(r"env\.(id$|kwargs[.\[])")
+"""Settings that are ids of environments, or arguments that may be some."""
+
+
+class EnvId(str):
+    """An id of an environment, or an argument that may be one, which has a module imported.
+
+    Args:
+        text: The id.
+        module: The module.
+    """
+
+    module: str
+
+    def __new__(cls, text: str, module: str) -> EnvId:
+        """The id."""
+        self = super().__new__(cls, text)
+        self.module = module
+        return self
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -199,7 +217,7 @@ def check_trust(
 def modules_to_trust(config: TrainConfig) -> list[str]:
     """The modules that one has to trust to continue a run of this configuration."""
     roots = {
-        path.replace(":", ".").partition(".")[0]
+        (path.module if isinstance(path, EnvId) else path.replace(":", ".")).partition(".")[0]
         for _, path in _targets_in(config)
         if not _within(path, OFFERED) and not isinstance(path, Given)
     }
@@ -236,17 +254,19 @@ def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
         target = node.get(TARGET)
         if target is not None:
             yield join(key, TARGET), target if isinstance(target, str) else str(target)
-        env_id = node.get("id") if key == "env" else None
-        if isinstance(env_id, str):
-            env_id = env_id.removeprefix(REGISTRY)
-            if ":" in env_id or env_id in COMPATIBILITY:
-                yield "env.id", env_id
         for name, value in node.items():
             # An id with dots must not look like several keys, of which the last are another part.
             yield from _targets_in(value, join(key, str(name).replace(".", "/")))
     elif isinstance(node, list | tuple):
         for i, value in enumerate(node):
             yield from _targets_in(value, f"{key}[{i}]")
+    elif isinstance(node, str) and ENV_ID.match(key) and not key.endswith(f".{TARGET}"):
+        from maze_train.envs import registered  # late: gymnasium takes its time
+
+        is_id, text = key == "env.id", node.removeprefix(REGISTRY)
+        module = registered.module_of_id(text) if is_id else registered.module_of_argument(node)
+        if module:
+            yield key, EnvId(text, module)
 
 
 def _part_of(key: str) -> str | None:
@@ -261,9 +281,8 @@ def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tup
 
     None: it may be used, or is not there, which is reported where it is built.
     """
-    if key == "env.id":
-        package = path.rpartition(":")[0] or "shimmy"
-        return None if _within(package, trust) else ("", package.partition(".")[0])
+    if isinstance(path, EnvId):
+        return None if _within(path.module, trust) else ("", path.module.partition(".")[0])
     path = path.replace(":", ".")
     is_trusted = _within(path, trust)
     if not is_trusted and not _within(path, OFFERED):

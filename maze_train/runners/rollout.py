@@ -16,7 +16,7 @@ from maze_train.data.trajectory_writer import TrajectoryWriter
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.stepped import close_all
 from maze_train.errors import ConfigError, DatasetError, EnvError
-from maze_train.files import atomic_write, held
+from maze_train.files import atomic_write, check_enclosed, held
 from maze_train.hub import is_on_hub
 from maze_train.learner.modes import torch_threads
 from maze_train.notices import tell, warn
@@ -267,6 +267,7 @@ class RolloutRunner:
     def _default_parent(self) -> Path:
         """The folder in which a directory named after the time is made."""
         if self.policy.run_dir is not None and not is_on_hub(self.config.run or ""):
+            check_enclosed(self.policy.run_dir)
             return self.policy.run_dir / ROLLOUTS
         return self._outputs / f"{env_name(self.env_config)}-{self.policy.name}-rollout"
 

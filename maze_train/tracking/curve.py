@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from maze_train.checks import check_below
 from maze_train.files import atomic_write
 from maze_train.targets import locate
 from maze_train.tracking.formatting import compact, readable
@@ -51,6 +52,7 @@ class LearningCurveWriter(MetricsWriter):
     """
 
     def __init__(self, filename: str = "plots/learning_curve.png") -> None:
+        check_below("filename", filename)
         self.filename = filename
         self._run = RunInfo()
         self._rows: list[MetricsRow] = []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-WIN_RATE = re.compile(r"league/(.+)@(\d+)/win_rate")
+WIN_RATE = re.compile(r"league/([^/]+)@(\d+)/win_rate")
 
 
 def write_leagues(rows: Sequence[MetricsRow], run_dir: Path, title: str) -> None:

@@ -12,6 +12,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from maze_train.checks import check_below
 from maze_train.files import atomic_write, check_held
 from maze_train.tracking.rows import ordered_columns
 from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
@@ -38,6 +39,7 @@ class CSVWriter(MetricsWriter):
     recovers = True
 
     def __init__(self, filename: str = "metrics.csv", columns: Sequence[str] = ()) -> None:
+        check_below("filename", filename)
         self.filename = filename
         self._path: Path | None = None
         self._first_columns = columns
@@ -169,6 +171,7 @@ class JSONSummaryWriter(MetricsWriter):
     """
 
     def __init__(self, filename: str = "summary.json") -> None:
+        check_below("filename", filename)
         self.filename = filename
         self._run_dir: Path | None = None
 

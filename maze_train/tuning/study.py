@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -12,7 +13,7 @@ from maze_train.config.search_config import GROUP
 from maze_train.config.writing import writable
 from maze_train.errors import ConfigError, RunDirectoryError, did_you_mean, nearest
 from maze_train.extras import import_extra
-from maze_train.files import atomic_write, read_regular
+from maze_train.files import atomic_write, open_own, read_regular
 from maze_train.tracking.services import flattened
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def open_journal(directory: Path) -> BaseStorage:
     storages = optuna().storages
     path = directory / JOURNAL_FILE
     try:
+        os.close(open_own(path, os.O_RDWR))  # Optuna follows links
         storage: BaseStorage = storages.JournalStorage(
             storages.journal.JournalFileBackend(str(path))
         )

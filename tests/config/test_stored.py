@@ -6,6 +6,7 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import pytest
 import yaml
 
@@ -13,6 +14,7 @@ from maze_train.config.loading import load_config
 from maze_train.config.resuming import stored_settings
 from maze_train.config.stored import PARTS, check_trust, modules_to_trust, read_settings
 from maze_train.config.writing import config_to_dict, write_config
+from maze_train.envs.registered import module_of_argument, module_of_id
 from maze_train.errors import ConfigError
 from maze_train.runners.run_checkpoints import how_to_go_on
 from maze_train.targets import Given
@@ -168,3 +170,37 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"config\.yaml: could not be read again: .* larger than"):
         write_config(tmp_path, yaml.safe_dump(config))
     assert not (tmp_path / "config.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("entry", "module"),
+    [
+        ("shimmy.openai_gym_compatibility:GymV26CompatibilityV0", "shimmy"),
+        ("shimmy:GymV26CompatibilityV0", "shimmy"),
+        ("shimmy.dm_control_compatibility:DmControlCompatibilityV0", ""),
+        ("gymnasium.envs.classic_control.cartpole:CartPoleEnv", ""),
+    ],
+)
+def test_an_id_is_what_the_registry_makes_of_it(entry: str, module: str) -> None:
+    """Whatever the name, with and without a version, in both kinds of entry points."""
+    for i, kind in enumerate(("entry_point", "vector_entry_point")):
+        name = f"test/Old{len(entry)}x{i}"
+        gymnasium.register(f"{name}-v3", **{kind: entry})
+        try:
+            assert {module_of_id(name), module_of_id(f"{name}-v3")} == {module}
+            assert module_of_argument(name) == module
+        finally:
+            del gymnasium.registry[f"{name}-v3"]
+
+
+@pytest.mark.parametrize(
+    ("text", "module"),
+    [
+        *(("own_stored:E", "own_stored"), ("own_stored.below:E-v0", "own_stored.below")),
+        *(("own_stored:", "own_stored"), ("own_stored:a b", "own_stored"), ("no_such:E-v0", "")),
+        *(("http://own_stored", ""), ("cuda:0", ""), ("C:\\own_stored", ""), ("a: b", "")),
+    ],
+)
+def test_an_argument_that_may_be_an_id(text: str, module: str) -> None:
+    """It names a module that is there; addresses, devices and paths do not."""
+    assert module_of_argument(text) == module

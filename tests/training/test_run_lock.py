@@ -89,7 +89,11 @@ def test_a_lock_that_is_no_file(tmp_path, kind):
         (run / ".lock").symlink_to(other)
     if kind == "a link":
         other.write_text("mine")
-    text = r"no regular file: remove it.*\.lock"
+    text = (
+        rf"run/\.lock is {'a symbolic link' if 'link' in kind else 'no regular file'}.* remove it"
+    )
+    if kind == "a directory":
+        text = r"no regular file: remove it.*\.lock"
     with pytest.raises(RunDirectoryError, match=text), exclusive(run):
         pass
     with pytest.raises(RunDirectoryError, match="x can not be locked"), exclusive(tmp_path / "x"):

@@ -1,0 +1,248 @@
+"""Directories of strangers, attacked in every place: nothing leaves them, and nothing in them runs.
+
+A row of `ATTACKS` plants something below a run, a study or a sweep. Each command that reads or
+writes there meets it, and afterwards everything outside is as it was.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from strangers import COMMANDS, MARKER, QUIET, change, line, run, trained
+
+from maze_train import load_learner
+from maze_train.errors import MazeTrainError
+from maze_train.tracking.league import write_leagues
+from maze_train.tuning.search import search
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+__all__ = ["run", "trained"]
+
+PLACES = {
+    "run": (
+        *(".lock", "best", "best/policy.pt", "checkpoints", "checkpoints/epoch_000001", "plots"),
+        *("plots/learning_curve.png", "policies", "policies/epoch_000001", "profile", "rollouts"),
+        *("metrics.csv", "summary.json", "mlflow.db", "mlartifacts", "a/b/own.txt"),
+    ),
+    "study": (
+        *(".lock", "study.journal", "study.yaml", "trials.csv", "0", "0/job.log", "0/metrics.csv"),
+        *("0/checkpoints", "0/seed_1", "1"),
+    ),
+    "sweep": (
+        *("multirun.yaml", "optimization_results.yaml", "jobs.csv", "0", "0/job.log"),
+        *("0/.hydra", "0/checkpoints", "1", "comparison.csv"),
+    ),
+}
+"""Places into which a run, a study and a sweep write, and one of a writer that is not known."""
+
+KINDS = ("a link", "a dangling link", "a link to a folder", "a link by a folder", "a pipe")
+CSV = {"_target_": "maze_train.tracking.writers.CSVWriter", "columns": [f"$(touch {MARKER})"]}
+TOO_LONG_S = 30
+"""Far more than a command takes that is refused, on a busy machine."""
+
+
+class Attack(NamedTuple):
+    """Something that a stranger planted."""
+
+    where: str
+    """`run`, `study` or `sweep`."""
+    plant: Callable[[Path], None]
+    """Puts it below the directory."""
+    refused: tuple[str, ...] = ()
+    """Commands that end with one message; the others may succeed, and do no harm."""
+    says: str = r"is a symbolic link that leads out of|is no regular file|no saved policy"
+    """In the message; a policy that can not be read is another reason to end."""
+
+
+WRITERS = {"run": ("train resume", "rollout"), "study": ("search",), "sweep": ("sweep", "jobs")}
+SEARCHED = {"search": {"algorithm.lr": [0.1, 0.2]}, "n_trials": 1, "n_jobs": 1, "study": "study"}
+SWEPT = ("-m", "env=CartPole-v1", "+algorithm=ppo", "hydra.sweep.dir=sweep", "total_steps=-1")
+CALLS: dict[str, dict[str, Callable[[], Any]]] = {
+    "run": {
+        **{name: command.run for name, command in COMMANDS.items()},
+        "load_learner": lambda: load_learner("run"),
+        "compare": lambda: line("-cn", "compare", "runs=[run,other]", "output=compared"),
+        "export": lambda: line("-cn", "export", "run=run", "format=torchscript"),
+    },
+    "study": {
+        "search": lambda: search("CartPole-v1", "ppo", **SEARCHED, **QUIET),
+        "compare": lambda: line("-cn", "compare", "runs=[study,other]", "output=compared"),
+    },
+    "sweep": {
+        "sweep": lambda: line(*SWEPT, "seed=1,2"),
+        "jobs": lambda: line(*SWEPT, "seed=1,2", "hydra/launcher=local"),
+        "compare": lambda: line("-cn", "compare", "runs=[sweep,other]", "output=compared"),
+    },
+}
+"""All commands that read or write below one of these. A wrong `total_steps` ends jobs of a sweep
+when their directories and logs are made."""
+
+
+def linked(place: str, kind: str) -> Callable[[Path], None]:
+    """Plants a link to something of the user, or a pipe."""
+
+    def plant(directory: Path) -> None:
+        path = directory / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(path, ignore_errors=True)
+        path.unlink(missing_ok=True)
+        targets = {"a link": "profile", "a dangling link": "new", "a link to a folder": "folder"}
+        if kind == "a pipe":
+            os.mkfifo(path)
+        elif kind in targets:
+            path.symlink_to(Path.cwd() / "own" / targets[kind])
+        else:  # by `x/..`, which is not what it looks like
+            (directory / "x").symlink_to(Path.cwd() / "own" / "folder")
+            path.symlink_to(directory / "x" / ".." / "profile")
+
+    return plant
+
+
+def stored(key: str, value: Any) -> Callable[[Path], None]:
+    """Plants a setting."""
+    return lambda directory: change(directory, key, value)
+
+
+ATTACKS = {
+    **{
+        f"{where}/{place} is {kind}": Attack(where, linked(place, kind), WRITERS[where])
+        for where, places in PLACES.items()
+        for place in places
+        for kind in KINDS
+    },
+    **{
+        f"a writer of {name}": Attack(
+            "run",
+            stored("tracking.writers", [{**CSV, "filename": name}]),
+            ("train resume",),
+            r"writers.*filename.*expected a path below the run directory",
+        )
+        for name in ("../own/profile", "/tmp/attack.csv", "a/../../own/profile")
+    },
+    **{
+        f"env {settings}": Attack(
+            "run", stored("env", settings), ("train resume", "rollout"), r"none of it was called"
+        )
+        for settings in (
+            {"id": "GymV26Environment", "kwargs": {"env_id": "hostile:E-v0"}},
+            {"id": "CartPole-v1", "kwargs": {"env_id": "hostile:E"}},
+            {"id": "CartPole-v1", "kwargs": {"deep": [{"env_id": "GymV21Environment"}]}},
+        )
+    },
+}
+EVERYDAY = ("train resume", "rollout", "load_policy", "search", "sweep", "jobs")
+"""Commands that meet attacks in `make test`; of links in each place one kind."""
+
+
+def everything(folder: Path) -> dict[str, Any]:
+    """All that lies in a folder."""
+    found = {path: path.lstat() for path in [folder, *folder.rglob("*")]}
+    return {
+        str(path): (stat.st_ino, stat.st_mode, path.read_bytes() if path.is_file() else b"")
+        for path, stat in found.items()
+    }
+
+
+@contextmanager
+def at_most(seconds: int) -> Iterator[None]:
+    """End what takes longer."""
+
+    def end(*_: object) -> None:
+        raise TimeoutError(f"more than {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def outcome(
+    attack: Attack, name: str, trained: Path, capfd: pytest.CaptureFixture[str]
+) -> str | None:
+    """What went wrong when a command met an attack; None: nothing."""
+    for folder in ("run", "study", "sweep", "own", "other", "compared"):
+        shutil.rmtree(folder, ignore_errors=True)
+    for copy in ("run", "other", *(f"{attack.where}/{i}" for i in (0, 1) if attack.where != "run")):
+        shutil.copytree(trained, copy)
+    Path("own/folder").mkdir(parents=True)
+    Path("own/profile").write_text("mine\n")
+    attack.plant(Path(attack.where))
+    before, refusal, raised = everything(Path("own")), "", ""
+    capfd.readouterr()
+    try:
+        with at_most(TOO_LONG_S):
+            CALLS[attack.where][name]()
+    except MazeTrainError as error:
+        refusal = str(error)
+    except Exception as error:
+        raised = f"{type(error).__name__}: {error}"
+    printed = "".join(capfd.readouterr()) + refusal
+    problems = {
+        raised: bool(raised),
+        "changed what is outside": everything(Path("own")) != before,
+        "called something": Path(MARKER).exists(),
+        "printed a traceback": "Traceback" in printed,
+        "printed what a terminal obeys": "\x1b" in printed or "\x07" in printed,
+        "is not refused": name in attack.refused
+        and not (refusal and re.search(attack.says, printed)),
+        "printed several messages": name in attack.refused and printed.count("error: ") > 1,
+    }
+    return next((problem for problem, is_there in problems.items() if is_there), None)
+
+
+ALL = pytest.mark.exhaustive
+MEETINGS = [
+    pytest.param(
+        *(where, name, is_part),
+        id=f"{where}: {name}, {'one kind' if is_part else 'all kinds'} of links",
+        marks=() if is_part and name in EVERYDAY else ALL,
+    )
+    for where, calls in CALLS.items()
+    for name in calls
+    for is_part in (True, False)
+    if is_part or name in WRITERS[where]
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "name", "is_part"), MEETINGS)
+def test_no_attack_succeeds(
+    run: Path,
+    trained: Path,
+    capfd: pytest.CaptureFixture[str],
+    where: str,
+    name: str,
+    is_part: bool,
+) -> None:
+    """Nothing outside changes, nothing runs, and whoever would write says why not."""
+    planted = {key: attack for key, attack in ATTACKS.items() if attack.where == where}
+    links = [key for key in planted if key.startswith(f"{where}/")]
+    for i, key in enumerate(links if is_part else ()):
+        if (i - i // len(KINDS)) % len(KINDS):
+            del planted[key]
+    found = {key: outcome(attack, name, trained, capfd) for key, attack in planted.items()}
+    succeeded = {key: problem for key, problem in found.items() if problem}
+    with capfd.disabled():
+        print(f"\n{where}, {name}: {len(found)} planted, {len(succeeded)} succeeded")
+    assert found
+    assert succeeded == {}
+
+
+def test_a_rating_of_a_stranger_leads_nowhere(tmp_path: Path) -> None:
+    """Names of policies in `metrics.csv` become names of files only where they are such."""
+    (tmp_path / "run").mkdir()
+    row = {"epoch": 1, "league/a/../../../own@1/win_rate": 0.5}
+    write_leagues([row], tmp_path / "run", "")
+    assert [path.name for path in tmp_path.rglob("*")] == ["run"]
