@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from maze_train.notices import tell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -195,8 +196,8 @@ class Interruption:
             self._noted = number
             if self._deferred:
                 # The stream may be in use just now, or gone.
-                with suppress(OSError, RuntimeError):
+                with suppress(RuntimeError):
                     name = signal.Signals(number).name
-                    print(f"\n{name}: finishing the update; again: stop at once", file=sys.stderr)
+                    tell(f"\n{name}: finishing the update; again: stop at once")
                 return
         raise Interrupted(number, at_once)
