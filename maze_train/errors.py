@@ -42,6 +42,15 @@ class MazeTrainError(Exception):
         return printable(super().__str__())
 
 
+def foreign_cause(error: BaseException) -> BaseException | None:
+    """What code of others raised, of which errors of this package were made; None: nothing."""
+    while isinstance(error, MazeTrainError):
+        if error.__cause__ is None:
+            return None
+        error = error.__cause__
+    return error
+
+
 class ConfigError(MazeTrainError):
     """A setting is wrong.
 

@@ -29,7 +29,13 @@ from maze_train.config.search_config import load_search_config, without_search
 from maze_train.config.sweep_jobs import JOBS_FILE, JobRecord, write_jobs
 from maze_train.config.train_config import AUTO
 from maze_train.config.writing import CONFIG_FILE
-from maze_train.errors import ConfigError, EnvError, MazeTrainError, RunDirectoryError
+from maze_train.errors import (
+    ConfigError,
+    EnvError,
+    MazeTrainError,
+    RunDirectoryError,
+    foreign_cause,
+)
 from maze_train.notices import say, tell, tell_traceback, warn
 
 if TYPE_CHECKING:
@@ -327,8 +333,8 @@ def report(
     is_configuration = isinstance(error, CONFIGURATION_ERRORS)
     if debug or not (is_configuration or isinstance(error, MazeTrainError)):
         tell_traceback(error)
-    elif isinstance(error, EnvError) and error.__cause__ is not None:
-        tell_traceback(error.__cause__)  # where the user's environment raised
+    elif isinstance(error, EnvError) and foreign_cause(error) is not None:
+        tell_traceback(error.__cause__ or error)  # where the user's environment raised
     tell(f"{PROGRAM}: error: {label}{message_of(error, argv)}")
     return CONFIGURATION_ERROR if is_configuration else FAILURE
 
