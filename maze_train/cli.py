@@ -16,6 +16,7 @@ import signal
 import sys
 from contextlib import contextmanager
 from importlib.metadata import version
+from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ from maze_train.config.overrides import (
     overrides_of,
 )
 from maze_train.errors import ConfigError, did_you_mean, nearest
-from maze_train.notices import tell
+from maze_train.notices import say, tell
 from maze_train.training.outcome import Interrupted, Interruption
 
 if TYPE_CHECKING:
@@ -52,18 +53,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if isinstance(sys.stdout, TextIOWrapper):
+        # What the locale has no code for is shown as a question mark, and costs no result.
+        sys.stdout.reconfigure(errors="replace")
     folders = config_folders(arguments)
     if "-h" in arguments or "--help" in arguments:
-        print(help_text(folders))
+        say(help_text(folders))
         return DONE
     if "--version" in arguments:
-        print(f"{PROGRAM} {version('maze-train')}")
+        say(f"{PROGRAM} {version('maze-train')}")
         return DONE
     debug = os.environ.get(DEBUG_VARIABLE, "0") not in ("", "0")
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        # A user's own environment lies where the command is called; last, so it shadows nothing.
-        sys.path.append(os.getcwd())
     try:
+        _find_modules_here()
         with Interruption():
             return _run(arguments, folders, debug)
     except KeyboardInterrupt as stop:
@@ -106,6 +108,21 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
     with extended_hydra(), _process_with(normalise(arguments, groups, own_groups), variables):
         start()
     return job.exit_code()
+
+
+def _find_modules_here() -> None:
+    """Let a user's own environment lie where the command is called.
+
+    Raises:
+        ConfigError: If the working directory was removed.
+    """
+    try:
+        here = os.getcwd()
+    except FileNotFoundError as error:
+        problem = "does not exist any more: change to one that does (cd)"
+        raise ConfigError("working directory", problem) from error
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)  # last, so it shadows nothing
 
 
 def _check_spelling(arguments: list[str]) -> None:

@@ -24,8 +24,31 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def printable(text: str) -> str:
+    r"""A text for a terminal: what is neither to be seen nor a line break, as its code: `\x1b`.
+
+    Names from a stranger's files could move the cursor or change the terminal otherwise.
+    """
+    return "".join(
+        char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
 class MazeTrainError(Exception):
     """Base of every exception that the package raises on purpose."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
+
+
+def foreign_cause(error: BaseException) -> BaseException | None:
+    """What code of others raised, of which errors of this package were made; None: nothing."""
+    while isinstance(error, MazeTrainError):
+        if error.__cause__ is None:
+            return None
+        error = error.__cause__
+    return error
 
 
 class ConfigError(MazeTrainError):
@@ -45,7 +68,7 @@ class ConfigError(MazeTrainError):
 
     def __str__(self) -> str:
         given = "" if self.value is ... else f" = {self.value!r}"
-        return f"{self.key}{given}: {self.problem}"
+        return printable(f"{self.key}{given}: {self.problem}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.key, self.problem, self.value)

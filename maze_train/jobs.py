@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import math
 import os
-import traceback
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +29,14 @@ from maze_train.config.search_config import load_search_config, without_search
 from maze_train.config.sweep_jobs import JOBS_FILE, JobRecord, write_jobs
 from maze_train.config.train_config import AUTO
 from maze_train.config.writing import CONFIG_FILE
-from maze_train.errors import ConfigError, EnvError, MazeTrainError, RunDirectoryError
-from maze_train.notices import tell, warn
+from maze_train.errors import (
+    ConfigError,
+    EnvError,
+    MazeTrainError,
+    RunDirectoryError,
+    foreign_cause,
+)
+from maze_train.notices import say, tell, tell_traceback, warn
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -80,7 +85,7 @@ class Job:
             sweep_dir=os.path.abspath(settings.sweep.dir) if is_sweep else "",
         )
         if is_sweep:
-            print(f"{PROGRAM}: {record.title}", flush=True)
+            say(f"{PROGRAM}: {record.title}")
         started_in = os.getcwd()
         try:
             objective = do(composed, settings.job.config_name, directory, overrides)
@@ -213,7 +218,7 @@ def compare(values: Mapping[str, Any]) -> float:
     from maze_train.comparison.compare import compare as compared
 
     comparison = compared(config)
-    print(f"\n{comparison}\n\nresults: {comparison.output}", flush=True)
+    say(f"\n{comparison}\n\nresults: {comparison.output}")
     return math.nan
 
 
@@ -227,7 +232,7 @@ def export(values: Mapping[str, Any]) -> float:
     # Late, as in training.
     from maze_train.export.policies import run_export
 
-    print(f"\n{run_export(config)}", flush=True)
+    say(f"\n{run_export(config)}")
     return math.nan
 
 
@@ -241,7 +246,7 @@ def push(values: Mapping[str, Any]) -> float:
     # Late, as in training.
     from maze_train.sharing.push import push as pushed
 
-    print(pushed(config), flush=True)
+    say(str(pushed(config)))
     return math.nan
 
 
@@ -258,7 +263,7 @@ def search(values: Mapping[str, Any], directory: str | None, given: Sequence[str
     from maze_train.tuning.search import run_search
 
     result = run_search(config, settings, given, directory)
-    print(f"\n{result}\n\nresults: {result.study}", flush=True)
+    say(f"\n{result}\n\nresults: {result.study}")
     return result.best_value
 
 
@@ -329,9 +334,9 @@ def report(
     """
     is_configuration = isinstance(error, CONFIGURATION_ERRORS)
     if debug or not (is_configuration or isinstance(error, MazeTrainError)):
-        traceback.print_exception(type(error), error, error.__traceback__)
-    elif isinstance(error, EnvError) and error.__cause__ is not None:
-        traceback.print_exception(error.__cause__)  # where the user's environment raised
+        tell_traceback(error)
+    elif isinstance(error, EnvError) and foreign_cause(error) is not None:
+        tell_traceback(error.__cause__ or error)  # where the user's environment raised
     tell(f"{PROGRAM}: error: {label}{message_of(error, argv)}")
     return CONFIGURATION_ERROR if is_configuration else FAILURE
 

@@ -6,6 +6,7 @@ The table here and the one in docs/architecture.md say the same.
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, field
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -248,6 +249,19 @@ def test_only_configuration_knows_hydra() -> None:
             name.split(".")[0] in ("hydra", "omegaconf")
             for name in imported(node, module, modules())
         )
+    ]
+    assert wrong == []
+
+
+def test_text_leaves_in_one_place() -> None:
+    """Nothing but notices.py prints, so that all names of strangers are shown as text."""
+    wrong = [
+        f"{module.name}:{node.lineno}"
+        for module in modules().values()
+        if module.name not in (f"{PACKAGE}.notices", f"{PACKAGE}.config.documentation")
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call)
+        and re.fullmatch(r"print|.*\.print_exc\w*|sys\.std\w+\.write", ast.unparse(node.func))
     ]
     assert wrong == []
 

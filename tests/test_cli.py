@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import sys
+from io import BytesIO, TextIOWrapper
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -347,3 +349,25 @@ def test_questions_are_answered_without_a_run(
     assert maze_run("--cfg") == 2
     assert "maze-run: error: " in capfd.readouterr().err
     assert maze_run.configs == []
+
+
+def test_a_working_directory_that_was_removed(
+    maze_run: CommandLine, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One message."""
+    maze_run.folder.rmdir()
+    assert maze_run(*PPO) == 2
+    message = "working directory: does not exist any more: change to one that does (cd)"
+    assert capsys.readouterr() == ("", f"maze-run: error: {message}\n")
+
+
+def test_output_without_codes_for_all_characters(
+    maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A locale for ASCII costs a character, and not the run."""
+    stream = TextIOWrapper(BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stream)
+    maze_run.train = lambda config: print("1 \u00b1 2") or 1.0
+    assert maze_run(*PPO) == 0
+    stream.seek(0)
+    assert stream.read() == "1 ? 2\n"

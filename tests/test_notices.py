@@ -6,7 +6,11 @@ import io
 import sys
 from typing import TYPE_CHECKING
 
-from maze_train.notices import tell, warn
+from rich.console import Console
+
+from maze_train.errors import ConfigError, EnvError
+from maze_train.notices import say, tell, tell_traceback, warn
+from maze_train.tracking.display import Display
 
 if TYPE_CHECKING:
     import pytest
@@ -30,3 +34,25 @@ def test_lines_go_to_standard_error(
     tell("nobody reads this")
     sys.stderr.close()
     tell("nor this")
+
+
+def test_what_is_not_printable_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    """On every way to the terminal: a name can neither move the cursor nor change the title."""
+    name = "\x1b]0;title\x07a\rb\u202ec\udc80 d"
+    shown = r"\x1b]0;title\x07a\rb\u202ec\udc80 d"
+    say(name)
+    Display("lines").say(name)
+    tell(name)
+    tell_traceback(EnvError(name))
+    out, err = capsys.readouterr()
+    assert out == f"{shown}\n{shown}\n"
+    assert err == f"{shown}\nmaze_train.errors.EnvError: {shown}\n"
+    assert str(ConfigError("env", name)) == f"env: {shown}"
+
+
+def test_what_a_stream_has_no_code_for_is_replaced() -> None:
+    """The closing summary has such a character, and must not end a run."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    Display("lines", Console(file=stream)).say("1 \u00b1 2")
+    stream.seek(0)
+    assert stream.read() == "1 ? 2\n"

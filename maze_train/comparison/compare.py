@@ -24,7 +24,7 @@ from maze_train.comparison.table import (
 )
 from maze_train.config.compare_config import CompareConfig, load_compare_config
 from maze_train.config.writing import writable
-from maze_train.errors import ConfigError, RunDirectoryError, did_you_mean, nearest
+from maze_train.errors import ConfigError, RunDirectoryError, did_you_mean, nearest, printable
 from maze_train.files import atomic_write
 from maze_train.notices import warn
 from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN
@@ -116,7 +116,7 @@ class Comparison:
         if self.left_out:
             lines += ["", f"left out: {len(self.left_out)}"]
             lines += [f"  {left.name}: {left.reason}" for left in self.left_out]
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
     def markdown(self) -> str:
         """The tables as Markdown, with the picture, what was left out, and the directories."""

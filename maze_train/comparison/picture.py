@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze_train.comparison.aggregates import bootstrap_interval, interquartile_mean
+from maze_train.errors import printable
 from maze_train.tracking.curve import TEXT_COLOR, decorate
 from maze_train.tracking.formatting import readable
 
@@ -55,6 +56,7 @@ def draw_comparison(
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    labels = {name: _as_text(label) for name, label in labels.items()}
     envs = list(dict.fromkeys(group.env for group in groups))
     legend_rows = -(-len(labels) // 2)
     height = 3.6 * len(envs) + 0.3 * legend_rows
@@ -71,8 +73,10 @@ def draw_comparison(
             color, label = colors[group.name], labels[group.name]
             _draw(by_steps, [(steps, values) for steps, _, values in runs], color, label)
             _draw(by_time, [(seconds / unit, values) for _, seconds, values in runs], color)
-        by_steps.set_title(env, loc="left", fontsize=12, color=TEXT_COLOR, fontweight="bold")
-        decorate(by_steps, step_label, metric)
+        by_steps.set_title(
+            _as_text(env), loc="left", fontsize=12, color=TEXT_COLOR, fontweight="bold"
+        )
+        decorate(by_steps, step_label, _as_text(metric))
         decorate(by_time, f"wall time ({word})", "")
         by_time.xaxis.set_major_formatter("{x:g}")
         values = np.concatenate([*(values for runs in curves for _, _, values in runs), []])
@@ -83,6 +87,11 @@ def draw_comparison(
         lines, texts = zip(*shown, strict=True)
         figure.legend(lines, texts, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
+
+
+def _as_text(name: str) -> str:
+    """A name as it is: dollar signs begin no formula, which could end the comparison."""
+    return printable(name).replace("$", r"\$")
 
 
 def _draw(axes: Axes, runs: list[tuple[Array, Array]], color: str, label: str = "") -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maze_train.config.conversion import build_dataclass
 from maze_train.config.stored import read_settings
 from maze_train.config.sweep_jobs import JOBS_FILE, read_jobs
 from maze_train.config.writing import CONFIG_FILE
@@ -124,7 +125,10 @@ def _below(root: Path, found: Found) -> Iterator[Path]:
         if JOBS_FILE in files:
             for job in read_jobs(path):
                 run_dir = Path(job.run_dir)
-                is_run = (run_dir / CONFIG_FILE).is_file()
+                try:
+                    is_run = (run_dir / CONFIG_FILE).is_file()
+                except OSError as error:  # such as a name that is too long
+                    job, is_run = replace(job, error=f"run_dir: {error.strerror}"), False
                 if is_run and not run_dir.is_relative_to(path):
                     yield run_dir
                 if job.error and is_run:
@@ -157,6 +161,8 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
         problem = problem or f"{METRICS_FILE} {empty}"
     if problem:
         raise RunDirectoryError(problem)
+    if not all(math.isfinite(row.get(ENV_STEPS, math.nan)) for row in rows):
+        raise RunDirectoryError(f"{METRICS_FILE} is damaged: a row has no {ENV_STEPS}")
     try:
         flat = {
             key: value
@@ -165,10 +171,11 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
         }
         algorithm, seed = algorithm_name(settings["algorithm"]), settings.get("seed")
         given = settings.get("evaluation", {})
-        evaluation = EvaluationConfig(**{key: given[key] for key in SELECTING if key in given})
+        selecting = {key: given[key] for key in SELECTING if key in given}
+        evaluation = build_dataclass(EvaluationConfig, selecting, "evaluation")
         evaluation = _with_loss(evaluation, settings, rows)
         return Run(directory, task_name(settings), algorithm, seed, flat, rows, evaluation)
-    except (KeyError, TypeError, ConfigError) as cause:
+    except (KeyError, TypeError, AttributeError, ConfigError) as cause:
         raise RunDirectoryError(f"{CONFIG_FILE} is not that of a run: {cause}") from cause
 
 
@@ -195,8 +202,8 @@ def _stopped(
         return error or ("has not ended, or was killed (no summary.json)" if is_written else "")
     try:
         summary = json.loads(read_regular(path))
-        reason, updates = summary["stop_reason"], summary.get("updates", math.inf)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        reason, updates = str(summary["stop_reason"]), float(summary.get("updates", math.inf))
+    except (OSError, ArithmeticError, ValueError, LookupError, TypeError, RecursionError) as error:
         raise RunDirectoryError(f"{SUMMARY_FILE} is damaged: {error}") from error
     words = {"error": "failed (stop_reason error)", "interrupted": "was interrupted"}
     if reason in words:

@@ -16,7 +16,7 @@ from maze_train.checks import check_at_least, check_positive
 from maze_train.config.job_processes import PROGRAM, JobProcesses, StartedJob
 from maze_train.config.launcher import LocalLauncher
 from maze_train.errors import ConfigError, WorkerError
-from maze_train.notices import tell
+from maze_train.notices import say, tell
 from maze_train.training.outcome import Interruption
 from maze_train.workers.places import Portable
 from maze_train.workers.pool import CallCancelledError, WorkerFailedError
@@ -162,7 +162,7 @@ class JobPool:
             free += [index for index in pool.ready(POLL_S) if self._take_in(pool, index)]
 
     def _start(self, pool: WorkerPool, index: int, job: ProcessJob) -> None:
-        print(f"{PROGRAM}: {job.record.title}", flush=True)
+        say(f"{PROGRAM}: {job.record.title}")
         pool.call(index, "run", Portable(job, "hydra/launcher"))
         self._running[index] = StartedJob(job)
 

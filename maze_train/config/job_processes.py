@@ -20,6 +20,7 @@ from multiprocessing.connection import Connection, wait
 from typing import TYPE_CHECKING
 
 from maze_train.files import open_own
+from maze_train.notices import say
 from maze_train.training.outcome import SIGNALS
 from maze_train.workers.places import Portable
 from maze_train.workers.remote import available_cores
@@ -149,7 +150,7 @@ class JobProcesses:
 
     def _start(self, job: ProcessJob, slot: int) -> RunningJob:
         """Start the process of a job."""
-        print(f"{PROGRAM}: {job.record.title}", flush=True)
+        say(f"{PROGRAM}: {job.record.title}")
         sys.stderr.flush()  # What is in a buffer now, the child would write once more.
         receiver, sender = multiprocessing.Pipe(duplex=False)
         gpu = self._gpus[slot % len(self._gpus)] if self._gpus else None

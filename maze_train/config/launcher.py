@@ -26,7 +26,7 @@ from maze_train.config.job_processes import (
 )
 from maze_train.config.sweep_jobs import JobRecord
 from maze_train.errors import TrainingError
-from maze_train.notices import tell
+from maze_train.notices import say, tell
 from maze_train.tracking.formatting import duration, readable
 
 if TYPE_CHECKING:
@@ -154,4 +154,4 @@ def _tell_end(job: StartedJob) -> None:
         tell(f"{PROGRAM}: error: {record.label}: {record.error}\n  its output: {job.log}")
     else:
         best = f", best {readable(record.objective)}" if math.isfinite(record.objective) else ""
-        print(f"{PROGRAM}: job {record.number}: done in {took}{best}", flush=True)
+        say(f"{PROGRAM}: job {record.number}: done in {took}{best}")

@@ -98,7 +98,8 @@ def writable(key: str, directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(key, f"can not be written: {error}", str(directory)) from error
+        problem = f"can not be written: {error}; name another place: {key}=<path>"
+        raise ConfigError(key, problem, str(directory)) from error
 
 
 def check_plain(text: str) -> None:

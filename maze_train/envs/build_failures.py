@@ -23,6 +23,9 @@ REMEDIES = (
 )
 """Remedies for an import error, by a word of its text."""
 
+MAX_LENGTH = 300
+"""Characters of the message of an environment that are shown."""
+
 
 def registered_failure(env_id: str, config: EnvConfig, error: BaseException) -> MazeTrainError:
     """The error for a registered environment that gymnasium did not make.
@@ -70,7 +73,9 @@ def build_failure(name: str, config: EnvConfig, error: BaseException) -> MazeTra
     """
     if isinstance(error, TypeError) and "argument" in str(error):
         return ConfigError("env.kwargs", f"{name} does not take these: {error}", config.kwargs)
-    return EnvError(f"building {name} with {config.kwargs} failed: {explained(error)}")
+    # In one line: what reads a file may quote it.
+    text = " ".join(explained(error).split())[:MAX_LENGTH]
+    return EnvError(f"building {name} with {config.kwargs} failed: {text}")
 
 
 def nearest_ids(env_id: str, count: int = 3) -> list[str]:

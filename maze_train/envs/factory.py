@@ -203,7 +203,11 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
     except MazeTrainError:
         raise
     except BaseException as error:
-        raise locate(REGISTERED_FAILURE)(env_id, config, error) from error
+        # The message alone: a traceback through an installed package helps nobody, and repeats what
+        # the environment quotes of a file that a stranger's settings name.
+        entry = str(getattr(gymnasium.registry.get(env_id), "entry_point", ""))
+        cause = None if entry.startswith(("gymnasium", "minigrid.")) else error
+        raise locate(REGISTERED_FAILURE)(env_id, config, error) from cause
 
 
 def make_own(config: EnvConfig, make: Callable[..., Any]) -> gymnasium.Env[Any, Any]:

@@ -166,10 +166,13 @@ class TrainingRunner:
             if self.config.algorithm.learns_from == "dataset":
                 builder.prepare(model)  # the loss depends on the data
             learner = builder.build_learner(model)
-        state = checkpoint.state["learners"]["learner"]
-        if learner.modules.keys() != state["modules"].keys():
-            locate(MAKE_SNAPSHOTS)(learner, state["modules"])
-        learner.load_state_dict(state)
+        from maze_train.runners.run_checkpoints import fitting
+
+        with fitting(checkpoint):
+            state = checkpoint.state["learners"]["learner"]
+            if learner.modules.keys() != state["modules"].keys():
+                locate(MAKE_SNAPSHOTS)(learner, state["modules"])
+            learner.load_state_dict(state)
         return learner
 
     # -- the run ---------------------------------------------------------------------------------

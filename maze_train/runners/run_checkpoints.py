@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from maze_train.config.overrides import shell_word
@@ -20,7 +21,7 @@ from maze_train.training.checkpoint_schedule import Checkpoints
 from maze_train.training.checkpoints import Checkpoint, CheckpointInfo, CheckpointStore
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from maze_train.config.train_config import TrainConfig
@@ -122,9 +123,7 @@ def load_checkpoint(trainer: Trainer, checkpoint: Checkpoint) -> None:
     Raises:
         RunDirectoryError: If it is that of another algorithm or of other networks.
     """
-    problem = f"checkpoint {checkpoint.path} does not fit this run: "
-    remedy = "; is it a copy from another run, or has the environment other spaces now?"
-    try:
+    with fitting(checkpoint):
         saved = shapes_of(checkpoint.state["learners"]["learner"]["modules"])
         own = shapes_of(trainer.learners.get_weights())
         differing = [
@@ -136,14 +135,33 @@ def load_checkpoint(trainer: Trainer, checkpoint: Checkpoint) -> None:
             more = f" and {len(differing) - SHOWN_DIFFERENCES} more"
             shown = "; ".join(differing[:SHOWN_DIFFERENCES])
             shown += more if len(differing) > SHOWN_DIFFERENCES else ""
-            raise RunDirectoryError(f"{problem}weights differ: {shown}{remedy}")
+            raise does_not_fit(checkpoint, f"weights differ: {shown}")
         trainer.load_state_dict(checkpoint.state)
         if trainer.callbacks is None:
             tell_left_out(checkpoint.state.get("callbacks", ()))
+
+
+@contextmanager
+def fitting(checkpoint: Checkpoint) -> Iterator[None]:
+    """Let a state that has other parts than those read in the block be an error of its checkpoint.
+
+    Raises:
+        RunDirectoryError: If it has.
+    """
+    try:
+        yield
     except KeyError as error:
-        raise RunDirectoryError(
-            f"{problem}it has no {error}, as of another algorithm{remedy}"
-        ) from error
+        raise does_not_fit(checkpoint, f"it has no {error}, as of another algorithm") from error
+    except (TypeError, AttributeError) as error:
+        raise does_not_fit(checkpoint, f"it has other parts ({error})") from error
+
+
+def does_not_fit(checkpoint: Checkpoint, problem: str) -> RunDirectoryError:
+    """The error for a checkpoint whose state is not that of its run."""
+    return RunDirectoryError(
+        f"checkpoint {checkpoint.path} does not fit this run: {problem}; is it a copy from another "
+        "run, or has the environment other spaces now?"
+    )
 
 
 def shapes_of(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, list[int]]:

@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 from maze_train.checks import check_one_of
+from maze_train.errors import printable
 
 ProgressMode: TypeAlias = Literal["auto", "bar", "lines", "quiet"]
 
@@ -96,6 +97,8 @@ class Display:
         """Print a line, unless everything is quiet."""
         if self.mode != "quiet":
             # Lines are for files and pipes as well: no wrapping at 80 columns, no markup in names.
+            encoding = self._console.encoding
+            text = printable(text).encode(encoding, "replace").decode(encoding)
             self._console.print(Text(text, style=style), soft_wrap=True, highlight=False)
 
     def silence(self) -> None:

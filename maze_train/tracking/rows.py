@@ -65,4 +65,5 @@ def read_rows(path: str | Path, last_epoch: int | None = None) -> list[MetricsRo
 
 
 def _number(cell: str) -> float:
-    return int(cell) if cell.lstrip("-").isdigit() else float(cell)
+    # A number of any length would be no float later.
+    return int(cell) if cell.lstrip("-").isdigit() and len(cell) < 19 else float(cell)

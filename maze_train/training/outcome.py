@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from maze_train.notices import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -199,9 +200,9 @@ class Interruption:
             self._noted = number
             if self._deferred:
                 # The stream may be in use just now, or gone.
-                with suppress(OSError, RuntimeError):
+                with suppress(RuntimeError):
                     name = signal.Signals(number).name
                     done = f"finishing the update{self._remaining()}"
-                    print(f"\n{name}: {done}; again: stop at once", file=sys.stderr)
+                    tell(f"\n{name}: {done}; again: stop at once")
                 return
         raise Interrupted(number, at_once)

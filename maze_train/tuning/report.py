@@ -12,6 +12,7 @@ import yaml
 from maze_train.comparison.table import csv_table, markdown_table, text_table
 from maze_train.config.job_processes import PROGRAM
 from maze_train.config.writing import writable
+from maze_train.errors import printable
 from maze_train.files import atomic_write
 from maze_train.tracking.formatting import duration, readable
 from maze_train.tuning.picture import draw_search
@@ -114,7 +115,7 @@ class SearchResult:
         if len(ranked) > MAX_ROWS:
             lines.append(f"and {len(ranked) - MAX_ROWS} more in {self.study / CSV_FILE}")
         lines += ["", self.outcome]
-        return "\n".join([*lines, "", self.line] if self.best else lines)
+        return printable("\n".join([*lines, "", self.line] if self.best else lines))
 
     def markdown(self) -> str:
         """All trials as Markdown, with the picture and the best settings."""

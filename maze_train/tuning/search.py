@@ -20,7 +20,7 @@ from maze_train.config.writing import config_to_dict, writable
 from maze_train.envs.factory import EnvFactory
 from maze_train.errors import ConfigError, TrainingError
 from maze_train.locks import exclusive
-from maze_train.notices import tell
+from maze_train.notices import say, tell
 from maze_train.targets import TARGET
 from maze_train.tracking.formatting import duration, readable
 from maze_train.tracking.services import flattened
@@ -35,7 +35,14 @@ from maze_train.tuning.report import (
     write_tables,
 )
 from maze_train.tuning.space import Space, shown, text_of
-from maze_train.tuning.study import check_settings, open_journal, open_study, part_named
+from maze_train.tuning.study import (
+    check_settings,
+    open_journal,
+    open_study,
+    part_named,
+    reading_journal,
+    release_journal,
+)
 from maze_train.tuning.trial import TrialRecord, TrialTask, run_trial
 
 if TYPE_CHECKING:
@@ -151,8 +158,11 @@ class _Search:
         self.mode = own_mode or evaluation.selection_mode(self.metric)
         self.seed = base.seed or 0
         self._check_settings()
+        release_journal(directory)
         self.storage = open_journal(directory)
-        self.study = open_study(self.storage, self.mode)
+        with reading_journal(directory):
+            self.study = open_study(self.storage, self.mode)
+            self._result()
         self.processes = JobProcesses(self._take, config.n_jobs, config.gpus)
 
     def _check_settings(self) -> None:
@@ -253,19 +263,19 @@ class _Search:
         seconds = trial.user_attrs.get(SECONDS, 0.0) + job.seconds
         self.storage.set_trial_user_attr(trial._trial_id, SECONDS, seconds)
         if job.result is None and self.processes.is_ending:
-            print(f"{PROGRAM}: {record.name}: interrupted after {took}", flush=True)
+            say(f"{PROGRAM}: {record.name}: interrupted after {took}")
             return
         if record.error:
             self._fail(record.number, record.error)
             tell(f"{PROGRAM}: error: {record.label}: {record.error}\n  its output: {job.log}")
         elif record.pruned_at:
             self.study.tell(record.number, state=TrialState.PRUNED)
-            print(f"{PROGRAM}: {record.name}: pruned at {record.pruned_at} % after {took}")
+            say(f"{PROGRAM}: {record.name}: pruned at {record.pruned_at} % after {took}")
         else:
             self.study.tell(record.number, record.objective)
             best = f"best {readable(self.study.best_value)} of trial {self.study.best_trial.number}"
             value = readable(record.objective)
-            print(f"{PROGRAM}: {record.name}: {value} after {took}; {best}", flush=True)
+            say(f"{PROGRAM}: {record.name}: {value} after {took}; {best}")
         write_tables(self._result())
 
     def _fail(self, number: int, error: str) -> None:

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import inspect
 import os
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from maze_train.comparison.runs import is_within
 from maze_train.config.search_config import GROUP
-from maze_train.config.writing import writable
+from maze_train.config.writing import LOADER, MAX_BYTES, check_plain, writable
 from maze_train.errors import ConfigError, RunDirectoryError, did_you_mean, nearest
 from maze_train.extras import import_extra
 from maze_train.files import atomic_write, open_own, read_regular
 from maze_train.tracking.services import flattened
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from optuna.storages import BaseStorage
@@ -50,18 +51,46 @@ def open_journal(directory: Path) -> BaseStorage:
     """The storage of the study in a directory; each process opens its own.
 
     Raises:
-        RunDirectoryError: If the file can not be read.
+        RunDirectoryError: If the file can not be read, or holds another journal.
     """
     storages = optuna().storages
     path = directory / JOURNAL_FILE
-    try:
+    with reading_journal(directory):
         os.close(open_own(path, os.O_RDWR))  # Optuna follows links
         storage: BaseStorage = storages.JournalStorage(
             storages.journal.JournalFileBackend(str(path))
         )
-    except (OSError, ValueError, KeyError) as error:
-        raise RunDirectoryError(f"{path} can not be read: {error}") from error
     return storage
+
+
+@contextmanager
+def reading_journal(directory: Path) -> Iterator[None]:
+    """Let what a journal holds, and Optuna does not expect, be an error of the study's directory.
+
+    Raises:
+        RunDirectoryError: If reading it fails in the block.
+    """
+    damages = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
+    try:
+        yield
+    except (*damages, RuntimeError, AssertionError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise RunDirectoryError(f"{directory / JOURNAL_FILE} can not be read: {problem}") from error
+
+
+def release_journal(directory: Path) -> None:
+    """Remove the lock that a process which was killed left on a journal, and Optuna waits for.
+
+    Nobody else may use the directory.
+
+    Raises:
+        RunDirectoryError: If it can not be removed.
+    """
+    lock = directory / f"{JOURNAL_FILE}.lock"
+    try:
+        lock.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(f"{lock} can not be removed: {error}; remove it") from error
 
 
 def open_study(storage: BaseStorage, mode: str) -> Study:
@@ -91,8 +120,10 @@ def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
             file.write(text.encode())
         return
     try:
-        before = flattened(yaml.safe_load(read_regular(path)))
-    except (OSError, yaml.YAMLError, AttributeError) as error:
+        text_before = read_regular(path, MAX_BYTES).decode()
+        check_plain(text_before)
+        before = flattened(yaml.load(text_before, LOADER))
+    except (OSError, ValueError, ArithmeticError, yaml.YAMLError, AttributeError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
     now = flattened(yaml.safe_load(text))
     for key in before | now:

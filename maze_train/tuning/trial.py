@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import traceback
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -12,6 +11,7 @@ from maze_train.config.pipeline import configure, prepare
 from maze_train.config.sweep_jobs import JobRecord
 from maze_train.config.train_config import AUTO
 from maze_train.errors import MazeTrainError, TrainingError
+from maze_train.notices import tell_traceback
 from maze_train.runners.base import TrainingRunner
 from maze_train.training.callbacks import Callback
 from maze_train.tuning.study import STUDY, open_journal, open_study
@@ -118,7 +118,7 @@ def run_trial(task: TrialTask, record: TrialRecord) -> TrialRecord:
                 return replace(record, objective=value, pruned_at=pruned_at, code=0)
         return replace(record, objective=math.fsum(values) / len(values), code=0)
     except Exception as error:
-        traceback.print_exc()
+        tell_traceback(error)
         if isinstance(error, CONFIGURATION_ERRORS):
             return replace(record, error=explain(error))
         kind = "" if isinstance(error, MazeTrainError) else f"{type(error).__name__}: "

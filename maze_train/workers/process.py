@@ -13,7 +13,7 @@ import traceback
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
-from maze_train.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.errors import ConfigError, EnvError, MissingExtraError, foreign_cause
 from maze_train.files import process_runs
 from maze_train.notices import warn
 from maze_train.workers.pipes import (
@@ -237,10 +237,11 @@ def describe_failure(error: BaseException) -> dict[str, Any]:
     """The arguments of `WorkerFailedError` that an exception gives, without the number."""
     message = str(error) if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
     cause = error.__cause__ or error
+    trace = traceback.format_exception(cause) if foreign_cause(error) else []
     told = error if isinstance(error, (ConfigError, MissingExtraError)) else None
     return {
         "text": message,
-        "trace": "".join(traceback.format_exception(type(cause), cause, cause.__traceback__)),
+        "trace": "".join(trace),
         "error": told,
         "final": told is not None or getattr(cause, "is_final", False),
         "seed": getattr(error, "seed", None),

@@ -10,7 +10,7 @@ from maze_train.workers.memory import SharedMemory
 from maze_train.workers.pool import CLOSED
 from maze_train.workers.process import PAGE_NBYTES, STEPS
 from maze_train.workers.remote import RemotePool
-from maze_train.workers.worker_process import WorkerProcess, end_all
+from maze_train.workers.worker_process import WorkerProcess, end_all, naming_limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -37,8 +37,10 @@ class ProcessPool(RemotePool):
     Raises:
         ConfigError: If a worker can not be sent.
         OSError: If a process can not be started.
+        WorkerError: If more files would be open than the system allows.
     """
 
+    @naming_limits()
     def __init__(
         self,
         make_workers: Sequence[MakeWorker],
@@ -115,6 +117,7 @@ class ProcessPool(RemotePool):
         """Environment steps that the processes of a worker counted."""
         return memoryview(self._pages[index].buffer).cast("q")[STEPS]
 
+    @naming_limits()
     def allocate(self, nbytes: int) -> SharedMemory:
         """Memory that processes can map."""
         return SharedMemory(nbytes)

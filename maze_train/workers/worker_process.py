@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import pickle
+import resource
 import select
 import signal
 import time
@@ -13,6 +15,7 @@ from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
+from maze_train.errors import WorkerError
 from maze_train.files import process_runs
 from maze_train.locks import claim_temporary
 from maze_train.workers.pipes import (
@@ -54,6 +57,25 @@ LOST_EXIT_CODE = 255
 
 CLOSE_GRACE_S = 5.0
 """Seconds that workers may take to close before they are killed."""
+
+
+@contextmanager
+def naming_limits() -> Iterator[None]:
+    """Let a limit of open files that is too small for workers be named.
+
+    Raises:
+        WorkerError: If it is reached.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise WorkerError(
+            f"too many open files: this process may have {limit} (ulimit -n), which is too few for "
+            "its workers: raise it, such as ulimit -n 4096, or set a smaller runner.n_workers"
+        ) from None
 
 
 class WorkerProcess:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import matplotlib.image
 import numpy as np
 import pytest
+import yaml
 from run_files import RETURN, write_run
 
 from maze_train import Comparison, compare_runs
@@ -184,6 +185,41 @@ def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
             compared(tmp_path, "empty", unfinished=unfinished)
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "reason"),
+    [
+        ("summary.json", "[" * 100_000, "summary.json is damaged: "),
+        ("summary.json", '{"stop_reason": "x", "updates": "many"}', "summary.json is damaged: "),
+        ("summary.json", "[]", "summary.json is damaged: "),
+        ("config.yaml", "evaluation: {metric: [1]}", "config.yaml is not that of a run: "),
+        ("config.yaml", "runner: {dataset: [1]}\nenv: {}", "config.yaml is not that of a run: "),
+        ("metrics.csv", f"epoch,{RETURN}\n1,1\n", "metrics.csv is damaged: a row has no env_steps"),
+        ("metrics.csv", f"env_steps,{RETURN}\nnan,1\n", "metrics.csv is damaged: a row has no"),
+        ("metrics.csv", f"env_steps,{RETURN}\n1,{'1' * 400}\n", f"metrics.csv has no {RETURN}"),
+    ],
+)
+def test_a_damaged_run_is_left_out(tmp_path: Path, file: str, text: str, reason: str) -> None:
+    """By name, whatever its files hold; the others are compared."""
+    write_run(tmp_path / "good", [1.0])
+    bad = write_run(tmp_path / "bad", [1.0], seed=1)
+    before = (bad / file).read_text() if file == "config.yaml" else ""
+    if before:
+        sections = yaml.safe_load(before) | yaml.safe_load(text)
+        text = yaml.safe_dump(sections)
+    (bad / file).write_text(text)
+    comparison = compared(tmp_path)
+    assert [row["seeds"] for row in comparison.rows] == ["0"]
+    (left,) = comparison.left_out
+    assert left.name == str(bad)
+    assert left.reason.startswith(reason)
+
+
+def test_names_of_strangers(tmp_path: Path) -> None:
+    """What is not printable is shown as text, and a dollar sign begins no formula."""
+    write_run(tmp_path / "a", [1.0], env="\x1b[2J$x_{$-v0")
+    assert "\\x1b[2J$x_{$-v0\n" in str(compared(tmp_path))
+
+
 def test_a_run_without_a_summary(tmp_path: Path) -> None:
     """It counts where none is wanted."""
     write_run(tmp_path / "a", [1.0], stop_reason=None, tracking__summary=False)
@@ -256,6 +292,9 @@ def test_jobs_of_a_sweep(tmp_path: Path) -> None:
         (str(sweep / "2"), "the disk, it is full"),
         (str(sweep / "4"), "ended by SIGKILL"),
     ]
+    (sweep / "jobs.csv").write_text(f"job\n6,seed=6,{'x' * 10_000},,\n")
+    (left,) = compared(tmp_path, "a sweep").left_out[:1]
+    assert (left.name, left.reason) == ("a sweep: job 6 (seed=6)", "run_dir: File name too long")
     (sweep / "jobs.csv").write_text("job\n1,2\n")
     with pytest.raises(RunDirectoryError, match=r"jobs.csv is damaged"):
         compared(tmp_path, "a sweep")

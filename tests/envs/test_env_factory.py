@@ -8,7 +8,7 @@ from toy_envs import AddOne, CountingEnv
 
 from maze_train import EnvConfig, EnvFactory
 from maze_train.envs.factory import BoundedEnvFactory, env_name
-from maze_train.errors import ConfigError, EnvError
+from maze_train.errors import ConfigError, EnvError, foreign_cause
 
 
 def test_kwargs_and_time_limit_of_registered_id():
@@ -162,3 +162,19 @@ def test_names_for_directories():
     assert env_name(EnvConfig(target="my.module.Class")) == "Class"
     assert env_name(EnvFactory.from_any(CountingEnv).config) == "CountingEnv"
     assert env_name(EnvFactory.from_any(lambda: CountingEnv()).config) == "lambda"
+
+
+def test_what_an_installed_environment_says_is_one_line(monkeypatch):
+    """It may quote a file that the settings of a stranger name: no more of it is shown."""
+    text = "XML error:\nsecret " * 100
+
+    def fail(*_, **__):
+        raise ValueError(text)
+
+    monkeypatch.setattr(gymnasium, "make", fail)
+    with pytest.raises(EnvError) as caught:
+        EnvFactory.from_any("CartPole-v1", xml_file="/etc/passwd")()
+    message = "building CartPole-v1 with {'xml_file': '/etc/passwd'} failed: ValueError: XML error:"
+    assert str(caught.value).startswith(message)
+    assert len(str(caught.value)) < 400
+    assert foreign_cause(caught.value) is None

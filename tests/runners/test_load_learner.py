@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,4 +86,17 @@ def test_a_run_without_checkpoints_has_no_learner() -> None:
     """The message says what is missing."""
     short_run("run", **{"checkpoint.interval": 0})
     with pytest.raises(RunDirectoryError, match=r"run has no checkpoint, which holds a learner"):
+        load_learner("run", TRUST)
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"learners": []}, {"learners": {"learner": {"modules": []}}}]
+)
+def test_a_state_that_is_none(state: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that are missing, or are others, are named with the checkpoint."""
+    short_run("run")
+    checkpoint = RunCheckpoints(Path("run")).load()
+    assert checkpoint is not None
+    monkeypatch.setattr(RunCheckpoints, "load", lambda _: replace(checkpoint, state=state))
+    with pytest.raises(RunDirectoryError, match=r"^checkpoint .*epoch_\d+ does not fit this run: "):
         load_learner("run", TRUST)

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import math
+import os
+import pickle
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from maze_train.config.search_config import SearchRange
-from maze_train.errors import ConfigError
+from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.tuning.picture import draw_search
 from maze_train.tuning.report import MAX_ROWS, result_of
+from maze_train.tuning.search import search
 from maze_train.tuning.space import Space
-from maze_train.tuning.study import check_settings, open_journal, open_study, part_named
+from maze_train.tuning.study import (
+    check_settings,
+    open_journal,
+    open_study,
+    part_named,
+    release_journal,
+)
 from maze_train.tuning.trial import PruningCallback, TrialTask
 
 if TYPE_CHECKING:
@@ -120,3 +129,35 @@ def test_hopeless_trials_do_not_flatten_the_picture(tmp_path: Path, sign: int) -
     axes = draw_search(rows, study, space, "m").axes[0]
     assert sorted(sign * end for end in axes.get_ylim()) == pytest.approx([-3.8, 0.2], abs=0.2)
     assert [text.get_text() for text in axes.texts] == [f"beyond: to {-500 * sign}.0"]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"[" * 100_000 + b"\n", pickle.dumps([1] * 99), b"x\ny\n", b"[]\n", b'{"op_code": 4}\n', None],
+    ids=["deep", "pickle", "text", "list", "no fields", "pipe"],
+)
+def test_a_journal_that_is_none(tmp_path: Path, content: bytes | None) -> None:
+    """One error that names the file, at once."""
+    path = tmp_path / "study.journal"
+    os.mkfifo(path) if content is None else path.write_bytes(content)
+    with pytest.raises(RunDirectoryError, match=r"study\.journal can not be read: "):
+        search("CartPole-v1", "ppo", {KEYS[0]: {"low": 0.5, "high": 0.9}}, study=str(tmp_path))
+
+
+def test_a_lock_that_a_killed_process_left(tmp_path: Path) -> None:
+    """Nobody waits for it; what can not be removed is named."""
+    lock = tmp_path / "study.journal.lock"
+    lock.symlink_to(tmp_path / "study.journal")
+    release_journal(tmp_path)
+    assert not lock.is_symlink()
+    lock.mkdir()
+    with pytest.raises(RunDirectoryError, match=r"study\.journal\.lock can not be removed"):
+        release_journal(tmp_path)
+
+
+def test_settings_that_are_damaged(tmp_path: Path) -> None:
+    """Aliases, which could grow without end, and deep lists are refused."""
+    for text in ("a: &a [1]\nb: *a", "[" * 1000, "{"):
+        (tmp_path / "study.yaml").write_text(text)
+        with pytest.raises(RunDirectoryError, match=r"study\.yaml is damaged"):
+            check_settings(tmp_path, {"a": 1})

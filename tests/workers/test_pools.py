@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import time
 import weakref
@@ -485,3 +486,17 @@ def test_the_process_that_calls_ends(tmp_path: Path, where: str, does: str) -> N
         assert left_of(pids, PATIENCE_S) == []
     if where != "ray" or does == "ends":  # Ray kills the actors of a driver that is gone.
         assert closed_in_order(tmp_path) == {0, 1}
+
+
+@pytest.mark.parametrize("more", [0, 5, 12])
+def test_too_few_open_files_are_named(start: Callable[..., Any], more: int) -> None:
+    """Whatever it is that finds no room: the message names the limit."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = len(os.listdir("/proc/self/fd")) + more
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    try:
+        message = rf"too many open files: this process may have {limit} \(ulimit -n\)"
+        with pytest.raises(WorkerError, match=message):
+            start("fork", n=20)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
