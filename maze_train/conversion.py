@@ -102,7 +102,7 @@ def convert_fields(settings: Any) -> None:
     Raises:
         ConfigError: If a value is of another type.
     """
-    for name, hint in _hints(type(settings)).items():
+    for name, hint in _hints(settings.__class__).items():
         value = getattr(settings, name)
         if not _has_type(value, hint):
             setattr(settings, name, convert(value, hint, key_of_field(name)))
