@@ -13,7 +13,8 @@ from maze_train.config.pipeline import configure, prepare
 from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.config.stored import PARTS_OF_ENV, check_trust, read_settings
 from maze_train.config.train_config import AUTO
-from maze_train.config.writing import CONFIG_FILE, key_of_field
+from maze_train.config.writing import CONFIG_FILE
+from maze_train.conversion import key_of_field
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.hub import local_directory

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import ConfigError, ShapeError, one_of
 
@@ -87,13 +87,6 @@ def check_fields(settings: object, minimum: float, *keys: str) -> None:
     """Refuse fields of a dataclass that are not finite numbers of at least `minimum`."""
     for key in keys:
         check_at_least(key, getattr(settings, key), minimum)
-
-
-def check_choices(settings: object) -> None:
-    """Refuse fields of a dataclass that are none of the words of their type, a `Literal`."""
-    for key, hint in get_type_hints(type(settings)).items():
-        if get_origin(hint) is Literal:
-            check_one_of(key, getattr(settings, key), get_args(hint))
 
 
 def check_same_shape(**tensors: Tensor) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from maze_train.checks import absolute_path, check_at_least, check_choices
+from maze_train.checks import absolute_path, check_at_least
 from maze_train.config.loading import build_config, values_by_field
+from maze_train.conversion import convert_fields
 from maze_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -56,13 +57,13 @@ class CompareConfig:
         return self.threshold.get(env) if isinstance(self.threshold, dict) else self.threshold
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         if not [name for name in self.runs if name.strip()]:
             problem = "expected directories of runs, such as runs=[outputs/a,outputs/b*]"
             raise ConfigError("runs", problem, self.runs)
         if self.output is not None:
             self.output = absolute_path("output", self.output)
         check_at_least("n_resamples", self.n_resamples, 100)
-        check_choices(self)
         levels = self.threshold if isinstance(self.threshold, dict) else {"": self.threshold}
         for env, level in levels.items():
             if level is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from maze_train.checks import absolute_path, check_choices
+from maze_train.checks import absolute_path
 from maze_train.config.loading import build_config, values_by_field
+from maze_train.conversion import convert_fields
 from maze_train.errors import ConfigError
 from maze_train.hub import is_on_hub
 
@@ -38,6 +39,7 @@ class ExportConfig:
     their code is run."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         if not self.run.strip():
             problem = "expected the directory of a run, such as run=outputs/a"
             raise ConfigError("run", problem, self.run)
@@ -47,7 +49,6 @@ class ExportConfig:
             problem = "expected a file, such as output=policy.onnx: the run is on the hub"
             raise ConfigError("output", problem, self.output)
         self.run = absolute_path("run", self.run)
-        check_choices(self)
 
 
 def load_export_config(node: Mapping[str, Any]) -> ExportConfig:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import absolute_path
 from maze_train.config.loading import build_config, values_by_field
+from maze_train.conversion import convert_fields
 from maze_train.errors import ConfigError
 from maze_train.hub import BRANCH, REPOSITORY, is_on_hub
 
@@ -43,6 +44,7 @@ class PushConfig:
     `[my_nets]`: their code is run."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         if self.run is None or is_on_hub(self.run):
             problem = "expected the directory of a run, or of one of its saved policies"
             raise ConfigError("run", problem, self.run)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from maze_train.checks import absolute_path, check_at_least, check_choices, check_fields
+from maze_train.checks import absolute_path, check_at_least, check_fields
 from maze_train.config.train_config import DevRunnerConfig, RunnerConfig
+from maze_train.conversion import convert_fields
 from maze_train.envs.config import EnvConfig  # noqa: TC001 (type hints are evaluated)
 from maze_train.errors import ConfigError
 from maze_train.targets import is_target
@@ -97,10 +98,10 @@ class RolloutConfig:
     such as `[my_envs, my_nets]`: their code is run."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         self._check_policy()
         self._check_episodes()
         self._check_places()
-        check_choices(self)
         self._check_runner()
         self._check_rendering()
 

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from maze_train.checks import absolute_path, check_at_least, check_choices, check_fields
-from maze_train.config.conversion import UnknownKeyError, convert
+from maze_train.checks import absolute_path, check_at_least, check_fields
 from maze_train.config.loading import build_config, named_option
 from maze_train.config.options import list_options
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import field_of_key, join
+from maze_train.conversion import UnknownKeyError, convert, convert_fields, field_of_key, join
 from maze_train.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
@@ -54,6 +53,7 @@ class SearchRange:
         return cls(choices=list(choices))
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         if self.choices is not None:
             others = [f.name for f in fields(self) if f.name != "choices"]
             given = [name for name in others if getattr(self, name) not in (None, False)]
@@ -124,9 +124,9 @@ class SearchConfig:
     ranges."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         check_fields(self, 1, "n_trials", "n_seeds")
         check_at_least("n_jobs", self.n_jobs, 0)
-        check_choices(self)
         if self.study is not None:
             self.study = absolute_path("study", self.study)
         if not self.ranges:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from maze_train.checks import absolute_path, check_at_least, check_choices, check_fields
+from maze_train.checks import absolute_path, check_at_least, check_fields
+from maze_train.conversion import convert_fields
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError
 from maze_train.learner.config import GradientSettings, LearnerGroupConfig, Schedule
@@ -73,10 +74,10 @@ class RunnerConfig:
     of each environment."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         if isinstance(self.dataset, str) and not self.dataset.startswith("minari:"):
             self.dataset = absolute_path("dataset", self.dataset)
         check_fields(self, 0, "concurrency", "envs_per_actor", "torch_threads", "max_wall_time_s")
-        check_choices(self)
 
     @property
     def place_settings(self) -> dict[str, Any]:
@@ -212,6 +213,7 @@ class TrainConfig:
     `resume` or `base_run` may name, such as `[my_envs, my_nets]`: their code is run."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         self._check_experience()
         if self.seed is not None:
             check_at_least("seed", self.seed, 0)

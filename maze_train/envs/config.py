@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from maze_train.checks import check_at_least, check_one_of
+from maze_train.checks import check_at_least
+from maze_train.conversion import convert_fields
 from maze_train.errors import ConfigError
 from maze_train.targets import is_target
 
@@ -47,10 +48,9 @@ class EnvConfig:
         Raises:
             ConfigError: If a value is out of its range.
         """
+        convert_fields(self)
         if self.max_episode_steps is not None:
             check_at_least("max_episode_steps", self.max_episode_steps, 1)
-        check_one_of("backend", self.backend, ("gymnasium", "native", "envpool"))
-        check_one_of("preprocessing", self.preprocessing, ("auto", "atari", "none"))
         for name in ("wrappers", "training_wrappers"):
             self._check_wrappers(name)
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_choices, check_fields
+from maze_train.checks import check_at_least, check_fields
+from maze_train.conversion import convert_fields, replaced
 from maze_train.errors import ConfigError
-from maze_train.targets import TARGET, locate
+from maze_train.targets import TARGET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +20,6 @@ if TYPE_CHECKING:
 
 
 PREFIX = "linear_"
-
-REPLACED = "maze_train.config.conversion.replaced"
-"""Found where a module has settings of its own."""
 
 
 @dataclass(kw_only=True)
@@ -45,7 +44,7 @@ class Schedule:
     """Unit of x: the share of the run in [0, 1], environment steps, or updates."""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        convert_fields(self)
         if self.points is None:
             if self.start is None or self.end is None or self.by != "progress":
                 raise ConfigError(
@@ -142,6 +141,7 @@ class LearnerGroupConfig:
     """Whether a batch is dropped, and counted, when so many wait; else it waits for room."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         check_at_least("n_learners", self.n_learners, 1)
         check_fields(self, 0, "n_cpus_per_learner", "queue_size")
         if self.drop_when_full and not self.queue_size:
@@ -214,6 +214,7 @@ class Freeze:
     """Updates after which `start` and `stop` come again; 0: never."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         check_fields(self, 0, "start", "period")
         if not self.params:
             raise ConfigError("params", "expected names of parameters, such as [trunk]", [])
@@ -273,6 +274,7 @@ class GradientSettings:
     max_grad_norm: 1}}`: those of optimizers and of losses."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         for key in ("loss_function", "lr_scheduler"):
             node = getattr(self, key)
             if node is not None and TARGET not in node:
@@ -293,12 +295,34 @@ class GradientSettings:
             ConfigError: If one is unknown, is none of a module, or has a wrong value.
         """
         own = self.overrides.get(module_id, {}) if overrides is None else overrides
-        key = f"overrides.{module_id}"
-        settings: Self = locate(REPLACED)(replace(self, overrides={}), own, key)
-        bases = reversed(type(self).__mro__)
-        known = [name for base in bases for name in vars(base).get("module_settings", ())]
-        for name in own:
-            if name not in known:
-                problem = f"is a setting of all modules; those of one are: {', '.join(known)}"
-                raise ConfigError(f"{key}.{name}", problem, own[name])
+        settings: Self = settings_for_module(self, module_id, own)
         return settings
+
+
+def gradient_settings(config: Any) -> GradientSettings:
+    """The `GradientSettings` of an algorithm; those that any other object has by these names."""
+    if isinstance(config, GradientSettings):
+        return config
+    names = {f.name for f in fields(GradientSettings) if hasattr(config, f.name)} - {"overrides"}
+    return GradientSettings(**{name: getattr(config, name) for name in names})
+
+
+def settings_for_module(config: Any, module_id: str, own: Mapping[str, Any]) -> Any:
+    """Settings of an algorithm, of any class, with those that a module has of its own.
+
+    Raises:
+        ConfigError: If one is unknown, is not a setting of a module, or has a wrong value.
+    """
+    key = f"overrides.{module_id}"
+    if isinstance(config, GradientSettings):
+        config = replaced(replace(config, overrides={}), own, key)
+    bases = (GradientSettings, *reversed(type(config).__mro__))
+    known = dict.fromkeys(name for base in bases for name in vars(base).get("module_settings", ()))
+    for name in own:
+        if name not in known:
+            problem = f"is a setting of all modules; those of one are: {', '.join(known)}"
+            raise ConfigError(f"{key}.{name}", problem, own[name])
+    if isinstance(config, GradientSettings):
+        return config
+    shared = {name: getattr(config, name) for name in dir(config) if not name.startswith("__")}
+    return SimpleNamespace(**{**shared, **own})

@@ -232,8 +232,20 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         """Once per update, before everything: learning rates, frozen parameters, schedules."""
         self.set_schedules(progress)
         self.hold_parameters(progress)
-        for optimizer in self.optimizers.values():
-            statistics.record(LearnerEvents.learning_rate, optimizer.set_lr(progress))
+        rates: dict[str, float] = {}
+        for (module_id, _), optimizer in self.optimizers.items():
+            rates.setdefault(module_id, optimizer.set_lr(progress))
+        for module_id, rate in rates.items():
+            own = statistics_of(module_id, statistics)
+            own.record(LearnerEvents.learning_rate, rate)
+            with self.settings_of(module_id):
+                self.report_settings(own)
+
+    def report_settings(self, statistics: Statistics) -> None:
+        """Record scheduled settings of the module that `config` is of, once per update; here none.
+
+        Its statistics take them, after `set_schedules`.
+        """
 
     @abstractmethod
     def preprocess(

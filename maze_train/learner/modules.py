@@ -12,7 +12,13 @@ from torch import nn
 
 from maze_train.errors import ConfigError, nearest
 from maze_train.learner.apis import HasOwnLoss, missing_names
-from maze_train.learner.config import GradientSettings, Progress, Schedule
+from maze_train.learner.config import (
+    GradientSettings,
+    Progress,
+    Schedule,
+    gradient_settings,
+    settings_for_module,
+)
 from maze_train.learner.modes import has_modes
 from maze_train.learner.optimizers import ModuleOptimizer
 from maze_train.targets import locate
@@ -56,8 +62,9 @@ class LearnerModules:
         if isinstance(modules, nn.Module):
             modules = {DEFAULT_MODULE: modules}
         self.config = config
-        self.settings = config if isinstance(config, GradientSettings) else GradientSettings()
-        self.own_settings = {key: self.settings.for_module(key) for key in self.settings.overrides}
+        self.settings = gradient_settings(config)
+        own = getattr(config, "overrides", {})
+        self.own_settings = {key: self._settings_for(key, own[key]) for key in own}
         self.progress = Progress()
         self.device = torch.device(device)
         self.modules: dict[str, nn.Module] = {}
@@ -129,7 +136,7 @@ class LearnerModules:
             module = module()
         is_new = module_id not in self.modules
         if overrides and is_new:
-            self.own_settings[module_id] = self.settings.for_module(module_id, overrides)
+            self.own_settings[module_id] = self._settings_for(module_id, overrides)
         try:
             self._place(module_id, module, frozen)
             if not frozen:
@@ -226,6 +233,11 @@ class LearnerModules:
             raise ConfigError("module_id", problem, module_id)
         return self.modules[module_id]
 
+    def _settings_for(self, module_id: str, own: Mapping[str, Any]) -> tuple[Any, GradientSettings]:
+        """The settings of a module that has some of its own, as `config` and as `settings`."""
+        config = settings_for_module(self.config, module_id, own)
+        return config, gradient_settings(config)
+
     @contextmanager
     def settings_of(self, module_id: str) -> Iterator[None]:
         """Have the settings of a module, see `algorithm.overrides`, as `config` in the block."""
@@ -233,7 +245,7 @@ class LearnerModules:
         if module_id not in self.own_settings:
             yield
             return
-        self.config = self.settings = self.own_settings[module_id]
+        self.config, self.settings = self.own_settings[module_id]
         self.set_schedules(self.progress)
         try:
             yield

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 
+from maze_train.conversion import convert
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Progress, Schedule, scheduled_value
 from maze_train.learner.gradients import FlatParameters, clip_gradients
@@ -63,9 +64,7 @@ class ModuleOptimizer:
     ) -> None:
         self.params = [p for p in params if p.requires_grad]
         self.clipping = clipping
-        if lr is not None and not isinstance(lr, (int, float, Schedule)):
-            lr = Schedule.from_list(lr)
-        self.lr = lr
+        self.lr: float | Schedule | None = convert(lr, float | Schedule | None, "lr")
         groups = [(1.0, self.params)] if groups is None else groups
         trained = [(factor, [p for p in group if p.requires_grad]) for factor, group in groups]
         self._lr_factors = [factor for factor, part in trained if part]

@@ -36,7 +36,9 @@ class LearnerEvents(EventInterface, prefix="train"):
     grad_norm = Event("L2 norm of the gradient before clipping, mean over minibatches.")
     grad_norm_clipped = Event("The same after clipping; empty without.")
     gradient_steps = Event("Gradient steps taken.", reduce="sum")
-    learning_rate = Event("Learning rate of the last update.", reduce="last")
+    learning_rate = Event(
+        "Learning rate of the last update, of the first optimizer of a module.", reduce="last"
+    )
     skipped_steps = Event("Gradient steps left out: not finite.", reduce="sum")
     zeroed_gradients = Event("Entries of gradients that counted 0: not finite.", reduce="sum")
     compile_s = Event("Seconds that `algorithm.compile` took.", reduce="sum")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from maze_train.checks import check_at_least, check_one_of
+from maze_train.checks import check_at_least
+from maze_train.conversion import convert_fields
 from maze_train.errors import ConfigError
 
 ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
@@ -25,7 +26,7 @@ class MemoryConfig:
     """Recurrent layers on top of each other. >= 1."""
 
     def __post_init__(self) -> None:
-        check_one_of("cell", self.cell, ("lstm", "gru"))
+        convert_fields(self)
         check_at_least("size", self.size, 1)
         check_at_least("layers", self.layers, 1)
 
@@ -57,7 +58,7 @@ class ObservationNormalizationConfig:
         return self.n_steps or (10_000 if self.mode == "estimated" else 1_000)
 
     def __post_init__(self) -> None:
-        check_one_of("mode", self.mode, ("none", "running", "estimated"))
+        convert_fields(self)
         if self.n_steps is not None:
             check_at_least("n_steps", self.n_steps, 1)
         check_at_least("clip", self.clip, 0.0)
@@ -137,12 +138,10 @@ class ModelConfig:
     (of transformed values) instead of a scalar. null: a scalar."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         for name in ("hidden_sizes", "critic_hidden_sizes"):
             for i, size in enumerate(getattr(self, name) or ()):
                 check_at_least(f"{name}[{i}]", size, 1)
-        if self.activation is not None:
-            check_one_of("activation", self.activation, ACTIVATIONS)
-        check_one_of("image_encoder", self.image_encoder, ("nature", "impala", "flat"))
         check_at_least("branch_size", self.branch_size, 1)
         self._check_networks()
         if self.centralized_critic and self.shared_trunk:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from maze_train.checks import check_choices, check_fields
+from maze_train.checks import check_fields
+from maze_train.conversion import convert_fields
 from maze_train.errors import ConfigError
 
 SNAPSHOT = "@"
@@ -39,9 +40,9 @@ class OpponentsConfig:
     to 1."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         check_fields(self, 0, "add_every", "at_win_rate", "share")
         check_fields(self, 1, "keep", "least_episodes")
-        check_choices(self)
         for key in ("at_win_rate", "share"):
             if getattr(self, key) > 1:
                 raise ConfigError(key, "expected a number from 0 to 1", getattr(self, key))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from maze_train.checks import check_choices
+from maze_train.conversion import convert_fields
 from maze_train.errors import ConfigError
 from maze_train.targets import is_target
 
@@ -44,7 +44,7 @@ class TrackingConfig:
     `train/info/<key>` and `eval/info/<key>`, where they hold numbers. (ES: evaluations only.)"""
 
     def __post_init__(self) -> None:
-        check_choices(self)
+        convert_fields(self)
         if self.profile is not None and not (
             len(self.profile) == 2 and 1 <= self.profile[0] <= self.profile[1]
         ):

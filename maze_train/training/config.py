@@ -8,10 +8,10 @@ from typing import Any, ClassVar, Literal
 from maze_train.checks import (
     absolute_path,
     check_at_least,
-    check_choices,
     check_fields,
     check_positive,
 )
+from maze_train.conversion import convert_fields
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.nets.config import ModelConfig
@@ -59,6 +59,7 @@ class PolicyConfig:
     `{add_every: 10, draw: uniform}`; null: none."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         if self.opponents is not None and (self.frozen or self.source == RANDOM):
             problem = "a policy that does not learn has no earlier versions; leave it out"
             raise ConfigError("opponents", problem, self.opponents.draw)
@@ -158,9 +159,9 @@ class AlgorithmConfig:
     """Device of the learner: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         check_fields(self, 0, "n_epochs", "patience")
         check_fields(self, self.least_epoch_length, "epoch_length")
-        check_choices(self)
         if self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps", "xpu"):
             raise ConfigError("device", "expected cpu, cuda, cuda:<i>, mps or auto", self.device)
 
@@ -255,9 +256,9 @@ class EvaluationConfig:
     `eval/vs_<name>/win_rate`, `draw_rate`, `loss_rate` and `return_mean`."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         check_fields(self, 0, "n_episodes", "final_episodes", "max_episode_steps", "dump_interval")
         check_fields(self, 1, "interval", "concurrency")
-        check_choices(self)
         self._check_opponents()
         if self.metric:
             locate(CHECK_SELECTION)(self)
@@ -323,6 +324,7 @@ class CheckpointConfig:
     is continued; else that is an error."""
 
     def __post_init__(self) -> None:
+        convert_fields(self)
         check_fields(self, 0, "interval", "interval_minutes", "keep_best")
         check_at_least("keep_last", self.keep_last, 1)
 

@@ -10,7 +10,8 @@ import yaml
 from maze_train.comparison.table import short
 from maze_train.config.pipeline import configure
 from maze_train.config.search_config import GROUP, LINEAR, SearchRange
-from maze_train.config.writing import config_to_dict, join
+from maze_train.config.writing import config_to_dict
+from maze_train.conversion import join
 from maze_train.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import sys
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -207,6 +208,7 @@ class SlowLearner:
     def __init__(self, model, action_space, config, critic=None):
         self.model, self.space, self.config = model, action_space, config
         self.critic = critic or Critic()
+        self.updates = 0
         self.optimizer = make_optimizer(model, config)
         # Ratios to the policy that acted, which for A2C and PPO is the one that learns.
         self.has_ratios = hasattr(config, "vtrace_clip_rho_threshold")
@@ -303,6 +305,7 @@ class SlowLearner:
         pg_rho_bar = getattr(config, "vtrace_clip_pg_rho_threshold", None)
         c_bar = 1.0 if rho_bar is None else min(1.0, rho_bar)
         targets, advantages = slow_vtrace(Steps(*columns), rho_bar, pg_rho_bar, c_bar)
+        self.targets = targets
         h = self.critic.h
         return {p: Sample(advantages[p], h(targets[p]), h(self.values[p])) for p in ratios}
 
@@ -323,6 +326,9 @@ class SlowLearner:
             for place in transitions(rollout)
         }
         samples, taken = self.samples(rollout, ratios), 0
+        self.sums, self.norms = defaultdict(list), []
+        self.known = self.statistics(rollout, ratios, now)
+        self.updates += 1
         for number, minibatches in enumerate(orders):
             if number and now.get("recompute_advantages"):
                 self.run(rollout, stored=False)
@@ -337,6 +343,40 @@ class SlowLearner:
                 taken += 1
         return ratios, taken
 
+    def statistics(self, rollout, ratios, now):
+        """What is reported before the first step."""
+        values = np.array([self.values[place] for place in ratios])
+        targets = np.array([float(self.targets[place]) for place in ratios])
+        found = {
+            "learning_rate": now["lr"],
+            "entropy_coef": now["entropy_coef"],
+            "values_mean": values.mean(),
+            "returns_mean": targets.mean(),
+            "explained_variance": 1.0 - (targets - values).var() / targets.var(),
+        }
+        if "clip_range" in now:
+            found["clip_range"] = now["clip_range"]
+        if self.has_ratios:
+            weights, bound = np.array([*ratios.values()]), now["vtrace_clip_rho_threshold"]
+            found["rho_mean"] = weights.mean()
+            if bound is not None:
+                found["rho_clip_fraction"] = (weights > bound).mean()
+        if self.has_ratios and rollout.weights_seq_no is not None:
+            new = ... if rollout.replayed is None else ~rollout.replayed
+            lags = self.updates - rollout.weights_seq_no[new].double()
+            found |= {"policy_lag_mean": float(lags.mean()), "policy_lag_max": float(lags.max())}
+        return found
+
+    def reported(self):
+        """Everything that a learner reports of the last update, by tag."""
+        means = {name: sum(values) / len(values) for name, values in self.sums.items()}
+        norms = {"gradient_steps": len(self.norms), "grad_norm": np.mean(self.norms)}
+        if bound := self.config.max_grad_norm:
+            norms["grad_norm_clipped"] = np.mean(
+                [norm * min(1.0, bound / (norm + 1e-6)) for norm in self.norms]
+            )
+        return {f"train/{k}": float(v) for k, v in {**self.known, **means, **norms}.items()}
+
     def loss(self, batch, now, critic_only):
         """The loss of a minibatch, and how far the policy has moved."""
         total, kl, clip = torch.zeros(()), 0.0, now.get("clip_range")
@@ -347,6 +387,7 @@ class SlowLearner:
             value_clip = now.get("value_clip_range", 0.0)
             error = self.critic.loss(step.raw, sample.target, sample.old_value, value_clip)
             total = total + now["value_loss_coef"] * error
+            self.sums["value_loss"].append(error.item())
             if critic_only:
                 continue
             gain = step.log_prob * advantage
@@ -355,7 +396,12 @@ class SlowLearner:
                 ratio = log_ratio.exp()
                 terms = [ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage]
                 gain = min(terms, key=lambda x: x.item())
-                kl += (ratio.item() - 1 - log_ratio.item()) / len(batch)
+                divergence = ratio.item() - 1 - log_ratio.item()
+                kl += divergence / len(batch)
+                self.sums["approximate_kl"].append(divergence)
+                self.sums["clip_fraction"].append(abs(ratio.item() - 1) > clip)
+            self.sums["policy_loss"].append(-gain.item())
+            self.sums["policy_entropy"].append(step.entropy.item())
             total = total - now["policy_loss_coef"] * gain - now["entropy_coef"] * step.entropy
         return total / len(batch) if now.get("loss_reduction", "mean") == "mean" else total, kl
 
@@ -363,8 +409,9 @@ class SlowLearner:
         """One step of the optimizer."""
         self.optimizer.zero_grad()
         loss.backward()
+        params = [p for p in self.model.parameters() if p.grad is not None]
+        self.norms.append(math.sqrt(sum(float(p.grad.square().sum()) for p in params)))
         if self.config.max_grad_norm > 0:
-            params = [p for p in self.model.parameters() if p.grad is not None]
             torch.nn.utils.clip_grad_norm_(params, self.config.max_grad_norm)
         self.optimizer.step()
 

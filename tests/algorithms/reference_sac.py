@@ -119,7 +119,10 @@ def row_of(tree, i):
 
 
 def step_each(losses):
-    """Steps of optimizers on losses of their own; all gradients are those before the steps."""
+    """Steps of optimizers on losses of their own; all gradients are those before the steps.
+
+    Returns what learners report of it.
+    """
     groups = [optimizer.param_groups[0]["params"] for optimizer, _ in losses]
     gradients = [
         torch.autograd.grad(loss, params, retain_graph=True)
@@ -129,6 +132,22 @@ def step_each(losses):
         for param, gradient in zip(params, own, strict=True):
             param.grad = gradient
         optimizer.step()
+    squares = [float(gradient.square().sum()) for own in gradients for gradient in own]
+    return {"gradient_steps": 1.0, "grad_norm": math.sqrt(sum(squares))}
+
+
+def of_critics(values):
+    """What is reported of the values of actions, one list per sample with those of all critics."""
+    found = {"critic_value": sum(map(sum, values)) / (len(values) * len(values[0]))}
+    if len(values[0]) > 1:
+        found["critic_spread"] = sum(max(own) - min(own) for own in values) / len(values)
+    return found
+
+
+def tagged(statistics):
+    """Statistics of learners by tag."""
+    values = {name: torch.as_tensor(value).detach() for name, value in statistics.items()}
+    return {f"train/{name}": float(value) for name, value in values.items()}
 
 
 @torch.no_grad()
@@ -158,7 +177,9 @@ class SlowSAC:
         )
 
     def step(self, batch, noise_of_next, noise):
+        """One gradient step; returns all that a learner reports of it, by tag."""
         model, n = self.model, len(batch.rewards)
+        values, entropy, targets = [], 0.0, 0.0
         alphas = model.log_temperatures.detach().exp()
         critic_loss = policy_loss = temperature_loss = 0.0
         for i in range(n):
@@ -178,6 +199,7 @@ class SlowSAC:
             features, picks = chosen(self.parts, batch.actions, i)
             q = model.critics(inputs, features[None])[:, 0]
             taken = q[:, picks].sum(1) if picks else q[:, 0]
+            values.append(taken.tolist())
             weight = 1.0 if batch.weights is None else batch.weights[i]
             critic_loss = critic_loss + weight * 0.5 * ((taken - target) ** 2).sum() / n
             row = model.policy_params(obs)[0]
@@ -190,17 +212,21 @@ class SlowSAC:
             )
             policy_loss = policy_loss - value / n
             for k, part in enumerate(self.parts.values()):
-                gap = entropies[k].detach() - self.config.target_entropy_multiplier * (
-                    target_entropy(part, row.detach())
-                )
+                target = self.config.target_entropy_multiplier * target_entropy(part, row.detach())
+                gap = entropies[k].detach() - target
+                entropy, targets = entropy + entropies[k].detach() / n, targets + target / n
                 temperature_loss = temperature_loss + model.log_temperatures[k] * gap / n
         losses = [(self.critics, critic_loss)]
+        found = {"critic_loss": critic_loss, "entropy_coef": alphas.mean(), **of_critics(values)}
+        found["learning_rate"] = self.config.lr
         if self.steps % self.config.policy_update_interval == 0:
             losses.append((self.policy, policy_loss))
+            found |= {"policy_loss": policy_loss, "policy_entropy": entropy}
             if self.config.entropy_tuning:
                 losses.append((self.temperature, temperature_loss))
-        step_each(losses)
+                found |= {"temperature_loss": temperature_loss, "target_entropy": targets}
+        found |= step_each(losses)
         self.steps += 1
         if self.steps % self.config.target_update_interval == 0:
             move(model.target_critics, model.critics, self.config.tau)
-        return tuple(float(x.detach()) for x in (critic_loss, policy_loss, temperature_loss))
+        return tagged(found)

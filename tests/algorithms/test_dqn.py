@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
-from reference_sac import row_of
+from reference_sac import row_of, tagged
 from update_problems import BOX, PARTS, SMALL, perturbed, random_obs
 
 from maze_train import load_policy, train
@@ -113,8 +113,8 @@ class SlowDQN:
         return loss
 
     def step(self, batch):
-        """One gradient step; returns the loss and the errors."""
-        loss, errors = 0.0, []
+        """One gradient step; returns all that a learner reports of it, by tag, and the errors."""
+        loss, errors, values = 0.0, [], []
         for i in range(N):
             obs, next_obs = (dict_of(row_of(part, i)) for part in (batch.obs, batch.next_obs))
             mask = next_obs.pop("action_mask", torch.ones(1, ACTIONS))
@@ -125,6 +125,7 @@ class SlowDQN:
             found = everything[int(batch.actions[i])]
             weight = 1.0 if batch.weights is None else float(batch.weights[i])
             loss = loss + self.loss(found, targets) * weight / N
+            values.append([float(value.detach()) for value in found])
             errors.append((float(sum(found).detach()) - sum(targets)) / len(targets))
         gradients = torch.autograd.grad(loss, [*self.online.parameters()])
         for param, gradient in zip(self.online.parameters(), gradients, strict=True):
@@ -136,7 +137,9 @@ class SlowDQN:
             pairs = zip(self.frozen.parameters(), self.online.parameters(), strict=True)
             for a, b in pairs:
                 a.data.copy_((1 - tau) * a + tau * b)
-        return float(loss.detach()), errors
+        norm = math.sqrt(sum(float(gradient.square().sum()) for gradient in gradients))
+        found = {"critic_loss": loss, "critic_value": np.mean(values), "grad_norm": norm}
+        return tagged({**found, "gradient_steps": 1, "learning_rate": self.config.lr}), errors
 
 
 def dict_of(obs):
@@ -163,7 +166,7 @@ def dict_of(obs):
     ],
 )
 def test_updates_are_those_of_the_papers(space, settings, weights):
-    """Loss, errors, and every parameter and target after each of five gradient steps."""
+    """Statistics, errors, and every parameter and target after each of five gradient steps."""
     config = DQNAlgorithmConfig(**{**SETTINGS, **settings})
     model = make_model(space, config.dueling, config.num_quantiles)
     reference, learner = SlowDQN(model, config), DQNLearner(model, config)
@@ -171,9 +174,9 @@ def test_updates_are_those_of_the_papers(space, settings, weights):
     for step in range(5):
         batch = make_batch(space, step, weights)
         row = learner.update(batch, Progress()).reduce()
-        loss, errors = reference.step(batch)
+        statistics, errors = reference.step(batch)
         largest = max(largest, *map(abs, errors))
-        assert row["train/critic_loss"] == pytest.approx(loss, rel=1e-9)
+        assert row == pytest.approx(statistics, rel=1e-7, abs=1e-12)
         found = [] if learner.errors is None else learner.errors.tolist()
         assert found == pytest.approx([abs(e) for e in errors] if weights else [], rel=1e-9)
         pairs = [(model.policy, reference.online), (model.target_policy, reference.frozen)]

@@ -200,3 +200,24 @@ def test_settings_of_a_module_that_is_not_there():
     message = r"algorithm.overrides = 'oponent': no such module; close ones: opponent"
     with pytest.raises(ConfigError, match=message):
         PPOLearner({"opponent": model}, replace(config, overrides={"oponent": {"gamma": 0.5}}))
+
+
+def test_scheduled_settings_are_reported_by_module():
+    """Learning rate, entropy bonus and clip range; those of `default` have no name of a module."""
+    shared = {"lr": 0.25, "entropy_coef": 0.5, "clip_range": 0.125}
+    own = {key: value / 2 for key, value in shared.items()}
+    config, model, experience = problem(PPOLearner, **shared)
+    learner = PPOLearner(model, config, seed=SEED)
+    learner.add_module("own", copy.deepcopy(model), overrides=own)
+    row = learner.update({key: experience for key in learner.modules}, Progress()).reduce()
+    for key, value in shared.items():
+        name = "learning_rate" if key == "lr" else key
+        assert (row[f"train/{name}"], row[f"train/own/{name}"]) == (value, value / 2)
+
+
+def test_parts_that_are_named_by_hand_are_frozen():
+    """In settings that no loader has seen."""
+    config, model, experience = problem(A2CLearner, freeze=["critic"])
+    before = copy.deepcopy(model.critic.state_dict())
+    learned(A2CLearner(model, config, seed=SEED), "default", experience)
+    torch.testing.assert_close(model.critic.state_dict(), before, rtol=0.0, atol=0.0)

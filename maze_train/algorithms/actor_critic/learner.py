@@ -92,6 +92,9 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
             # its first steps would be several times too large.
             for optimizer in self.optimizers.values():
                 optimizer.reset()
+
+    def report_settings(self, statistics: Statistics) -> None:
+        """Record scheduled coefficients."""
         statistics.record(ActorCriticEvents.entropy_coef, self.entropy_coef)
 
     def set_schedules(self, progress: Progress) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from maze_train.algorithms.off_policy.config import OffPolicyConfig
-from maze_train.checks import check_at_least, check_between, check_one_of
+from maze_train.checks import check_at_least, check_between
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule, check_schedule
 
@@ -58,7 +58,6 @@ class DQNAlgorithmConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
-        check_one_of("loss", self.loss, ("huber", "squared"))
         check_at_least("num_quantiles", self.num_quantiles, 0)
         if self.num_quantiles and self.loss != "huber":
             problem = f"num_quantiles={self.num_quantiles} needs loss=huber"

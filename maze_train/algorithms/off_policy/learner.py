@@ -144,14 +144,9 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
             )
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Set learning rates, of which that of the policy is reported, and frozen parameters."""
+        """Set learning rates and frozen parameters, and whose turn it is."""
         self.with_policy = self.updates_policy
-        self.set_schedules(progress)
-        self.hold_parameters(progress)
-        for (_, name), optimizer in self.optimizers.items():
-            rate = optimizer.set_lr(progress)
-            if name == POLICY:
-                statistics.record(PolicyAndCriticsEvents.learning_rate, rate)
+        super().before_gradient_based_update(progress, statistics)
 
     @property
     def updates_policy(self) -> bool:

@@ -71,6 +71,10 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         """Set schedules."""
         super().before_gradient_based_update(progress, statistics)
         self._divergences.clear()  # an update before may have failed
+
+    def report_settings(self, statistics: Statistics) -> None:
+        """Record scheduled coefficients and the clipping."""
+        super().report_settings(statistics)
         statistics.record(ActorCriticEvents.clip_range, self.clip_range)
 
     def old_log_probs(

@@ -1,7 +1,8 @@
 """Turns plain values into what the type hints of a configuration dataclass ask for.
 
 Values come from YAML, the command line or Python, so `1e6` is an integer and `"1e-3"` a number;
-beyond that nothing is guessed: `yes` is no boolean, 1.5 no integer, 5 no string.
+beyond that nothing is guessed: `yes` is no boolean, 1.5 no integer, 5 no string. The constructors
+of settings do the same by `convert_fields`, so that it makes no difference who calls them.
 """
 
 from __future__ import annotations
@@ -9,15 +10,18 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
+from functools import cache
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from maze_train.checks import check_one_of
-from maze_train.config.writing import TUPLE, field_of_key, join
 from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.targets import TARGET, locate
 
 ConfigT = TypeVar("ConfigT")
+
+TUPLE = "_tuple_"
+"""The only key of a mapping that stands for a tuple, which YAML does not have."""
 
 SHORT_FORMS = {str: "from_text", list: "from_list", tuple: "from_list"}
 """Methods by which a dataclass is made from a short form, by the type of this."""
@@ -37,6 +41,21 @@ class UnknownKeyError(ConfigError):
         error = cls(key, f"unknown; {hint}allowed: {', '.join(allowed)}", value)
         error.allowed = allowed
         return error
+
+
+def field_of_key(cls: type) -> dict[str, str]:
+    """The fields of a dataclass by their key in YAML: the name, or `_target_` for `target`."""
+    return {key_of_field(f.name): f.name for f in fields(cls) if f.init}
+
+
+def key_of_field(name: str) -> str:
+    """The key of a field in YAML."""
+    return TARGET if name == "target" else name
+
+
+def join(path: str, key: str) -> str:
+    """A dotted key."""
+    return f"{path}.{key}" if path else str(key)
 
 
 def build_dataclass(cls: type[ConfigT], node: Mapping[str, Any], path: str = "") -> ConfigT:
@@ -75,9 +94,46 @@ def replaced(settings: ConfigT, node: Mapping[str, Any], path: str) -> ConfigT:
         raise error.below(path) from None
 
 
+def convert_fields(settings: Any) -> None:
+    """Give the fields of a configuration dataclass the types of their hints.
+
+    A value that has its type stays the same object: one made in Python may hold what no file can.
+
+    Raises:
+        ConfigError: If a value is of another type.
+    """
+    for name, hint in _hints(settings.__class__).items():
+        value = getattr(settings, name)
+        if not _has_type(value, hint):
+            setattr(settings, name, convert(value, hint, key_of_field(name)))
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    """The type hints of the fields of a dataclass that its constructor takes, by name."""
+    hints = get_type_hints(cls)
+    return {f.name: hints[f.name] for f in fields(cls) if f.init}
+
+
+def _has_type(value: Any, hint: Any) -> bool:
+    """Whether a value needs no conversion to what a hint asks for."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return any(_has_type(value, arm) for arm in args)
+    if origin is Literal:
+        return value in args
+    if origin is list:
+        return isinstance(value, list) and all(_has_type(entry, args[0]) for entry in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(_has_type(x, args[1]) for x in value.values())
+    if isinstance(hint, type) and is_dataclass(hint):
+        return isinstance(value, hint)
+    return hint is Any or type(value) is hint
+
+
 def _fields(cls: type, node: Mapping[str, Any], path: str) -> dict[str, Any]:
     """The values of fields, converted to their types."""
-    names, hints = field_of_key(cls), get_type_hints(cls)
+    names, hints = field_of_key(cls), _hints(cls)
     given: dict[str, Any] = {}
     for key, value in node.items():
         if key not in names:

@@ -1,0 +1,90 @@
+"""Settings that are made in Python by their constructors, without a configuration file."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from dataclasses import fields, is_dataclass
+from typing import Any, get_type_hints
+
+import pytest
+import torch
+
+import maze_train
+from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
+from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
+from maze_train.algorithms.td3.config import TD3AlgorithmConfig
+from maze_train.config.train_config import TrainConfig
+from maze_train.conversion import key_of_field
+from maze_train.errors import ConfigError
+from maze_train.learner.config import Freeze, Progress, Schedule
+from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.training.config import PolicyConfig
+
+FREEZE = {"params": ["trunk"], "stop": 3}
+
+
+def settings_classes():
+    """All dataclasses of modules of settings that users write; `Progress` is not one."""
+    found = {}
+    for module in pkgutil.walk_packages(maze_train.__path__, "maze_train."):
+        if module.name.endswith("config"):
+            members = vars(importlib.import_module(module.name)).values()
+            found |= {m: None for m in members if isinstance(m, type) and is_dataclass(m)}
+    return [cls for cls in found if cls is not Progress]
+
+
+def typed_fields():
+    """Class and name of each field whose hint allows less than anything."""
+    for cls in settings_classes():
+        hints = get_type_hints(cls)
+        yield from ((cls, f.name) for f in fields(cls) if f.init and hints[f.name] is not Any)
+
+
+@pytest.mark.parametrize("cls", settings_classes(), ids=lambda cls: cls.__name__)
+def test_a_constructor_refuses_a_value_of_another_type(cls):
+    """Each field of each class, by the name of its setting."""
+    for owner, name in typed_fields():
+        if owner is cls:
+            needed = {"algorithm": DQNAlgorithmConfig()} if cls is TrainConfig else {}
+            with pytest.raises(ConfigError) as caught:
+                cls(**{**needed, name: object()})
+            assert caught.value.key == key_of_field(name)
+
+
+@pytest.mark.parametrize(
+    ("cls", "name", "value", "expected"),
+    [
+        (DQNAlgorithmConfig, "freeze", ["policy"], [Freeze(params=["policy"])]),
+        (A2CAlgorithmConfig, "freeze", ["a", FREEZE], [Freeze(params=["a"]), Freeze(**FREEZE)]),
+        (A2CAlgorithmConfig, "lr", "linear_0.1", Schedule(start=0.1, end=0.0)),
+        (TD3AlgorithmConfig, "critic_lr", {"start": 1, "end": 2}, Schedule(start=1.0, end=2.0)),
+        (A2CAlgorithmConfig, "lr_factors", {"trunk": "1e-1"}, {"trunk": 0.1}),
+        (ModelConfig, "memory", {"cell": "gru"}, MemoryConfig(cell="gru")),
+        (
+            ModelConfig,
+            "normalization",
+            {"mode": "running"},
+            ObservationNormalizationConfig(mode="running"),
+        ),
+        (PolicyConfig, "model", {"branch_size": 3}, ModelConfig(branch_size=3)),
+    ],
+)
+def test_a_constructor_converts_what_a_file_holds(cls, name, value, expected):
+    """Mappings and short forms become what they stand for."""
+    others: dict[str, Any] = {"agents": ["a"]} if cls is PolicyConfig else {}
+    assert getattr(cls(**{name: value}, **others), name) == expected
+
+
+def test_the_sections_of_a_run_may_be_mappings():
+    """Those with `_target_` as well."""
+    target = f"{DQNAlgorithmConfig.__module__}.{DQNAlgorithmConfig.__name__}"
+    config = TrainConfig(env={"id": "CartPole-v1"}, algorithm={"_target_": target, "lr": 1})
+    assert config.algorithm == DQNAlgorithmConfig(lr=1.0)
+    assert config.env.id == "CartPole-v1"
+
+
+def test_objects_that_no_file_holds_stay_as_they_are():
+    """Arguments of a class or function of one's own, for example."""
+    node = {"_target_": "my_package.my_loss", "weights": torch.ones(2)}
+    assert A2CAlgorithmConfig(loss_function=node).loss_function is node
