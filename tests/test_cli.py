@@ -125,6 +125,10 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*PPO, "learner_group.n_cpus_per_learner=2147483648"), "expected a number in [0, 1024]"),
         ((*PPO, "model.memory.size=65536"), "expected a number in [1, 16384]"),
         ((*PPO, "model.hidden_sizes=[65536]"), "expected a number in [1, 16384]"),
+        (
+            ("algorithm=dqn", "env=CartPole-v1", "algorithm.n_step_returns=9223372036854775807"),
+            "expected a number in [1, 10000]",
+        ),
         (("algorithm=sac", "algorithm.num_critics=1e6"), "expected a number in [1, 100]"),
         ((*PPO, "hydra.nothing=1"), "Could not override 'hydra.nothing': Key 'nothing' not in"),
         ((*PPO, "hydra/launcher=no"), "hydra/launcher = 'no': no such option; available: basic"),
