@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 LONGEST_BELOW = 150
 """Characters that the longest path within a directory of ours takes."""
 
+MOST_THREADS = 1024
+"""Threads of one process, or processes, that may be asked for: a system refuses many more."""
+
 
 def absolute_path(key: str, name: str) -> str:
     """A file or directory that a setting names, as it is found from any working directory.
@@ -83,10 +86,14 @@ def check_one_of(key: str, value: Any, allowed: Iterable[str]) -> None:
         raise ConfigError(key, one_of(str(value), names), value)
 
 
-def check_fields(settings: object, minimum: float, *keys: str) -> None:
-    """Refuse fields of a dataclass that are not finite numbers of at least `minimum`."""
+def check_fields(settings: object, minimum: float, *keys: str, maximum: float = math.inf) -> None:
+    """Refuse fields of a dataclass that are not finite numbers in [minimum, maximum]."""
     for key in keys:
-        check_at_least(key, getattr(settings, key), minimum)
+        value = getattr(settings, key)
+        if maximum < math.inf:
+            check_between(key, value, minimum, maximum)
+        else:
+            check_at_least(key, value, minimum)
 
 
 def check_same_shape(**tensors: Tensor) -> None:

@@ -94,6 +94,7 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
 
     import hydra
 
+    from maze_train.config.grammar import check_choices
     from maze_train.config.plugins import extended_hydra
     from maze_train.jobs import Job
 
@@ -105,7 +106,10 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
     start = hydra.main(
         version_base="1.3", config_path="pkg://maze_train.conf", config_name="train"
     )(job)
-    with extended_hydra(), _process_with(normalise(arguments, groups, own_groups), variables):
+    words = normalise(arguments, groups, own_groups)
+    if not is_completion:
+        check_choices(overrides_of(words), [*groups, *own_groups])
+    with extended_hydra(), _process_with(words, variables):
         start()
     return job.exit_code()
 
@@ -138,9 +142,9 @@ def _check_spelling(arguments: list[str]) -> None:
                 f"{PROGRAM} --help lists the options",
             )
     for word in overrides_of(arguments):
-        if "=" not in word and not word.startswith("~"):
+        key, equals, value = word.lstrip("+~").partition("=")
+        if not key or not (equals or word.startswith("~")):
             raise ConfigError(word, "expected key=value, such as env=CartPole-v1")
-        key, _, value = word.lstrip("+").partition("=")
         if key == "hydra.run.dir":
             problem = "has no effect: a run goes to run_dir=<directory>, a sweep to hydra.sweep.dir"
             raise ConfigError(key, problem, value)

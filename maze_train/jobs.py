@@ -19,7 +19,7 @@ from maze_train.config.commands import TRAIN, command_of
 from maze_train.config.compare_config import load_compare_config
 from maze_train.config.export_config import load_export_config
 from maze_train.config.launcher import stops_at_failures
-from maze_train.config.messages import CONFIGURATION_ERRORS, explain
+from maze_train.config.messages import CONFIGURATION_ERRORS, explain, unsettable
 from maze_train.config.options import group_names
 from maze_train.config.pipeline import configure, prepare
 from maze_train.config.push_config import load_push_config
@@ -332,6 +332,8 @@ def report(
     Returns:
         The exit code that belongs to the error.
     """
+    if not isinstance(error, (MazeTrainError, *CONFIGURATION_ERRORS)):
+        error = unsettable(error) or error
     is_configuration = isinstance(error, CONFIGURATION_ERRORS)
     if debug or not (is_configuration or isinstance(error, MazeTrainError)):
         tell_traceback(error)

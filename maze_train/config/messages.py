@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from typing import TYPE_CHECKING
 
 import yaml
@@ -48,6 +49,20 @@ def explain(error: BaseException, argv: Sequence[str] = ()) -> str:
     if isinstance(error, yaml.YAMLError):
         return " ".join(str(error).split())
     return str(error)
+
+
+def unsettable(error: BaseException) -> ConfigError | None:
+    """The error for an override that Hydra cannot set, where it raises one of Python's own.
+
+    A key below a list is one: `model.hidden_sizes.a=1` where the list is given, too. The override
+    is known to the function of Hydra alone.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        override = frame.f_locals.get("override")
+        if frame.f_code.co_name == "_apply_overrides_to_config" and override is not None:
+            problem = f"can not be set in the configuration: {_first_line(error)}"
+            return ConfigError(override.key_or_group, problem, override.value())
+    return None
 
 
 def _first_line(error: BaseException) -> str:

@@ -22,16 +22,22 @@ OPTIONS_WITH_VALUE = (
 )  # fmt: skip
 INFO = ("--info", "-i")
 CONFIG_DIR = ("--config-dir", "-cd")
+SWEEP = ("--multirun", "-m")
 COMPLETION = ("--shell_completion", "-sc", "--shell-completion")
 OPTIONS = (
     *OPTIONS_WITH_VALUE, *COMPLETION, "--help", "-h", "--hydra-help", "--version", "--resolve",
-    "--run", "-r", "--multirun", "-m", "--",
+    "--run", "-r", *SWEEP, "--",
 )  # fmt: skip
 """All options of the command: Hydra's, and those that are answered before it is called."""
 NO_TEXT = re.compile(r"[-+]?\.?\d[\d._]*(e[-+]?\d+)?|true|false|null|inf|nan", re.IGNORECASE)
 """Values that Hydra does not read as text, which it wants for a choice."""
 PLAIN = re.compile(r"[A-Za-z0-9_/.:+%@-]+")
 """Texts that Hydra reads without quotes."""
+PATHS = re.compile(
+    r"run_dir|resume|base_run|runs?|output|output_dir|record_dir|study|film|runner\.dataset"
+    r"|runner\.working_dir|policies\.[^.]+(\.source)?|hydra\.sweep\.dir"
+)
+"""Settings that name files or directories, whose letters are the user's."""
 ASSIGNMENT = re.compile(r"(?P<plus>\+{0,2})(?P<key>[^\s=+~][^\s=]*)=(?P<value>.*)", re.DOTALL)
 
 
@@ -42,8 +48,8 @@ def normalise(
 
     Hydra's parser wants overrides in one row, and `--` before them says where it begins.
     `+algorithm=ppo` becomes `algorithm=ppo`, `algorithm.lr=1` and `+algorithm.lr=1` become
-    `++algorithm.lr=1`. Options, deletions (`~key`), settings of Hydra, and keys with a package
-    (`env@eval_env`) or a path stay as they are.
+    `++algorithm.lr=1`. A path gets quotes where it needs some. Options, deletions (`~key`),
+    settings of Hydra, and keys with a package (`env@eval_env`) or a path stay as they are.
 
     Args:
         argv: The arguments after the name of the program.
@@ -53,17 +59,17 @@ def normalise(
     if any(word in COMPLETION for word in argv):
         return list(argv)
     options = [word for word, is_override in _classified(argv) if not is_override and word != "--"]
-    overrides = [_normalise_override(word, groups, own_groups) for word in overrides_of(argv)]
+    words = [_with_quotes(word, is_sweep=bool({*SWEEP} & {*argv})) for word in overrides_of(argv)]
+    overrides = [_normalise_override(word, groups, own_groups) for word in words]
     return [*options, "--", *overrides] if options and overrides else options + overrides
 
 
 def shell_word(key: str, value: str) -> str:
     """The override `key=value` for a shell, in quotes where Hydra's grammar or the shell asks."""
-    from hydra.core.override_parser.types import Quote, QuotedString
+    from maze_train.config.grammar import quoted  # Hydra takes its time
 
     is_plain = PLAIN.fullmatch(value) is not None
-    text = value if is_plain else QuotedString(value, Quote.single).with_quotes()
-    word = f"{key}={text}"
+    word = f"{key}={value if is_plain else quoted(value)}"
     return shlex.quote(word) if is_plain or set(word) & set('"$`\\!') else f'"{word}"'
 
 
@@ -115,6 +121,16 @@ def _classified(argv: Sequence[str]) -> list[tuple[str, bool]]:
 def _takes(option: str, word: str) -> bool:
     """Whether a word is the value of the option before it; `--info` has one or none."""
     return option in OPTIONS_WITH_VALUE and not (option in INFO and "=" in word)
+
+
+def _with_quotes(word: str, is_sweep: bool) -> str:
+    """An override as it is; the path of one that names a path is taken letter by letter."""
+    match = ASSIGNMENT.fullmatch(word)
+    if match is None or PATHS.fullmatch(match["key"]) is None:
+        return word
+    from maze_train.config.grammar import as_path  # Hydra takes its time
+
+    return word[: match.start("value")] + as_path(match["value"], is_sweep)
 
 
 def _normalise_override(word: str, groups: Collection[str], own_groups: Collection[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from maze_train.checks import absolute_path, check_at_least, check_fields
+from maze_train.checks import MOST_THREADS, absolute_path, check_at_least, check_fields
 from maze_train.conversion import convert_fields
 from maze_train.envs.config import EnvConfig
 from maze_train.errors import ConfigError
@@ -50,7 +50,7 @@ class RunnerConfig:
 
     torch_threads: int = 1
     """Threads of PyTorch in the learner; more than 1 pays for large networks and batches only;
-    0: leave PyTorch's own choice."""
+    0: leave PyTorch's own choice. In [0, 1024]."""
 
     max_wall_time_s: float = 0.0
     """Seconds after which training stops (at the end of an update), those before a run was
@@ -77,7 +77,8 @@ class RunnerConfig:
         convert_fields(self)
         if isinstance(self.dataset, str) and not self.dataset.startswith("minari:"):
             self.dataset = absolute_path("dataset", self.dataset)
-        check_fields(self, 0, "concurrency", "envs_per_actor", "torch_threads", "max_wall_time_s")
+        check_fields(self, 0, "concurrency", "envs_per_actor", "max_wall_time_s")
+        check_fields(self, 0, "torch_threads", maximum=MOST_THREADS)
 
     @property
     def place_settings(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_fields
+from maze_train.checks import MOST_THREADS, check_at_least, check_fields
 from maze_train.conversion import convert_fields, replaced
 from maze_train.errors import ConfigError
 from maze_train.targets import TARGET
@@ -124,14 +124,15 @@ class LearnerGroupConfig:
     n_learners: int = 1
     """Learners that share out the samples of each minibatch, with the numbers of one; one is in the
     main process, each other one in a process of its own, for which the settings of `runner=local`
-    hold. >= 1."""
+    hold. In [1, 1024]."""
 
     device: str | None = None
     """Device of the learners, with the networks that act; null: `algorithm.device`. `cuda`: each
     learner has a GPU of its own, in their order."""
 
     n_cpus_per_learner: int = 0
-    """Threads of PyTorch of each learner during updates; 0: `runner.torch_threads`. >= 0."""
+    """Threads of PyTorch of each learner during updates; 0: `runner.torch_threads`. In [0,
+    1024]."""
 
     queue_size: int = 0
     """Batches of impala that may wait for the learners, which then learn while the next one is
@@ -142,8 +143,9 @@ class LearnerGroupConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self)
-        check_at_least("n_learners", self.n_learners, 1)
-        check_fields(self, 0, "n_cpus_per_learner", "queue_size")
+        check_fields(self, 1, "n_learners", maximum=MOST_THREADS)
+        check_fields(self, 0, "n_cpus_per_learner", maximum=MOST_THREADS)
+        check_fields(self, 0, "queue_size")
         if self.drop_when_full and not self.queue_size:
             problem = "nothing waits, so nothing is dropped; expected false, or a queue_size"
             raise ConfigError("drop_when_full", problem, self.drop_when_full)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from maze_train.checks import check_at_least
+from maze_train.checks import check_at_least, check_between, check_fields
 from maze_train.conversion import convert_fields
 from maze_train.errors import ConfigError
 
+MOST_UNITS, MOST_LAYERS = 16_384, 64
+"""Larger networks take gigabytes, and minutes to be made."""
 ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
 
 
@@ -20,15 +22,15 @@ class MemoryConfig:
     """Kind of recurrent cell."""
 
     size: int = 128
-    """Units of each recurrent layer. >= 1."""
+    """Units of each recurrent layer. In [1, 16384]."""
 
     layers: int = 1
-    """Recurrent layers on top of each other. >= 1."""
+    """Recurrent layers on top of each other. In [1, 64]."""
 
     def __post_init__(self) -> None:
         convert_fields(self)
-        check_at_least("size", self.size, 1)
-        check_at_least("layers", self.layers, 1)
+        check_fields(self, 1, "size", maximum=MOST_UNITS)
+        check_fields(self, 1, "layers", maximum=MOST_LAYERS)
 
 
 @dataclass(kw_only=True)
@@ -103,7 +105,7 @@ class ModelConfig:
 
     branch_size: int = 64
     """Units of the layer that reads one key of a Dict observation, before branches are joined; four
-    times as many for an image."""
+    times as many for an image. In [1, 16384]."""
 
     orthogonal_init: bool | None = None
     """Orthogonal weights and zero biases (gains: sqrt(2) hidden, 0.01 policy head, 1 value head and
@@ -141,8 +143,8 @@ class ModelConfig:
         convert_fields(self)
         for name in ("hidden_sizes", "critic_hidden_sizes"):
             for i, size in enumerate(getattr(self, name) or ()):
-                check_at_least(f"{name}[{i}]", size, 1)
-        check_at_least("branch_size", self.branch_size, 1)
+                check_between(f"{name}[{i}]", size, 1, MOST_UNITS)
+        check_fields(self, 1, "branch_size", maximum=MOST_UNITS)
         self._check_networks()
         if self.centralized_critic and self.shared_trunk:
             problem = "a centralised critic shares no layers with the policy; leave it out"

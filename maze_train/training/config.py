@@ -33,6 +33,9 @@ RANDOM = "random"
 TRIAL_STEPS = 10
 """Most steps that an environment makes for one part of a trial (`runner.fast_dev_run`)."""
 
+TRIAL_BATCH = 256
+"""Most samples of a minibatch of a trial."""
+
 
 @dataclass(kw_only=True)
 class PolicyConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -67,6 +68,38 @@ def test_a_word_for_the_shell_is_read_as_it_was_meant(path: str, word: str | Non
     (read,) = normalise([given], GROUPS)
     value = OverridesParser.create().parse_override(read.lstrip("+")).value()
     assert str(getattr(value, "text", value)) == path
+
+
+@pytest.mark.parametrize(
+    ("given", "paths"),
+    [
+        ("run_dir=runs/it's", "runs/it's"),
+        ("+run=jos\u00e9/a b(1)", "jos\u00e9/a b(1)"),
+        ("resume=~/lr=0.1,seed=2", "~/lr=0.1,seed=2"),
+        ("base_run=a\u00e9\\", "a\u00e9\\"),
+        ("study=2026_11_20", "2026_11_20"),
+        ("runner.dataset=#1", "#1"),
+        ("policies.wolf=a b", "a b"),
+        ("policies.wolf.source=\u65e5:wolf", "\u65e5:wolf"),
+        ("hydra.sweep.dir=it's", "it's"),
+        ("output='a,b'", "a,b"),
+        ("run_dir=null", None),
+        ("runs=[a,it's, \u00e9]", ["a", "it's", "\u00e9"]),
+        ("runs=[a, b]", ["a", "b"]),
+        ("runs=[a*,(b)]", ["a*", "(b)"]),
+    ],
+)
+def test_a_path_is_taken_letter_by_letter(given: str, paths: Any) -> None:
+    """Quotes are for what Hydra reads as something else: null, lists, and quotes of the user."""
+    (word,) = normalise([given], GROUPS)
+    assert OverridesParser.create().parse_override(word).value() == paths
+
+
+def test_commas_divide_the_paths_of_a_sweep() -> None:
+    """With and without what needs quotes."""
+    argv = ["--multirun", "run_dir=it's,b", "output_dir=a,b", "resume=a"]
+    sweep = ["++run_dir='it\\'s',b", "++output_dir=a,b", "++resume=a"]
+    assert normalise(argv, GROUPS) == ["--multirun", "--", *sweep]
 
 
 @pytest.mark.parametrize(

@@ -23,10 +23,11 @@ from maze_train import (
     load_policy,
     train,
 )
+from maze_train.config.pipeline import shortened
 from maze_train.runners import speed
 from maze_train.runners.notes import start_notes
 from maze_train.runners.speed import worker_notes
-from maze_train.training.config import TRIAL_STEPS
+from maze_train.training.config import TRIAL_BATCH, TRIAL_STEPS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,6 +59,24 @@ class MaskedTuple(gymnasium.Env[Any, Any]):
 
 
 TAXI = ("Taxi-v4", {"algorithm.n_rollout_steps": 40, "algorithm.batch_size": 80})
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key", "most"),
+    [
+        ("sac", "batch_size", TRIAL_BATCH),
+        ("bc", "batch_size", TRIAL_BATCH),
+        ("ppo", "batch_size", TRIAL_STEPS),
+        ("ppo", "n_optimization_epochs", TRIAL_STEPS),
+        ("impala", "actors_batch_size", 2),
+    ],
+)
+def test_a_trial_stays_a_trial(algorithm: str, key: str, most: int) -> None:
+    """However much an update of the run itself learns from."""
+    settings = {"runner.fast_dev_run": True, f"algorithm.{key}": 65536}
+    data = {"runner.dataset": "data"} if algorithm == "bc" else {}
+    config = load_config({"algorithm": algorithm, "env": "Pendulum-v1", **settings, **data})
+    assert getattr(shortened(config).algorithm, key) == most
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "es"])

@@ -9,7 +9,7 @@ from maze_train.checks import check_at_least, check_fields
 from maze_train.errors import ConfigError
 from maze_train.learner.config import GradientSettings, Schedule
 from maze_train.targets import TARGET
-from maze_train.training.config import AlgorithmConfig
+from maze_train.training.config import TRIAL_BATCH, AlgorithmConfig
 
 
 @dataclass(kw_only=True)
@@ -91,4 +91,5 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
 
     def shortened(self) -> BCAlgorithmConfig:
         """The settings of a trial: two updates."""
-        return replace(self, n_epochs=1, epoch_length=2)
+        batch_size = min(self.batch_size, TRIAL_BATCH)
+        return replace(self, n_epochs=1, epoch_length=2, batch_size=batch_size)

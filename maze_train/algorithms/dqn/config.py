@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from maze_train.algorithms.off_policy.config import OffPolicyConfig
-from maze_train.checks import check_at_least, check_between
+from maze_train.checks import check_between, check_fields
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule, check_schedule
 
@@ -45,7 +45,7 @@ class DQNAlgorithmConfig(OffPolicyConfig):
 
     num_quantiles: int = 0
     """Quantiles of the return that are learned of every action, whose mean is its value (Dabney et
-    al., 2018, arXiv:1710.10044); 0: the value alone. >= 0."""
+    al., 2018, arXiv:1710.10044); 0: the value alone. In [0, 10000]."""
 
     loss: Literal["huber", "squared"] = "huber"
     """Loss of the error of a value: half its square, with `huber` up to an error of 1 and linear
@@ -58,7 +58,7 @@ class DQNAlgorithmConfig(OffPolicyConfig):
 
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
-        check_at_least("num_quantiles", self.num_quantiles, 0)
+        check_fields(self, 0, "num_quantiles", maximum=10_000)
         if self.num_quantiles and self.loss != "huber":
             problem = f"num_quantiles={self.num_quantiles} needs loss=huber"
             raise ConfigError("loss", problem, self.loss)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
@@ -122,6 +122,13 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     def queue_size(self) -> int:
         """Rollouts that may wait for the learner."""
         return round(self.queue_out_of_sync_factor * self.actors_batch_size)
+
+    def shortened(self) -> ImpalaAlgorithmConfig:
+        """The settings of a trial: one update from one rollout of each actor."""
+        trial = super().shortened()
+        assert isinstance(trial, ImpalaAlgorithmConfig)
+        size = min(self.actors_batch_size, self.num_actors)
+        return replace(trial, actors_batch_size=size, replay_proportion=1.0)
 
     def check_concurrency(self, concurrency: int) -> None:
         """Refuse environments that can not be spread evenly over the actors."""

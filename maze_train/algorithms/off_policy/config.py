@@ -11,7 +11,7 @@ from maze_train.checks import check_between, check_fields, check_one_of
 from maze_train.errors import ConfigError
 from maze_train.learner.config import GradientSettings, Schedule
 from maze_train.targets import TARGET, locate
-from maze_train.training.config import AlgorithmConfig
+from maze_train.training.config import TRIAL_BATCH, AlgorithmConfig
 
 UNIFORM = "maze_train.data.replay.UniformReplayBuffer"
 
@@ -109,7 +109,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     """Discount per step, in [0, 1]."""
 
     n_step_returns: int = 1
-    """Steps whose rewards a target holds before it is bootstrapped. >= 1."""
+    """Steps whose rewards a target holds before it is bootstrapped. In [1, 10000]."""
 
     tau: float = 0.005
     """Share of the trained networks in the moving average that is their target, in (0, 1]; 1: a
@@ -133,7 +133,8 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
         GradientSettings.__post_init__(self)
-        check_fields(self, 1, "n_rollout_steps", "batch_size", "n_step_returns")
+        check_fields(self, 1, "n_rollout_steps", "batch_size")
+        check_fields(self, 1, "n_step_returns", maximum=10_000)
         check_fields(self, 1, "initial_buffer_size", "replay_buffer_size")
         check_fields(self, 1, "initial_action_repeat", "target_update_interval")
         self._check_positive("lr", "update_to_data_ratio", "tau")
@@ -216,6 +217,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
             n_rollout_steps=1,
             initial_buffer_size=1,
             update_to_data_ratio=1.0,
+            batch_size=min(self.batch_size, TRIAL_BATCH),
         )
 
 
@@ -233,14 +235,15 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
     """Learning rate of the critics; null: that of the policy."""
 
     num_critics: int = 2
-    """Critics, whose minimum counts. >= 1."""
+    """Critics, whose minimum counts. In [1, 100]."""
 
     policy_update_interval: int = 1
     """Gradient steps from one step of the policy to the next. >= 1."""
 
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
-        check_fields(self, 1, "num_critics", "policy_update_interval")
+        check_fields(self, 1, "num_critics", maximum=100)
+        check_fields(self, 1, "policy_update_interval")
         self._check_positive("critic_lr")
 
     @property

@@ -9,6 +9,7 @@ from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.checks import check_fields
 from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
+from maze_train.training.config import TRIAL_STEPS
 
 
 @dataclass(kw_only=True)
@@ -75,4 +76,8 @@ class PPOAlgorithmConfig(ActorCriticConfig):
         """The settings of a trial, with minibatches that a short rollout fills."""
         trial = super().shortened()
         assert isinstance(trial, PPOAlgorithmConfig)
-        return replace(trial, batch_size=min(self.batch_size, trial.n_rollout_steps))
+        return replace(
+            trial,
+            batch_size=min(self.batch_size, trial.n_rollout_steps),
+            n_optimization_epochs=min(self.n_optimization_epochs, TRIAL_STEPS),
+        )

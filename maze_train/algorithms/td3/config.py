@@ -27,7 +27,7 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
     module_settings: ClassVar[tuple[str, ...]] = ("target_noise_stddev", "target_noise_clip")
 
     num_critics: int = 2
-    """Critics, whose minimum is the target; the policy follows the first. >= 1."""
+    """Critics, whose minimum is the target; the policy follows the first. In [1, 100]."""
 
     policy_update_interval: int = 2
     """Gradient steps from one step of the policy to the next; targets move with it. >= 1."""
