@@ -22,7 +22,6 @@ from maze_train.config.export_config import load_export_config
 from maze_train.config.launcher import stops_at_failures
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
 from maze_train.config.options import group_names
-from maze_train.config.pipeline import configure, prepare
 from maze_train.config.push_config import load_push_config
 from maze_train.config.resuming import directory_of
 from maze_train.config.rollout_loading import load_rollout_config
@@ -32,6 +31,7 @@ from maze_train.config.train_config import AUTO
 from maze_train.config.writing import CONFIG_FILE
 from maze_train.errors import ConfigError, EnvError, MazeTrainError, RunDirectoryError
 from maze_train.notices import tell, warn
+from maze_train.runners.pipeline import configure, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

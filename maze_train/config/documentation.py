@@ -26,7 +26,8 @@ from maze_train.config.ray_runner import RayRunnerConfig
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.search_config import SearchConfig
 from maze_train.config.train_config import DevRunnerConfig, LocalRunnerConfig
-from maze_train.config.writing import dotted_name, key_of_field
+from maze_train.config.writing import dotted_name
+from maze_train.conversion import key_of_field
 from maze_train.envs.config import EnvConfig
 from maze_train.learner.config import LearnerGroupConfig, Schedule
 from maze_train.nets.config import ModelConfig

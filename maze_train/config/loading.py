@@ -9,12 +9,18 @@ from typing import Any, TypeVar, get_args, get_type_hints
 
 import yaml
 
-from maze_train.config.conversion import UnknownKeyError, build_dataclass, subclass_named
 from maze_train.config.options import describe_options, list_options, read_option
 from maze_train.config.other_names import ours_for
 from maze_train.config.parts import named
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import dotted_name, join, key_of_field
+from maze_train.config.writing import dotted_name
+from maze_train.conversion import (
+    UnknownKeyError,
+    build_dataclass,
+    join,
+    key_of_field,
+    subclass_named,
+)
 from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.targets import TARGET
 

@@ -9,7 +9,7 @@ from dataclasses import is_dataclass
 from types import MappingProxyType
 from typing import Any
 
-from maze_train.config.writing import join
+from maze_train.conversion import join
 from maze_train.targets import TARGET, Given
 
 PARTS: Mapping[str, str] = MappingProxyType(

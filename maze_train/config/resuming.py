@@ -12,7 +12,8 @@ from maze_train.config.loading import named_option, values_by_field
 from maze_train.config.parts import PARTS
 from maze_train.config.stored import check_given, check_trust, read_settings, settings_of_run
 from maze_train.config.train_config import AUTO, RunnerConfig, TrainConfig
-from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, TUPLE, config_to_dict
+from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, config_to_dict
+from maze_train.conversion import TUPLE
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.notices import tell
 from maze_train.targets import TARGET, Given, has_no_name

@@ -10,11 +10,10 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from maze_train.checks import absolute_path, check_at_least, check_choices, check_fields
-from maze_train.config.conversion import UnknownKeyError, convert
 from maze_train.config.loading import build_config, named_option
 from maze_train.config.options import list_options
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import field_of_key, join
+from maze_train.conversion import UnknownKeyError, convert, field_of_key, join
 from maze_train.errors import ConfigError, nearest
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import yaml
 
+from maze_train.conversion import TUPLE, key_of_field
 from maze_train.errors import ConfigError
 from maze_train.files import atomic_write
 from maze_train.learner.config import Schedule
@@ -20,28 +21,9 @@ if TYPE_CHECKING:
     from maze_train.config.train_config import TrainConfig
 
 
-TUPLE = "_tuple_"
-"""The only key of a mapping that stands for a tuple, which YAML does not have."""
-
-
-def field_of_key(cls: type) -> dict[str, str]:
-    """The fields of a dataclass by their key in YAML: the name, or `_target_` for `target`."""
-    return {key_of_field(f.name): f.name for f in fields(cls) if f.init}
-
-
-def key_of_field(name: str) -> str:
-    """The key of a field in YAML."""
-    return TARGET if name == "target" else name
-
-
 def dotted_name(cls: Any) -> str:
     """The dotted path of a class."""
     return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def join(path: str, key: str) -> str:
-    """A dotted key."""
-    return f"{path}.{key}" if path else str(key)
 
 
 CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"

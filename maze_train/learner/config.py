@@ -8,8 +8,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from maze_train.checks import check_at_least, check_choices, check_fields
+from maze_train.conversion import replaced
 from maze_train.errors import ConfigError
-from maze_train.targets import TARGET, locate
+from maze_train.targets import TARGET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -18,9 +19,6 @@ if TYPE_CHECKING:
 
 
 PREFIX = "linear_"
-
-REPLACED = "maze_train.config.conversion.replaced"
-"""Found where a module has settings of its own."""
 
 
 @dataclass(kw_only=True)
@@ -294,7 +292,7 @@ class GradientSettings:
         """
         own = self.overrides.get(module_id, {}) if overrides is None else overrides
         key = f"overrides.{module_id}"
-        settings: Self = locate(REPLACED)(replace(self, overrides={}), own, key)
+        settings: Self = replaced(replace(self, overrides={}), own, key)
         bases = reversed(type(self).__mro__)
         known = [name for base in bases for name in vars(base).get("module_settings", ())]
         for name in own:

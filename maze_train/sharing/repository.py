@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from maze_train.config.train_config import DevRunnerConfig
-from maze_train.config.writing import config_to_dict, dotted_name, join
+from maze_train.config.writing import config_to_dict, dotted_name
+from maze_train.conversion import join
 from maze_train.errors import ConfigError
 from maze_train.files import read_regular
 from maze_train.hub import POLICY_FILES

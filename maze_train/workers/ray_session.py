@@ -16,7 +16,7 @@ from maze_train.notices import tell
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from maze_train.workers.ray_place import RayPlace
+    from maze_train.workers.ray_place import RaySettings
 
 
 RAY_ENVIRONMENT = {
@@ -37,7 +37,7 @@ class RaySession:
         place: Settings of the first pool.
     """
 
-    def __init__(self, place: RayPlace) -> None:
+    def __init__(self, place: RaySettings) -> None:
         for key, value in RAY_ENVIRONMENT.items():
             os.environ.setdefault(key, value)
         self.ray = import_extra("ray", "ray", "runner=ray")
@@ -50,7 +50,7 @@ class RaySession:
                 self._connect(place)
         self.host: str = self.ray.util.get_node_ip_address()
 
-    def _connect(self, place: RayPlace) -> None:
+    def _connect(self, place: RaySettings) -> None:
         settings: dict[str, Any] = {
             "address": place.address,
             "log_to_driver": place.worker_output,
@@ -90,12 +90,12 @@ class RaySession:
         if self._is_own:
             self.ray.shutdown()
 
-    def free_cpus(self, place: RayPlace) -> float:
+    def free_cpus(self, place: RaySettings) -> float:
         """CPUs for workers of a place: those that they have, and those that nobody has."""
         own = len(self._groups.get(place, ())) * place.cpus_per_worker
         return own + float(self.ray.available_resources().get("CPU", 0.0))
 
-    def options(self, place: RayPlace, count: int, pool: object) -> list[dict[str, Any]]:
+    def options(self, place: RaySettings, count: int, pool: object) -> list[dict[str, Any]]:
         """Options of the actors of a pool, which say where they live.
 
         The first workers of all pools of a place share what was reserved for one: environments of
@@ -118,7 +118,7 @@ class RaySession:
                 found.append({**common, "scheduling_strategy": strategy})
         return found[:count]
 
-    def _reserve(self, place: RayPlace, count: int) -> Any:
+    def _reserve(self, place: RaySettings, count: int) -> Any:
         """A placement group with the CPUs and GPUs of so many workers."""
         bundle = {"CPU": place.cpus_per_worker, "GPU": place.gpus_per_worker}
         bundle = {name: amount for name, amount in bundle.items() if amount}
@@ -146,7 +146,7 @@ class RaySession:
 _session: RaySession | None = None
 
 
-def session_for(place: RayPlace) -> RaySession:
+def session_for(place: RaySettings) -> RaySession:
     """The connection of this process, which is made if there is none."""
     global _session
     if _session is None:
@@ -154,7 +154,7 @@ def session_for(place: RayPlace) -> RaySession:
     return _session
 
 
-def acquire(place: RayPlace) -> RaySession:
+def acquire(place: RaySettings) -> RaySession:
     """The connection of this process for a pool, which releases it."""
     session = session_for(place)
     session.users += 1

@@ -11,7 +11,6 @@ import yaml
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.config import documentation
 from maze_train.config.compare_config import CompareConfig, load_compare_config
-from maze_train.config.conversion import build_dataclass
 from maze_train.config.documentation import (
     field_docs,
     generated_files,
@@ -25,6 +24,7 @@ from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.config.search_config import SearchConfig, load_search_config
 from maze_train.config.train_config import TrainConfig
+from maze_train.conversion import build_dataclass
 from maze_train.targets import locate
 
 if TYPE_CHECKING:

@@ -9,15 +9,33 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 from maze_train.checks import check_one_of
-from maze_train.config.writing import TUPLE, field_of_key, join
 from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.targets import TARGET, locate
 
 ConfigT = TypeVar("ConfigT")
+
+TUPLE = "_tuple_"
+"""The only key of a mapping that stands for a tuple, which YAML does not have."""
+
+
+def field_of_key(cls: type) -> dict[str, str]:
+    """The fields of a dataclass by their key in YAML: the name, or `_target_` for `target`."""
+    return {key_of_field(f.name): f.name for f in fields(cls) if f.init}
+
+
+def key_of_field(name: str) -> str:
+    """The key of a field in YAML."""
+    return TARGET if name == "target" else name
+
+
+def join(path: str, key: str) -> str:
+    """A dotted key."""
+    return f"{path}.{key}" if path else str(key)
+
 
 SHORT_FORMS = {str: "from_text", list: "from_list", tuple: "from_list"}
 """Methods by which a dataclass is made from a short form, by the type of this."""
