@@ -21,7 +21,7 @@ from gymnasium import spaces
 
 from maze_train import LearnerGroup, ModelConfig, PPOAlgorithmConfig, PPOLearner, Progress, Rollout
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.workers.remote import LocalProcesses
+from maze_train.workers.process_pool import LocalProcesses
 
 if TYPE_CHECKING:
     from maze_train.learner.learner import Learner

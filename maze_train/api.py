@@ -9,7 +9,6 @@ from gymnasium.vector import VectorEnv
 
 from maze_train.checks import check_at_least
 from maze_train.config.loading import load_config
-from maze_train.config.pipeline import configure, prepare
 from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.config.stored import PARTS_OF_ENV, check_trust, read_settings
 from maze_train.config.train_config import AUTO
@@ -21,6 +20,7 @@ from maze_train.hub import local_directory
 from maze_train.rollout.episode_player import PlaySettings
 from maze_train.rollout.rollout_generator import RolloutGenerator
 from maze_train.runners.base import TrainingRunner
+from maze_train.runners.pipeline import configure, prepare
 from maze_train.runners.rollout import RolloutResult, RolloutRunner
 from maze_train.runners.rollout_report import RolloutSummary, summarise
 from maze_train.runners.saved_policies import read_saved_policy

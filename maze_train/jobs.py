@@ -21,7 +21,6 @@ from maze_train.config.export_config import load_export_config
 from maze_train.config.launcher import stops_at_failures
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain, unsettable
 from maze_train.config.options import group_names
-from maze_train.config.pipeline import configure, prepare
 from maze_train.config.push_config import load_push_config
 from maze_train.config.resuming import directory_of
 from maze_train.config.rollout_loading import load_rollout_config
@@ -37,6 +36,7 @@ from maze_train.errors import (
     foreign_cause,
 )
 from maze_train.notices import say, tell, tell_traceback, warn
+from maze_train.runners.pipeline import configure, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

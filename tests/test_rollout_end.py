@@ -14,7 +14,7 @@ import pytest
 from leftovers import left_in
 from test_process_end import Start, start
 
-from maze_train.data.trajectory_dataset import open_dataset
+from maze_train.data.datasets import open_dataset
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -19,8 +19,8 @@ import numpy as np
 from common import ARRAYS, CASES, DATA_SET, EPISODE_STEPS, NUM_EPISODES, Case, weights_path
 from gymnasium.spaces import Discrete
 
+from maze_train.data.datasets import open_dataset
 from maze_train.data.trajectories import Trajectory
-from maze_train.data.trajectory_dataset import open_dataset
 from maze_train.data.trajectory_parts import DatasetMetadata
 from maze_train.data.trajectory_writer import TrajectoryWriter
 from maze_train.nets.config import ModelConfig

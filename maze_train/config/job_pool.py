@@ -20,7 +20,6 @@ from maze_train.notices import say, tell
 from maze_train.training.outcome import Interruption
 from maze_train.workers.places import Portable
 from maze_train.workers.pool import CallCancelledError, WorkerFailedError
-from maze_train.workers.ray_place import RayPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -246,6 +245,8 @@ class RayLauncher(LocalLauncher):
         """
         check_positive("hydra.launcher.cpus_per_job", self._settings["cpus_per_worker"])
         check_at_least("hydra.launcher.gpus_per_job", self._settings["gpus_per_worker"], 0)
+        from maze_train.workers.ray_pool import RayPlace  # Imported here, since Ray is optional.
+
         place = RayPlace(
             self._n_jobs, on_worker_failure="restart", max_worker_restarts=count, **self._settings
         )

@@ -27,7 +27,6 @@ from maze_train.config.options import group_names, list_options
 from maze_train.config.overrides import config_folders
 from maze_train.errors import ConfigError
 from maze_train.files import check_enclosed
-from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
 
 Names = list[str]  # inside the class below, `list` is a method
 GROUP = "env"
-PETTINGZOO = "maze_train.envs.pettingzoo.module_named"
-"""Finds environments of PettingZoo."""
 LAUNCHERS: dict[str, tuple[type, Any]] = {
     "local": (LocalLauncher, LocalLauncherConf),
     "ray": (RayLauncher, RayLauncherConf),
@@ -155,7 +152,9 @@ def is_registered(env_id: str) -> bool:
 
     module, colon, name = env_id.rpartition(":")
     if module == "pettingzoo":
-        return bool(locate(PETTINGZOO)(env_id))
+        from maze_train.envs.pettingzoo import module_named
+
+        return bool(module_named(env_id))
     if colon:
         try:
             importlib.import_module(module)

@@ -15,7 +15,7 @@ class RayRunnerConfig(RemoteRunnerConfig):
     """Workers as actors of a Ray cluster, on one machine or many; same numbers as `dev`."""
 
     name: ClassVar[str] = "ray"
-    place_class: ClassVar[str] = "maze_train.workers.ray_place.RayPlace"
+    place_class: ClassVar[str] = "maze_train.workers.ray_pool.RayPlace"
 
     address: str = "auto"
     """`local`: starts Ray on this machine for the run; `<head>:<port>`: a cluster that runs;

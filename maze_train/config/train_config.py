@@ -138,7 +138,7 @@ class LocalRunnerConfig(RemoteRunnerConfig):
     """Environments in worker processes on the cores of this machine; same numbers as `dev`."""
 
     name: ClassVar[str] = "local"
-    place_class: ClassVar[str] = "maze_train.workers.remote.LocalProcesses"
+    place_class: ClassVar[str] = "maze_train.workers.process_pool.LocalProcesses"
 
     start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
     """Start method of worker processes."""

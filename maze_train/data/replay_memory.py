@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from maze_train.data.replay_columns import Column, KeptObservations
+from maze_train.data.replay_frames import FrameColumn
 from maze_train.errors import ConfigError, RunDirectoryError, ShapeError
-from maze_train.targets import locate
 from maze_train.types import StatePart, leaves_by_key
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from maze_train.data.replay_columns import ReplayLayout, Storage
-    from maze_train.data.replay_frames import FrameColumn
     from maze_train.data.rollout import Rollout
     from maze_train.types import Array, Tensor
 
@@ -34,7 +33,6 @@ NONE = np.empty(0, np.int64)
 LARGE = ("obs/", "actions/")
 """Columns that lie where the storage says."""
 
-FRAME_COLUMN = "maze_train.data.replay_frames.FrameColumn"
 
 SEGMENT_NBYTES = 2**21
 MAX_SEGMENTS = 256
@@ -93,7 +91,7 @@ class ReplayMemory:
             key: self._columns[f"obs/{key}"] for key in layout.obs if key not in layout.frame_stack
         }
         self._stacks: dict[str, FrameColumn] = {
-            key: locate(FRAME_COLUMN)(
+            key: FrameColumn(
                 n, self._columns[f"obs/{key}"], self._columns[f"depths/{key}"], layout.obs[key]
             )
             for key, n in layout.frame_stack.items()

@@ -10,23 +10,20 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from maze_train.data.frames import FrameMemory
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import as_tensors, storage_dtype, zeros_for
-from maze_train.targets import locate
 from maze_train.types import as_tree, is_on, leaves_by_key, on_device, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from maze_train.data.frames import FrameMemory
     from maze_train.types import Array, ArrayTree, TensorTree
 
 
 StoredTree: TypeAlias = Any
 """Observations as they are stored: one leaf, or a flat mapping of them; a leaf is a tensor or
 `FrameStacks`, which are indexed alike."""
-
-FRAME_MEMORY = "maze_train.data.frames.FrameMemory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +278,7 @@ class _Leaves:
         self._is_single = not isinstance(space, spaces.Dict)
         parts = flat_spaces(space)
         self._stacks: dict[str, FrameMemory] = {
-            key: locate(FRAME_MEMORY)(part, num_rows, num_envs)
+            key: FrameMemory(part, num_rows, num_envs)
             for key, part in parts.items()
             if key in frame_stack
         }

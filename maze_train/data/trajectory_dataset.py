@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
@@ -25,15 +25,12 @@ from maze_train.data.trajectory_parts import (
     check_part,
     joined_parts,
 )
-from maze_train.errors import DatasetError, MazeTrainError
+from maze_train.errors import DatasetError
 from maze_train.notices import warn
-from maze_train.targets import TARGET, build_target, locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Literal
-
-    from gymnasium import spaces
 
     from maze_train.types import Array
 
@@ -195,84 +192,3 @@ def _remedy(error: OSError) -> str:
         "; allow more open files (ulimit -n), or copy the episodes into a data set of larger parts "
         "(docs/trajectories.md)"
     )
-
-
-MINARI = "minari:"
-"""Prefix of the names of Minari data sets."""
-
-LOAD_MINARI = "maze_train.data.minari_data.load_minari"
-
-
-def open_dataset(
-    source: str | Path | Mapping[str, Any],
-    *,
-    observation_space: spaces.Space[Any] | None = None,
-    action_space: spaces.Space[Any] | None = None,
-    mmap: bool = True,
-    verify: bool = True,
-    on_damaged: Literal["raise", "skip"] = "raise",
-) -> TrajectoryDataset:
-    """Open a data set of trajectories.
-
-    Args:
-        source: A directory; `minari:<id>` for a Minari data set of this machine; or a mapping with
-            the key `_target_` that names a function (see `targets.build_target`), which returns a
-            `TrajectoryDataset` or `Trajectory` objects.
-        observation_space: Of one environment; for `Trajectory` objects, which say nothing of it.
-        action_space: Likewise.
-        mmap: See `TrajectoryDataset.open`, as for the next two; they are for directories.
-        verify: Whether files are compared with their digests.
-        on_damaged: Treatment of damaged parts.
-
-    Raises:
-        DatasetError: If there is no such data set, it is damaged, or the function returned
-            something else.
-        ConfigError: If the function can not be found or refuses its arguments.
-        ShapeError: If a `Trajectory` does not have the shapes of the spaces.
-        SpaceError: If its numbers do not fit the spaces, or a space can not be described.
-        MissingExtraError: If Minari is needed and not installed.
-    """
-    if isinstance(source, Mapping):
-        return _from_target(source, observation_space, action_space)
-    if isinstance(source, str) and source.startswith(MINARI):
-        return locate(LOAD_MINARI)(source[len(MINARI) :])  # type: ignore[no-any-return]
-    if isinstance(source, str | Path) and str(source):
-        return TrajectoryDataset.open(source, mmap=mmap, verify=verify, on_damaged=on_damaged)
-    raise DatasetError(
-        f"{source!r} names no data set: expected a directory, {MINARI}<id>, or a mapping with the "
-        f"key {TARGET}"
-    )
-
-
-def _from_target(
-    node: Mapping[str, Any],
-    observation_space: spaces.Space[Any] | None,
-    action_space: spaces.Space[Any] | None,
-) -> TrajectoryDataset:
-    """Call the function that a mapping names, and return its data set."""
-    if TARGET not in node:
-        raise DatasetError(
-            f"{dict(node)!r} names no data set: a mapping has to have the key {TARGET}, the dotted "
-            f"path of a function"
-        )
-    name = str(node[TARGET])
-    found = build_target(node)
-    if isinstance(found, TrajectoryDataset):
-        return found
-    if isinstance(found, str | bytes | Mapping) or not isinstance(found, Iterable):
-        raise DatasetError(
-            f"{name} returned {type(found).__name__}: expected a TrajectoryDataset, or Trajectory "
-            f"objects"
-        )
-    if observation_space is None or action_space is None:
-        raise DatasetError(
-            f"{name} returned {type(found).__name__}, whose spaces are not known: let it return "
-            f"TrajectoryDataset.from_trajectories(...), which has them"
-        )
-    metadata = DatasetMetadata(observation_space, action_space, policy={"source": name})
-    try:
-        return TrajectoryDataset.from_trajectories(found, metadata, name)
-    except MazeTrainError:
-        raise
-    except Exception as error:
-        raise DatasetError(f"{name} failed: {type(error).__name__}: {error}") from error

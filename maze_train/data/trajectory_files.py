@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import io
 import json
 import re
 from datetime import datetime, timezone
@@ -26,7 +27,6 @@ from maze_train.errors import DatasetError, MazeTrainError, did_you_mean
 from maze_train.files import atomic_write, fsync_directory, read_regular
 from maze_train.sealed import seal, unseal
 from maze_train.spaces.serialize import space_from_dict, space_to_dict
-from maze_train.targets import locate
 from maze_train.versions import versions
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ DATASET = "dataset.json"
 SCHEMA, VERSION = "maze_train.trajectories", 2
 
 PART_V1 = re.compile(r"part-([0-9]{6,18})")
-READER_V1 = "maze_train.data.trajectory_v1.read_arrays"
+MANIFEST_V1 = "MANIFEST.json"
 
 MAPPED_NBYTES = 1 << 20
 """Size from which a file is mapped. A mapped file stays open, so small ones are read instead."""
@@ -235,7 +235,7 @@ def read_part(
         OSError: If there are too many open files.
     """
     try:
-        read = _read_arrays if entry is not None else locate(READER_V1)
+        read = _read_arrays if entry is not None else _read_arrays_v1
         arrays, about = read(path, entry, mmap=mmap, verify=verify)
         ends = {key: arrays.pop(key) for key in ("lengths", "terminated", "truncated")}
         if arrays.keys() != specs.keys():
@@ -303,3 +303,35 @@ def _read_arrays(
         dtype = np.dtype("?" if kind == "BOOL" else f"<{kind[0].lower()}{int(kind[1:]) // 8}")
         arrays[name] = data[start:][first:stop].view(dtype).reshape(item["shape"])
     return arrays, about
+
+
+def _read_arrays_v1(
+    directory: Path, entry: None, *, mmap: bool, verify: bool
+) -> tuple[dict[str, Array], dict[str, Any]]:
+    """The arrays of a part of earlier versions: a directory of .npy files with a manifest.
+
+    Args:
+        directory: The part.
+        entry: None: `dataset.json` says nothing of parts in this version.
+        mmap: As for `read_part`.
+        verify: Likewise.
+
+    Raises:
+        DatasetError: If a file is missing or damaged.
+        ValueError: If the manifest was changed or a file is malformed, as other errors of that.
+        OSError: If a file can not be read.
+    """
+    content = unseal(read_regular(directory / MANIFEST_V1))
+    arrays = {key: np.array(content[key]) for key in ("lengths", "terminated", "truncated")}
+    for item in content["arrays"]:
+        path = directory / item["file"]
+        if path.parent != directory:
+            raise ValueError(f"{item['file']!r}: expected the name of a file")
+        data = mapped_or_read(path, item, mmap=mmap, verify=verify)
+        header = io.BytesIO(data[: 1 << 16].tobytes())
+        np.lib.format.read_magic(header)
+        shape, _, dtype = np.lib.format.read_array_header_1_0(header)
+        name = f"{item['column']}/{item['key']}" if item["key"] else item["column"]
+        arrays[name] = data[header.tell() :].view(dtype).reshape(shape)
+    about = {"seeds": content["seeds"], "env": content.get("env", {})}
+    return arrays, {**about, "policy": content.get("policy", {})}

@@ -1,7 +1,4 @@
-"""Mapping from action spaces to families of distributions.
-
-Families are named by dotted paths and imported when a space or a setting asks for them.
-"""
+"""Mapping from action spaces to families of distributions."""
 
 from __future__ import annotations
 
@@ -12,9 +9,14 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gymnasium.spaces import Dict, Tuple
 
 from maze_train.distributions.base import Distribution
+from maze_train.distributions.bernoulli import Bernoulli
+from maze_train.distributions.beta import Beta
+from maze_train.distributions.categorical import Categorical, MultiCategorical
+from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
+from maze_train.distributions.joint import JointDistribution
 from maze_train.errors import ConfigError, one_of
 from maze_train.spaces.describe import flat_spaces
-from maze_train.targets import TARGET, build_target, locate
+from maze_train.targets import TARGET, build_target
 
 if TYPE_CHECKING:
     from gymnasium import Space
@@ -23,13 +25,13 @@ if TYPE_CHECKING:
 Override: TypeAlias = str | Mapping[str, Any]
 """A family: its name, `{name: ..., **settings}`, or `{_target_: my_package.Family, **settings}`."""
 
-FAMILIES: Mapping[str, str] = {
-    "bernoulli": "maze_train.distributions.bernoulli.Bernoulli",
-    "beta": "maze_train.distributions.beta.Beta",
-    "categorical": "maze_train.distributions.categorical.Categorical",
-    "diagonal_gaussian": "maze_train.distributions.gaussian.DiagonalGaussian",
-    "multi_categorical": "maze_train.distributions.categorical.MultiCategorical",
-    "squashed_gaussian": "maze_train.distributions.gaussian.SquashedGaussian",
+FAMILIES: Mapping[str, type[Distribution]] = {
+    "bernoulli": Bernoulli,
+    "beta": Beta,
+    "categorical": Categorical,
+    "diagonal_gaussian": DiagonalGaussian,
+    "multi_categorical": MultiCategorical,
+    "squashed_gaussian": SquashedGaussian,
 }
 """The families that configuration knows by name."""
 
@@ -48,8 +50,6 @@ DEFAULTS: Mapping[str, str] = {
 }
 """The family of each type of space, unless it is overridden."""
 
-JOINT = "maze_train.distributions.joint.JointDistribution"
-"""The distribution over Dict and Tuple spaces."""
 
 KEY = "model.distributions"
 
@@ -65,8 +65,7 @@ def family_class(name: str, key: str = KEY) -> type[Distribution]:
         ConfigError: If there is no such family.
     """
     _check_name(key, name)
-    found: type[Distribution] = locate(FAMILIES[name])
-    return found
+    return FAMILIES[name]
 
 
 def distribution_for(
@@ -104,7 +103,7 @@ def distribution_for(
         parts[part_key] = _build_family(f"{KEY}.{key}", override, space)
     if not isinstance(action_space, (Dict, Tuple)):
         return parts[""]
-    joint: Distribution = locate(JOINT)(parts)
+    joint: Distribution = JointDistribution(parts)
     return joint
 
 

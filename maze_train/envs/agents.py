@@ -8,7 +8,6 @@ decisions that a step consists of, such as `choose_item` and then `choose_place`
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
@@ -26,16 +25,11 @@ from maze_train.errors import EnvError, SpaceError
 from maze_train.spaces.agents import AGENT_RETURNS, AgentSpaces
 from maze_train.spaces.describe import FlatView, is_mask_key
 from maze_train.spaces.masks import mask_layout
-from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from maze_train.envs.buffers import Array
-
-
-PETTINGZOO = "maze_train.envs.pettingzoo"
-"""Adapters of PettingZoo's environments, found where somebody has imported PettingZoo."""
 
 
 REMEMBERED = ("_shown", "_acting", "_was_cut", "_returns")
@@ -374,16 +368,3 @@ def checked_names(possible_agents: Sequence[str]) -> tuple[str, ...]:
             "text that is not empty and holds no '/'; rename them"
         )
     return agents
-
-
-def other_kinds() -> tuple[type, ...]:
-    """Classes beside gymnasium's whose environments can be run, of packages that are imported."""
-    others = locate(f"{PETTINGZOO}.kinds")() if "pettingzoo" in sys.modules else ()
-    return (MultiAgentEnv, *others)
-
-
-def joined(env: Any) -> Any:
-    """An environment with several agents as one of gymnasium; anything else as it is."""
-    if "pettingzoo" in sys.modules:
-        env = locate(f"{PETTINGZOO}.adapted")(env)
-    return JointEnv(env) if isinstance(env, MultiAgentEnv) else env

@@ -9,7 +9,6 @@ actions, limit of 108 000 frames, whole games as episodes of an evaluation).
 from __future__ import annotations
 
 import importlib
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import gymnasium
@@ -20,7 +19,6 @@ from gymnasium.utils import seeding
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from maze_train.checks import check_at_least
-from maze_train.envs.factory import make, other_than_screen
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.errors import ConfigError, EnvError
 from maze_train.extras import import_extra
@@ -317,6 +315,16 @@ STACKED_SCREENS = 4
 """Screens that the agent sees of an Atari game (Mnih et al., 2015)."""
 
 
+def other_than_screen(config: EnvConfig) -> dict[str, Any]:
+    """Arguments that ask for other observations than the screen of an Atari game in colour."""
+    defaults = {"obs_type": "rgb", "sound_obs": False}
+    return {
+        name: config.kwargs[name]
+        for name, screen in defaults.items()
+        if config.kwargs.get(name, screen) != screen
+    }
+
+
 def check_game(config: EnvConfig) -> None:
     """Refuse to preprocess an environment that is no Atari game whose screen is observed.
 
@@ -351,14 +359,14 @@ def register_atari() -> None:
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
-def make_game(config: EnvConfig) -> gymnasium.Env[Any, Any]:
-    """Build an Atari game with the preprocessing that training and evaluation share."""
-    kwargs = config.kwargs if config.id is None else {"frameskip": 1, **config.kwargs}
-    game = make(replace(config, kwargs=kwargs, max_episode_steps=None))
+def preprocessed(
+    game: gymnasium.Env[Any, Any], max_episode_steps: int | None
+) -> gymnasium.Env[Any, Any]:
+    """An Atari game with the preprocessing that training and evaluation share."""
     env: gymnasium.Env[Any, Any] = AtariPreprocessing(game)
-    if config.max_episode_steps is not None:
+    if max_episode_steps is not None:
         # Outside, where steps are those of the agent.
-        env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
+        env = gymnasium.wrappers.TimeLimit(env, max_episode_steps)
     return ObservationStackWrapper(env, STACKED_SCREENS)
 
 

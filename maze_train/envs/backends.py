@@ -16,11 +16,11 @@ from gymnasium.envs.registration import load_env_creator
 from gymnasium.error import DependencyNotInstalled, Error
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from maze_train.envs.atari import register_atari
 from maze_train.envs.build_failures import build_failure, missing_dependency, nearest_ids
-from maze_train.envs.factory import GAMES
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.notices import tell
-from maze_train.targets import Given, locate, maker_of
+from maze_train.targets import Given, maker_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -215,7 +215,7 @@ def vector_spec(env_id: str) -> EnvSpec:
         raise ConfigError("env.backend", problem, "native")
     try:
         if name.startswith("ALE/"):
-            locate(f"{GAMES}.register_atari")()
+            register_atari()
         if module:
             importlib.import_module(module)
         spec = gymnasium.spec(name)

@@ -9,8 +9,19 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from gymnasium import spaces
 
+from maze_train.envs.atari import (
+    check_game,
+    for_training,
+    other_than_screen,
+    preprocessed,
+    register_atari,
+)
+from maze_train.envs.build_failures import build_failure, registered_failure
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
+from maze_train.envs.monitoring import MonitoringWrapper
+from maze_train.envs.pettingzoo import joined, maker_named, other_kinds
+from maze_train.envs.registered import register_installed
 from maze_train.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.spaces.agents import AGENTS, agent_spaces
 from maze_train.targets import TARGET, Given, build_target, locate, maker_of
@@ -19,26 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-MONITOR = "maze_train.envs.monitoring.MonitoringWrapper"
-"""Reports the returns of whole episodes, where wrappers for training change them."""
-
-BUILD_FAILURE = "maze_train.envs.build_failures.build_failure"
-REGISTERED_FAILURE = "maze_train.envs.build_failures.registered_failure"
-"""Messages, found where an environment can not be built."""
-
-GAMES = "maze_train.envs.atari"
-"""Atari games, found where one is asked for."""
-
-REGISTER = "maze_train.envs.registered.register_installed"
-"""Imports packages with environments, where an id is not known."""
-
-OTHER_KINDS, JOINED = "maze_train.envs.agents.other_kinds", "maze_train.envs.agents.joined"
-"""Environments with several agents, found where one is no `gymnasium.Env`."""
-
 REWARD_WRAPPERS = (gymnasium.RewardWrapper, gymnasium.wrappers.NormalizeReward)
-
-PETTINGZOO = "maze_train.envs.pettingzoo.maker_named"
-"""Environments of PettingZoo, found where one is asked for."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +94,14 @@ class EnvFactory:
                 "env", f"expected exactly one of id ({config.id}) and _target_ ({config.target})"
             )
         atari = uses_atari_preprocessing(config)
-        env = locate(f"{GAMES}.make_game")(config) if atari else make(config)
+        env = make_game(config) if atari else make(config)
         for i, wrapper in enumerate(config.wrappers):
             env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
         if not self.training or not (atari or config.training_wrappers):
             return env
-        env = locate(MONITOR)(env)
+        env = MonitoringWrapper(env)
         if atari:
-            env = locate(f"{GAMES}.for_training")(env)
+            env = for_training(env)
         for i, wrapper in enumerate(config.training_wrappers):
             key = f"env.training_wrappers[{i}]"
             wrapped = wrap(env, wrapper, key=key)
@@ -153,18 +145,8 @@ def uses_atari_preprocessing(config: EnvConfig) -> bool:
         return is_game and not other_than_screen(config)
     if config.preprocessing == "none":
         return False
-    locate(f"{GAMES}.check_game")(config)
+    check_game(config)
     return True
-
-
-def other_than_screen(config: EnvConfig) -> dict[str, Any]:
-    """Arguments that ask for other observations than the screen of an Atari game in colour."""
-    defaults = {"obs_type": "rgb", "sound_obs": False}
-    return {
-        name: config.kwargs[name]
-        for name, screen in defaults.items()
-        if config.kwargs.get(name, screen) != screen
-    }
 
 
 def env_name(config: EnvConfig) -> str:
@@ -185,16 +167,23 @@ def make(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     if config.id is None:
         return make_own(config, own_maker(config.target or ""))
     if config.id.startswith("pettingzoo:"):
-        return make_own(config, locate(PETTINGZOO)(config.id))
+        return make_own(config, maker_named(config.id))
     return make_registered(config, config.id)
+
+
+def make_game(config: EnvConfig) -> gymnasium.Env[Any, Any]:
+    """Build an Atari game with its preprocessing, without wrappers."""
+    kwargs = config.kwargs if config.id is None else {"frameskip": 1, **config.kwargs}
+    game = make(replace(config, kwargs=kwargs, max_episode_steps=None))
+    return preprocessed(game, config.max_episode_steps)
 
 
 def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
     """Build a registered environment, turning gymnasium's complaints into ours."""
     if env_id.rpartition(":")[2].startswith("ALE/"):
-        locate(f"{GAMES}.register_atari")()
+        register_atari()
     elif ":" not in env_id and env_id not in gymnasium.registry:
-        locate(REGISTER)()
+        register_installed()
     # The checker costs time in every step and warns about style; what matters is checked where
     # values are stored.
     options = {"disable_env_checker": True, "max_episode_steps": config.max_episode_steps}
@@ -207,7 +196,7 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
         # the environment quotes of a file that a stranger's settings name.
         entry = str(getattr(gymnasium.registry.get(env_id), "entry_point", ""))
         cause = None if entry.startswith(("gymnasium", "minigrid.")) else error
-        raise locate(REGISTERED_FAILURE)(env_id, config, error) from cause
+        raise registered_failure(env_id, config, error) from cause
 
 
 def make_own(config: EnvConfig, make: Callable[..., Any]) -> gymnasium.Env[Any, Any]:
@@ -216,11 +205,11 @@ def make_own(config: EnvConfig, make: Callable[..., Any]) -> gymnasium.Env[Any, 
     try:
         env = make(**config.kwargs)
         if not isinstance(env, gymnasium.Env):
-            env = locate(JOINED)(env)
+            env = joined(env)
     except MazeTrainError:
         raise
     except BaseException as error:
-        raise locate(BUILD_FAILURE)(target, config, error) from error
+        raise build_failure(target, config, error) from error
     if not isinstance(env, gymnasium.Env):
         raise EnvError(
             f"{target} returned {type(env).__name__}: expected a gymnasium.Env, "
@@ -242,7 +231,7 @@ def own_maker(target: str) -> Callable[..., Any]:
     found = locate(target, key)
     # Now that its module is imported, the packages are known which its class may be of.
     is_other = isinstance(found, type) and not issubclass(found, gymnasium.Env)
-    kinds = locate(OTHER_KINDS)() if is_other else ()
+    kinds = other_kinds() if is_other else ()
     return maker_of(target, key, gymnasium.Env, *kinds)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from maze_train.envs.pooled import PooledVectorEnv
-from maze_train.workers.remote import LocalProcesses
+from maze_train.workers.process_pool import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,12 +8,13 @@ from __future__ import annotations
 import importlib.util
 import pkgutil
 import re
+import sys
 import warnings
 from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maze_train.envs.agents import MultiAgentEnv, Turn, check_mapping, shortened
+from maze_train.envs.agents import JointEnv, MultiAgentEnv, Turn, check_mapping, shortened
 from maze_train.envs.info_masks import MaskOfInfo, mask_size
 from maze_train.errors import ConfigError, EnvError, MissingExtraError, nearest
 from maze_train.extras import import_extra
@@ -356,3 +357,16 @@ def installed() -> dict[str, str]:
         for found in pkgutil.iter_modules([str(folder)])
         if re.fullmatch(r"\w+_v\d+", found.name)
     }
+
+
+def other_kinds() -> tuple[type, ...]:
+    """Classes beside gymnasium's whose environments can be run, of packages that are imported."""
+    others = kinds() if "pettingzoo" in sys.modules else ()
+    return (MultiAgentEnv, *others)
+
+
+def joined(env: Any) -> Any:
+    """An environment with several agents as one of gymnasium; anything else as it is."""
+    if "pettingzoo" in sys.modules:
+        env = adapted(env)
+    return JointEnv(env) if isinstance(env, MultiAgentEnv) else env

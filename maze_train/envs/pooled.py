@@ -11,12 +11,14 @@ import numpy as np
 
 from maze_train.checks import check_one_of
 from maze_train.envs.buffers import StepBuffers
+from maze_train.envs.info_masks import note_on_ignored_mask
+from maze_train.envs.journal import Journal
+from maze_train.envs.repair import WorkerRepair
 from maze_train.envs.stepped import ON_NON_FINITE
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.envs.worker import CALLS, EnvWorker, StepReport
 from maze_train.errors import ConfigError, EnvError
 from maze_train.spaces.describe import MASK_KEY, FlatView
-from maze_train.targets import locate
 from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, check_spaces
 
@@ -26,16 +28,8 @@ if TYPE_CHECKING:
     import gymnasium
     import numpy.typing as npt
 
-    from maze_train.envs.journal import Journal
-    from maze_train.envs.repair import WorkerRepair
     from maze_train.envs.vector import ArrayTree, StepResult
     from maze_train.workers.places import Place
-
-
-JOURNAL = "maze_train.envs.journal.Journal"
-REPAIR = "maze_train.envs.repair.WorkerRepair"
-IGNORED_MASK = "maze_train.envs.info_masks.note_on_ignored_mask"
-"""Found when they are asked for: most environments in this process need none of them."""
 
 
 class PooledVectorEnv(MazeVectorEnv):
@@ -142,11 +136,11 @@ class PooledVectorEnv(MazeVectorEnv):
         self._buffers = buffers = StepBuffers.over(memory.buffer, layout)
         self._journal: Journal | None = None
         if self.can_be_restored or self._pool.may_restart:
-            self._journal = locate(JOURNAL)(buffers.actions)
+            self._journal = Journal(buffers.actions)
         self._repair: WorkerRepair | None = None
         if not self._pool.workers:  # What workers of this process raise goes through.
             spaces = (observation_space, action_space)
-            self._repair = locate(REPAIR)(self._pool, self._slices, spaces, memory, self._journal)
+            self._repair = WorkerRepair(self._pool, self._slices, spaces, memory, self._journal)
             if self._pool.may_restart:
                 self._repair.keep(buffers)
             for index, part in enumerate(self._slices):
@@ -382,7 +376,7 @@ class PooledVectorEnv(MazeVectorEnv):
         for i, info in report.ordinary:
             infos = self._add_info(infos, info, i)
         if self.tell is not None and MASK_KEY in infos:
-            note = locate(IGNORED_MASK)(infos, self.env_observation_space, self.single_action_space)
+            note = note_on_ignored_mask(infos, self.env_observation_space, self.single_action_space)
             if note is not None:
                 self.tell(note)
         if report.lost:

@@ -9,9 +9,9 @@ from functools import cache
 
 import gymnasium
 
+from maze_train.envs.atari import register_atari
 from maze_train.errors import MissingExtraError
 from maze_train.extras import import_extra
-from maze_train.targets import locate
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ OTHERS = (
 def register_installed() -> None:
     """Make the ids of these packages known, as far as they are installed."""
     if ATARI.installed:
-        locate("maze_train.envs.atari.register_atari")()
+        register_atari()
     for each in OTHERS:
         if each.installed:
             gymnasium.register_envs(

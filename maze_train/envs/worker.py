@@ -18,9 +18,9 @@ from maze_train.envs.faults import (
     non_finite_rows,
 )
 from maze_train.envs.monitoring import described_metadata, gives_state, layers_of
+from maze_train.envs.own_state import load_own_state, offers_own_state, own_state
 from maze_train.envs.stepped import SteppedEnvs, checked_info
 from maze_train.seeding import EpisodeSeeds
-from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,9 +42,6 @@ CALLS = {
     "map": "mapping the shared memory",
 }
 """Names of the calls of workers in messages."""
-
-OWN_STATE = "maze_train.envs.own_state"
-"""Found where an environment offers its state."""
 
 
 @dataclass(slots=True)
@@ -235,7 +232,7 @@ class EnvWorker(SteppedEnvs):
         states: list[dict[str, Any] | None] = []
         for i, env in enumerate(self.envs):
             try:
-                states.append(locate(f"{OWN_STATE}.own_state")(env) if offers_state(env) else None)
+                states.append(own_state(env) if offers_state(env) else None)
             except BaseException as error:
                 return str(self._fault(i, error))
         return states
@@ -325,7 +322,7 @@ class EnvWorker(SteppedEnvs):
         obs, info = env.reset(seed=seed, options=copy.deepcopy(record.options))
         checked_info(info)
         if record.own is not None:
-            locate(f"{OWN_STATE}.load_own_state")(env, record.own)
+            load_own_state(env, record.own)
         reward: Any = record.reward
         actions = {key: column.copy() for key, column in record.actions.items()}
         for k, action in enumerate(self._built(actions, record.num_actions), start=1):
@@ -352,4 +349,4 @@ class EnvWorker(SteppedEnvs):
 def offers_state(env: gymnasium.Env[Any, Any]) -> bool:
     """Whether an environment and all its wrappers can give their state."""
     *_, inner = layers_of(env)
-    return gives_state(inner) and bool(locate(f"{OWN_STATE}.offers_own_state")(env))
+    return gives_state(inner) and bool(offers_own_state(env))

@@ -5,18 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maze_train import upper
+from maze_train.data.state_files import dumps, loads
 from maze_train.errors import ConfigError
 from maze_train.files import atomic_write
-from maze_train.learner.modules import FUNCTION
-from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 
-# Found where a state is written or read, and where a run has one.
-STATE_FILES = "maze_train.training.state_files"
-LOAD_LEARNER = "maze_train.api.load_learner"
+FUNCTION = "<function>"
+"""Stands in a state for a function, which none holds."""
 
 WITH_PARTS = ("modules", "optimizers")
 """Components that have parts."""
@@ -84,7 +83,7 @@ def write(state: Mapping[str, Any], path: str | Path) -> None:
         state: The state.
         path: The file; its directory exists.
     """
-    data = locate(STATE_FILES + ".dumps")(state)
+    data = dumps(dict(state))
     with atomic_write(Path(path)) as file:
         file.write(data)
 
@@ -100,7 +99,7 @@ def read(path: str | Path, component: str | None = None) -> dict[str, Any]:
         ConfigError: If it has no such component.
         RunDirectoryError: If it is damaged.
     """
-    state = locate(STATE_FILES + ".loads")(Path(path).read_bytes(), path)
+    state = loads(Path(path).read_bytes(), path)
     return select(state, None if component is None else [component])
 
 
@@ -110,7 +109,7 @@ def learner_from(cls: type, path: str | Path, *args: Any, **kwargs: Any) -> Any:
         learner = cls(*args, **kwargs)
         learner.restore_from_path(path)
         return learner
-    learner = locate(LOAD_LEARNER)(path, *args, **kwargs)
+    learner = upper.load_learner(path, *args, **kwargs)
     if not isinstance(learner, cls):
         problem = f"expected the run of a {cls.__name__}, its learner is a {type(learner).__name__}"
         raise ConfigError("path", problem, str(path))

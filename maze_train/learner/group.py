@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from maze_train.checks import check_at_least
 from maze_train.events import Statistics
+from maze_train.learner.components import check_chosen
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.learner.modes import torch_threads
 from maze_train.learner.modules import DEFAULT_MODULE
-from maze_train.targets import locate
+from maze_train.learner.others import OtherLearners
+from maze_train.learner.update_queue import UpdateQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,18 +22,11 @@ if TYPE_CHECKING:
     from maze_train.learner.config import Progress
     from maze_train.learner.learner import Learner
     from maze_train.learner.modules import Chosen, ModuleSource
-    from maze_train.learner.others import OtherLearners
-    from maze_train.learner.update_queue import UpdateQueue
     from maze_train.types import Tensor
     from maze_train.workers.places import Place
 
 
 Result = TypeVar("Result")
-
-OTHER_LEARNERS = "maze_train.learner.others.OtherLearners"
-UPDATE_QUEUE = "maze_train.learner.update_queue.UpdateQueue"
-CHECK_CHOSEN = "maze_train.learner.components.check_chosen"
-"""Found where they are needed: one learner that is waited for needs nothing of them."""
 
 
 class LearnerGroup:
@@ -69,7 +64,7 @@ class LearnerGroup:
         self._queue: UpdateQueue | None = None
         self._others: OtherLearners | None = None
         if settings.n_learners > 1:
-            self._others = locate(OTHER_LEARNERS)(learner, settings, place)
+            self._others = OtherLearners(learner, settings, place)
 
     @property
     def n_learners(self) -> int:
@@ -133,7 +128,7 @@ class LearnerGroup:
             size_of_queue, drops = self.settings.queue_size, self.settings.drop_when_full
             check_at_least("learner_group.queue_size", size_of_queue, 1)
             update = partial(self._update_of, self._first)
-            self._queue = locate(UPDATE_QUEUE)(update, size_of_queue, drops)
+            self._queue = UpdateQueue(update, size_of_queue, drops)
         return self._queue.put(experience, progress, size, after)
 
     def wait(self) -> Statistics:
@@ -211,7 +206,7 @@ class LearnerGroup:
 
     @policies_to_train.setter
     def policies_to_train(self, chosen: Chosen) -> None:
-        locate(CHECK_CHOSEN)(self._learner.modules, chosen)
+        check_chosen(self._learner.modules, chosen)
         self._learner.policies_to_train = chosen
         self._change()
 

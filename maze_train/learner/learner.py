@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import torch
 
 from maze_train.events import Statistics
+from maze_train.learner.accumulation import Accumulation
+from maze_train.learner.compiled import compiled_losses
+from maze_train.learner.components import learner_from, merged, read, select, write
 from maze_train.learner.modes import autocast, matmul_precision
 from maze_train.learner.modules import DEFAULT_MODULE, LearnerModules
 from maze_train.learner.part import MadeFrom, Part
+from maze_train.learner.shard import shard_rows
 from maze_train.learner.steps import GradientSteps, LearnerEvents, check_finite, statistics_of
-from maze_train.targets import function_of, locate
+from maze_train.targets import function_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,17 +25,10 @@ if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Self
 
-    from maze_train.learner.accumulation import Accumulation
     from maze_train.learner.config import Progress
     from maze_train.learner.optimizers import ModuleOptimizer
     from maze_train.types import Tensor
 
-
-# Found where a learner has them, and where a state is written or read.
-ACCUMULATION = "maze_train.learner.accumulation.Accumulation"
-COMPONENTS = "maze_train.learner.components"
-COMPILED = "maze_train.learner.compiled.compiled_losses"
-SHARD_ROWS = "maze_train.learner.shard.shard_rows"
 
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
@@ -91,10 +88,10 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         count: int = getattr(config, "gradient_accumulation", 1)
         self.accumulation: Accumulation | None = None
         if count > 1:
-            self.accumulation = locate(ACCUMULATION)(count)
+            self.accumulation = Accumulation(count)
         node = self.settings.loss_function
         self.loss_function = None if node is None else function_of(node, "algorithm.loss_function")
-        self.compiled = locate(COMPILED)(self) if self.settings.compile != "none" else None
+        self.compiled = compiled_losses(self) if self.settings.compile != "none" else None
 
     # -- one update ------------------------------------------------------------------------------
 
@@ -272,7 +269,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
             Samples `rank`, `rank + count`, ... or, if there are none, any; how many these are (0 in
             that case); how many there are in all.
         """
-        part: tuple[Batch, int, int] = locate(SHARD_ROWS)(batch, rank, count)
+        part: tuple[Batch, int, int] = shard_rows(batch, rank, count)
         return part
 
     def compute_losses(
@@ -376,9 +373,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         not_components: Collection[str] = (),
     ) -> dict[str, Any]:
         """State of some components, in the form of `state_dict`; see `components.select`."""
-        state: dict[str, Any] = locate(COMPONENTS + ".select")(
-            self.state_dict(), components, not_components
-        )
+        state: dict[str, Any] = select(self.state_dict(), components, not_components)
         return state
 
     def set_state(self, state: Mapping[str, Any]) -> None:
@@ -387,11 +382,11 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         Raises:
             ConfigError: If the learner has no such component.
         """
-        self.load_state_dict(locate(COMPONENTS + ".merged")(self.state_dict(), state))
+        self.load_state_dict(merged(self.state_dict(), state))
 
     def save_to_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
         """Write what `get_state` gives for the arguments to a file, whole or not at all."""
-        locate(COMPONENTS + ".write")(self.get_state(*args, **kwargs), path)
+        write(self.get_state(*args, **kwargs), path)
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
         """Take over the state of a file of `save_to_path`, or one component of it.
@@ -400,7 +395,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
             ConfigError: If the file has no such component, or the learner has none.
             RunDirectoryError: If the file is damaged.
         """
-        self.set_state(locate(COMPONENTS + ".read")(path, component))
+        self.set_state(read(path, component))
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
@@ -411,5 +406,5 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         Raises:
             ConfigError: If the run has a learner of another class.
         """
-        learner: Self = locate(COMPONENTS + ".learner_from")(cls, path, *args, **kwargs)
+        learner: Self = learner_from(cls, path, *args, **kwargs)
         return learner

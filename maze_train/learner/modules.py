@@ -11,7 +11,9 @@ import torch
 from torch import nn
 
 from maze_train.errors import ConfigError, nearest
+from maze_train.learner.accumulation import LossScaler
 from maze_train.learner.apis import HasOwnLoss, missing_names
+from maze_train.learner.components import FUNCTION, choose
 from maze_train.learner.config import (
     GradientSettings,
     Progress,
@@ -21,23 +23,14 @@ from maze_train.learner.config import (
 )
 from maze_train.learner.modes import has_modes
 from maze_train.learner.optimizers import ModuleOptimizer
-from maze_train.targets import locate
+from maze_train.learner.parameter_groups import check_names, frozen_parameters, grouped
 
 if TYPE_CHECKING:
-    from maze_train.learner.accumulation import LossScaler
     from maze_train.types import Tensor
 
 
-# Found where a learner has them, and where a state is read.
-GROUPS = "maze_train.learner.parameter_groups"
-LOSS_SCALER = "maze_train.learner.accumulation.LossScaler"
-COMPONENTS = "maze_train.learner.components"
-
 DEFAULT_MODULE = "default"
 DEFAULT_OPTIMIZER = "default"
-
-FUNCTION = "<function>"
-"""Stands in a state for a function, which none holds."""
 
 ModuleSource: TypeAlias = "nn.Module | Callable[[], nn.Module] | Mapping[str, Tensor]"
 Chosen: TypeAlias = "Collection[str] | Callable[[str, Any], bool] | None"
@@ -76,7 +69,7 @@ class LearnerModules:
         self.generator = torch.Generator().manual_seed(seed)
         self.loss_scaler: LossScaler | None = None
         if self.settings.autocast == "float16":
-            self.loss_scaler = locate(LOSS_SCALER)()
+            self.loss_scaler = LossScaler()
         for module_id in self.own_settings:
             if module_id not in modules:
                 close = ", ".join(nearest(module_id, modules) or modules)
@@ -86,7 +79,7 @@ class LearnerModules:
             self._place(module_id, module)
         self._has_groups = bool(self.settings.lr_factors or self.settings.freeze)
         if self._has_groups:
-            locate(GROUPS + ".check_names")(self.settings, self.modules)
+            check_names(self.settings, self.modules)
         self.configure_optimizers()
 
     @property
@@ -307,7 +300,7 @@ class LearnerModules:
             raise ConfigError("optimizer", problem)
         groups = None
         if self._has_groups:
-            groups = locate(GROUPS + ".grouped")(params, self.modules[module_id], self.settings)
+            groups = grouped(params, self.modules[module_id], self.settings)
         clip_by = getattr(self.config, "grad_clip_by", "global_norm")
         if any(p.requires_grad for p in params):
             self.optimizers[key] = ModuleOptimizer(
@@ -343,7 +336,7 @@ class LearnerModules:
         if not self.settings.freeze:
             return []
         given = self.settings.freeze, progress.updates, self.modules
-        held: list[nn.Parameter] = locate(GROUPS + ".frozen_parameters")(*given)
+        held: list[nn.Parameter] = frozen_parameters(*given)
         return held
 
     def hold_parameters(self, progress: Progress) -> None:
@@ -399,7 +392,7 @@ class LearnerModules:
             )
             raise ConfigError("module_id", problem, ", ".join(state["modules"]))
         if "frozen_modules" in state:  # older states do not say it
-            locate(COMPONENTS + ".choose")(self, state)
+            choose(self, state)
         self.set_weights(state["modules"])
         for (module_id, name), optimizer in self.optimizers.items():
             # A module that was always frozen had none.

@@ -25,7 +25,7 @@ from maze_train.learner.worker import (
     leave,
 )
 from maze_train.workers.pool import WorkerFailedError
-from maze_train.workers.remote import LocalProcesses
+from maze_train.workers.process_pool import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -11,7 +11,7 @@ from maze_train.errors import TrainingError
 from maze_train.events import Event, EventInterface
 from maze_train.learner.gradients import norm_of
 from maze_train.learner.modules import DEFAULT_MODULE
-from maze_train.targets import locate
+from maze_train.learner.own_statistics import OwnStatistics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 AnyLearner: TypeAlias = Any
 """A `Learner`."""
-
-
-OWN_STATISTICS = "maze_train.learner.own_statistics.OwnStatistics"
 
 
 class LearnerEvents(EventInterface, prefix="train"):
@@ -167,7 +164,7 @@ def statistics_of(module_id: str, statistics: Statistics) -> Statistics:
     """Statistics that record under the id of a module, if it is one of several."""
     if module_id == DEFAULT_MODULE:
         return statistics
-    own: Statistics = locate(OWN_STATISTICS)(statistics, module_id)
+    own: Statistics = OwnStatistics(statistics, module_id)
     return own
 
 

@@ -6,11 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from maze_train.nets.population import BatchedPolicy, Population, row_blocks
+from maze_train.nets.population import (
+    BatchedPolicy,
+    BatchedPopulation,
+    Population,
+    RowPopulation,
+    row_blocks,
+)
 from maze_train.spaces.agent_trees import part_of
 from maze_train.spaces.agents import AGENTS
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from maze_train.nets.joint import JointModel
     from maze_train.types import Tensor, TensorTree
 
@@ -45,3 +53,11 @@ class JointPopulation(Population):
             for agent, policy in self.model.agents.items()
         ]
         return torch.cat(found, dim=-1)
+
+
+def build_population(model: nn.Module, count: int) -> Population:
+    """Copies of a policy, computed together where that can be done."""
+    batched = JointPopulation if hasattr(model, "by_policy") else BatchedPopulation
+    kind: Any = batched if batched.fits(model) else RowPopulation
+    population: Population = kind(model, count)
+    return population

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from gymnasium import spaces
 
     from maze_train.functional.value_transforms import ValueTransform
-    from maze_train.nets.policy_model import PolicyModel
     from maze_train.types import Tensor
 
 
@@ -79,7 +78,7 @@ def build_own(
     return net
 
 
-def wrapped(node: Mapping[str, Any], model: PolicyModel, space: spaces.Space[Any]) -> nn.Module:
+def wrapped(node: Mapping[str, Any], model: nn.Module, space: spaces.Space[Any]) -> nn.Module:
     """Build the wrapper of a policy, and try it out on observations of a flat space."""
     if TARGET not in node:
         raise ConfigError(WRAPPER_KEY, "expected a mapping with the key _target_, or null", node)

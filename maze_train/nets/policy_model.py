@@ -12,10 +12,13 @@ from torch import nn
 from maze_train.distributions.mapping import distribution_for
 from maze_train.errors import ConfigError, SpaceError
 from maze_train.nets.blocks import MLP
+from maze_train.nets.masking import ActionMasking
+from maze_train.nets.normalization import ObservationNormalizer
+from maze_train.nets.own import build_own, wrapped
+from maze_train.nets.recurrent import RecurrentNetwork
 from maze_train.nets.template import TemplateNet, resolve
 from maze_train.spaces.describe import flat_space, is_mask_key
 from maze_train.spaces.masks import mask_layout
-from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,20 +27,12 @@ if TYPE_CHECKING:
 
     from maze_train.distributions.base import Distribution
     from maze_train.nets.config import ModelConfig
-    from maze_train.nets.masking import ActionMasking
-    from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.nets.recurrent import RecurrentNetwork
     from maze_train.spaces.mask_layouts import MaskLayout
     from maze_train.types import Tensor, TensorTree
 
 
 POLICY_GAIN = 0.01
 """Gain of the orthogonal initialisation of the output layer of a policy."""
-
-NORMALIZER = "maze_train.nets.normalization.ObservationNormalizer"
-MASKING = "maze_train.nets.masking.ActionMasking"
-BUILD_OWN = "maze_train.nets.own.build_own"
-"""Parts of a model that are imported when a configuration or a space asks for them."""
 
 
 class Policy(nn.Module):
@@ -81,7 +76,7 @@ def build_normalizer(config: ModelConfig, space: spaces.Space[Any]) -> Observati
     """The normaliser that a configuration asks for; None if there is nothing to normalise."""
     if config.normalization.mode == "none":
         return None
-    normalizer: ObservationNormalizer = locate(NORMALIZER)(space, config.normalization)
+    normalizer = ObservationNormalizer(space, config.normalization)
     return normalizer if normalizer.keys else None
 
 
@@ -89,8 +84,7 @@ def build_masking(distribution: Distribution, masks: MaskLayout | None) -> Actio
     """The part that rules out actions which masks forbid; None where there are no masks."""
     if masks is None:
         return None
-    masking: ActionMasking = locate(MASKING)(distribution, masks)
-    return masking
+    return ActionMasking(distribution, masks)
 
 
 def readable(
@@ -117,7 +111,7 @@ def build_network(
         if role == "trunk":
             return TemplateNet(space, config, hidden_sizes)
         return TemplateNet(space, config, hidden_sizes, output_size, gain)
-    net: nn.Module = locate(BUILD_OWN)(node, f"model.{role}", space, output_size)
+    net: nn.Module = build_own(node, f"model.{role}", space, output_size)
     return net
 
 
@@ -125,9 +119,6 @@ CRITIC_SETTINGS = (
     *("critic", "critic_hidden_sizes", "centralized_critic", "value_transform", "value_support"),
 )
 """Settings of a model that describe its critic."""
-
-RECURRENT_NETWORK = "maze_train.nets.recurrent.RecurrentNetwork"
-WRAPPED = "maze_train.nets.own.wrapped"
 
 
 class PolicyModel(nn.Module):
@@ -249,9 +240,7 @@ def build_policy(
         model = compose_policy(config, observation_space, action_space).eval()
         if policy_wrapper is None:
             return model
-        with_wrapper: nn.Module = locate(WRAPPED)(
-            policy_wrapper, model, flat_space(observation_space)
-        )
+        with_wrapper: nn.Module = wrapped(policy_wrapper, model, flat_space(observation_space))
         return with_wrapper
 
 
@@ -284,9 +273,7 @@ def compose_policy(
     if config.shared_trunk:
         trunk = build_network(config, "trunk", space, sizes, sizes[-1], 0.0)
         if config.memory is not None:
-            memory = locate(RECURRENT_NETWORK)(
-                sizes[-1], config.memory, bool(config.orthogonal_init)
-            )
+            memory = RecurrentNetwork(sizes[-1], config.memory, bool(config.orthogonal_init))
         net: nn.Module = head_of_trunk(config, net_size, POLICY_GAIN)
     else:
         net = build_network(config, "policy", space, sizes, net_size, POLICY_GAIN)

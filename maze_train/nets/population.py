@@ -23,7 +23,6 @@ from maze_train.nets.blocks import MLP, activation
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import Policy, PolicyModel, readable
 from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
-from maze_train.targets import locate
 from maze_train.types import tree_map
 
 if TYPE_CHECKING:
@@ -42,10 +41,6 @@ rows matter is the second argument."""
 
 ROW_BLOCK = 32
 """Numbers in the largest step of vectorised code: two registers of 16 float32 at once."""
-
-
-JOINT_POPULATION = "maze_train.nets.joint_population.JointPopulation"
-"""Found where a model acts for several agents."""
 
 
 def row_blocks(count: int) -> int:
@@ -242,14 +237,6 @@ class RowPopulation(Population):
         """Exchange two copies."""
         super().swap(i, j)
         self._state[[i, j]] = self._state[[j, i]]
-
-
-def build_population(model: nn.Module, count: int) -> Population:
-    """Copies of a policy, computed together where that can be done."""
-    batched = locate(JOINT_POPULATION) if hasattr(model, "by_policy") else BatchedPopulation
-    kind: Any = batched if batched.fits(model) else RowPopulation
-    population: Population = kind(model, count)
-    return population
 
 
 def _batched(module: nn.Module, view: View) -> Net:

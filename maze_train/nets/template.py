@@ -13,16 +13,13 @@ from torch import nn
 
 from maze_train.errors import SpaceError
 from maze_train.nets.blocks import MLP
+from maze_train.nets.images import ImageEncoder
 from maze_train.spaces.describe import holds_images, is_image
-from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from maze_train.nets.config import ModelConfig
-    from maze_train.nets.images import ImageEncoder
     from maze_train.types import Tensor, TensorTree
 
-
-IMAGE_ENCODER = "maze_train.nets.images.ImageEncoder"
 
 IMAGE_FACTOR = 4
 """Units of the branch of an image, compared with those of other branches."""
@@ -134,10 +131,7 @@ def leaf_encoder(
         SpaceError: If the space is of a kind that no network reads.
     """
     if isinstance(space, spaces.Box) and is_image(space) and config.image_encoder != "flat":
-        encoder: ImageEncoder = locate(IMAGE_ENCODER)(
-            space, config.image_encoder, bool(config.orthogonal_init)
-        )
-        return encoder
+        return ImageEncoder(space, config.image_encoder, bool(config.orthogonal_init))
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return BoxEncoder(space)
     if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):

@@ -8,7 +8,8 @@ from maze_train.functional.losses import (
     clipped_value_loss,
     squared_value_loss,
 )
-from maze_train.targets import locate
+from maze_train.functional.value_transforms import support_to_scalar, two_hot_loss
+from maze_train.nets.own import build_value_transform
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -16,12 +17,6 @@ if TYPE_CHECKING:
     from maze_train.functional.value_transforms import ValueTransform
     from maze_train.nets.config import ModelConfig
     from maze_train.types import Tensor
-
-
-BUILD_TRANSFORM = "maze_train.nets.own.build_value_transform"
-SUPPORT_TO_SCALAR = "maze_train.functional.value_transforms.support_to_scalar"
-TWO_HOT_LOSS = "maze_train.functional.value_transforms.two_hot_loss"
-"""Found where a critic has a value transform, or is categorical."""
 
 
 class ValueHead:
@@ -41,15 +36,15 @@ class ValueHead:
         self.output_size = 1
         if support is not None:
             self.output_size = support[1] - support[0] + 1
-            self._expected: Callable[..., Tensor] = locate(SUPPORT_TO_SCALAR)
-            self._two_hot_loss: Callable[..., Tensor] = locate(TWO_HOT_LOSS)
+            self._expected: Callable[..., Tensor] = support_to_scalar
+            self._two_hot_loss: Callable[..., Tensor] = two_hot_loss
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> ValueHead:
         """The head that a model configuration asks for."""
         transform = None
         if config.value_transform is not None:
-            transform = locate(BUILD_TRANSFORM)(config.value_transform)
+            transform = build_value_transform(config.value_transform)
         low_and_high = config.value_support
         return cls(transform, None if low_and_high is None else (low_and_high[0], low_and_high[1]))
 

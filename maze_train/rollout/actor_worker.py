@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
+from maze_train.data.policy_rollouts import PolicyRolloutsLayout
 from maze_train.data.rollout_slots import RolloutLayout
 from maze_train.envs.stepped import close_all
 from maze_train.rollout.collector import RolloutCollector
+from maze_train.rollout.turn_collector import TurnCollector
 from maze_train.rollout.weights import WeightsReader
-from maze_train.targets import locate
 from maze_train.types import tree_map
 from maze_train.workers.pool import check_spaces
 
@@ -28,11 +29,6 @@ if TYPE_CHECKING:
     from maze_train.types import Array, TensorTree
     from maze_train.workers.places import Portable
     from maze_train.workers.pool import WorkerContext
-
-
-# Found where there are several agents.
-TURN_COLLECTOR = "maze_train.rollout.turn_collector.TurnCollector"
-POLICY_ROLLOUTS_LAYOUT = "maze_train.data.policy_rollouts.PolicyRolloutsLayout"
 
 
 class MakeActorEnv(Protocol):
@@ -139,9 +135,9 @@ class ActorPolicy:
             num_envs: Environments B.
         """
         if self.is_split:
-            return locate(POLICY_ROLLOUTS_LAYOUT)(
+            return PolicyRolloutsLayout(
                 env.single_observation_space,
-                self.actions,
+                self.actions,  # type: ignore[arg-type]  # a mapping, of several agents
                 self.members,
                 self.state_sizes,
                 self.num_steps,
@@ -261,7 +257,8 @@ class ActorWorker:
             collector.keeps_terminal_obs = policy.keeps_terminal_obs
             if policy.is_split:
                 settings = {"records_log_probs": True, "as_steps": True}
-                collector = locate(TURN_COLLECTOR)(collector, self._model, **settings)
+                model: Any = self._model
+                collector = TurnCollector(collector, model, **settings)
             self._collectors[actor] = collector
 
     def collect(self, actor: int, slot: int) -> CollectedRollout:

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from maze_train.data.joining import join_rollouts
+from maze_train.data.policy_rollouts import join_policy_rollouts
 from maze_train.errors import ConfigError
 from maze_train.notices import warn
 from maze_train.rollout.actor_pool import Actors
 from maze_train.rollout.episodes import FinishedEpisodes
-from maze_train.targets import locate
 from maze_train.workers.pool import WorkerFailedError, check_spaces
 
 if TYPE_CHECKING:
@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from maze_train.rollout.actor_worker import CollectedRollout, MakeActorEnv
     from maze_train.workers.places import Place
 
-
-JOIN_POLICY_ROLLOUTS = "maze_train.data.policy_rollouts.join_policy_rollouts"
-"""Found where there are several agents."""
 
 POLL_S = 0.1
 """Longest sleep of the learner, in seconds, while it waits for actors."""
@@ -217,7 +214,7 @@ class DistributedActors:
                 self._take_turns(count)
         waited_s = time.perf_counter() - started
         taken = [self._queue.popleft() for _ in range(count)]
-        join: Any = locate(JOIN_POLICY_ROLLOUTS) if self.actors.policy.is_split else join_rollouts
+        join: Any = join_policy_rollouts if self.actors.policy.is_split else join_rollouts
         rollout = join([self.actors.rollout(queued.actor, queued) for queued in taken])
         episodes, self._news = self._news, FinishedEpisodes()
         for queued in taken:

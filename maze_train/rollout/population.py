@@ -12,8 +12,9 @@ import torch
 
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.joint import JointModel
+from maze_train.nets.joint_population import build_population
 from maze_train.nets.policy_model import PolicyModel
-from maze_train.nets.population import build_population, find_normalizer, row_blocks
+from maze_train.nets.population import find_normalizer, row_blocks
 from maze_train.rollout.members import MemberActions, ObservationMoments
 from maze_train.rollout.slot_agent import SlotAgent
 from maze_train.rollout.weights import WeightsReader

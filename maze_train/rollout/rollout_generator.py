@@ -16,7 +16,7 @@ from maze_train.rollout.episode_player import PlaySettings
 from maze_train.rollout.player import RolloutPlayer
 from maze_train.rollout.population import ModelAgent
 from maze_train.workers.places import ThisProcess
-from maze_train.workers.remote import LocalProcesses
+from maze_train.workers.process_pool import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -14,7 +14,9 @@ from maze_train.errors import RunDirectoryError
 from maze_train.learner.modes import torch_threads
 from maze_train.locks import exclusive
 from maze_train.notices import tell
+from maze_train.rollout.league_collector import make_snapshots
 from maze_train.runners.notes import end_notes, start_notes
+from maze_train.runners.opponents import opponent_evaluator
 from maze_train.runners.parts import (
     SUMMARY,
     TrainingResult,
@@ -23,54 +25,51 @@ from maze_train.runners.parts import (
     missing_results,
     tell_stop,
 )
+from maze_train.runners.run_checkpoints import (
+    RunCheckpoints,
+    fitting,
+    how_to_go_on,
+    load_checkpoint,
+    past_rows,
+)
 from maze_train.seeding import Seeds
 from maze_train.spaces.agents import agent_spaces
-from maze_train.targets import locate
 from maze_train.tracking.tracker import (
     EVAL_RETURN,
     TRAIN_RETURN,
     MetricsWriter,
     RunInfo,
     Tracker,
-    build_writers,
 )
-from maze_train.training.builder import BuildContext, make_builder
+from maze_train.tracking.writers import build_writers
+from maze_train.training.build_context import BuildContext
+from maze_train.training.builder import make_builder
+from maze_train.training.callbacks import own_callbacks
+from maze_train.training.config import check_selection
+from maze_train.training.contexts import RunContexts
+from maze_train.training.evaluators import MultiEvaluator
+from maze_train.training.final_test import earlier_test, final_test
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.machine import find_device
-from maze_train.training.metrics import check_selection
 from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Interruption, Limits, TrainingSummary
+from maze_train.training.own_evaluators import own_evaluators
+from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 from maze_train.training.services import Contexts, TrainerServices
 from maze_train.training.update_clock import UpdateClock
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from maze_train.config.pipeline import PreparedRun
     from maze_train.learner.learner import Learner
-    from maze_train.runners.run_checkpoints import RunCheckpoints
+    from maze_train.runners.pipeline import PreparedRun
     from maze_train.training.callbacks import Callback
     from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.evaluators import Evaluator
-    from maze_train.training.policy_files import TrainedPolicy
     from maze_train.training.trainer import Trainer
 
 
 # Files of a run are imported when it reads or writes them; evaluators when it has them.
-CHECKPOINTS = "maze_train.runners.run_checkpoints.RunCheckpoints"
-LOAD_CHECKPOINT = "maze_train.runners.run_checkpoints.load_checkpoint"
-PAST_ROWS = "maze_train.runners.run_checkpoints.past_rows"
-HOW_TO_GO_ON = "maze_train.runners.run_checkpoints.how_to_go_on"
-MAKE_SNAPSHOTS = "maze_train.rollout.league_collector.make_snapshots"
-POLICY = "maze_train.training.policy_files.TrainedPolicy"
-POLICY_WRITER = "maze_train.training.policy_files.PolicyWriter"
-FINAL_TEST = "maze_train.training.final_test.final_test"
-EARLIER_TEST = "maze_train.training.final_test.earlier_test"
-RUN_CONTEXTS = "maze_train.training.contexts.RunContexts"
-OWN_EVALUATORS = "maze_train.training.own_evaluators.own_evaluators"
-OWN_CALLBACKS = "maze_train.training.callbacks.own_callbacks"
-OPPONENT_EVALUATOR = "maze_train.runners.opponents.opponent_evaluator"
-MULTI_EVALUATOR = "maze_train.training.evaluators.MultiEvaluator"
 
 
 class TrainingRunner:
@@ -139,7 +138,7 @@ class TrainingRunner:
         """Read the checkpoint from which the run goes on."""
         if self.resumed_dir is None:
             return None
-        found: RunCheckpoints = locate(CHECKPOINTS)(self.resumed_dir, self.config.resume)
+        found = RunCheckpoints(self.resumed_dir, self.config.resume)
         return found.load()
 
     def __enter__(self) -> TrainingRunner:
@@ -166,12 +165,10 @@ class TrainingRunner:
             if self.config.algorithm.learns_from == "dataset":
                 builder.prepare(model)  # the loss depends on the data
             learner = builder.build_learner(model)
-        from maze_train.runners.run_checkpoints import fitting
-
         with fitting(checkpoint):
             state = checkpoint.state["learners"]["learner"]
             if learner.modules.keys() != state["modules"].keys():
-                locate(MAKE_SNAPSHOTS)(learner, state["modules"])
+                make_snapshots(learner, state["modules"])
             learner.load_state_dict(state)
         return learner
 
@@ -209,7 +206,7 @@ class TrainingRunner:
             with generators_kept():  # rich draws from `random` when it is imported
                 writers = build_writers(self.config.tracking)
                 if self.config.callbacks:
-                    self.callbacks += locate(OWN_CALLBACKS)(self.config.callbacks)
+                    self.callbacks += own_callbacks(self.config.callbacks)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._parent)
             with exclusive(self.run_dir):
                 if self.resumed_dir is None:
@@ -229,7 +226,7 @@ class TrainingRunner:
         saved: RunCheckpoints | None = None
         if is_on or is_resumed:
             keep, mode = config.checkpoint, self.selection_mode
-            saved = locate(CHECKPOINTS)(run_dir, config.resume, keep, mode, self.config_text)
+            saved = RunCheckpoints(run_dir, config.resume, keep, mode, self.config_text)
         resumed = saved.take_up() if saved and is_resumed else None
         write_config(run_dir, self.config_text)
         selection = self._build_model_selection(model, run_dir)
@@ -256,7 +253,7 @@ class TrainingRunner:
         trainer = self.builder.build_trainer(model, services)
         clock.watch(trainer.learners.first)
         if resumed is not None:
-            locate(LOAD_CHECKPOINT)(trainer, resumed)
+            load_checkpoint(trainer, resumed)
         with interruption:
             summary = self._train(trainer, tracker, selection)
         rows = tracker.history[len(tracker.run_info.past_rows) :]
@@ -264,7 +261,8 @@ class TrainingRunner:
         selection.reset_to_best()
         missing = missing_results(trainer, tracker, selection, run_dir)
         seed = self.seeds.integer("acting")
-        policy: TrainedPolicy = locate(POLICY)(model.cpu(), *self.builder.spaces, seed)
+        acting: Any = model.cpu()
+        policy = TrainedPolicy(acting, *self.builder.spaces, seed)
         for note in end_notes(rows, config.tracking.info_keys, self.builder, policy):
             self._tell_once(note)
         return TrainingResult(run_dir, summary, tracker.history, policy, missing)
@@ -291,7 +289,7 @@ class TrainingRunner:
                 summary = replace(trainer.summary(), final_test=tests)
                 tracker.finish(summary.as_dict())
                 if trainer.stop_reason in ("interrupted", "error"):
-                    tell_stop(trainer, locate(HOW_TO_GO_ON)(self.run_dir, self.config))
+                    tell_stop(trainer, how_to_go_on(self.run_dir, self.config))
         return summary
 
     def _test(self, trainer: Trainer, selection: BestModelSelection) -> dict[str, dict[str, float]]:
@@ -302,8 +300,8 @@ class TrainingRunner:
         path, n_episodes = self.run_dir / SUMMARY, self.config.evaluation.final_episodes
         found: dict[str, dict[str, float]] = {}
         if self.resumed_dir is not None:
-            found = locate(EARLIER_TEST)(path, trainer.summary(), n_episodes)
-        return found or locate(FINAL_TEST)(self._final_evaluator, selection, trainer.epoch)
+            found = earlier_test(path, trainer.summary(), n_episodes)
+        return found or final_test(self._final_evaluator, selection, trainer.epoch)
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -327,19 +325,19 @@ class TrainingRunner:
         check_selection(self.config.evaluation, self._agents)
         evaluators = self.builder.build_evaluators()
         if self.config.evaluation.evaluators:
-            own = locate(OWN_EVALUATORS)(self.config.evaluation, *self.builder.spaces)
+            own = own_evaluators(self.config.evaluation, *self.builder.spaces)
             for evaluator in own:
                 self._closing.callback(evaluator.close)
             evaluators = [*evaluators, *own]
         if self.config.evaluation.opponents:
-            evaluators.append(locate(OPPONENT_EVALUATOR)(self.config, self.builder))
+            evaluators.append(opponent_evaluator(self.config, self.builder))
         if len(evaluators) > 1:
-            joined: Evaluator = locate(MULTI_EVALUATOR)(evaluators)
+            joined: Evaluator = MultiEvaluator(evaluators)
             return joined
         return evaluators[0] if evaluators else None
 
     def _build_model_selection(self, model: nn.Module, run_dir: Path) -> BestModelSelection:
-        writer = locate(POLICY_WRITER)(*self.builder.spaces, self.config_text)
+        writer = PolicyWriter(*self.builder.spaces, self.config_text)
         return BestModelSelection(
             model,
             save=writer,
@@ -356,7 +354,7 @@ class TrainingRunner:
         runner, profile = self.config.runner, self.config.tracking.profile
         if not (runner.deterministic or runner.detect_anomaly or profile):
             return Contexts()
-        found: Contexts = locate(RUN_CONTEXTS)(
+        found: Contexts = RunContexts(
             run_dir,
             deterministic=runner.deterministic,
             detect_anomaly=runner.detect_anomaly,
@@ -372,7 +370,7 @@ class TrainingRunner:
         return RunInfo(
             run_dir=run_dir,
             title=title,
-            past_rows=(locate(PAST_ROWS)(run_dir, resumed, config.tracking.csv) if resumed else ()),
+            past_rows=(past_rows(run_dir, resumed, config.tracking.csv) if resumed else ()),
             # From its beginning if there was no checkpoint yet.
             resumed_at_step=(resumed.env_steps if resumed else 0) if self.resumed_dir else None,
             config=config_to_dict(config),

@@ -11,6 +11,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze_train.envs.factory import env_name
+from maze_train.runners.speed import speed_notes
 from maze_train.spaces.describe import (
     choice_sizes,
     flat_spaces,
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
     from maze_train.training.policy_files import TrainedPolicy
 
 
-SPEED_NOTES = "maze_train.runners.speed.speed_notes"
 LEAST_RUN_S = 5.0
 """Seconds of a run from which on its speed is worth a line."""
 
@@ -116,7 +116,7 @@ def end_notes(
         if rows and not names & {f"train/info/{key}", f"eval/info/{key}"}:
             yield f"tracking.info_keys: no episode ended with a number under {key!r} in its info"
     if sum(row.get("time/epoch_s", 0.0) for row in rows) >= LEAST_RUN_S:
-        yield from locate(SPEED_NOTES)(rows, builder, policy)
+        yield from speed_notes(rows, builder, policy)
 
 
 def lacks_time_limit(config: EnvConfig) -> bool:

@@ -20,7 +20,7 @@ from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
 from maze_train.errors import RunDirectoryError, one_of
 from maze_train.hub import fetched, is_on_hub
 from maze_train.spaces.agents import agent_spaces
-from maze_train.targets import locate
+from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.models import make_model, model_weights, modules_of
 from maze_train.training.policies import policies_of_agents
 from maze_train.training.policy_files import SPACES, read_score, read_spaces, read_weights
@@ -33,14 +33,12 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.nets.config import ModelConfig
-    from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.config import AlgorithmConfig
 
 
 BEST, FINAL, POLICIES = "best", "final", "policies"
 
 # Imported where a policy is read from a checkpoint.
-CHECKPOINT_STORE = "maze_train.training.checkpoints.CheckpointStore"
 
 
 @dataclass(frozen=True)
@@ -266,7 +264,7 @@ def policy_versions(run_dir: Path) -> dict[str, Path]:
     `best` is the best one, `final` that of the newest checkpoint, at which the run ended or was
     stopped; `epoch_<n>` are regular dumps and checkpoints.
     """
-    infos = locate(CHECKPOINT_STORE)(run_dir / CHECKPOINTS).list()
+    infos = CheckpointStore(run_dir / CHECKPOINTS).list()
     found = {BEST: run_dir / BEST} if (run_dir / BEST).is_dir() else {}
     if infos:
         found[FINAL] = infos[-1].path
@@ -290,7 +288,7 @@ def _read_checkpoint(
         problem = f"{run_dir} has no {SPACES} yet: go on with the run until its first evaluation"
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     observation_space, action_space = read_spaces(with_spaces)
-    checkpoint: Checkpoint = locate(CHECKPOINT_STORE)(directory.parent).load(directory.name)
+    checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)
     path, text = checkpoint.path, checkpoint.settings
     # Those of an older version are in the directory of the run.
     settings = parsed_settings(text, path) if text else read_settings(run_dir)

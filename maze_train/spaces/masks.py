@@ -17,14 +17,10 @@ from typing import TYPE_CHECKING, Any
 from gymnasium import spaces
 
 from maze_train.spaces.describe import flat_spaces, is_mask_key
-from maze_train.targets import locate
+from maze_train.spaces.mask_layouts import layout_of_masks
 
 if TYPE_CHECKING:
     from maze_train.spaces.mask_layouts import MaskLayout
-
-
-MASKS = "maze_train.spaces.mask_layouts.layout_of_masks"
-"""Found where observations hold masks."""
 
 
 def mask_layout(
@@ -47,5 +43,5 @@ def mask_layout(
     masks = {k: leaf for k, leaf in flat_spaces(observation_space).items() if is_mask_key(k)}
     if not masks:
         return None
-    layout: MaskLayout = locate(MASKS)(masks, action_space)
+    layout: MaskLayout = layout_of_masks(masks, action_space)
     return layout

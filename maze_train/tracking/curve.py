@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import check_below
 from maze_train.files import atomic_write
-from maze_train.targets import locate
 from maze_train.tracking.formatting import compact, readable
+from maze_train.tracking.league import write_leagues
 from maze_train.tracking.tracker import (
     ENV_STEPS,
     EPOCH,
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 LEAGUE = "league/"
 """Beginning of the metrics of self-play."""
 
-WRITE_LEAGUES = "maze_train.tracking.league.write_leagues"
-"""Found where there was self-play."""
 
 LOSSES = ("train/policy_loss", "validation/policy_loss")
 
@@ -80,7 +78,7 @@ class LearningCurveWriter(MetricsWriter):
     def _write_leagues(self) -> None:
         played = any(key.startswith(LEAGUE) for row in self._rows for key in row)
         if self._run.run_dir is not None and played:
-            locate(WRITE_LEAGUES)(self._rows, self._run.run_dir, self._run.title)
+            write_leagues(self._rows, self._run.run_dir, self._run.title)
 
 
 def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Figure:

@@ -7,13 +7,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from maze_train.notices import warn
-from maze_train.targets import build_target, locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
-
-    from maze_train.tracking.config import TrackingConfig
 
 
 MetricsRow: TypeAlias = dict[str, float]
@@ -229,27 +226,3 @@ class Tracker:
         self._dropped.append(writer)
         name = type(writer).__name__
         self._warn(f"{name} is left out from here on; training continues: {error}")
-
-
-CONSOLE = "maze_train.tracking.console.ConsoleWriter"
-WRITERS = {
-    "csv": "maze_train.tracking.writers.CSVWriter",
-    "tensorboard": "maze_train.tracking.writers.TensorBoardWriter",
-    "summary": "maze_train.tracking.writers.JSONSummaryWriter",
-    "plot": "maze_train.tracking.curve.LearningCurveWriter",
-}
-"""Writers by the setting that asks for them."""
-
-
-def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
-    """The writers that the settings ask for; the console comes last, after the files are written.
-
-    Raises:
-        ConfigError: If one of `writers` can not be built or is not a `MetricsWriter`.
-        MissingExtraError: If one needs a package that is not installed.
-    """
-    writers = [locate(path)() for setting, path in WRITERS.items() if getattr(config, setting)]
-    for i, node in enumerate(config.writers):
-        writers.append(build_target(node, key=f"tracking.writers[{i}]", kind=MetricsWriter))
-    writers.append(locate(CONSOLE)(config.progress))
-    return writers

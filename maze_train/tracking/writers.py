@@ -14,6 +14,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 from maze_train.checks import check_below
 from maze_train.files import atomic_write, check_held
+from maze_train.targets import build_target
+from maze_train.tracking.console import ConsoleWriter
+from maze_train.tracking.curve import LearningCurveWriter
 from maze_train.tracking.rows import ordered_columns
 from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
 
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from torch.utils.tensorboard import SummaryWriter
+
+    from maze_train.tracking.config import TrackingConfig
 
 
 class CSVWriter(MetricsWriter):
@@ -216,3 +221,26 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return str(value)
+
+
+WRITERS: dict[str, type[MetricsWriter]] = {
+    "csv": CSVWriter,
+    "tensorboard": TensorBoardWriter,
+    "summary": JSONSummaryWriter,
+    "plot": LearningCurveWriter,
+}
+"""Writers by the setting that asks for them."""
+
+
+def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
+    """The writers that the settings ask for; the console comes last, after the files are written.
+
+    Raises:
+        ConfigError: If one of `writers` can not be built or is not a `MetricsWriter`.
+        MissingExtraError: If one needs a package that is not installed.
+    """
+    writers = [writer() for setting, writer in WRITERS.items() if getattr(config, setting)]
+    for i, node in enumerate(config.writers):
+        writers.append(build_target(node, key=f"tracking.writers[{i}]", kind=MetricsWriter))
+    writers.append(ConsoleWriter(config.progress))
+    return writers

@@ -3,165 +3,46 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from contextlib import ExitStack
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
+import torch
+
+from maze_train.envs.factory import env_name
 from maze_train.errors import ConfigError
-from maze_train.learner.config import LearnerGroupConfig
 from maze_train.learner.group import LearnerGroup
-from maze_train.nets.config import ModelConfig
-from maze_train.rollout.collector import RolloutCollector
+from maze_train.rollout.actor_collector import ActorCollector
+from maze_train.rollout.turn_collector import TurnCollector
 from maze_train.spaces.agents import agent_spaces
 from maze_train.targets import locate
+from maze_train.training.actors import build_actors
 from maze_train.training.config import (
     TRIAL_STEPS,
     AlgorithmConfig,
-    CheckpointConfig,
-    EvaluationConfig,
-    PolicyConfig,
 )
-from maze_train.training.environments import build_vector_env, close_quietly
+from maze_train.training.environments import close_quietly
+from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.models import learner_maker, make_model, modules_of
+from maze_train.training.observation_statistics import begin_statistics
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Mapping
 
-    import torch
-    from gymnasium import Env
     from torch import nn
 
-    from maze_train.envs.config import EnvConfig
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.learner.learner import Learner
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.rollout.acting import ActingModel, RecurrentModel
-    from maze_train.rollout.turn_collector import TurnCollector
-    from maze_train.seeding import Seeds
-    from maze_train.training.checkpoints import Checkpoint
+    from maze_train.rollout.collector import RolloutCollector
+    from maze_train.training.build_context import BuildContext
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.services import TrainerServices
     from maze_train.training.trainer import Trainer
-    from maze_train.workers.places import Place
+    from maze_train.types import Array
 
-
-EVALUATOR = "maze_train.training.evaluators.RolloutEvaluator"
-"""Found where a run evaluates its policy."""
-
-TURN_COLLECTOR = "maze_train.rollout.turn_collector.TurnCollector"
-"""Found where there are several agents."""
-
-ACTORS = "maze_train.training.actors.build_actors"
-ACTOR_COLLECTOR = "maze_train.training.actors.build_actor_collector"
-"""Found where actors collect rollouts."""
-
-BEGIN_STATISTICS = "maze_train.training.observation_statistics.begin_statistics"
-"""Found where observations are normalised."""
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuildContext(Generic[Config]):
-    """Everything that an algorithm may ask for when it builds itself.
-
-    Attributes:
-        algorithm: Settings of the algorithm.
-        env: Settings of the environments.
-        env_factory: Builds single environments.
-        place: Where workers live: this process, or processes of this machine.
-        seeds: Gives a seed for each named stream of random numbers.
-        device: Where the learner and its models live.
-        concurrency: Environments that collect experience in parallel.
-        envs_per_actor: Environments that a copy of the policy acts in; 0: there are no copies.
-        learner_group: Settings of learners that share out minibatches.
-        run_dir: Directory of the run, which need not exist yet.
-        model: Settings of the networks.
-        policies: Settings of the policies by id, where there are several agents.
-        policies_to_train: Ids of those that learn; None: all that are not frozen.
-        evaluation: Settings of evaluations.
-        checkpoint: Settings of checkpoints.
-        total_steps: Environment steps after which training stops; 0: no limit.
-        info_keys: Keys of last infos whose numbers are metrics.
-        dataset: Recorded episodes, for algorithms that learn from them.
-        is_trial: Whether the run is a short trial of everything.
-        has_checkpoint: Whether the run goes on from a checkpoint, which brings the experience.
-        read_checkpoint: Reads that checkpoint; None: there is none.
-        closing: Closes at the end of the run what is registered here.
-        tell: Shows a line to the user.
-    """
-
-    algorithm: Config
-    env: EnvConfig
-    env_factory: EnvFactory
-    place: Place
-    seeds: Seeds
-    device: torch.device
-    concurrency: int
-    run_dir: Path
-    model: ModelConfig = field(default_factory=ModelConfig)
-    policies: dict[str, PolicyConfig] = field(default_factory=dict)
-    policies_to_train: list[str] | None = None
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    envs_per_actor: int = 0
-    total_steps: int = 0
-    info_keys: Sequence[str] = ()
-    dataset: str | dict[str, Any] | None = None
-    learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
-    is_trial: bool = False
-    has_checkpoint: bool = False
-    read_checkpoint: Callable[[], Checkpoint | None] = lambda: None
-    closing: ExitStack = field(default_factory=ExitStack)
-    tell: Callable[[str], None] = print
-
-    def make_env(self, num_envs: int, *, training: bool = True) -> MazeVectorEnv:
-        """Vector environments, closed at the end of the run.
-
-        Args:
-            num_envs: How many.
-            training: Whether they are for training, where rewards and ends of episodes may be
-                changed, or for evaluation.
-        """
-        limit = 0 if training else self.evaluation.max_episode_steps
-        factory: Callable[[], Env[Any, Any]] = self.env_factory
-        if not training:
-            factory = self.env_factory.for_evaluation()
-            factory = BoundedEnvFactory(factory, limit) if limit else factory
-        env = build_vector_env(
-            [factory] * num_envs,
-            self.env,
-            self.place,
-            self.algorithm.on_non_finite_step,
-            training=training,
-            max_episode_steps=limit,
-        )
-        env.tell = self.tell
-        self.closing.callback(close_quietly, env)
-        return env
-
-    def make_collector(
-        self, env: MazeVectorEnv, num_steps: int, stream: str = ""
-    ) -> RolloutCollector:
-        """A collector of rollouts.
-
-        Args:
-            env: The environments.
-            num_steps: Steps of each environment per rollout; fewer in a trial.
-            stream: Name that gives the collector random numbers of its own.
-        """
-        return RolloutCollector(
-            env,
-            min(num_steps, TRIAL_STEPS) if self.is_trial else num_steps,
-            env_seed=self.seeds.integer(f"{stream}episodes"),
-            action_seed=self.seeds.integer(f"{stream}actions"),
-            device=self.device,
-            allow_new_episodes=self.checkpoint.allow_new_episodes,
-            info_keys=self.info_keys,
-        )
 
 
 class AlgorithmBuilder(ABC, Generic[Config]):
@@ -295,7 +176,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     def _build_evaluator(self, n_episodes: int, stream: str) -> Evaluator:
         """What plays so many episodes with the seeds of a named stream."""
         config = self.context.evaluation
-        evaluator: Evaluator = locate(EVALUATOR)(
+        evaluator: Evaluator = RolloutEvaluator(
             lambda num_envs: self.context.make_env(num_envs, training=False),
             n_episodes,
             concurrency=config.concurrency,
@@ -317,23 +198,43 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             **turns: Arguments of `TurnCollector`, where there are several agents.
         """
         context = self.context
-        collector = (
-            locate(ACTOR_COLLECTOR)(self, num_steps, acting, stream)
+        collector: Any = (
+            self._actor_collector(num_steps, acting, stream)
             if context.envs_per_actor
             else context.make_collector(self.env, num_steps, stream)
         )
         if agent_spaces(*self.spaces) is None:
-            return collector
-        several: TurnCollector = locate(TURN_COLLECTOR)(collector, acting, **turns)
-        return several
+            return collector  # type: ignore[no-any-return]  # that of actors has its interface
+        return TurnCollector(collector, acting, **turns)  # type: ignore[arg-type]  # a JointModel
+
+    def _actor_collector(self, num_steps: int, acting: Any, stream: str) -> ActorCollector:
+        """What collects rollouts with the actors of the run."""
+        context = self.context
+        actors: Any = self.env
+
+        def forget(lost: Array) -> None:
+            envs = torch.from_numpy(lost)
+            self.learners.foreach_learner(lambda learner: learner.forget_episodes(envs))
+
+        return ActorCollector(
+            actors,
+            acting,
+            self.model_maker(),
+            min(num_steps, TRIAL_STEPS) if context.is_trial else num_steps,
+            env_seed=context.seeds.integer(f"{stream}episodes"),
+            action_seed=context.seeds.integer(f"{stream}actions"),
+            on_lost=forget,
+            allow_new_episodes=context.checkpoint.allow_new_episodes,
+            info_keys=context.info_keys,
+        )
 
     @property
     def env(self) -> MazeVectorEnv:
         """The environments, or actors, that collect experience; made when first used."""
         if self._env is None:
             context = self.context
-            actors = locate(ACTORS)(self) if context.envs_per_actor else None
-            self._env = actors or context.make_env(self.num_envs)
+            acts: Any = build_actors(context, self.num_envs) if context.envs_per_actor else None
+            self._env = acts or context.make_env(self.num_envs)
         return self._env
 
     @property
@@ -373,7 +274,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         }
         if waiting:
             make_collector = partial(self.make_collector, num_steps, acting, "normalization/")
-            locate(BEGIN_STATISTICS)(waiting, make_collector, acting)
+            begin_statistics(waiting, make_collector, acting)
 
 
 def make_builder(context: BuildContext[Any]) -> AlgorithmBuilder[Any]:

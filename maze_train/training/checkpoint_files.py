@@ -14,15 +14,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
+from maze_train.data.state_files import dumps, loads
 from maze_train.errors import RunDirectoryError
 from maze_train.files import open_regular, write_synced
-from maze_train.training.state_files import dumps, loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from maze_train.training.state_trees import TreePath
+    from maze_train.data.state_trees import TreePath
     from maze_train.types import StatePart
 
 

@@ -22,6 +22,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from maze_train.checks import check_one_of
+from maze_train.data.state_files import dumps
 from maze_train.errors import RunDirectoryError
 from maze_train.files import (
     check_held,
@@ -45,7 +46,6 @@ from maze_train.training.manifests import (
     read_manifest,
     sort_key,
 )
-from maze_train.training.state_files import dumps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from maze_train.checks import (
     absolute_path,
@@ -12,18 +13,18 @@ from maze_train.checks import (
     check_positive,
 )
 from maze_train.conversion import convert_fields
-from maze_train.errors import ConfigError
+from maze_train.errors import ConfigError, did_you_mean, nearest
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.nets.config import ModelConfig
 from maze_train.rollout.config import OpponentsConfig
-from maze_train.targets import TARGET, is_target, locate
+from maze_train.targets import TARGET, is_target
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
 
 SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
 """Metrics, besides losses, of which smaller ones are better."""
-
-
-CHECK_SELECTION = "maze_train.training.metrics.check_selection"
-"""Found where a metric is named that selects the best policy."""
 
 
 RANDOM = "random"
@@ -264,7 +265,7 @@ class EvaluationConfig:
         check_fields(self, 1, "interval", "concurrency")
         self._check_opponents()
         if self.metric:
-            locate(CHECK_SELECTION)(self)
+            check_selection(self)
         for i, node in enumerate(self.evaluators):
             if TARGET not in node:
                 raise ConfigError(f"evaluators[{i}]", "expected the key _target_", node)
@@ -335,3 +336,62 @@ class CheckpointConfig:
     def is_on(self) -> bool:
         """Whether there are checkpoints."""
         return self.interval > 0 or self.interval_minutes > 0
+
+
+OF_EPISODES = (
+    "episode_return_mean",
+    "episode_return_std",
+    "episode_return_min",
+    "episode_return_max",
+    "episode_length_mean",
+    "episodes",
+    "success_rate",
+)
+"""Metrics of a `RolloutEvaluator`, each after its prefix."""
+
+AGAINST_OPPONENTS = ("win_rate", "draw_rate", "loss_rate", "return_mean")
+"""Metrics against an opponent, each after `eval/vs_<name>/`."""
+
+OF_AGENT = "eval/{}/episode_return_mean"
+"""Metric of one of several agents, by its name."""
+
+OF_TRAINING = ("train/", "validation/", "league/")
+"""Beginnings of metrics that evaluations do not report; the first epoch shows whether they are."""
+
+
+def evaluation_metrics(config: EvaluationConfig, agents: Iterable[str] = ()) -> list[str]:
+    """Names of the metrics of evaluations, without those of own evaluators.
+
+    Args:
+        config: Settings of evaluations.
+        agents: Names of the agents, where there are several.
+    """
+    if not config.n_episodes:
+        return []
+    known = [f"eval/{name}" for name in OF_EPISODES]
+    known += [OF_AGENT.format(agent) for agent in agents]
+    return known + [
+        f"eval/vs_{foe}/{name}" for foe in config.opponents for name in AGAINST_OPPONENTS
+    ]
+
+
+def check_selection(config: EvaluationConfig, agents: Sequence[str] | None = None) -> None:
+    """Refuse a metric for the best policy that nothing would report, as far as it is known.
+
+    Args:
+        config: Settings of evaluations.
+        agents: Names of the agents; none: there is one without a name; None: not known yet.
+
+    Raises:
+        ConfigError: If it is none of those that are reported.
+    """
+    metric = config.metric
+    if not metric or config.evaluators or metric.startswith(OF_TRAINING):
+        return
+    known = evaluation_metrics(config, ["<agent>"] if agents is None else agents)
+    may_be_of_agent = agents is None and known and re.fullmatch(OF_AGENT.format(".+"), metric)
+    if metric not in known and not may_be_of_agent:
+        hint = did_you_mean(nearest(metric, known, count=1), "", " ")
+        reported = ", ".join(known) or "train/... only, without evaluation episodes"
+        key = "metric" if agents is None else "evaluation.metric"
+        raise ConfigError(key, f"not reported; {hint}reported: {reported}", metric)

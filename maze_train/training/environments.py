@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.errors import EnvError
 from maze_train.notices import warn
-from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -17,10 +17,6 @@ if TYPE_CHECKING:
     from maze_train.envs.config import EnvConfig
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.workers.places import Place
-
-
-FOREIGN = "maze_train.envs.foreign.make_foreign_env"
-"""Builds vector environments of `env.backend`, where that is not gymnasium."""
 
 
 def build_vector_env(
@@ -48,7 +44,7 @@ def build_vector_env(
         can_be_restored: Whether their state will be asked for.
     """
     if config.backend != "gymnasium":
-        env: MazeVectorEnv = locate(FOREIGN)(
+        env: MazeVectorEnv = make_foreign_env(
             config,
             len(factories),
             training=training,

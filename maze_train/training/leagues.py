@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from maze_train.learner.group import LearnerGroup
     from maze_train.nets.joint import JointModel
     from maze_train.rollout.turn_collector import TurnCollector
-    from maze_train.training.builder import BuildContext
+    from maze_train.training.build_context import BuildContext
 
 
 def with_leagues(

@@ -9,6 +9,8 @@ from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from maze_train.data.state_files import loads
+from maze_train.data.state_trees import TreePath, check_content
 from maze_train.errors import RunDirectoryError
 from maze_train.sealed import seal, unseal
 from maze_train.training.checkpoint_files import (
@@ -22,8 +24,6 @@ from maze_train.training.checkpoint_files import (
     verify,
 )
 from maze_train.training.outcome import Position
-from maze_train.training.state_files import loads
-from maze_train.training.state_trees import TreePath, check_content
 from maze_train.types import StatePart
 from maze_train.versions import versions
 

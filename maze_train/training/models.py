@@ -10,6 +10,8 @@ from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.rollout.config import SNAPSHOT
 from maze_train.spaces.agents import agent_spaces
 from maze_train.targets import locate
+from maze_train.training.leagues import with_leagues
+from maze_train.training.policies import build_joint_model, learner_with_frozen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -21,12 +23,6 @@ if TYPE_CHECKING:
     from maze_train.nets.config import ModelConfig
     from maze_train.training.config import AlgorithmConfig, PolicyConfig
     from maze_train.types import Tensor
-
-
-BUILD_JOINT_MODEL = "maze_train.training.policies.build_joint_model"
-WITH_FROZEN = "maze_train.training.policies.learner_with_frozen"
-WITH_LEAGUES = "maze_train.training.leagues.with_leagues"
-"""Found where there are several agents."""
 
 
 def modules_of(model: nn.Module) -> dict[str, Any]:
@@ -83,7 +79,7 @@ def make_model(
             "sac, td3, dqn, bc, es"
         )
         raise ConfigError("algorithm", problem, algorithm.name)
-    model = locate(BUILD_JOINT_MODEL)(build, config, several, policies, seed)
+    model = build_joint_model(build, config, several, policies, seed)
     return model
 
 
@@ -106,7 +102,7 @@ def learner_maker(
             raise ConfigError(f"policies.{policy}.opponents", problem, own.opponents.draw)
     make_learner: Callable[..., Learner[Any, Any, Any]] = locate(algorithm.learner_class)
     if policies or chosen is not None:
-        make_learner = partial(locate(WITH_FROZEN), make_learner, policies, chosen)
+        make_learner = partial(learner_with_frozen, make_learner, policies, chosen)
     return make_learner
 
 
@@ -120,5 +116,5 @@ def with_opponents(collector: Any, model: Any, context: Any, learners: Any) -> A
         learners: The `LearnerGroup`, which gets the snapshots.
     """
     if any(own.opponents for own in context.policies.values()):
-        return locate(WITH_LEAGUES)(collector, model, context, learners)
+        return with_leagues(collector, model, context, learners)
     return collector

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from maze_train.errors import ConfigError, did_you_mean, nearest
+from maze_train.nets.centralized import build_centralized
 from maze_train.nets.joint import JointModel
+from maze_train.rollout.fixed_policies import fixed_policy
 from maze_train.seeding import Seeds
 from maze_train.spaces.serialize import space_to_dict
-from maze_train.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
     from maze_train.spaces.agents import AgentSpaces
     from maze_train.training.config import PolicyConfig
 
-
-FIXED_POLICY = "maze_train.rollout.fixed_policies.fixed_policy"
-"""Found where a policy has no networks."""
-
-BUILD_CENTRALIZED = "maze_train.nets.centralized.build_centralized"
-"""Found where a critic sees what all agents observe."""
 
 SHARED = "default"
 """Id of the policy where one is enough for all agents."""
@@ -172,12 +167,12 @@ def build_joint_model(
             model = (own.model if own else None) or config
             if model.centralized_critic:
                 given = build, model, spaces, agent, seeds.integer(policy)
-                models[policy] = locate(BUILD_CENTRALIZED)(*given)
+                models[policy] = build_centralized(*given)
             else:
                 models[policy] = build(model, *here, seeds.integer(policy))
         else:
             key = f"policies.{policy}.source"
-            models[policy] = locate(FIXED_POLICY)(own.source, key, *here)
+            models[policy] = fixed_policy(own.source, key, *here)
     return JointModel(models, owners)
 
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Discrete, MultiDiscrete
 
+from maze_train import upper
 from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.files import atomic_write, read_regular
@@ -35,7 +36,6 @@ from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
 from maze_train.spaces.masks import mask_layout
 from maze_train.spaces.serialize import MAX_NUMBERS, space_from_dict, space_to_dict
 from maze_train.spaces.tensors import as_tensors
-from maze_train.targets import locate
 from maze_train.types import tree_leaves, tree_map
 
 if TYPE_CHECKING:
@@ -49,9 +49,6 @@ if TYPE_CHECKING:
 WEIGHTS, SPACES, CONFIG, SCORE = "policy.pt", "spaces.json", "config.yaml", "score.json"
 DIGEST = "sha256"
 MAX_WEIGHTS_NBYTES = 1 << 32
-
-EXPORT_POLICY = "maze_train.export.policies.export_policy"
-"""Found where a policy is exported."""
 
 
 class PolicyWriter:
@@ -329,7 +326,7 @@ class TrainedPolicy:
         Returns:
             An `Export`: path, inputs, outputs, and what the comparison found.
         """
-        return locate(EXPORT_POLICY)(self, output, format, **options)
+        return upper.export_policy(self, output, format, **options)
 
     def _read(self, observation: Any) -> tuple[TensorTree, bool]:
         """A batch of observations, and whether it was given as one."""

@@ -12,11 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from maze_train.checks import check_at_least
+from maze_train.data.state_files import dumps, loads
 from maze_train.errors import CallbackError, ConfigError, TrainingError
 from maze_train.events import Statistics
 from maze_train.files import atomic_write
 from maze_train.learner.config import Progress
-from maze_train.targets import locate
+from maze_train.training.callbacks import Callbacks
 from maze_train.training.events import TimeEvents
 from maze_train.training.generators import generator_states, load_generator_states
 from maze_train.training.model_selection import check_metric
@@ -26,18 +27,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.learner.group import LearnerGroup
-    from maze_train.training.callbacks import Callbacks
     from maze_train.training.config import AlgorithmConfig
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.services import TrainerServices
 
 
 # Imported where a trainer writes its state to a file by itself.
-DUMPS = "maze_train.training.state_files.dumps"
-LOADS = "maze_train.training.state_files.loads"
 
-CALLBACKS = "maze_train.training.callbacks.Callbacks"
-"""Found where a run has some."""
 
 PROGRESS = (
     "epoch",
@@ -90,7 +86,7 @@ class Trainer(ABC):
         self.interruption = services.interruption or Interruption()
         self.callbacks: Callbacks | None = None
         if services.callbacks:
-            self.callbacks = locate(CALLBACKS)(services.callbacks, self)
+            self.callbacks = Callbacks(services.callbacks, self)
         self.epoch = 0
         self.updates = 0
         self.env_steps = 0
@@ -382,7 +378,7 @@ class Trainer(ABC):
 
     def save_state(self, file_path: str | Path | BinaryIO) -> None:
         """Write `state_dict` to a file of tensors and plain values."""
-        data: bytes = locate(DUMPS)(self.state_dict())
+        data: bytes = dumps(self.state_dict())
         target = Path(file_path) if isinstance(file_path, str) else file_path
         with atomic_write(target) if isinstance(target, Path) else nullcontext(target) as file:
             file.write(data)
@@ -394,7 +390,7 @@ class Trainer(ABC):
             RunDirectoryError: If the file is damaged.
         """
         if isinstance(file_path, (str, Path)):
-            state = locate(LOADS)(Path(file_path).read_bytes(), file_path)
+            state = loads(Path(file_path).read_bytes(), file_path)
         else:
-            state = locate(LOADS)(file_path.read())
+            state = loads(file_path.read())
         self.load_state_dict(state)

@@ -14,13 +14,13 @@ from maze_train.config.job_processes import (
     ProcessJob,
     RunningJob,
 )
-from maze_train.config.pipeline import configure
 from maze_train.config.search_config import load_search_config
 from maze_train.config.writing import config_to_dict, writable
 from maze_train.envs.factory import EnvFactory
 from maze_train.errors import ConfigError, TrainingError
 from maze_train.locks import exclusive
 from maze_train.notices import say, tell
+from maze_train.runners.pipeline import configure
 from maze_train.targets import TARGET
 from maze_train.tracking.formatting import duration, readable
 from maze_train.tracking.services import flattened

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from maze_train.comparison.table import short
-from maze_train.config.pipeline import configure
 from maze_train.config.search_config import GROUP, LINEAR, SearchRange
 from maze_train.config.writing import config_to_dict
 from maze_train.conversion import join
 from maze_train.errors import ConfigError
+from maze_train.runners.pipeline import configure
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
-from maze_train.config.pipeline import configure, prepare
 from maze_train.config.sweep_jobs import JobRecord
 from maze_train.config.train_config import AUTO
 from maze_train.errors import MazeTrainError, TrainingError
 from maze_train.notices import tell_traceback
 from maze_train.runners.base import TrainingRunner
+from maze_train.runners.pipeline import configure, prepare
 from maze_train.training.callbacks import Callback
 from maze_train.tuning.study import STUDY, open_journal, open_study
 

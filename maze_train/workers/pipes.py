@@ -106,3 +106,18 @@ def receive_message(conn: Connection) -> Any:
             content = shared.read()
     descriptors = [recv_handle(conn) for _ in range(num_memories)]
     return unpack(content, lambda number, nbytes: SharedMemory(nbytes, descriptors[number]))
+
+
+def dumps(value: Any) -> bytes:
+    """A value as bytes; objects of local classes need a slower way.
+
+    Raises:
+        Exception: Whatever pickle raises if it can not be sent.
+    """
+    try:
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        import cloudpickle
+
+        content: bytes = cloudpickle.dumps(value)
+        return content

@@ -6,7 +6,6 @@ import pickle
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from maze_train.errors import ConfigError
-from maze_train.targets import locate
 from maze_train.workers.pool import InlinePool
 
 if TYPE_CHECKING:
@@ -14,10 +13,6 @@ if TYPE_CHECKING:
 
     from maze_train.workers.pool import MakeWorker, WorkerPool
     from maze_train.workers.remote import RemotePlace
-
-
-LOCAL_PROCESSES = "maze_train.workers.remote.LocalProcesses"
-"""Found when they are asked for, since most runs in one process need no others."""
 
 
 class Place(Protocol):
@@ -59,8 +54,9 @@ class ThisProcess:
 
     def for_learners(self) -> RemotePlace:
         """Processes of this machine."""
-        place: RemotePlace = locate(LOCAL_PROCESSES)()
-        return place
+        from maze_train.workers.process_pool import LocalProcesses  # slow to load
+
+        return LocalProcesses()
 
 
 T = TypeVar("T", covariant=True)
@@ -93,18 +89,3 @@ class Portable(Generic[T]):
 
 def _unpacked(content: bytes, key: str) -> Portable[Any]:
     return Portable(pickle.loads(content), key)
-
-
-def dumps(value: Any) -> bytes:
-    """A value as bytes; objects of local classes need a slower way.
-
-    Raises:
-        Exception: Whatever pickle raises if it can not be sent.
-    """
-    try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except (pickle.PicklingError, AttributeError, TypeError):
-        import cloudpickle
-
-        content: bytes = cloudpickle.dumps(value)
-        return content

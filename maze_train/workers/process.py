@@ -24,9 +24,9 @@ from maze_train.workers.pipes import (
     FIRST_METHOD,
     QUIT,
     RESULT,
+    dumps,
     receive_message,
 )
-from maze_train.workers.places import dumps
 from maze_train.workers.pool import CallCancelledError, WorkerContext
 
 if TYPE_CHECKING:

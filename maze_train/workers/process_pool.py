@@ -3,21 +3,48 @@
 from __future__ import annotations
 
 import select
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from maze_train.checks import check_one_of
 from maze_train.errors import WorkerError
 from maze_train.workers.memory import SharedMemory
 from maze_train.workers.pool import CLOSED
 from maze_train.workers.process import PAGE_NBYTES, STEPS
-from maze_train.workers.remote import RemotePool
+from maze_train.workers.remote import RemotePlace, RemotePool
 from maze_train.workers.worker_process import WorkerProcess, end_all, naming_limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from multiprocessing.process import BaseProcess
 
-    from maze_train.workers.pool import MakeWorker
-    from maze_train.workers.remote import LocalProcesses
+    from maze_train.workers.pool import MakeWorker, WorkerPool
+
+
+START_METHODS = ("forkserver", "spawn", "fork")
+
+
+@dataclass(frozen=True)
+class LocalProcesses(RemotePlace):
+    """Processes of this machine; see `ProcessPool`.
+
+    Raises:
+        ConfigError: If a setting is out of its range.
+    """
+
+    start_method: str = "forkserver"
+    """`forkserver`, `spawn` or `fork`. With the first two, a script needs the guard
+    `if __name__ == "__main__":` around what it runs."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_one_of("start_method", self.start_method, START_METHODS)
+
+    def pool(
+        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
+    ) -> WorkerPool:
+        """A pool of workers in processes."""
+        return ProcessPool(make_workers, names, calls, self)
 
 
 class ProcessPool(RemotePool):

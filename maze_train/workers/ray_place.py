@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from maze_train.checks import check_at_least, check_one_of, check_positive
-from maze_train.targets import locate
-from maze_train.workers.remote import RemotePlace, available_cores
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from maze_train.workers.pool import MakeWorker, WorkerPool
-
+from maze_train.workers.remote import RemotePlace
 
 PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
-RAY_POOL = "maze_train.workers.ray_pool.RayPool"
-SESSION_FOR = "maze_train.workers.ray_session.session_for"
-"""Found when they are asked for: settings start nothing."""
-
 
 @dataclass(frozen=True)
-class RayPlace(RemotePlace):
-    """Actors of a Ray cluster; see `RayPool`.
+class RaySettings(RemotePlace):
+    """What the actors of a Ray cluster need, and who they are for.
 
     Raises:
         ConfigError: If a setting is out of its range.
@@ -71,31 +59,3 @@ class RayPlace(RemotePlace):
             check_positive(name, getattr(self, name))
         for name in ("gpus_per_worker", "gpus_per_learner"):
             check_at_least(name, getattr(self, name), 0.0)
-
-    def _num_cores(self) -> int:
-        """So many workers as there is room for."""
-        if self.address == "local":
-            return available_cores()
-        free: float = locate(SESSION_FOR)(self).free_cpus(self)
-        return max(1, int(free / self.cpus_per_worker))
-
-    @property
-    def has_own_gpus(self) -> bool:
-        """Whether a whole GPU is reserved for each worker."""
-        return self.gpus_per_worker >= 1
-
-    def pool(
-        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
-    ) -> WorkerPool:
-        """A pool of workers in actors."""
-        pool: WorkerPool = locate(RAY_POOL)(make_workers, names, calls, self)
-        return pool
-
-    def for_learners(self) -> RayPlace:
-        """The same cluster, with the CPUs and GPUs of learners."""
-        return replace(
-            self,
-            cpus_per_worker=self.cpus_per_learner,
-            gpus_per_worker=self.gpus_per_learner,
-            has_learners=True,
-        )

@@ -8,21 +8,22 @@ import time
 import weakref
 from collections import deque
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from maze_train.errors import WorkerError
 from maze_train.workers.pipes import pack
 from maze_train.workers.pool import CLOSED, PrivateMemory, WorkerFailedError
-from maze_train.workers.ray_session import LOOK_S, acquire
+from maze_train.workers.ray_place import RaySettings
+from maze_train.workers.ray_session import LOOK_S, acquire, session_for
 from maze_train.workers.ray_worker import RayWorker, Reply, Span, fill, flat, spans_of
-from maze_train.workers.remote import RemotePool
+from maze_train.workers.remote import RemotePool, available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from maze_train.types import Array
-    from maze_train.workers.pool import MakeWorker
-    from maze_train.workers.ray_place import RayPlace
+    from maze_train.workers.pool import MakeWorker, WorkerPool
     from maze_train.workers.ray_session import RaySession
 
 
@@ -45,6 +46,42 @@ REMEDY = (
     "every machine needs this module: set runner.working_dir to the folder of your modules (it is "
     "sent along), or install it there"
 )
+
+
+@dataclass(frozen=True)
+class RayPlace(RaySettings):
+    """Actors of a Ray cluster; see `RayPool`.
+
+    Raises:
+        ConfigError: If a setting is out of its range.
+    """
+
+    def _num_cores(self) -> int:
+        """So many workers as there is room for."""
+        if self.address == "local":
+            return available_cores()
+        free = session_for(self).free_cpus(self)
+        return max(1, int(free / self.cpus_per_worker))
+
+    @property
+    def has_own_gpus(self) -> bool:
+        """Whether a whole GPU is reserved for each worker."""
+        return self.gpus_per_worker >= 1
+
+    def pool(
+        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
+    ) -> WorkerPool:
+        """A pool of workers in actors."""
+        return RayPool(make_workers, names, calls, self)
+
+    def for_learners(self) -> RayPlace:
+        """The same cluster, with the CPUs and GPUs of learners."""
+        return replace(
+            self,
+            cpus_per_worker=self.cpus_per_learner,
+            gpus_per_worker=self.gpus_per_learner,
+            has_learners=True,
+        )
 
 
 class RayPool(RemotePool):

@@ -21,7 +21,7 @@ from maze_train.workers.remote import available_cores
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from maze_train.workers.ray_place import RayPlace
+    from maze_train.workers.ray_place import RaySettings
 
 
 RAY_ENVIRONMENT = {
@@ -49,7 +49,7 @@ class RaySession:
         place: Settings of the first pool.
     """
 
-    def __init__(self, place: RayPlace) -> None:
+    def __init__(self, place: RaySettings) -> None:
         for key, value in RAY_ENVIRONMENT.items():
             os.environ.setdefault(key, value)
         self.ray = import_extra("ray", "ray", "runner=ray")
@@ -66,7 +66,7 @@ class RaySession:
         is_here = self._is_own and self.is_local
         self.host: str = LOOPBACK if is_here else self.ray.util.get_node_ip_address()
 
-    def _connect(self, place: RayPlace) -> None:
+    def _connect(self, place: RaySettings) -> None:
         settings: dict[str, Any] = {
             "log_to_driver": place.worker_output,
             "logging_level": logging.WARNING if place.worker_output else logging.CRITICAL,
@@ -157,14 +157,14 @@ class RaySession:
             with ctrl_c_waits("ending Ray"):
                 self.ray.shutdown()
 
-    def free_cpus(self, place: RayPlace) -> float:
+    def free_cpus(self, place: RaySettings) -> float:
         """CPUs for workers of a place: those that they have, and those that nobody has."""
         if self.is_local:
             return available_cores() * place.cpus_per_worker  # nothing is reserved
         own = len(self._groups.get(place, ())) * place.cpus_per_worker
         return own + float(self.ray.available_resources().get("CPU", 0.0))
 
-    def options(self, place: RayPlace, count: int, pool: object) -> list[dict[str, Any]]:
+    def options(self, place: RaySettings, count: int, pool: object) -> list[dict[str, Any]]:
         """Options of the actors of a pool, which say where they live.
 
         The first workers of all pools of a place share what was reserved for one: environments of
@@ -187,7 +187,7 @@ class RaySession:
                 found.append({**common, "scheduling_strategy": strategy})
         return found[:count]
 
-    def _reserve(self, place: RayPlace, count: int) -> Any:
+    def _reserve(self, place: RaySettings, count: int) -> Any:
         """A placement group with the CPUs and GPUs of so many workers."""
         bundle = {"CPU": place.cpus_per_worker, "GPU": place.gpus_per_worker}
         bundle = {name: amount for name, amount in bundle.items() if amount}
@@ -226,7 +226,7 @@ def look_for(address: str) -> None:
 _session: RaySession | None = None
 
 
-def session_for(place: RayPlace) -> RaySession:
+def session_for(place: RaySettings) -> RaySession:
     """The connection of this process, which is made if there is none."""
     global _session
     if _session is None:
@@ -234,7 +234,7 @@ def session_for(place: RayPlace) -> RaySession:
     return _session
 
 
-def acquire(place: RayPlace) -> RaySession:
+def acquire(place: RaySettings) -> RaySession:
     """The connection of this process for a pool, which releases it."""
     session = session_for(place)
     session.users += 1

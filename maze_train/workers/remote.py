@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from maze_train.checks import check_at_least, check_one_of, check_positive
 from maze_train.errors import WorkerError
 from maze_train.notices import warn
-from maze_train.targets import locate
 from maze_train.workers.pool import WorkerFailedError, WorkerPool
 
 if TYPE_CHECKING:
@@ -22,12 +21,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from maze_train.workers.pool import MakeWorker
-
-
-START_METHODS = ("forkserver", "spawn", "fork")
-
-PROCESS_POOL = "maze_train.workers.process_pool.ProcessPool"
-"""Found when it is asked for: settings start no processes."""
 
 
 @dataclass(frozen=True)
@@ -78,30 +71,6 @@ class RemotePlace:
     def for_learners(self) -> Self:
         """This place."""
         return self
-
-
-@dataclass(frozen=True)
-class LocalProcesses(RemotePlace):
-    """Processes of this machine; see `ProcessPool`.
-
-    Raises:
-        ConfigError: If a setting is out of its range.
-    """
-
-    start_method: str = "forkserver"
-    """`forkserver`, `spawn` or `fork`. With the first two, a script needs the guard
-    `if __name__ == "__main__":` around what it runs."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_one_of("start_method", self.start_method, START_METHODS)
-
-    def pool(
-        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
-    ) -> WorkerPool:
-        """A pool of workers in processes."""
-        pool: WorkerPool = locate(PROCESS_POOL)(make_workers, names, calls, self)
-        return pool
 
 
 def available_cores() -> int:

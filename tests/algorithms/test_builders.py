@@ -10,13 +10,13 @@ import pytest
 
 from maze_train import AlgorithmBuilder, TrainerServices, load_config
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
-from maze_train.config.pipeline import prepare
 from maze_train.errors import ConfigError
 from maze_train.rollout.es_rollouts import trained_size
 from maze_train.runners.base import TrainingRunner
+from maze_train.runners.pipeline import prepare
 from maze_train.targets import locate
 from maze_train.workers.places import ThisProcess
-from maze_train.workers.remote import LocalProcesses
+from maze_train.workers.process_pool import LocalProcesses
 
 FORK = {"runner": "local", "runner.start_method": "fork"}
 ES: dict[str, Any] = {"algorithm": "es", "algorithm.noise_table_size": 1000}

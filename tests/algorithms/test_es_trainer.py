@@ -20,7 +20,6 @@ from maze_train import Statistics, load_config
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESLearner
 from maze_train.algorithms.es.trainer import ESTrainer
-from maze_train.config.pipeline import prepare
 from maze_train.envs.names import SequentialVectorEnv
 from maze_train.errors import TrainingError
 from maze_train.functional.moments import Moments, merge_moments
@@ -35,6 +34,7 @@ from maze_train.rollout.members import ObservationMoments, PairDraws
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import MemberSettings
 from maze_train.runners.base import TrainingRunner
+from maze_train.runners.pipeline import prepare
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.outcome import Interrupted, Interruption, Limits
 from maze_train.training.services import TrainerServices

@@ -15,10 +15,10 @@ from gymnasium import spaces
 
 import maze_train.algorithms.off_policy.learner as off_policy_learner
 from maze_train import Statistics, Trajectory, load_config
-from maze_train.config.pipeline import prepare
 from maze_train.errors import TrainingError
 from maze_train.learner.config import Progress
 from maze_train.runners.base import TrainingRunner
+from maze_train.runners.pipeline import prepare
 from maze_train.training.services import TrainerServices
 
 if TYPE_CHECKING:

@@ -25,8 +25,9 @@ from trajectory_cases import (
 )
 
 from maze_train.data import minari_data
+from maze_train.data.datasets import open_dataset
 from maze_train.data.minari_data import load_minari, minari_episodes, save_minari
-from maze_train.data.trajectory_dataset import TrajectoryDataset, open_dataset
+from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.data.trajectory_parts import DatasetMetadata
 from maze_train.data.trajectory_writer import TrajectoryWriter
 from maze_train.errors import DatasetError, MissingExtraError, ShapeError, SpaceError

@@ -34,8 +34,9 @@ from trajectory_cases import (
 )
 
 from maze_train.data import trajectory_files, trajectory_parts, trajectory_writer
+from maze_train.data.datasets import open_dataset
 from maze_train.data.trajectories import Trajectory
-from maze_train.data.trajectory_dataset import TrajectoryDataset, open_dataset
+from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.data.trajectory_files import DATASET
 from maze_train.data.trajectory_parts import DatasetMetadata
 from maze_train.data.trajectory_writer import TrajectoryWriter

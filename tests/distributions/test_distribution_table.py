@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -162,23 +160,6 @@ def test_wrong_overrides(space: Any, overrides: dict[str, Any], message: str) ->
     with pytest.raises(ConfigError) as caught:
         distribution_for(space, overrides)
     assert str(caught.value) == message
-
-
-@pytest.mark.slow
-def test_only_families_in_use_are_imported() -> None:
-    """A fresh interpreter imports the families that a space asks for, and no other."""
-    code = (
-        "import sys; from gymnasium.spaces import *; "
-        "from maze_train.distributions.mapping import distribution_for\n"
-        "for space in (Discrete(3), Dict(a=Discrete(3))):\n"
-        "    distribution_for(space); prefix = 'maze_train.distributions.'\n"
-        "    print(*sorted(m.removeprefix(prefix) for m in sys.modules if m.startswith(prefix)))"
-    )
-    result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120
-    )
-    expected = ["base categorical mapping", "base categorical joint mapping"]
-    assert result.stdout.splitlines() == expected
 
 
 @pytest.mark.parametrize("space", [Text(4), Dict({"x": Text(4)})])

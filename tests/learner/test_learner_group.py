@@ -79,8 +79,8 @@ from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormali
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.soft_actor_critic import build_soft_actor_critic
 from maze_train.types import Sequences
-from maze_train.workers.ray_place import RayPlace
-from maze_train.workers.remote import LocalProcesses
+from maze_train.workers.process_pool import LocalProcesses
+from maze_train.workers.ray_pool import RayPlace
 
 slow = pytest.mark.slow
 pytestmark = [

@@ -19,13 +19,12 @@ from maze_train.nets.config import (
     ModelConfig,
     ObservationNormalizationConfig,
 )
-from maze_train.nets.joint_population import JointPopulation
+from maze_train.nets.joint_population import JointPopulation, build_population
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import (
     ROW_BLOCK,
     BatchedPopulation,
     RowPopulation,
-    build_population,
     find_normalizer,
     row_blocks,
 )

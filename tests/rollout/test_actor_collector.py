@@ -26,15 +26,15 @@ from actor_envs import (
 from rollouts_compared import assert_same_rollouts
 
 from maze_train.data.joining import join_rollouts
+from maze_train.data.state_files import dumps, loads
 from maze_train.errors import EnvError, WorkerError
 from maze_train.rollout.actor_collector import ActorCollector
 from maze_train.rollout.actor_pool import Actors
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.rollout.episodes import FinishedEpisodes
 from maze_train.seeding import EpisodeSeeds, Seeds
-from maze_train.training.state_files import dumps, loads
 from maze_train.workers.places import ThisProcess
-from maze_train.workers.remote import LocalProcesses
+from maze_train.workers.process_pool import LocalProcesses
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

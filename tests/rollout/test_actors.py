@@ -37,14 +37,14 @@ from rollouts_compared import assert_same_rollouts
 
 from maze_train.data.frames import FrameStacks
 from maze_train.data.joining import join_rollouts, select_envs
+from maze_train.data.state_files import dumps, loads
 from maze_train.errors import ConfigError, EnvError, MazeTrainError, SpaceError, WorkerError
 from maze_train.rollout import actors as actors_module
 from maze_train.rollout.actor_worker import ActorWorker
 from maze_train.rollout.actors import DistributedActors, StepCounts
-from maze_train.training.state_files import dumps, loads
 from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerContext
-from maze_train.workers.remote import LocalProcesses
+from maze_train.workers.process_pool import LocalProcesses
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

@@ -36,7 +36,7 @@ from maze_train.errors import ConfigError, WorkerError
 from maze_train.rollout.es_rollouts import ESDistributedRollouts, ESRolloutResult, trained_size
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.workers.places import ThisProcess
-from maze_train.workers.remote import LocalProcesses
+from maze_train.workers.process_pool import LocalProcesses
 
 PATIENCE_S = 60.0
 

@@ -12,7 +12,7 @@ from leftovers import open_files
 
 from maze_train.errors import ConfigError, ShapeError, TrainingError
 from maze_train.rollout.noise_table import SharedNoiseTable
-from maze_train.workers.remote import LocalProcesses
+from maze_train.workers.process_pool import LocalProcesses
 
 COUNT = 100_000
 SEED = 7

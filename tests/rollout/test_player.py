@@ -34,7 +34,7 @@ from maze_train.rollout.episode_player import PlaySettings
 from maze_train.rollout.player import RolloutPlayer
 from maze_train.spaces.describe import flatten_value, unflatten_value
 from maze_train.types import leaves_by_key, tree_map
-from maze_train.workers.remote import LocalProcesses
+from maze_train.workers.process_pool import LocalProcesses
 
 SEEDS = [0, 1, 2, 3, 4, 5, 6, 7, 2**32 - 1, 3, 12345678901]
 PATIENCE_S = 60.0

@@ -31,9 +31,9 @@ from maze_train import (
     run_rollout,
     train,
 )
-from maze_train.config.pipeline import prepare
 from maze_train.errors import ConfigError, RunDirectoryError
 from maze_train.runners.base import TrainingRunner
+from maze_train.runners.pipeline import prepare
 from maze_train.runners.saved_policies import load_weights
 
 pytestmark = pytest.mark.usefixtures("empty_directory")

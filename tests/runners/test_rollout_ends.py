@@ -15,7 +15,7 @@ from short_runs import PPO, SMALL, summary
 from maze_train import load_policy, train
 from maze_train.config.rollout_loading import load_rollout_config
 from maze_train.data import trajectory_writer
-from maze_train.data.trajectory_dataset import open_dataset
+from maze_train.data.datasets import open_dataset
 from maze_train.errors import ConfigError, DatasetError, EnvError
 from maze_train.runners.rollout import RolloutRunner
 from maze_train.runners.rollout_report import RolloutProgress

@@ -21,7 +21,7 @@ from short_runs import PPO, SMALL, settings, summary
 
 from maze_train import load_policy, train
 from maze_train.config.rollout_loading import load_rollout_config
-from maze_train.data.trajectory_dataset import open_dataset
+from maze_train.data.datasets import open_dataset
 from maze_train.errors import ConfigError, EnvError, MissingExtraError, RunDirectoryError
 from maze_train.rollout.episode_player import PlayedEpisode
 from maze_train.runners.rollout import RolloutRunner

@@ -18,13 +18,15 @@ from short_runs import QUIET, everything, rows, settings, short_run
 import maze_train.algorithms.off_policy.build as off_policy
 import maze_train.data.replay_columns as replay_columns
 from maze_train import Statistics, TrainerServices, load_config, train
-from maze_train.config.pipeline import prepare
-from maze_train.data.trajectory_dataset import TrajectoryDataset, open_dataset
+from maze_train.data.datasets import open_dataset
 from maze_train.errors import ConfigError, TrainingError
 from maze_train.runners.base import TrainingRunner
+from maze_train.runners.pipeline import prepare
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from maze_train.data.trajectory_dataset import TrajectoryDataset
 
 PRIORITISED = "maze_train.PrioritizedReplayBuffer"
 SHOWN = "algorithm.initial_demonstration_trajectories"

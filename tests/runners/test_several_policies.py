@@ -14,7 +14,7 @@ from rollouts import play, rows
 from short_runs import FORK, short_run, summary
 
 from maze_train.config.rollout_loading import load_rollout_config
-from maze_train.data.trajectory_dataset import open_dataset
+from maze_train.data.datasets import open_dataset
 from maze_train.errors import ConfigError
 from maze_train.runners.rollout import RolloutRunner
 

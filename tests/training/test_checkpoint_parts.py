@@ -30,11 +30,11 @@ from stored_checkpoints import (
     saved,
 )
 
+from maze_train.data.state_files import dumps, loads
 from maze_train.errors import RunDirectoryError
 from maze_train.training import checkpoint_files, manifests
 from maze_train.training.checkpoint_files import digest
 from maze_train.training.outcome import Position
-from maze_train.training.state_files import dumps, loads
 from maze_train.types import StatePart
 
 

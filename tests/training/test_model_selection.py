@@ -6,9 +6,9 @@ import pytest
 import torch
 from practice import make_model, make_ppo
 
+from maze_train.data.state_files import dumps, loads
 from maze_train.learner.gradients import get_flat_parameters
 from maze_train.training.model_selection import BestModelSelection
-from maze_train.training.state_files import dumps, loads
 
 
 def fill(model, value):

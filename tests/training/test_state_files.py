@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
+from maze_train.data.state_files import dumps, loads
 from maze_train.errors import RunDirectoryError
-from maze_train.training.state_files import dumps, loads
 from maze_train.types import StatePart
 
 TORCH_DTYPES = (

@@ -22,8 +22,8 @@ from maze_train.errors import ConfigError, WorkerError
 from maze_train.workers import process_pool
 from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, WorkerPool
-from maze_train.workers.ray_place import RayPlace
-from maze_train.workers.remote import LocalProcesses
+from maze_train.workers.process_pool import LocalProcesses
+from maze_train.workers.ray_pool import RayPlace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -432,8 +432,8 @@ from functools import partial
 from pathlib import Path
 from leftovers import stat
 from toy_workers import ToyWorker
-from maze_train.workers.ray_place import RayPlace
-from maze_train.workers.remote import LocalProcesses
+from maze_train.workers.ray_pool import RayPlace
+from maze_train.workers.process_pool import LocalProcesses
 
 if __name__ == "__main__":
     on_ray = sys.argv[1] == "ray"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.errors import ConfigError
 from maze_train.targets import locate
-from maze_train.training.builder import AlgorithmBuilder, BuildContext
+from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.models import modules_of, with_opponents
 
 if TYPE_CHECKING:
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from maze_train.rollout.acting import ActingModel, RecurrentModel
     from maze_train.rollout.collector import RolloutCollector
     from maze_train.rollout.turn_collector import TurnCollector
+    from maze_train.training.build_context import BuildContext
     from maze_train.training.trainer import Trainer
 
 

@@ -27,8 +27,8 @@ from maze_train.functional.returns import (
 )
 from maze_train.learner.apis import HasPolicy, HasStateValues
 from maze_train.learner.config import Progress, scheduled_value
+from maze_train.learner.reward_scaling import RewardScaler
 from maze_train.nets.actor_critic import ActorCriticModel
-from maze_train.targets import locate
 from maze_train.types import Tensor, tree_map
 
 if TYPE_CHECKING:
@@ -37,10 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.events import Statistics
-    from maze_train.learner.reward_scaling import RewardScaler
 
-
-REWARD_SCALER = "maze_train.learner.reward_scaling.RewardScaler"
 
 Config = TypeVar("Config", bound=ActorCriticConfig)
 
@@ -333,10 +330,7 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
             self._reward_scalers[module_id].load_state_dict(scaler_state)
 
     def _new_reward_scaler(self) -> RewardScaler:
-        scaler: RewardScaler = locate(REWARD_SCALER)(
-            self.config.gamma, self.config.scaled_reward_clip
-        )
-        return scaler
+        return RewardScaler(self.config.gamma, self.config.scaled_reward_clip)
 
 
 def _columns(

@@ -31,9 +31,9 @@ from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.compare import check_same_spaces
 from maze_train.targets import build_target
 from maze_train.tracking.tracker import VALIDATION_LOSS
-from maze_train.training.builder import AlgorithmBuilder, BuildContext
+from maze_train.training.builder import AlgorithmBuilder
+from maze_train.training.config import evaluation_metrics
 from maze_train.training.machine import available_memory, readable_nbytes
-from maze_train.training.metrics import evaluation_metrics
 from maze_train.training.models import learner_maker, modules_of
 from maze_train.training.policies import is_trainable
 
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from maze_train.learner.learner import Learner
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.nets.policy_model import PolicyModel
+    from maze_train.training.build_context import BuildContext
     from maze_train.training.evaluators import Evaluator
 
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.data.trajectory_dataset import TrajectoryDataset, open_dataset
+from maze_train.data.datasets import open_dataset
+from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.errors import ConfigError, DatasetError
 from maze_train.notices import tell
 from maze_train.types import tree_leaves

@@ -17,7 +17,7 @@ from maze_train.rollout.es_rollouts import ESDistributedRollouts
 from maze_train.rollout.members import num_reals
 from maze_train.rollout.noise_table import SharedNoiseTable
 from maze_train.rollout.population import MemberSettings
-from maze_train.training.builder import AlgorithmBuilder, BuildContext
+from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.environments import close_quietly
 from maze_train.training.machine import available_memory, readable_nbytes
 from maze_train.training.models import modules_of
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import gymnasium
     from torch import nn
 
+    from maze_train.training.build_context import BuildContext
     from maze_train.training.trainer import Trainer
 
 

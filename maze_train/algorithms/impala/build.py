@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.algorithms.actor_critic.build import ActorCriticBuilder
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
+from maze_train.data.policy_rollouts import PolicyRolloutsReplay
+from maze_train.data.rollout_replay import RolloutReplay
 from maze_train.rollout.actors import DistributedActors
-from maze_train.targets import locate
 from maze_train.training.actors import actor_env_maker
 from maze_train.training.environments import close_quietly
 
@@ -17,16 +18,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.data.rollout_replay import RolloutReplay
     from maze_train.training.trainer import Trainer
-
-
-REPLAY = "maze_train.data.rollout_replay.RolloutReplay"
-"""Keeps rollouts to learn from again, where `algorithm.replay_size` asks for it."""
-
-
-POLICY_REPLAY = "maze_train.data.policy_rollouts.PolicyRolloutsReplay"
-"""Keeps those of several policies."""
 
 
 class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
@@ -79,7 +71,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
             if members is None:
                 replay = self._replay(1, "replay")
             else:
-                replay = locate(POLICY_REPLAY)(
+                replay = PolicyRolloutsReplay(
                     {
                         policy: self._replay(len(agents), f"replay/{policy}")
                         for policy, agents in members.items()
@@ -90,13 +82,12 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
 
     def _replay(self, num_agents: int, stream: str) -> RolloutReplay:
         """Keeps the rollouts of so many agents with one policy."""
-        replay: RolloutReplay = locate(REPLAY)(
+        return RolloutReplay(
             self.algorithm.replay_size,
             self.algorithm.num_replayed,
             self.envs_per_actor * num_agents,
             self.context.seeds.integer(stream),
         )
-        return replay
 
     def before_training(self, trainer: Trainer) -> None:
         """Take statistics of observations, if there are none, in environments of their own."""

@@ -7,17 +7,22 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from maze_train.algorithms.off_policy.config import BUFFERS, UNIFORM, OffPolicyConfig
+from maze_train.algorithms.off_policy.config import BUFFERS, OffPolicyConfig
+from maze_train.algorithms.off_policy.demonstrations import read_demonstrations
+from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.replay_columns import ReplayLayout
 from maze_train.data.transitions import BaseReplayBuffer
+from maze_train.data.turn_replay import PolicyReplayBuffers, TurnReplayBuffer
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.errors import ConfigError, SpaceError
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.notices import tell
 from maze_train.rollout.collector import RolloutCollector
 from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
+from maze_train.rollout.random_agents import RandomAgents
+from maze_train.spaces.agent_trees import flat_space_of
 from maze_train.spaces.agents import agent_spaces
-from maze_train.targets import TARGET, build_target, locate
+from maze_train.targets import TARGET, Given, build_target, locate
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.environments import close_quietly
 from maze_train.training.machine import available_disk, available_memory, readable_nbytes
@@ -34,22 +39,11 @@ if TYPE_CHECKING:
     from maze_train.distributions.base import Distribution
     from maze_train.nets.masking import ActionMasking
     from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.rollout.random_agents import RandomAgents
     from maze_train.training.trainer import Trainer
     from maze_train.types import TensorTree
 
 
-DEMONSTRATIONS = "maze_train.algorithms.off_policy.demonstrations.read_demonstrations"
-"""Reads recorded episodes, where the settings name some."""
-
 Config = TypeVar("Config", bound=OffPolicyConfig)
-
-
-# Found where there are several agents.
-POLICY_BUFFERS = "maze_train.data.turn_replay.PolicyReplayBuffers"
-TURN_BUFFER = "maze_train.data.turn_replay.TurnReplayBuffer"
-RANDOM_AGENTS = "maze_train.rollout.random_agents.RandomAgents"
-FLAT_SPACE_OF = "maze_train.spaces.agent_trees.flat_space_of"
 
 
 class OffPolicyModel(Protocol):
@@ -117,20 +111,20 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
     def _prepare_for_agents(self, model: Any) -> None:
         """Build the learner of all policies, and a replay buffer for each of them."""
         config = self.algorithm
-        if locate(self._buffer_node[TARGET]) is not locate(UNIFORM):
+        if locate(self._buffer_node[TARGET]) is not UniformReplayBuffer:
             problem = "turns of several agents are drawn uniformly; expected uniform"
             raise ConfigError("algorithm.replay_buffer", problem, self._buffer_node)
         for key in ("initial_demonstration_trajectories", "initial_sampling_policy"):
             if getattr(config, key) is not None:
                 problem = "is for one agent, the environment has several; expected null"
                 raise ConfigError(f"algorithm.{key}", problem, getattr(config, key))
-        self._buffer_node = {**self._buffer_node, TARGET: TURN_BUFFER}
+        self._buffer_node = {**self._buffer_node, TARGET: Given(TurnReplayBuffer)}
         space: Any = self.env.single_observation_space
         num_envs = self.env.num_envs
         self._sources = {
             policy: Source(
                 model.by_policy[policy],
-                locate(FLAT_SPACE_OF)(space, agents[0]),
+                flat_space_of(space, agents[0]),
                 num_envs * len(agents),
                 self._reached_size(None, len(agents)),
             )
@@ -139,12 +133,13 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         }
         self._check_buffers_fit()
         super().prepare(model)
-        self._buffer = locate(POLICY_BUFFERS)(
+        buffers: Any = PolicyReplayBuffers(
             {
                 policy: self._build_buffer(source, f"replay/{policy}")
                 for policy, source in self._sources.items()
             }
         )
+        self._buffer = buffers
         self._initial_policy = self._build_initial_policy(model)
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
@@ -176,8 +171,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         several = agent_spaces(observation_space, action_space)
         if several is not None:
             learns = self.learners.first.may_learn
-            policy: RandomAgents = locate(RANDOM_AGENTS)(model, several, learns, repeat)
-            return policy
+            return RandomAgents(model, several, learns, repeat)
         if node is None:
             return RandomPolicy(distribution, action_space, model.masking, repeat=repeat)
         key = "algorithm.initial_sampling_policy"
@@ -193,7 +187,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         source = self.algorithm.initial_demonstration_trajectories
         if source is None or self.context.has_checkpoint:
             return None
-        rollout: Rollout = locate(DEMONSTRATIONS)(source, self.env, model.distribution)
+        rollout: Rollout = read_demonstrations(source, self.env, model.distribution)
         return rollout
 
     def _add_demonstrations(self, model: OffPolicyModel, rollout: Rollout) -> None:

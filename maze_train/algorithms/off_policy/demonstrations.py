@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from maze_train.data.datasets import open_dataset
 from maze_train.data.trajectories import trajectories_as_rollout
-from maze_train.data.trajectory_dataset import open_dataset
 from maze_train.errors import ConfigError, DatasetError
 from maze_train.spaces.compare import check_same_spaces
 

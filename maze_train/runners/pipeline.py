@@ -19,7 +19,6 @@ from maze_train.config.loading import load_config
 from maze_train.config.resuming import continued, run_to_resume, stored_settings
 from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.seeding import draw_seed
-from maze_train.targets import locate
 from maze_train.training.config import TRIAL_STEPS
 
 if TYPE_CHECKING:
@@ -30,12 +29,6 @@ if TYPE_CHECKING:
 
     from maze_train.nets.config import ModelConfig
     from maze_train.training.checkpoints import CheckpointInfo
-
-
-# By name, since both need PyTorch: an error in a configuration is reported before it is imported.
-RUN_CHECKPOINTS = "maze_train.runners.run_checkpoints.RunCheckpoints"
-POLICY_SOURCE = "maze_train.runners.policy_sources.PolicySource"
-BASE_POLICY = "maze_train.runners.base_policy.SavedBasePolicy"
 
 
 class BasePolicy(Protocol):
@@ -98,17 +91,27 @@ def prepare(config: TrainConfig) -> PreparedRun:
     directory, bases = run_to_resume(config), []
     sources = [policy for policy, own in config.policies.items() if own.run is not None]
     for policy in [*[None] * (config.base_run is not None), *sources]:
-        named = (config,) if policy is None else (config, policy)
-        base: BasePolicy = locate(BASE_POLICY if policy is None else POLICY_SOURCE)(*named)
+        base = _base_policy(config, policy)
         config = base.with_networks(directory)
         bases.append(base)
     config, checkpoint = shortened(config), None
     if directory is not None:
-        checkpoint = locate(RUN_CHECKPOINTS)(directory, config.resume).find()
+        # Imported here, as below: an error in a configuration is reported before PyTorch is needed.
+        from maze_train.runners.run_checkpoints import RunCheckpoints
+
+        checkpoint = RunCheckpoints(directory, config.resume).find()
         config = continued(config, directory, checkpoint)
     if config.seed is None:
         config = replace(config, seed=draw_seed())
     return PreparedRun(config, directory, checkpoint, () if checkpoint else tuple(bases))
+
+
+def _base_policy(config: TrainConfig, policy: str | None) -> BasePolicy:
+    """The policy of `base_run`, or the one that a policy of several begins with."""
+    from maze_train.runners.base_policy import SavedBasePolicy
+    from maze_train.runners.policy_sources import PolicySource
+
+    return SavedBasePolicy(config) if policy is None else PolicySource(config, policy)
 
 
 def shortened(config: TrainConfig) -> TrainConfig:

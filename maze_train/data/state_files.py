@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors.torch import load, save
 
-from maze_train.errors import RunDirectoryError
-from maze_train.training.state_trees import (
+from maze_train.data.state_trees import (
     TREE,
     OpenPart,
     Packer,
@@ -24,6 +23,7 @@ from maze_train.training.state_trees import (
     WritePart,
     check_content,
 )
+from maze_train.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,0 +1,136 @@
+"""What an algorithm builds itself from."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
+from maze_train.learner.config import LearnerGroupConfig
+from maze_train.nets.config import ModelConfig
+from maze_train.rollout.collector import RolloutCollector
+from maze_train.training.config import (
+    TRIAL_STEPS,
+    AlgorithmConfig,
+    CheckpointConfig,
+    EvaluationConfig,
+    PolicyConfig,
+)
+from maze_train.training.environments import build_vector_env, close_quietly
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    import torch
+    from gymnasium import Env
+
+    from maze_train.envs.config import EnvConfig
+    from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.seeding import Seeds
+    from maze_train.training.checkpoints import Checkpoint
+    from maze_train.workers.places import Place
+
+
+Config = TypeVar("Config", bound=AlgorithmConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildContext(Generic[Config]):
+    """Everything that an algorithm may ask for when it builds itself.
+
+    Attributes:
+        algorithm: Settings of the algorithm.
+        env: Settings of the environments.
+        env_factory: Builds single environments.
+        place: Where workers live: this process, or processes of this machine.
+        seeds: Gives a seed for each named stream of random numbers.
+        device: Where the learner and its models live.
+        concurrency: Environments that collect experience in parallel.
+        envs_per_actor: Environments that a copy of the policy acts in; 0: there are no copies.
+        learner_group: Settings of learners that share out minibatches.
+        run_dir: Directory of the run, which need not exist yet.
+        model: Settings of the networks.
+        policies: Settings of the policies by id, where there are several agents.
+        policies_to_train: Ids of those that learn; None: all that are not frozen.
+        evaluation: Settings of evaluations.
+        checkpoint: Settings of checkpoints.
+        total_steps: Environment steps after which training stops; 0: no limit.
+        info_keys: Keys of last infos whose numbers are metrics.
+        dataset: Recorded episodes, for algorithms that learn from them.
+        is_trial: Whether the run is a short trial of everything.
+        has_checkpoint: Whether the run goes on from a checkpoint, which brings the experience.
+        read_checkpoint: Reads that checkpoint; None: there is none.
+        closing: Closes at the end of the run what is registered here.
+        tell: Shows a line to the user.
+    """
+
+    algorithm: Config
+    env: EnvConfig
+    env_factory: EnvFactory
+    place: Place
+    seeds: Seeds
+    device: torch.device
+    concurrency: int
+    run_dir: Path
+    model: ModelConfig = field(default_factory=ModelConfig)
+    policies: dict[str, PolicyConfig] = field(default_factory=dict)
+    policies_to_train: list[str] | None = None
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    envs_per_actor: int = 0
+    total_steps: int = 0
+    info_keys: Sequence[str] = ()
+    dataset: str | dict[str, Any] | None = None
+    learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
+    is_trial: bool = False
+    has_checkpoint: bool = False
+    read_checkpoint: Callable[[], Checkpoint | None] = lambda: None
+    closing: ExitStack = field(default_factory=ExitStack)
+    tell: Callable[[str], None] = print
+
+    def make_env(self, num_envs: int, *, training: bool = True) -> MazeVectorEnv:
+        """Vector environments, closed at the end of the run.
+
+        Args:
+            num_envs: How many.
+            training: Whether they are for training, where rewards and ends of episodes may be
+                changed, or for evaluation.
+        """
+        limit = 0 if training else self.evaluation.max_episode_steps
+        factory: Callable[[], Env[Any, Any]] = self.env_factory
+        if not training:
+            factory = self.env_factory.for_evaluation()
+            factory = BoundedEnvFactory(factory, limit) if limit else factory
+        env = build_vector_env(
+            [factory] * num_envs,
+            self.env,
+            self.place,
+            self.algorithm.on_non_finite_step,
+            training=training,
+            max_episode_steps=limit,
+        )
+        env.tell = self.tell
+        self.closing.callback(close_quietly, env)
+        return env
+
+    def make_collector(
+        self, env: MazeVectorEnv, num_steps: int, stream: str = ""
+    ) -> RolloutCollector:
+        """A collector of rollouts.
+
+        Args:
+            env: The environments.
+            num_steps: Steps of each environment per rollout; fewer in a trial.
+            stream: Name that gives the collector random numbers of its own.
+        """
+        return RolloutCollector(
+            env,
+            min(num_steps, TRIAL_STEPS) if self.is_trial else num_steps,
+            env_seed=self.seeds.integer(f"{stream}episodes"),
+            action_seed=self.seeds.integer(f"{stream}actions"),
+            device=self.device,
+            allow_new_episodes=self.checkpoint.allow_new_episodes,
+            info_keys=self.info_keys,
+        )
