@@ -10,8 +10,6 @@ import importlib
 from pathlib import Path
 from typing import Any
 
-from maze_train import upper
-
 __version__ = "0.1.0"
 
 
@@ -37,7 +35,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-upper.load_learner = lambda *args, **kwargs: __getattr__("load_learner")(*args, **kwargs)
-upper.export_policy = lambda *args, **kwargs: __getattr__("export_policy")(*args, **kwargs)

@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     (
-        *("errors", "extras", "checks", "targets", "conversion", "upper", "seeding"),
+        *("errors", "extras", "checks", "targets", "conversion", "seeding"),
         *("types", "events", "files", "locks", "sealed", "versions", "notices", "hub"),
     ),
     ("functional", "spaces", "workers"),

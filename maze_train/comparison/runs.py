@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.config.conversion import build_dataclass
 from maze_train.config.stored import read_settings
 from maze_train.config.sweep_jobs import JOBS_FILE, read_jobs
 from maze_train.config.writing import CONFIG_FILE
+from maze_train.conversion import build_dataclass
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import env_name
 from maze_train.errors import ConfigError, RunDirectoryError

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maze_train import upper
 from maze_train.data.state_files import dumps, loads
 from maze_train.errors import ConfigError
 from maze_train.files import atomic_write
@@ -101,19 +100,6 @@ def read(path: str | Path, component: str | None = None) -> dict[str, Any]:
     """
     state = loads(Path(path).read_bytes(), path)
     return select(state, None if component is None else [component])
-
-
-def learner_from(cls: type, path: str | Path, *args: Any, **kwargs: Any) -> Any:
-    """A learner of a class, see `Learner.from_checkpoint`."""
-    if not Path(path).is_dir():
-        learner = cls(*args, **kwargs)
-        learner.restore_from_path(path)
-        return learner
-    learner = upper.load_learner(path, *args, **kwargs)
-    if not isinstance(learner, cls):
-        problem = f"expected the run of a {cls.__name__}, its learner is a {type(learner).__name__}"
-        raise ConfigError("path", problem, str(path))
-    return learner
 
 
 def check_chosen(modules: Collection[str], chosen: Any) -> None:

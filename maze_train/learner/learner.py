@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
+from maze_train.errors import ConfigError
 from maze_train.events import Statistics
 from maze_train.learner.accumulation import Accumulation
 from maze_train.learner.compiled import compiled_losses
-from maze_train.learner.components import learner_from, merged, read, select, write
+from maze_train.learner.components import merged, read, select, write
 from maze_train.learner.modes import autocast, matmul_precision
 from maze_train.learner.modules import DEFAULT_MODULE, LearnerModules
 from maze_train.learner.part import MadeFrom, Part
@@ -20,8 +22,6 @@ from maze_train.learner.steps import GradientSteps, LearnerEvents, check_finite,
 from maze_train.targets import function_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from torch import nn
     from typing_extensions import Self
 
@@ -399,12 +399,15 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
-        """A learner of a run or a checkpoint, see `load_learner`, which takes the arguments.
-
-        Or a new one, made from the arguments, with the state of a file of `save_to_path`.
+        """A new learner, made from the arguments, with the state of a file of `save_to_path`.
 
         Raises:
-            ConfigError: If the run has a learner of another class.
+            ConfigError: If the path is the directory of a run, whose learner `load_learner` reads.
+            RunDirectoryError: If the file is damaged.
         """
-        learner: Self = learner_from(cls, path, *args, **kwargs)
+        if Path(path).is_dir():
+            problem = f"expected a file of save_to_path; for a run: load_learner({str(path)!r})"
+            raise ConfigError("path", problem, str(path))
+        learner = cls(*args, **kwargs)
+        learner.restore_from_path(path)
         return learner

@@ -200,9 +200,9 @@ def open_store(address: Address, count: int, timeout_s: float, listener: int | N
     """
     timeout = timedelta(seconds=timeout_s)
     if not address.host:
-        store = dist.FileStore(address.name, count)  # type: ignore[attr-defined]  # not in its list
-        store.set_timeout(timeout)
-        return store
+        shared = dist.FileStore(address.name, count)  # type: ignore[attr-defined]  # not in its list
+        shared.set_timeout(timeout)
+        return shared
     store = dist.TCPStore(  # type: ignore[attr-defined]  # not in its list of names
         address.host,
         address.port,

@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from gymnasium.spaces import Discrete, MultiDiscrete
 
-from maze_train import upper
 from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.files import atomic_write, read_regular
@@ -313,20 +312,6 @@ class TrainedPolicy:
             for (key, part), own in zip(family.parts.items(), family.split(params), strict=True)
         }
         return found.get("", found)
-
-    def export(self, output: str | Path, format: str = "onnx", **options: Any) -> Any:
-        """Write one file that acts without this package, see `maze_train.export_policy`.
-
-        Args:
-            output: The file.
-            format: `onnx`, `torchscript` or `torch_export`.
-            **options: `env`, an environment in which file and policy are compared, and `agent`, of
-                several agents the one whose policy it is.
-
-        Returns:
-            An `Export`: path, inputs, outputs, and what the comparison found.
-        """
-        return upper.export_policy(self, output, format, **options)
 
     def _read(self, observation: Any) -> tuple[TensorTree, bool]:
         """A batch of observations, and whether it was given as one."""

@@ -259,7 +259,8 @@ def ctrl_c_waits(what: str) -> Iterator[None]:
     Args:
         what: Name of it in the message.
     """
-    before, noted = signal.getsignal(signal.SIGINT), []
+    before = signal.getsignal(signal.SIGINT)
+    noted: list[int] = []
 
     def note(number: int, frame: object) -> None:
         if not noted:

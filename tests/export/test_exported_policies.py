@@ -176,7 +176,7 @@ def test_a_file_acts_as_the_policy(tmp_path, case):
         pytest.importorskip("onnxruntime")
     policy = build(name)
     weights = list(policy.model.state_dict())
-    export = policy.export(tmp_path / f"policy{formats.FORMATS[kind].suffix}", format=kind)
+    export = export_policy(policy, tmp_path / f"policy{formats.FORMATS[kind].suffix}", format=kind)
     assert export.differences.largest < 1e-5
     assert export.source == "the space"
     assert list(policy.model.state_dict()) == weights
@@ -213,10 +213,10 @@ def test_one_of_several_agents(tmp_path):
     }
     policy = build("agents with memory", **policies)
     with pytest.raises(ConfigError, match=r"policies.chance.source: acts at random.*agent=<name>"):
-        policy.export(tmp_path / "all", format="torchscript")
+        export_policy(policy, tmp_path / "all", format="torchscript")
     with pytest.raises(ConfigError, match=r"agent = 'firts'.*did you mean 'first'"):
-        policy.export(tmp_path / "one", format="torchscript", agent="firts")
-    export = policy.export(tmp_path / "one", format="torchscript", agent="second")
+        export_policy(policy, tmp_path / "one", format="torchscript", agent="firts")
+    export = export_policy(policy, tmp_path / "one", format="torchscript", agent="second")
     assert list(export.inputs) == ["obs", "state"]
     own = TrainedPolicy(policy.model.policies["team"], *AGENTS.of("second"))
     check_actions(own, opened(export.path, "torchscript")[1], export.inputs)
@@ -225,7 +225,7 @@ def test_one_of_several_agents(tmp_path):
     path = tmp_path / "one"
     assert export_policy(policy, path, "torchscript", "second", None, seen).source != export.source
     with pytest.raises(ConfigError, match="agent = 'first': the environment has one agent"):
-        build("vector").export(tmp_path / "none", agent="first")
+        export_policy(build("vector"), tmp_path / "none", agent="first")
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
 
 
@@ -262,12 +262,12 @@ def test_differences_between_file_and_policy(tmp_path, monkeypatch, change):
     path, policy = tmp_path / "policy.ts", build("vector")
     path.write_bytes(b"earlier")
     if problem is None:
-        found = policy.export(path, format="torchscript").differences
+        found = export_policy(policy, path, format="torchscript").differences
         assert found.other_choices == 5 * (change == "five actions")
         assert path.read_bytes() != b"earlier"
     else:
         with pytest.raises(ExportError, match=problem):
-            policy.export(path, format="torchscript")
+            export_policy(policy, path, format="torchscript")
         assert path.read_bytes() == b"earlier"
 
 
@@ -294,7 +294,7 @@ def test_a_network_that_can_not_be_recorded(tmp_path, kind, problem):
     policy = build("vector")
     policy.model.policy.net = Fickle()
     with pytest.raises(ExportError, match=problem):
-        policy.export(tmp_path / "policy", format=kind)
+        export_policy(policy, tmp_path / "policy", format=kind)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -302,13 +302,13 @@ def test_what_can_not_be_exported(tmp_path, monkeypatch):
     """Formats that there are not, policies without networks, and packages that are missing."""
     policy = build("vector")
     with pytest.raises(ConfigError, match=r"format = 'onix': expected one of onnx.*mean 'onnx'"):
-        policy.export(tmp_path / "policy", format="onix")
+        export_policy(policy, tmp_path / "policy", format="onix")
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(MissingExtraError, match=r"format=onnx needs .*'onnx.*maze-train\[onnx\]"):
-        policy.export(tmp_path / "policy")
+        export_policy(policy, tmp_path / "policy")
     random = TrainedPolicy(random_policy(VECTOR, FORCE), VECTOR, FORCE)
     with pytest.raises(ConfigError, match="acts at random, or by code of its own"):
-        random.export(tmp_path / "policy")
+        export_policy(random, tmp_path / "policy")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -318,7 +318,7 @@ def test_a_policy_that_remembers_is_not_disturbed(tmp_path):
     seen = [observations(policy, 2, seed)[""] for seed in range(3)]
     for obs in seen[:2]:
         policy.act(obs), other.act(obs)
-    policy.export(tmp_path / "policy", format="torchscript")
+    export_policy(policy, tmp_path / "policy", format="torchscript")
     expected = other.act(seen[2])
     for own, action in zip(policy.act(seen[2]), expected, strict=True):
         np.testing.assert_equal(own, action)
