@@ -66,7 +66,6 @@ TAXI = ("Taxi-v4", {"algorithm.n_rollout_steps": 40, "algorithm.batch_size": 80}
     [
         ("sac", "batch_size", TRIAL_BATCH),
         ("bc", "batch_size", TRIAL_BATCH),
-        ("ppo", "batch_size", TRIAL_STEPS),
         ("ppo", "n_optimization_epochs", TRIAL_STEPS),
         ("impala", "actors_batch_size", 2),
     ],
