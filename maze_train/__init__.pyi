@@ -80,6 +80,7 @@ from maze_train.config.train_config import RunnerConfig as RunnerConfig
 from maze_train.config.train_config import TrainConfig as TrainConfig
 from maze_train.config.writing import config_to_dict as config_to_dict
 from maze_train.data.batch_loader import BatchLoader as BatchLoader
+from maze_train.data.datasets import open_dataset as open_dataset
 from maze_train.data.hindsight import HindsightReplayBuffer as HindsightReplayBuffer
 from maze_train.data.minari_data import load_minari as load_minari
 from maze_train.data.minari_data import minari_episodes as minari_episodes
@@ -93,7 +94,6 @@ from maze_train.data.stacking import stack_torch_dict_list as stack_torch_dict_l
 from maze_train.data.stacking import unstack_numpy_list_dict as unstack_numpy_list_dict
 from maze_train.data.trajectories import Trajectory as Trajectory
 from maze_train.data.trajectory_dataset import TrajectoryDataset as TrajectoryDataset
-from maze_train.data.datasets import open_dataset as open_dataset
 from maze_train.data.trajectory_parts import DatasetMetadata as DatasetMetadata
 from maze_train.data.trajectory_parts import TrajectoryPart as TrajectoryPart
 from maze_train.data.trajectory_writer import TrajectoryWriter as TrajectoryWriter
@@ -231,12 +231,12 @@ from maze_train.tracking.tracker import MetricsRow as MetricsRow
 from maze_train.tracking.tracker import MetricsWriter as MetricsWriter
 from maze_train.tracking.tracker import RunInfo as RunInfo
 from maze_train.tracking.tracker import Tracker as Tracker
-from maze_train.tracking.writers import build_writers as build_writers
 from maze_train.tracking.writers import CSVWriter as CSVWriter
 from maze_train.tracking.writers import JSONSummaryWriter as JSONSummaryWriter
 from maze_train.tracking.writers import TensorBoardWriter as TensorBoardWriter
-from maze_train.training.builder import AlgorithmBuilder as AlgorithmBuilder
+from maze_train.tracking.writers import build_writers as build_writers
 from maze_train.training.build_context import BuildContext as BuildContext
+from maze_train.training.builder import AlgorithmBuilder as AlgorithmBuilder
 from maze_train.training.callbacks import Callback as Callback
 from maze_train.training.callbacks import StopAtReturn as StopAtReturn
 from maze_train.training.callbacks import TrainingView as TrainingView
