@@ -44,8 +44,8 @@ SET_CHILD_SUBREAPER = 36
 def measure_ours(env: str, actors: int, seconds: float) -> dict[str, float]:
     """Transitions per second of this package, and the share of time without an update."""
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.runners.base import TrainingRunner
-    from maze_train.runners.pipeline import prepare
+    from maze_train.run.pipeline import prepare
+    from maze_train.run.runner import TrainingRunner
 
     env_id, envs_per_actor = ENVS[env]
     config = load_config(

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from maze_train import SequentialVectorEnv, load_policy, make_env
-from maze_train.rollout.fixed_policies import own_policy, random_policy
-from maze_train.runners.opponents import OpponentEvaluator
+from maze_train.collect.fixed_policies import own_policy, random_policy
+from maze_train.run.policies import OpponentEvaluator
 from maze_train.spaces.agents import agent_spaces
 
 TRUST = ["pettingzoo"]

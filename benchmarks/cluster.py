@@ -99,8 +99,8 @@ def measure(
     import torch
 
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.runners.base import TrainingRunner
-    from maze_train.runners.pipeline import prepare
+    from maze_train.run.pipeline import prepare
+    from maze_train.run.runner import TrainingRunner
 
     torch.set_num_threads(1)
     counts: Counter[str] = Counter()

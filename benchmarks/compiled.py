@@ -35,8 +35,8 @@ def measure(name: str, way: str, seconds: float) -> dict[str, float]:
     import torch
 
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.runners.base import TrainingRunner
-    from maze_train.runners.pipeline import prepare
+    from maze_train.run.pipeline import prepare
+    from maze_train.run.runner import TrainingRunner
 
     torch.set_num_threads(1)
     values = {"env": "HalfCheetah-v5", "runner.concurrency": 8, "seed": 0, **SETTINGS[name]}

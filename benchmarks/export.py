@@ -20,10 +20,8 @@ import torch
 from gymnasium import spaces
 
 from maze_train import RolloutGenerator, load_policy, make_env, train
-from maze_train.export.check import played_observations
-from maze_train.export.formats import FORMATS
-from maze_train.export.step import PolicyStep
 from maze_train.spaces.describe import unflatten_value
+from maze_train.tools.export import FORMATS, PolicyStep, played_observations
 
 if TYPE_CHECKING:
     from collections.abc import Callable

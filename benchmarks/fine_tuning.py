@@ -17,8 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from maze_train.tracking.rows import read_rows
-from maze_train.tracking.tracker import EVAL_RETURN
+from maze_train.tracking.tracker import EVAL_RETURN, read_rows
 
 COLORS = {"from scratch": "#9aa5b1", "from BC": "#1f6feb"}
 

@@ -47,8 +47,8 @@ PEERS = {
 def measure_ours(side: str, algorithm: str, env: str, seconds: float) -> dict[str, float]:
     """Steps per second of this package, and the share of time in updates."""
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.runners.base import TrainingRunner
-    from maze_train.runners.pipeline import prepare
+    from maze_train.run.pipeline import prepare
+    from maze_train.run.runner import TrainingRunner
 
     runner_name, _, precision = side.partition(" ")
     config = load_config(

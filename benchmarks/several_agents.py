@@ -46,8 +46,8 @@ class Meter:
 def measure_ours(runner: str, seconds: float) -> list[float]:
     """Rates of this package."""
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.runners.base import TrainingRunner
-    from maze_train.runners.pipeline import prepare
+    from maze_train.run.pipeline import prepare
+    from maze_train.run.runner import TrainingRunner
 
     config = load_config(
         {

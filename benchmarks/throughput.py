@@ -47,8 +47,8 @@ def measure_ours(
     import torch
 
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.runners.base import TrainingRunner
-    from maze_train.runners.pipeline import prepare
+    from maze_train.run.pipeline import prepare
+    from maze_train.run.runner import TrainingRunner
 
     config = load_config(
         {

@@ -22,21 +22,18 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 import maze_train.algorithms
-from maze_train.config.compare_config import CompareConfig
-from maze_train.config.export_config import ExportConfig
+from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
 from maze_train.config.options import shipped_root
-from maze_train.config.push_config import PushConfig
-from maze_train.config.ray_runner import RayRunnerConfig
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.search_config import SearchConfig
-from maze_train.config.train_config import DevRunnerConfig, LocalRunnerConfig
+from maze_train.config.train_config import DevRunnerConfig, LocalRunnerConfig, RayRunnerConfig
 from maze_train.config.writing import dotted_name
-from maze_train.conversion import key_of_field
+from maze_train.core.conversion import key_of_field
+from maze_train.core.events import EventInterface
+from maze_train.core.targets import TARGET, locate
 from maze_train.envs.config import EnvConfig
-from maze_train.events import EventInterface
 from maze_train.learner.config import LearnerGroupConfig, Schedule
 from maze_train.nets.config import ModelConfig
-from maze_train.targets import TARGET, locate
 from maze_train.tracking.config import TrackingConfig
 from maze_train.training.config import CheckpointConfig, EvaluationConfig
 

@@ -7,24 +7,24 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import VectorEnv
 
-from maze_train.checks import check_at_least
+from maze_train.collect.episode_player import PlaySettings
+from maze_train.collect.fixed_policies import RolloutGenerator
 from maze_train.config.loading import load_config
-from maze_train.config.rollout_loading import load_rollout_config
+from maze_train.config.rollout_config import load_rollout_config
 from maze_train.config.stored import PARTS_OF_ENV, check_trust, read_settings
 from maze_train.config.train_config import AUTO
 from maze_train.config.writing import CONFIG_FILE
-from maze_train.conversion import key_of_field
+from maze_train.core.checks import check_at_least
+from maze_train.core.conversion import key_of_field
+from maze_train.core.hub import local_directory
+from maze_train.core.targets import TARGET, Given
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
-from maze_train.hub import local_directory
-from maze_train.rollout.episode_player import PlaySettings
-from maze_train.rollout.rollout_generator import RolloutGenerator
-from maze_train.runners.base import TrainingRunner
-from maze_train.runners.pipeline import configure, prepare
-from maze_train.runners.rollout import RolloutResult, RolloutRunner
-from maze_train.runners.rollout_report import RolloutSummary, summarise
-from maze_train.runners.saved_policies import read_saved_policy
-from maze_train.targets import TARGET, Given
+from maze_train.run.pipeline import configure, prepare
+from maze_train.run.rollout import RolloutResult, RolloutRunner
+from maze_train.run.rollout_report import RolloutSummary, summarise
+from maze_train.run.runner import TrainingRunner
+from maze_train.run.saved_policies import read_saved_policy
 from maze_train.training.policy_files import TrainedPolicy
 from maze_train.workers.process import refuse_import
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from gymnasium import Env
 
     from maze_train.learner.learner import Learner
-    from maze_train.runners.parts import TrainingResult
+    from maze_train.run.parts import TrainingResult
 
 
 SHORT = {

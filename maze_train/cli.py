@@ -30,8 +30,8 @@ from maze_train.config.overrides import (
     normalise_completion,
     overrides_of,
 )
-from maze_train.errors import ConfigError, did_you_mean, nearest
-from maze_train.notices import say, tell
+from maze_train.core.errors import ConfigError, did_you_mean, nearest
+from maze_train.core.files import say, tell
 from maze_train.training.outcome import Interrupted, Interruption
 
 if TYPE_CHECKING:

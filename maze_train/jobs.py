@@ -15,28 +15,30 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from maze_train.config.commands import TRAIN, command_of
-from maze_train.config.compare_config import load_compare_config
-from maze_train.config.export_config import load_export_config
-from maze_train.config.launcher import stops_at_failures
-from maze_train.config.messages import CONFIGURATION_ERRORS, explain, unsettable
+from maze_train.config.commands import (
+    TRAIN,
+    command_of,
+    load_compare_config,
+    load_export_config,
+    load_push_config,
+)
+from maze_train.config.help import CONFIGURATION_ERRORS, explain, unsettable
 from maze_train.config.options import group_names
-from maze_train.config.push_config import load_push_config
 from maze_train.config.resuming import directory_of
-from maze_train.config.rollout_loading import load_rollout_config
+from maze_train.config.rollout_config import load_rollout_config
 from maze_train.config.search_config import load_search_config, without_search
-from maze_train.config.sweep_jobs import JOBS_FILE, JobRecord, write_jobs
+from maze_train.config.sweeps import JOBS_FILE, JobRecord, stops_at_failures, write_jobs
 from maze_train.config.train_config import AUTO
 from maze_train.config.writing import CONFIG_FILE
-from maze_train.errors import (
+from maze_train.core.errors import (
     ConfigError,
     EnvError,
     MazeTrainError,
     RunDirectoryError,
     foreign_cause,
 )
-from maze_train.notices import say, tell, tell_traceback, warn
-from maze_train.runners.pipeline import configure, prepare
+from maze_train.core.files import say, tell, tell_traceback, warn
+from maze_train.run.pipeline import configure, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -194,8 +196,8 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
         values["run_dir"] = run_dir
     config = configure(values, changes)
     # Only now: PyTorch takes a second to import, and a configuration error should be shown at once.
-    from maze_train.runners.base import TrainingRunner
-    from maze_train.runners.parts import WHOLE
+    from maze_train.run.parts import WHOLE
+    from maze_train.run.runner import TrainingRunner
 
     result = TrainingRunner(prepare(config)).run()
     if result.missing:
@@ -215,7 +217,7 @@ def compare(values: Mapping[str, Any]) -> float:
     """
     config = load_compare_config(values)
     # Late: matplotlib takes its time.
-    from maze_train.comparison.compare import compare as compared
+    from maze_train.tools.compare import compare as compared
 
     comparison = compared(config)
     say(f"\n{comparison}\n\nresults: {comparison.output}")
@@ -230,7 +232,7 @@ def export(values: Mapping[str, Any]) -> float:
     """
     config = load_export_config(values)
     # Late, as in training.
-    from maze_train.export.policies import run_export
+    from maze_train.tools.export import run_export
 
     say(f"\n{run_export(config)}")
     return math.nan
@@ -244,7 +246,7 @@ def push(values: Mapping[str, Any]) -> float:
     """
     config = load_push_config(values)
     # Late, as in training.
-    from maze_train.sharing.push import push as pushed
+    from maze_train.tools.hub import push as pushed
 
     say(str(pushed(config)))
     return math.nan
@@ -260,7 +262,7 @@ def search(values: Mapping[str, Any], directory: str | None, given: Sequence[str
     """
     config, settings = load_search_config(values)
     # Late: it needs PyTorch for the processes of the trials.
-    from maze_train.tuning.search import run_search
+    from maze_train.tools.search import run_search
 
     result = run_search(config, settings, given, directory)
     say(f"\n{result}\n\nresults: {result.study}")
@@ -279,7 +281,7 @@ def roll_out(composed: DictConfig, output_dir: str | None = None) -> float:
         values["output_dir"] = output_dir
     config = load_rollout_config(values)
     # Late, as in training.
-    from maze_train.runners.rollout import RolloutRunner
+    from maze_train.run.rollout import RolloutRunner
 
     return RolloutRunner(config).run().summary.return_mean
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 from leftovers import open_files
 
-from maze_train.learner.worker import MeetingPlace, join, leave
+from maze_train.learner.others import MeetingPlace, join, leave
 from maze_train.workers.pool import LOOPBACK
 from maze_train.workers.ray_session import RAY_ENVIRONMENT
 

@@ -43,11 +43,9 @@ HYDRA = (
 
 def bases(command: str) -> list[tuple[list[str], list[str]]]:
     """Command lines that work, each with the keys that it has."""
-    from maze_train.config.compare_config import CompareConfig
-    from maze_train.config.export_config import ExportConfig
+    from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
     from maze_train.config.loading import keys_of, named_option
     from maze_train.config.options import group_names, list_options
-    from maze_train.config.push_config import PushConfig
     from maze_train.config.rollout_config import RolloutConfig
     from maze_train.config.search_config import SearchConfig
     from maze_train.config.train_config import TrainConfig

@@ -6,8 +6,8 @@ from dataclasses import fields
 
 import torch
 
+from maze_train.core.types import leaves_by_key
 from maze_train.data.frames import FrameStacks
-from maze_train.types import leaves_by_key
 
 __all__ = ["assert_same_rollouts", "columns_of", "whole"]
 

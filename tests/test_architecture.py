@@ -340,7 +340,7 @@ def test_only_configuration_knows_hydra() -> None:
 
 
 def test_text_leaves_in_one_place() -> None:
-    """Nothing but notices.py prints, so that all names of strangers are shown as text."""
+    """Nothing but core/files.py prints, so that all names of strangers are shown as text."""
     wrong = [
         f"{module.name}:{node.lineno}"
         for module in modules().values()

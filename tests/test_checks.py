@@ -5,9 +5,9 @@ import pickle
 
 import pytest
 
-from maze_train import errors
-from maze_train.checks import check_at_least, check_between, check_one_of, check_positive
-from maze_train.errors import ConfigError, MazeTrainError, MissingExtraError, nearest
+from maze_train.core import errors
+from maze_train.core.checks import check_at_least, check_between, check_one_of, check_positive
+from maze_train.core.errors import ConfigError, MazeTrainError, MissingExtraError, nearest
 
 
 @pytest.mark.parametrize(

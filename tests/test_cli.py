@@ -13,7 +13,7 @@ import pytest
 from command_lines import CommandLine, maze_run
 from omegaconf import OmegaConf
 
-from maze_train.errors import ConfigError, SpaceError, TrainingError
+from maze_train.core.errors import ConfigError, SpaceError, TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

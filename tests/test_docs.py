@@ -27,8 +27,8 @@ from test_architecture import FLOORS
 import maze_train
 from maze_train.cli import main
 from maze_train.config.train_config import DevRunnerConfig
-from maze_train.events import EventInterface
-from maze_train.runners.base import TrainingRunner
+from maze_train.core.events import EventInterface
+from maze_train.run.runner import TrainingRunner
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import gymnasium
 import pytest
 
+from maze_train.core.errors import ConfigError, MissingExtraError
+from maze_train.core.extras import import_extra
 from maze_train.envs.factory import EnvFactory
-from maze_train.errors import ConfigError, MissingExtraError
-from maze_train.extras import import_extra
 from maze_train.jobs import report
 
 if TYPE_CHECKING:

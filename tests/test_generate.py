@@ -17,15 +17,19 @@ from docs.generate import (
     render_yaml,
 )
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
-from maze_train.config.compare_config import CompareConfig, load_compare_config
-from maze_train.config.export_config import ExportConfig, load_export_config
-from maze_train.config.push_config import PushConfig, load_push_config
-from maze_train.config.rollout_config import RolloutConfig
-from maze_train.config.rollout_loading import load_rollout_config
+from maze_train.config.commands import (
+    CompareConfig,
+    ExportConfig,
+    PushConfig,
+    load_compare_config,
+    load_export_config,
+    load_push_config,
+)
+from maze_train.config.rollout_config import RolloutConfig, load_rollout_config
 from maze_train.config.search_config import SearchConfig, load_search_config
 from maze_train.config.train_config import TrainConfig
-from maze_train.conversion import build_dataclass
-from maze_train.targets import locate
+from maze_train.core.conversion import build_dataclass
+from maze_train.core.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

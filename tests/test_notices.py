@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from maze_train.errors import ConfigError, EnvError
-from maze_train.notices import say, tell, tell_traceback, warn
-from maze_train.tracking.display import Display
+from maze_train.core.errors import ConfigError, EnvError
+from maze_train.core.files import say, tell, tell_traceback, warn
+from maze_train.tracking.console import Display
 
 if TYPE_CHECKING:
     import pytest

@@ -85,7 +85,7 @@ def test_the_installed_package_is_the_one_that_is_tested(
 ) -> None:
     """The fixture does not fall back on the working tree."""
     code = (
-        "import maze_train as m; from maze_train.versions import versions; "
+        "import maze_train as m; from maze_train.core.files import versions; "
         "print(m.__file__, m.__version__ == versions()['maze_train'])"
     )
     result = installation.python("-c", code, cwd=tmp_path)

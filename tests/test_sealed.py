@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from maze_train.sealed import seal, unseal
+from maze_train.core.files import seal, unseal
 
 CONTENT = {"b": [1, None, "é"], "a": {"x": 0.1}}
 

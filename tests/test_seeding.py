@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maze_train.seeding import EPISODES_PER_BLOCK, EpisodeSeeds, Seeds, draw_seed
+from maze_train.core.seeding import EPISODES_PER_BLOCK, EpisodeSeeds, Seeds, draw_seed
 
 NAMES = ["model", "minibatches", "episodes", "actions", "evaluation", "global", "acting"]
 

@@ -55,7 +55,7 @@ def tell():
     print(pids.decode(), file=out, flush=True)
 
 out, sys.stdout = sys.stdout, sys.stderr
-module = ModuleType("maze_train.runners.base")
+module = ModuleType("maze_train.run.runner")
 module.TrainingRunner = Runner
 sys.modules[module.__name__] = module
 import maze_train.jobs
@@ -140,7 +140,7 @@ def test_jobs_run_at_the_same_time(
 ) -> None:
     """As many as `n_jobs` says and no more; each sees its GPU; the rest wait."""
     cores = 2 if launcher == LOCAL[:1] else 9
-    monkeypatch.setattr("maze_train.config.job_processes.available_cores", lambda: cores)
+    monkeypatch.setattr("maze_train.config.sweeps.available_cores", lambda: cores)
     together, running, most = FORK.Barrier(2), FORK.Value("i", 0), FORK.Value("i", 0)
 
     def train(config: TrainConfig) -> float:
@@ -221,7 +221,7 @@ def test_an_error_of_the_sweep_ends_all_jobs(
         return 1.0
 
     maze_run.train = train
-    monkeypatch.setattr("maze_train.config.launcher._tell_end", tell)
+    monkeypatch.setattr("maze_train.config.sweeps._tell_end", tell)
     assert maze_run(*SWEEP, *LOCAL, "seed=0,1") == 1
     assert capfd.readouterr().err.endswith("maze-run: error: OSError: a full disk\n")
     assert ",0,,ended by SIGTERM\n" in (maze_run.folder / "s/jobs.csv").read_text()

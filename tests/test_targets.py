@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from maze_train.errors import ConfigError
-from maze_train.targets import Given, build_target, is_target, locate
+from maze_train.core.errors import ConfigError
+from maze_train.core.targets import Given, build_target, is_target, locate
 
 
 @pytest.fixture

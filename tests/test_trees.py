@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from maze_train.types import tree_leaves, tree_map
+from maze_train.core.types import tree_leaves, tree_map
 
 
 def test_one_tensor_is_a_tree():

@@ -9,8 +9,8 @@ from importlib import metadata
 
 import pytest
 
-from maze_train import versions as module
-from maze_train.versions import versions
+from maze_train.core import files as module
+from maze_train.core.files import versions
 
 
 def test_versions() -> None:
@@ -36,6 +36,6 @@ def test_sources_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.slow
 def test_nothing_is_imported() -> None:
     """PyTorch has a version without being loaded."""
-    code = "import sys, maze_train.versions as v; v.versions(); print('torch' in sys.modules)"
+    code = "import sys, maze_train.core.files as v; v.versions(); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"

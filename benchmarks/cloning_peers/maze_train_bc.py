@@ -16,14 +16,13 @@ import torch
 from common import DATA_SET, ENTROPY_COEF, LR, load_weights, measure, parse_arguments
 
 from maze_train import Tracker, TrainerServices, load_config
-from maze_train.algorithms.bc.evaluation import BCValidationEvaluator
-from maze_train.algorithms.bc.loss import BCLoss
-from maze_train.algorithms.bc.metrics import ImitationMetrics
+from maze_train.algorithms.bc.learner import BCLoss, ImitationMetrics
+from maze_train.algorithms.bc.trainer import BCValidationEvaluator
 from maze_train.data.datasets import open_dataset
 from maze_train.data.transition_data import TransitionData
 from maze_train.nets.policy_model import PolicyModel
-from maze_train.runners.base import TrainingRunner
-from maze_train.runners.pipeline import prepare
+from maze_train.run.pipeline import prepare
+from maze_train.run.runner import TrainingRunner
 from maze_train.tracking.tracker import RunInfo
 from maze_train.tracking.writers import CSVWriter
 from maze_train.training.outcome import Limits

@@ -13,8 +13,8 @@ from common import ENVS, LR, NOISE_STDDEV, POPULATION, Window, initial_parameter
 from torch import nn
 
 from maze_train import Statistics, TrainerServices, load_config
-from maze_train.runners.base import TrainingRunner
-from maze_train.runners.pipeline import prepare
+from maze_train.run.pipeline import prepare
+from maze_train.run.runner import TrainingRunner
 
 
 @torch.no_grad()

@@ -26,17 +26,22 @@ from benchmarks.scores.cells import DATASET, Cell, Settings, Table, read_table
 from benchmarks.scores.page import write_page
 from benchmarks.scores.rows import Rows, commit, measured
 from maze_train.api import run_rollout
-from maze_train.config.job_processes import FAILURE, LOG_FILE, JobProcesses, ProcessJob, RunningJob
-from maze_train.config.sweep_jobs import JobRecord
+from maze_train.config.sweeps import (
+    FAILURE,
+    LOG_FILE,
+    JobProcesses,
+    JobRecord,
+    ProcessJob,
+    RunningJob,
+)
 from maze_train.config.train_config import AUTO
 from maze_train.config.writing import CHECKPOINTS
+from maze_train.core.files import exclusive, tell
 from maze_train.jobs import message_of
-from maze_train.locks import exclusive
-from maze_train.notices import tell
-from maze_train.runners.base import TrainingRunner
-from maze_train.runners.pipeline import configure, prepare
-from maze_train.runners.rollout import TRAJECTORIES
-from maze_train.tracking.formatting import duration, readable
+from maze_train.run.pipeline import configure, prepare
+from maze_train.run.rollout import TRAJECTORIES
+from maze_train.run.runner import TrainingRunner
+from maze_train.tracking.tracker import duration, readable
 from maze_train.training.outcome import Interruption
 
 if TYPE_CHECKING:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import hydra
 import yaml
 
-from maze_train.comparison.runs import NOT_COMPARED, is_within
 from maze_train.config.loading import load_config
 from maze_train.config.options import group_names
 from maze_train.config.overrides import normalise
 from maze_train.config.plugins import extended_hydra
 from maze_train.config.writing import config_to_dict
 from maze_train.jobs import plain_values
-from maze_train.runners.pipeline import configure
+from maze_train.run.pipeline import configure
+from maze_train.tools.runs import NOT_COMPARED, is_within
 from maze_train.tracking.services import flattened
 
 if TYPE_CHECKING:

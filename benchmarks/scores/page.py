@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.scores.rows import Row, Rows
-from maze_train.comparison.picture import draw_comparison
-from maze_train.comparison.table import ABSENT, Figures, Group, markdown_table, shown, spread
 from maze_train.config.options import list_options
-from maze_train.files import atomic_write
-from maze_train.tracking.formatting import compact, readable
-from maze_train.tracking.tracker import EVAL_RETURN
+from maze_train.core.files import atomic_write
+from maze_train.tools.compare_report import (
+    ABSENT,
+    Figures,
+    Group,
+    draw_comparison,
+    markdown_table,
+    shown,
+    spread,
+)
+from maze_train.tracking.tracker import EVAL_RETURN, compact, readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

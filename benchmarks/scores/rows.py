@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.comparison.runs import SUMMARY_FILE, WALL_TIME, Run, read_run
-from maze_train.files import atomic_write
+from maze_train.core.files import atomic_write
+from maze_train.tools.runs import SUMMARY_FILE, WALL_TIME, Run, read_run
 from maze_train.tracking.tracker import ENV_STEPS, EVAL_RETURN
 from maze_train.workers.remote import available_cores
 

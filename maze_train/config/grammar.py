@@ -9,7 +9,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Quote, QuotedString
 from hydra.errors import HydraException
 
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

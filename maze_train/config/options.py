@@ -11,8 +11,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maze_train.errors import MazeTrainError
-from maze_train.targets import locate
+from maze_train.core.errors import MazeTrainError
+from maze_train.core.targets import locate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

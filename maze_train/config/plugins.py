@@ -21,12 +21,12 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 
-from maze_train.config.job_pool import RayLauncher, RayLauncherConf
-from maze_train.config.launcher import LocalLauncher, LocalLauncherConf
 from maze_train.config.options import group_names, list_options
 from maze_train.config.overrides import config_folders
-from maze_train.errors import ConfigError
-from maze_train.files import check_enclosed
+from maze_train.config.ray_jobs import RayLauncher, RayLauncherConf
+from maze_train.config.sweeps import LocalLauncher, LocalLauncherConf
+from maze_train.core.errors import ConfigError
+from maze_train.core.files import check_enclosed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

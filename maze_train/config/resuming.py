@@ -7,21 +7,20 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maze_train.checks import absolute_path
-from maze_train.config.loading import named_option, values_by_field
-from maze_train.config.parts import PARTS
+from maze_train.config.loading import PARTS, named_option, values_by_field
 from maze_train.config.stored import check_given, check_trust, read_settings, settings_of_run
 from maze_train.config.train_config import AUTO, RunnerConfig, TrainConfig
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, config_to_dict
-from maze_train.conversion import TUPLE
-from maze_train.errors import ConfigError, RunDirectoryError
-from maze_train.notices import tell
-from maze_train.targets import TARGET, Given, has_no_name
-from maze_train.tracking.formatting import aligned
+from maze_train.core.checks import absolute_path
+from maze_train.core.conversion import TUPLE
+from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.files import tell
+from maze_train.core.targets import TARGET, Given, has_no_name
+from maze_train.tracking.tracker import aligned
 from maze_train.training.config import RANDOM
 
 if TYPE_CHECKING:
-    from maze_train.training.manifests import CheckpointInfo
+    from maze_train.training.checkpoint_files import CheckpointInfo
 
 
 FREE = (

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, Literal
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from maze_train.checks import absolute_path, check_at_least, check_fields
 from maze_train.config.loading import build_config, named_option
 from maze_train.config.options import list_options
 from maze_train.config.train_config import TrainConfig
-from maze_train.conversion import UnknownKeyError, convert, convert_fields, field_of_key, join
-from maze_train.errors import ConfigError, nearest
+from maze_train.core.checks import absolute_path, check_at_least, check_fields
+from maze_train.core.conversion import UnknownKeyError, convert, convert_fields, field_of_key, join
+from maze_train.core.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

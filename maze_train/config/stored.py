@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from maze_train.config.loading import load_config
-from maze_train.config.parts import PARTS, place_of
+from maze_train.config.loading import PARTS, load_config, place_of
 from maze_train.config.writing import CONFIG_FILE, LOADER, MAX_BYTES, check_plain, config_to_dict
-from maze_train.conversion import convert, join
-from maze_train.errors import ConfigError, RunDirectoryError
-from maze_train.files import read_regular
-from maze_train.targets import (
+from maze_train.core.conversion import convert, join
+from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.files import read_regular
+from maze_train.core.targets import (
     SCRIPT,
     TARGET,
     Given,

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import yaml
 
-from maze_train.conversion import TUPLE, key_of_field
-from maze_train.errors import ConfigError
-from maze_train.files import atomic_write
+from maze_train.core.conversion import TUPLE, key_of_field
+from maze_train.core.errors import ConfigError
+from maze_train.core.files import atomic_write
+from maze_train.core.targets import TARGET, Given
 from maze_train.learner.config import Schedule
-from maze_train.targets import TARGET, Given
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,20 +8,19 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze_train.checks import check_at_least, check_one_of
+from maze_train.core.checks import check_at_least, check_one_of
+from maze_train.core.errors import EnvError, SpaceError, TrainingError
 from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.replay_memory import BESIDE, ENDS, TERMINATED, VALID
-from maze_train.errors import EnvError, SpaceError, TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import gymnasium
 
-    from maze_train.data.replay import Walk
+    from maze_train.core.types import Array, TensorTree
+    from maze_train.data.replay import Transitions, Walk
     from maze_train.data.rollout import Rollout
-    from maze_train.data.transitions import Transitions
-    from maze_train.types import Array, TensorTree
 
 
 ACHIEVED, DESIRED = GOALS = ("achieved_goal", "desired_goal")

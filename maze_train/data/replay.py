@@ -2,30 +2,213 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import torch
 
-from maze_train.checks import check_at_least, check_between, check_one_of, check_positive
-from maze_train.data.priorities import SumTree
+from maze_train.core.checks import check_at_least, check_between, check_one_of, check_positive
+from maze_train.core.errors import ConfigError, ShapeError, TrainingError
+from maze_train.core.types import as_tree, leaves_by_key, tree_map
 from maze_train.data.replay_columns import STORAGES, ReplayLayout
 from maze_train.data.replay_memory import BESIDE, ENDS, TERMINATED, VALID, ReplayMemory
-from maze_train.data.transitions import BaseReplayBuffer, Transitions, as_rollout
-from maze_train.errors import ConfigError, ShapeError, TrainingError
-from maze_train.types import as_tree, leaves_by_key
+from maze_train.data.rollout import Rollout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    import gymnasium
     from gymnasium import spaces
 
+    from maze_train.core.types import Array, Tensor, TensorTree
     from maze_train.data.replay_columns import Storage
-    from maze_train.data.rollout import Rollout
-    from maze_train.data.transitions import Transition
-    from maze_train.types import Array, Tensor, TensorTree
+
+
+class SumTree:
+    """Priorities of N entries, all 0 at first, and sums of them in a binary tree.
+
+    Node i is the sum of nodes 2 i and 2 i + 1; nodes N to 2 N - 1 are the priorities. So the tree
+    is a function of the priorities, whatever the order of updates. Changing or finding k entries
+    takes O(k log N).
+
+    Args:
+        size: N, >= 1.
+    """
+
+    entry_nbytes = 2 * np.dtype(np.float64).itemsize
+    """Bytes of the nodes, by entry."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._nodes = np.zeros(2 * size)
+
+    @property
+    def total(self) -> float:
+        """Sum of all priorities."""
+        return float(self._nodes[1])
+
+    @property
+    def priorities(self) -> Array:
+        """A view of all priorities, `[N]` float64; `set` changes them."""
+        return self._nodes[self._size :]
+
+    def set(self, indices: Array, priorities: Array | float) -> None:
+        """Change priorities, finite and >= 0; of an index that comes twice, the last one stays."""
+        nodes = indices + self._size
+        self._nodes[nodes] = priorities
+        # Leaves lie on two levels: the shorter paths sum up the root once more.
+        for _ in range((2 * self._size - 1).bit_length() - 1):
+            nodes = np.maximum(nodes >> 1, 1)
+            self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
+
+    def find(self, sums: Array) -> Array:
+        """The entries in whose share of [0, total) the numbers `[k]` fall.
+
+        The shares have the lengths of the priorities, in the order of the leaves from left to
+        right. An entry of priority 0 is never found, as long as the total is above 0.
+        """
+        nodes = np.ones(len(sums), np.int64)
+        for _ in range(self._size.bit_length() - 1):
+            nodes, sums = self._descend(nodes, sums)
+        inner = np.flatnonzero(nodes < self._size)
+        nodes[inner], _ = self._descend(nodes[inner], sums[inner])
+        return nodes - self._size
+
+    def _descend(self, nodes: Array, sums: Array) -> tuple[Array, Array]:
+        left = 2 * nodes
+        share = self._nodes[left]
+        # Rounding must not lead into a branch that is empty.
+        goes_right = (sums >= share) & (self._nodes[left + 1] > 0)
+        return left + goes_right, sums - goes_right * share
+
+
+@dataclass(frozen=True, slots=True)
+class Transitions:
+    """n transitions that were sampled, each over one step or several."""
+
+    obs: TensorTree
+    """Observations, `[n, ...]`."""
+
+    actions: TensorTree
+    """Actions as the distribution sampled them, `[n, ...]`."""
+
+    rewards: Tensor
+    """Σ_{i<k} gamma^i r_{t+i} over the k steps that were made, `[n]` float32."""
+
+    discounts: Tensor
+    """gamma^k, or 0 where the last of these steps was terminated, `[n]` float32."""
+
+    next_obs: TensorTree
+    """Observations after the last of these steps, `[n, ...]`: where it was truncated, the true last
+    one; where it was terminated, any."""
+
+    indices: Tensor
+    """Positions in the buffer, for `update_priorities`, `[n]` int64."""
+
+    weights: Tensor | None = None
+    """Importance weights in (0, 1], `[n]` float32; None: all are 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One step of one environment, without batch dimension."""
+
+    obs: TensorTree
+    action: TensorTree
+    reward: float
+    next_obs: TensorTree
+    """The observation that the step led to, also where the episode ended."""
+    terminated: bool
+    truncated: bool
+
+
+class BaseReplayBuffer(ABC):
+    """Takes experience in the order of time and gives samples of it."""
+
+    keeps_terminal_obs: ClassVar[bool] = False
+    """Whether rollouts need the last observations of terminated episodes as well."""
+
+    entry_nbytes: ClassVar[int] = 0
+    """Bytes that a transition takes besides its columns."""
+
+    growing: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    """Arguments whose value grows to 1 over the run, and where each begins by default."""
+
+    @abstractmethod
+    def add_rollout(self, rollout: Rollout) -> None:
+        """Store a rollout; it goes on where the last one ended, unless `interrupt` was called."""
+
+    @abstractmethod
+    def add_transition(self, transition: Transition) -> None:
+        """Store one step of a lone environment."""
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """Say that all environments begin new episodes before the next rollout."""
+
+    def reserve(self, n_transitions: int) -> None:  # noqa: B027
+        """Announce the most transitions that will come, before the first; limits memory."""
+
+    def use_environment(self, make_env: Callable[[], gymnasium.Env[Any, Any]]) -> None:  # noqa: B027
+        """Learn what only an environment can tell, before the first rollout.
+
+        Args:
+            make_env: Gives an environment of those that collect, in this process, which nobody
+                steps.
+        """
+
+    @abstractmethod
+    def sample_batch(self, n_samples: int) -> Transitions:
+        """Transitions drawn with replacement."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of transitions that can be sampled."""
+
+    def update_priorities(self, indices: Tensor, errors: Tensor) -> None:  # noqa: B027
+        """Take the errors of predictions for samples; buffers without priorities ignore them.
+
+        Args:
+            indices: `Transitions.indices`, `[n]`.
+            errors: Errors of temporal differences, of any sign, `[n]`.
+        """
+
+    def set_progress(self, fraction: float) -> None:  # noqa: B027
+        """Set the share of training that is over, in [0, 1], for what changes over time."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """All that later samples depend on."""
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+
+
+def as_rollout(transition: Transition) -> Rollout:
+    """One step of one environment, with the observation after it."""
+    obs, next_obs = leaves_by_key(transition.obs), leaves_by_key(transition.next_obs)
+    shapes, next_shapes = ({k: list(x.shape) for k, x in o.items()} for o in (obs, next_obs))
+    if shapes != next_shapes:
+        raise ShapeError(f"obs has the shapes {shapes}, next_obs {next_shapes}: expected the same")
+    rows = {key: torch.stack([leaf, next_obs[key]])[:, None] for key, leaf in obs.items()}
+    has_keys, num_ended = (
+        isinstance(transition.obs, dict),
+        int(transition.truncated or transition.terminated),
+    )
+    return Rollout(
+        obs=as_tree(rows, has_keys),
+        actions=tree_map(lambda x: x[None, None], transition.action),
+        rewards=torch.tensor([[transition.reward]], dtype=torch.float32),
+        terminated=torch.tensor([[transition.terminated]]),
+        truncated=torch.tensor([[transition.truncated]]),
+        final_obs=as_tree({key: leaf[1, :num_ended] for key, leaf in rows.items()}, has_keys),
+        final_positions=torch.zeros(num_ended, dtype=torch.int64),
+    )
 
 
 class Walk(NamedTuple):

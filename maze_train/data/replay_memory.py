@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from maze_train.data.replay_columns import Column, KeptObservations
-from maze_train.data.replay_frames import FrameColumn
-from maze_train.errors import ConfigError, RunDirectoryError, ShapeError
-from maze_train.types import StatePart, leaves_by_key
+from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError
+from maze_train.core.types import StatePart, leaves_by_key
+from maze_train.data.replay_columns import Column, FrameColumn, KeptObservations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
+    from maze_train.core.types import Array, Tensor
     from maze_train.data.replay_columns import ReplayLayout, Storage
     from maze_train.data.rollout import Rollout
-    from maze_train.types import Array, Tensor
 
 
 VALID, TERMINATED, TRUNCATED, BESIDE = 1, 2, 4, 8

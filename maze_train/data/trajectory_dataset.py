@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, overload
 
 import numpy as np
 
-from maze_train.checks import check_one_of
-from maze_train.data.trajectories import Trajectory
+from maze_train.core.checks import check_one_of
+from maze_train.core.errors import DatasetError
+from maze_train.core.files import warn
+from maze_train.data.trajectories import (
+    DatasetMetadata,
+    Trajectory,
+    TrajectoryPart,
+    check_part,
+    joined_parts,
+)
 from maze_train.data.trajectory_files import (
     LIMITS,
     metadata_of,
@@ -19,20 +27,12 @@ from maze_train.data.trajectory_files import (
     read_content,
     read_part,
 )
-from maze_train.data.trajectory_parts import (
-    DatasetMetadata,
-    TrajectoryPart,
-    check_part,
-    joined_parts,
-)
-from maze_train.errors import DatasetError
-from maze_train.notices import warn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Literal
 
-    from maze_train.types import Array
+    from maze_train.core.types import Array
 
 
 class TrajectoryDataset(Sequence[Trajectory]):

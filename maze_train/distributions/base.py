@@ -32,14 +32,14 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 import torch
 
-from maze_train.errors import SpaceError
+from maze_train.core.errors import SpaceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gymnasium import Space
 
-    from maze_train.types import Array, Tensor, TensorTree
+    from maze_train.core.types import Array, Tensor, TensorTree
 
 
 ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"

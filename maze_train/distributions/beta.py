@@ -10,12 +10,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
 from maze_train.distributions.base import Distribution, check_space
-from maze_train.distributions.box import BoxScale, VectorLayout
+from maze_train.distributions.gaussian import BoxScale, VectorLayout
 
 if TYPE_CHECKING:
     from gymnasium import Space
 
-    from maze_train.types import Tensor
+    from maze_train.core.types import Tensor
 
 
 PROPOSALS = 8

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from maze_train.errors import SpaceError
+from maze_train.core.errors import SpaceError
 
 if TYPE_CHECKING:
+    from maze_train.core.types import Tensor, TensorTree
     from maze_train.distributions.base import Distribution
-    from maze_train.types import Tensor, TensorTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,9 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from maze_train.envs.buffers import masked_writer, row_writer
+from maze_train.core.errors import EnvError, SpaceError
 from maze_train.envs.monitoring import gives_state
-from maze_train.errors import EnvError, SpaceError
+from maze_train.envs.vector import masked_writer, row_writer
 from maze_train.spaces.agents import AGENT_RETURNS, AgentSpaces
 from maze_train.spaces.describe import FlatView, is_mask_key
 from maze_train.spaces.masks import mask_layout
@@ -29,7 +29,7 @@ from maze_train.spaces.masks import mask_layout
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from maze_train.envs.buffers import Array
+    from maze_train.envs.vector import Array
 
 
 REMEMBERED = ("_shown", "_acting", "_was_cut", "_returns")

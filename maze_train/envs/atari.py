@@ -18,10 +18,10 @@ from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
-from maze_train.checks import check_at_least
+from maze_train.core.checks import check_at_least
+from maze_train.core.errors import ConfigError, EnvError
+from maze_train.core.extras import import_extra
 from maze_train.envs.wrappers import ObservationStackWrapper
-from maze_train.errors import ConfigError, EnvError
-from maze_train.extras import import_extra
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from maze_train.checks import check_at_least
-from maze_train.conversion import convert_fields
-from maze_train.errors import ConfigError
-from maze_train.targets import is_target
+from maze_train.core.checks import check_at_least
+from maze_train.core.conversion import convert_fields
+from maze_train.core.errors import ConfigError
+from maze_train.core.targets import is_target
 
 
 @dataclass(kw_only=True, slots=True)

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 from gymnasium import spaces
 
+from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
+from maze_train.core.targets import TARGET, Given, build_target, locate, maker_of
 from maze_train.envs.atari import (
     check_game,
     for_training,
@@ -16,15 +18,12 @@ from maze_train.envs.atari import (
     preprocessed,
     register_atari,
 )
-from maze_train.envs.build_failures import build_failure, registered_failure
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.pettingzoo import joined, maker_named, other_kinds
-from maze_train.envs.registered import register_installed
-from maze_train.errors import ConfigError, EnvError, MazeTrainError
+from maze_train.envs.registered import build_failure, register_installed, registered_failure
 from maze_train.spaces.agents import AGENTS, agent_spaces
-from maze_train.targets import TARGET, Given, build_target, locate, maker_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.errors import EnvError
+from maze_train.core.errors import EnvError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy.typing as npt
 
-    from maze_train.envs.buffers import Array
+    from maze_train.envs.vector import Array
 
     Mask = npt.NDArray[np.bool_]
 

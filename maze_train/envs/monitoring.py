@@ -1,15 +1,22 @@
-"""Layers of a wrapped environment, and what they declare: stacks of frames, returns of episodes."""
+"""Layers of a wrapped environment: episode statistics, and action masks from infos."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 
 import gymnasium
+import numpy as np
+from gymnasium import spaces
 
-from maze_train.spaces.describe import FlatView
+from maze_train.core.errors import EnvError, SpaceError
+from maze_train.spaces.describe import MASK_KEY, FlatView, choice_sizes, flat_spaces
+from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
+
+    from maze_train.envs.vector import Array
 
 
 def layers_of(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:
@@ -106,3 +113,121 @@ def described_metadata(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
             if key in inside and inside[key] == outside.get(key)
         }
     return metadata
+
+
+class ActionMaskWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Observes the legal actions that the environment gives as `info["action_mask"]`.
+
+    They become the key `action_mask` of the observation (`maze_train.spaces.masks`): of a Dict
+    observation a further key; any other is found under the key `observation` next to it. The mask
+    has one entry for each action of all Discrete and MultiDiscrete parts, in any shape.
+
+    Args:
+        env: The environment, whose infos have a mask after each reset and step.
+
+    Raises:
+        SpaceError: If no action can be masked, or observations have a mask already.
+        EnvError: When an info lacks the mask, or has one of another size.
+    """
+
+    remembers: ClassVar = ()
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self._masks = MaskOfInfo(type(self).__name__, env.observation_space, env.action_space)
+        self.observation_space = self._masks.space
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._observe(obs, info), info
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._observe(obs, info), reward, terminated, truncated, info
+
+    def _observe(self, obs: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+        """The observation with the mask."""
+        if MASK_KEY not in info:
+            raise EnvError(f"ActionMaskWrapper: info has no {MASK_KEY!r}, only {sorted(info)}")
+        return self._masks.observe(obs, info)
+
+
+class MaskOfInfo:
+    """Makes the legal actions that an info tells a part of the observation.
+
+    Args:
+        name: Whose observations they are, for messages.
+        observation_space: Observations without a mask.
+        action_space: Actions, of which some are Discrete or MultiDiscrete.
+
+    Attributes:
+        space: Observations with a mask.
+
+    Raises:
+        SpaceError: If no action can be masked, or observations have a mask already.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+    ) -> None:
+        self._name, self._actions = name, action_space
+        self._is_dict = isinstance(observation_space, spaces.Dict)
+        parts: dict[str, spaces.Space[Any]] = {"observation": observation_space}
+        if isinstance(observation_space, spaces.Dict):
+            parts = dict(observation_space.spaces)
+        if MASK_KEY in parts:
+            raise SpaceError(f"observations have the key {MASK_KEY!r} already: leave this out")
+        self._size = mask_size(action_space)
+        if not self._size:
+            problem = f"the action space {action_space} has no Discrete or MultiDiscrete part"
+            raise SpaceError(f"{name}: {problem}: leave it out")
+        self.space = spaces.Dict(OrderedDict({**parts, MASK_KEY: spaces.MultiBinary(self._size)}))
+
+    def observe(self, obs: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+        """The observation with the mask; all actions are legal where the info has none.
+
+        Raises:
+            EnvError: If the mask has another size.
+        """
+        mask: Array = np.ravel(info.get(MASK_KEY, np.ones(self._size, np.int8)))
+        if mask.size != self._size:
+            raise EnvError(
+                f"{self._name}: info[{MASK_KEY!r}] has {mask.size} entries, expected "
+                f"{self._size}: one for each action of {self._actions}"
+            )
+        parts = dict(obs) if self._is_dict else {"observation": obs}
+        return {**parts, MASK_KEY: (mask != 0).astype(np.int8)}
+
+
+def mask_size(action_space: spaces.Space[Any]) -> int:
+    """Entries of a mask over all parts of an action space that can be masked."""
+    return sum(sum(choice_sizes(leaf)) for leaf in flat_spaces(action_space).values())
+
+
+def note_on_ignored_mask(
+    infos: Mapping[str, Any],
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+) -> str | None:
+    """A line for people where environments give legal actions that `ActionMaskWrapper` could use.
+
+    Args:
+        infos: Infos of vector environments, with masks.
+        observation_space: Observation space of one of them.
+        action_space: Its action space.
+    """
+    if mask_layout(observation_space, action_space) is not None:
+        return None
+    if not np.size(infos[MASK_KEY][0]) == mask_size(action_space) > 0:
+        return None
+    return (
+        f"info[{MASK_KEY!r}] of the environment is not used: with env.wrappers="
+        "'[{_target_: maze_train.ActionMaskWrapper}]' the policy chooses among legal actions only"
+    )

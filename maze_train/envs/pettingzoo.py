@@ -14,10 +14,10 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, nearest
+from maze_train.core.extras import import_extra
 from maze_train.envs.agents import JointEnv, MultiAgentEnv, Turn, check_mapping, shortened
-from maze_train.envs.info_masks import MaskOfInfo, mask_size
-from maze_train.errors import ConfigError, EnvError, MissingExtraError, nearest
-from maze_train.extras import import_extra
+from maze_train.envs.monitoring import MaskOfInfo, mask_size
 from maze_train.spaces.describe import MASK_KEY
 from maze_train.spaces.masks import mask_layout
 

@@ -1,17 +1,32 @@
-"""Environments of one process: builds them, steps one after the other into arrays, closes them."""
+"""Environments of one process: stepped one after the other, or episode by episode in slots."""
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 
-from maze_train.envs.buffers import masked_writer, row_writer
-from maze_train.envs.faults import FiniteCheck, check_finite, episode_fault, explained
-from maze_train.envs.monitoring import continuing_layers
-from maze_train.errors import ConfigError, EnvError, MissingExtraError
-from maze_train.spaces.describe import FlatView
+from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.envs.faults import (
+    MAX_REWARD,
+    FiniteCheck,
+    NonFiniteError,
+    check_finite,
+    check_finite_reward,
+    episode_fault,
+    explained,
+    non_finite_rewards,
+    non_finite_rows,
+)
+from maze_train.envs.monitoring import MonitoringWrapper, continuing_layers, layers_of
+from maze_train.envs.vector import masked_writer, row_writer
+from maze_train.spaces.describe import FlatView, flat_space
 from maze_train.spaces.masks import mask_layout
 from maze_train.workers.pool import check_spaces
 
@@ -20,7 +35,7 @@ if TYPE_CHECKING:
 
     from gymnasium.vector import VectorEnv
 
-    from maze_train.types import Array
+    from maze_train.core.types import Array, ArrayTree
 
 
 ON_NON_FINITE = ("raise", "skip")
@@ -226,3 +241,304 @@ def close_all(envs: Iterable[gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]]
             first_error = first_error or error
     if first_error is not None:
         raise EnvError(f"closing an environment failed: {explained(first_error)}") from first_error
+
+
+class EpisodeError(EnvError):
+    """An episode failed.
+
+    Args:
+        text: Description of the failure, with place and time.
+        seed: Seed of the episode.
+    """
+
+    def __init__(self, text: str, seed: int) -> None:
+        self.text, self.seed = text, seed
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.text, self.seed)
+
+
+class EnvSlots(SteppedEnvs):
+    """Slots with an environment each; episodes begin and end in one slot without the others.
+
+    Vector environments begin the next episode where one ended. Here the caller says which
+    episode a slot plays, by its seed, and steps the first slots only, so that slots which have
+    nothing to play cost nothing. Where a wrapper ends an episode without a new game
+    (`EpisodicLifeWrapper`), the episode of the slot goes on until the game is over.
+
+    Args:
+        env_factories: One function per slot, each of which returns a new environment.
+        rows: Rows of the arrays, at least the number of slots; those of no slot hold what networks
+            can read.
+        first: Number of the first environment in messages.
+        on_non_finite: Reaction to NaN and infinities in rewards and observations: `raise`, or
+            `skip`: the episode ends and counts as lost.
+
+    Attributes:
+        obs: Observations to act on, `[rows, ...]`, by leaf (the key of a lone leaf is empty).
+        returns: Sums of the rewards of the episodes, `[rows]`.
+        lengths: Steps of the episodes, `[rows]`.
+        rewards: Rewards of the last step, `[rows]`; those of slots that were not stepped mean
+            nothing.
+        lost: Whether the last episode of a slot was lost, `[rows]`.
+        terminations: Whether the episode of a slot ended in a terminal state, `[rows]`.
+        truncations: Whether it was cut off, `[rows]`.
+        seeds: Seeds of the episodes, by slot.
+        final_infos: Infos of the last steps of episodes, by slot.
+        final_obs: Observations after the last steps of episodes as the environment gave them, by
+            slot; it may use their memory again when it is reset.
+
+    Raises:
+        ConfigError: If a factory refuses its settings.
+        EnvError: If an environment can not be built, or differs in its spaces from the first.
+        SpaceError: If a space can not be flattened, or masks do not fit the actions.
+    """
+
+    def __init__(
+        self,
+        env_factories: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+        rows: int,
+        *,
+        first: int = 0,
+        on_non_finite: str = "raise",
+    ) -> None:
+        super().__init__(env_factories, first, on_non_finite)
+        env = self.envs[0]
+        self.env_observation_space = env.observation_space
+        self.single_observation_space = flat_space(env.observation_space)
+        self.single_action_space = env.action_space
+        self._blank = {key: blank(leaf) for key, leaf in self._observation.leaves.items()}
+        obs: dict[str, Array] = {
+            key: np.repeat(value[None], rows, axis=0) for key, value in self._blank.items()
+        }
+        flags = np.zeros((3, rows), np.bool_)
+        self._step_into(obs, np.zeros(rows), flags[0], flags[1])
+        self.lost = flags[2]
+        self.returns = np.zeros(rows)
+        self.lengths = np.zeros(rows, np.int64)
+        self.final_infos: dict[int, dict[str, Any]] = {}
+        self.final_obs: dict[int, Any] = {}
+        self.seeds = [0] * len(self.envs)
+        self._monitors = [monitor_of(env) for env in self.envs]
+        self._games = [watched_game(layers) for layers in self._continuing]
+
+    def __len__(self) -> int:
+        return len(self.envs)
+
+    def start(self, slot: int, seed: int) -> None:
+        """Begin an episode.
+
+        Args:
+            slot: Where.
+            seed: Seed; with the actions, it determines the episode.
+
+        Raises:
+            EnvError: If the environment raises or returns something invalid.
+        """
+        self.seeds[slot] = seed
+        self.returns[slot] = self.lengths[slot] = 0
+        self.lost[slot] = self.terminations[slot] = self.truncations[slot] = False
+        self.final_infos.pop(slot, None)
+        self.final_obs.pop(slot, None)
+        try:
+            self._begin_game(slot, seed=seed)
+        except BaseException as error:
+            raise self._fault(slot, error) from error
+
+    def step(self, count: int, actions: ArrayTree) -> list[int]:
+        """Step the first slots once.
+
+        Args:
+            count: How many slots.
+            actions: `[rows, ...]`, or a flat dict of such arrays when the action space is a Dict or
+                Tuple.
+
+        Returns:
+            The slots whose episodes ended, growing. Their observations mean nothing.
+
+        Raises:
+            EnvError: If an environment raises or returns something invalid.
+        """
+        ended: list[int] = []
+        self._ended = ended
+        parts = actions if isinstance(actions, dict) else {"": actions}
+        total = self._step_envs(parts, count)
+        self.lengths[:count] += 1
+        sums = self.returns[:count] + self.rewards[:count]
+        bounded = total <= MAX_REWARD and math.isfinite(float(sums.sum()))
+        if not (bounded and self._finite.passes()):
+            ended = self._lose_non_finite(sums, ended)
+        self.returns[:count] = sums
+        return ended
+
+    def swap(self, i: int, j: int) -> None:
+        """Exchange two slots with all that belongs to them."""
+        pair, other = [i, j], [j, i]
+        flags = (self.lost, self.terminations, self.truncations)
+        for column in (*self.obs.values(), self.returns, self.lengths, *flags):
+            column[pair] = column[other]
+        for items in (self.envs, self.seeds, self._continuing, self._monitors, self._games):
+            self._exchange(items, i, j)
+        for found in (self.final_infos, self.final_obs):
+            moved = {i: found.pop(j, None), j: found.pop(i, None)}
+            found |= {slot: value for slot, value in moved.items() if value is not None}
+
+    @staticmethod
+    def _exchange(items: list[Any], i: int, j: int) -> None:
+        items[i], items[j] = items[j], items[i]
+
+    def last_observation(self, slot: int) -> dict[str, Array] | None:
+        """Return a copy, by leaf, of the observation after the last step of an episode that ended.
+
+        Returns:
+            The leaves; None if a number in them is not finite and `on_non_finite` is `skip`: the
+            episode then counts as lost.
+
+        Raises:
+            EpisodeError: If it does not fit the space, or holds a number that is not finite.
+        """
+        leaf = {key: np.empty_like(value)[None] for key, value in self._blank.items()}
+        try:
+            row_writer(self._observation, leaf)(0, self.final_obs[slot])
+            found: dict[str, Array] = {key: column[0] for key, column in leaf.items()}
+            check_finite(found, "last observation")
+        except BaseException as error:
+            if self._skips and isinstance(error, NonFiniteError):
+                self.lost[slot] = True
+                return None
+            raise self._fault(slot, error) from error
+        return found
+
+    def render(self, slot: int) -> Any:
+        """Render the environment: a picture, where its render mode is `rgb_array`.
+
+        Raises:
+            EpisodeError: If the environment raises.
+        """
+        try:
+            return self.envs[slot].render()
+        except BaseException as error:
+            raise self._fault(slot, error) from error
+
+    def _end_episode(self, slot: int, obs: Any, info: Any) -> tuple[Any, Any] | None:
+        """Note how an episode ended, unless the game goes on."""
+        if self._goes_on(slot) and not self.truncations[slot]:
+            obs, end = self._next_life(slot, obs, info)
+            if end is None:
+                self.terminations[slot] = False
+                return obs, info
+            self.terminations[slot], self.truncations[slot], last_info = end
+            info = {**checked_info(info), **last_info}
+        self.final_infos[slot] = self._with_report(slot, checked_info(info))
+        self.final_obs[slot] = obs
+        self._ended.append(slot)
+        return None
+
+    def _next_life(self, slot: int, obs: Any, info: Any) -> tuple[Any, Any]:
+        """Go on with a game; returns the observation to act on, and None.
+
+        Going on takes steps without the agent, which may end the game. Then the observation is the
+        one after the last step of the agent, and comes with the end of the game.
+        """
+        game = self._games[slot]
+        if game is not None:
+            game.end = None
+        following = going_on(self.envs[slot])
+        if game is None or game.end is None:
+            return following, None
+        return obs, game.end
+
+    def _with_report(self, slot: int, info: dict[str, Any]) -> dict[str, Any]:
+        """The last info with what a monitored environment counted, and nothing else by that name.
+
+        An episode that was ended from outside is reported as far as it came.
+        """
+        monitor = self._monitors[slot]
+        if monitor is None:
+            return {key: value for key, value in info.items() if key != "episode"}
+        return info if "episode" in info else {**info, "episode": monitor.report()}
+
+    def _lose_non_finite(self, sums: Array, ended: list[int]) -> list[int]:
+        """Look for numbers that are not finite, and raise or end the episodes; returns the ended.
+
+        What is observed after an episode is not looked at.
+        """
+        count = len(sums)
+        bad = ~np.isfinite(sums) | non_finite_rewards(self.rewards[:count])
+        bad |= non_finite_rows(self.obs)[:count]
+        for i in [int(k) for k in bad.nonzero()[0]]:
+            try:
+                check_finite_reward(self.rewards[i])
+                if not math.isfinite(sums[i]):
+                    raise NonFiniteError("the sum of the rewards is not a finite number")
+                if i not in ended:
+                    check_finite(self._row(i))
+            except NonFiniteError as error:
+                if not self._skips:
+                    raise self._fault(i, error) from error
+                self.lost[i] = True
+                sums[i] = self.returns[i]
+                for key, column in self.obs.items():
+                    column[i] = self._blank[key]
+        return sorted({*ended, *(int(k) for k in self.lost[:count].nonzero()[0])})
+
+    def _when(self, slot: int, in_step: bool) -> tuple[int, int]:
+        return int(self.lengths[slot]) + in_step, self.seeds[slot]
+
+    def _fault(self, slot: int, error: BaseException, *, in_step: bool = False) -> EpisodeError:
+        steps, seed = self._when(slot, in_step)
+        return EpisodeError(episode_fault(self._number + slot, steps, seed, error), seed)
+
+
+class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Remembers how the game ended last that a layer around it goes on with.
+
+    Attributes:
+        end: Whether it terminated, whether it was truncated, and the last info; None: it goes on.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.end: tuple[bool, bool, dict[str, Any]] | None = None
+
+    def step(self, action: Any) -> Any:
+        """Step."""
+        result = self.env.step(action)
+        if result[2] or result[3]:
+            self.end = bool(result[2]), bool(result[3]), checked_info(result[4])
+        return result
+
+
+def watched_game(continuing: Sequence[Any]) -> _Game | None:
+    """Watch the game that the layers go on with; None if there are none."""
+    if not continuing or not isinstance(continuing[-1], gymnasium.Wrapper):
+        return None
+    continuing[-1].env = game = _Game(continuing[-1].env)
+    return game
+
+
+def going_on(env: gymnasium.Env[Any, Any]) -> Any:
+    """Go on with a game; returns the observation. Limits of steps around it count on."""
+    around = takewhile(lambda layer: not hasattr(layer, "goes_on"), layers_of(env))
+    limits = [layer for layer in around if isinstance(layer, TimeLimit)]
+    elapsed = [layer._elapsed_steps for layer in limits]
+    obs, info = env.reset()
+    checked_info(info)
+    for layer, steps in zip(limits, elapsed, strict=True):
+        layer._elapsed_steps = steps
+    return obs
+
+
+def blank(leaf: gymnasium.Space[Any]) -> Array:
+    """An observation that networks can read: the first category, or zeros."""
+    value: Array = np.zeros(leaf.shape or (), leaf.dtype)
+    if isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
+        value += leaf.start
+    return value
+
+
+def monitor_of(env: gymnasium.Env[Any, Any]) -> MonitoringWrapper | None:
+    """Return the monitor of raw rewards within the wrappers of training, if there is one."""
+    found = [layer for layer in layers_of(env) if isinstance(layer, MonitoringWrapper)]
+    return found[-1] if found else None

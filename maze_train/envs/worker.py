@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from maze_train.envs.buffers import StepBuffers, row_writer
+from maze_train.core.seeding import EpisodeSeeds
 from maze_train.envs.faults import (
     MAX_REWARD,
     NonFiniteError,
@@ -17,10 +17,10 @@ from maze_train.envs.faults import (
     non_finite_rewards,
     non_finite_rows,
 )
+from maze_train.envs.journal import load_own_state, offers_own_state, own_state
 from maze_train.envs.monitoring import described_metadata, gives_state, layers_of
-from maze_train.envs.own_state import load_own_state, offers_own_state, own_state
 from maze_train.envs.stepped import SteppedEnvs, checked_info
-from maze_train.seeding import EpisodeSeeds
+from maze_train.envs.vector import StepBuffers, row_writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -15,11 +15,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from maze_train.checks import check_at_least, check_positive
-from maze_train.envs.buffers import column_writer
+from maze_train.core.checks import check_at_least, check_positive
+from maze_train.core.errors import ConfigError, EnvError, SpaceError
+from maze_train.core.seeding import Seeds
 from maze_train.envs.monitoring import FRAME_STACK, described_metadata
-from maze_train.errors import ConfigError, EnvError, SpaceError
-from maze_train.seeding import Seeds
+from maze_train.envs.vector import column_writer
 from maze_train.spaces.actions import LegalChoices, random_action
 from maze_train.spaces.agents import AGENTS, agent_spaces
 from maze_train.spaces.describe import (
@@ -34,7 +34,7 @@ from maze_train.spaces.describe import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from maze_train.envs.buffers import Array
+    from maze_train.envs.vector import Array
 
 
 RANDOM_RESET_ATTEMPTS = 100
@@ -387,3 +387,40 @@ def discrete_space(box: Any, n: int) -> spaces.Space[Any]:
     """The space of choices among n values per dimension of a Box."""
     size = int(np.prod(box.shape))
     return spaces.Discrete(n) if size == 1 else spaces.MultiDiscrete([n] * size)
+
+
+class SelectEntriesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
+    """Shows some entries of a vector only, such as positions without velocities.
+
+    Args:
+        env: Environment whose observations are vectors, a Box `[D]`.
+        indices: The entries that are left, in [0, D), in this order.
+
+    Raises:
+        ConfigError: If an index is out of its range, or there is none.
+        SpaceError: If observations are no vectors.
+    """
+
+    remembers: ClassVar = ()
+
+    def __init__(self, env: gymnasium.Env[Any, Any], indices: Sequence[int]) -> None:
+        super().__init__(env)
+        space = env.observation_space
+        if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
+            raise SpaceError(
+                f"SelectEntriesWrapper needs observations that are vectors, got {space}: flatten "
+                "them first (gymnasium.wrappers.FlattenObservation)"
+            )
+        size = space.shape[0]
+        if not indices or not all(isinstance(i, int) and 0 <= i < size for i in indices):
+            raise ConfigError("indices", f"expected integers from 0 to {size - 1}", list(indices))
+        self._indices = np.array(indices)
+        self.observation_space = gymnasium.spaces.Box(
+            space.low[self._indices],
+            space.high[self._indices],
+            dtype=space.dtype,
+        )
+
+    def observation(self, observation: Any) -> Any:
+        """The entries that are left."""
+        return np.asarray(observation)[self._indices]

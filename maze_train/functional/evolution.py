@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from maze_train.checks import check_one_of
-from maze_train.errors import ShapeError, TrainingError
+from maze_train.core.checks import check_one_of
+from maze_train.core.errors import ShapeError, TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from maze_train.types import Tensor
+    from maze_train.core.types import Tensor
 
 
 def _check_returns(returns: Tensor) -> torch.dtype:

@@ -14,10 +14,10 @@ import torch
 from torch.compiler import is_compiling
 from torch.nn.functional import mse_loss
 
-from maze_train.checks import check_same_shape
+from maze_train.core.checks import check_same_shape
 
 if TYPE_CHECKING:
-    from maze_train.types import Tensor
+    from maze_train.core.types import Tensor
 
 
 # exp(89) overflows float32, and the gradient of a clipped sample would be 0 * inf = NaN. exp(60) is

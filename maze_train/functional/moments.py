@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from maze_train.errors import ShapeError
+from maze_train.core.errors import ShapeError
 
 if TYPE_CHECKING:
-    from maze_train.types import Tensor
+    from maze_train.core.types import Tensor
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from maze_train.checks import check_same_shape
-from maze_train.errors import ShapeError
+from maze_train.core.checks import check_same_shape
+from maze_train.core.errors import ShapeError
 
 if TYPE_CHECKING:
-    from maze_train.types import Tensor
+    from maze_train.core.types import Tensor
 
 
 def backward_recurrence(inputs: Tensor, decays: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from maze_train.types import Tensor
+    from maze_train.core.types import Tensor
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import log_softmax
 
-from maze_train.checks import check_positive
-from maze_train.errors import ConfigError, ShapeError
-from maze_train.types import Array, Tensor
+from maze_train.core.checks import check_positive
+from maze_train.core.errors import ConfigError, ShapeError
+from maze_train.core.types import Array, Tensor
 
 
 def _as_tensor(x: Tensor | Array | float) -> Tensor:

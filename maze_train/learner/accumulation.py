@@ -9,8 +9,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
+    from maze_train.core.types import Tensor
     from maze_train.learner.optimizers import ModuleOptimizer
-    from maze_train.types import Tensor
 
 
 class Accumulation:

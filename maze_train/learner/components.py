@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from maze_train.core.errors import ConfigError
+from maze_train.core.files import atomic_write
 from maze_train.data.state_files import dumps, loads
-from maze_train.errors import ConfigError
-from maze_train.files import atomic_write
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -8,10 +8,10 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from maze_train.checks import MOST_THREADS, check_at_least, check_fields
-from maze_train.conversion import convert_fields, replaced
-from maze_train.errors import ConfigError
-from maze_train.targets import TARGET
+from maze_train.core.checks import MOST_THREADS, check_at_least, check_fields
+from maze_train.core.conversion import convert_fields, replaced
+from maze_train.core.errors import ConfigError
+from maze_train.core.targets import TARGET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -9,25 +9,29 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from maze_train.errors import ConfigError
-from maze_train.events import Statistics
+from maze_train.core.errors import ConfigError
+from maze_train.core.events import Statistics
+from maze_train.core.targets import function_of
 from maze_train.learner.accumulation import Accumulation
-from maze_train.learner.compiled import compiled_losses
 from maze_train.learner.components import merged, read, select, write
-from maze_train.learner.modes import autocast, matmul_precision
-from maze_train.learner.modules import DEFAULT_MODULE, LearnerModules
+from maze_train.learner.modules import DEFAULT_MODULE, LearnerModules, autocast, matmul_precision
 from maze_train.learner.part import MadeFrom, Part
 from maze_train.learner.shard import shard_rows
-from maze_train.learner.steps import GradientSteps, LearnerEvents, check_finite, statistics_of
-from maze_train.targets import function_of
+from maze_train.learner.steps import (
+    GradientSteps,
+    LearnerEvents,
+    check_finite,
+    compiled_losses,
+    statistics_of,
+)
 
 if TYPE_CHECKING:
     from torch import nn
     from typing_extensions import Self
 
+    from maze_train.core.types import Tensor
     from maze_train.learner.config import Progress
     from maze_train.learner.optimizers import ModuleOptimizer
-    from maze_train.types import Tensor
 
 
 Experience = TypeVar("Experience")

@@ -1,18 +1,19 @@
-"""Modules of a learner by id, each with its optimizers, and their state; modules come and go."""
+"""Modules of a learner by id: their optimizers, parameter groups, modes and state."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch import nn
 
-from maze_train.errors import ConfigError, nearest
+from maze_train.core.checks import check_one_of
+from maze_train.core.errors import ConfigError, nearest
 from maze_train.learner.accumulation import LossScaler
-from maze_train.learner.apis import HasOwnLoss, missing_names
 from maze_train.learner.components import FUNCTION, choose
 from maze_train.learner.config import (
     GradientSettings,
@@ -21,12 +22,174 @@ from maze_train.learner.config import (
     gradient_settings,
     settings_for_module,
 )
-from maze_train.learner.modes import has_modes
 from maze_train.learner.optimizers import ModuleOptimizer
-from maze_train.learner.parameter_groups import check_names, frozen_parameters, grouped
+from maze_train.learner.part import HasOwnLoss, missing_names
 
 if TYPE_CHECKING:
-    from maze_train.types import Tensor
+    from collections.abc import Iterable
+
+    from maze_train.core.types import Tensor
+    from maze_train.learner.config import Freeze
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a parameter is meant by its own name, by that of a part, or by a pattern of it."""
+    return name == pattern or name.startswith(f"{pattern}.") or fnmatchcase(name, pattern)
+
+
+def frozen_parameters(
+    rules: Iterable[Freeze], updates: int, modules: Mapping[str, nn.Module]
+) -> list[nn.Parameter]:
+    """The parameters that some rule freezes in the update after `updates` others."""
+    patterns = [pattern for rule in rules if rule.holds(updates) for pattern in rule.params]
+    return [
+        param
+        for module in modules.values()
+        for name, param in module.named_parameters()
+        if any(matches(pattern, name) for pattern in patterns)
+    ]
+
+
+def grouped(
+    params: Sequence[nn.Parameter], module: nn.Module, settings: GradientSettings
+) -> list[tuple[float, list[nn.Parameter]]]:
+    """Parameters of a module in groups, each with its factor of the learning rate.
+
+    Parameters have a group in common if they have the factor of the learning rate in common, and
+    are named by the same entries of `freeze`.
+    """
+    names = {id(param): name for name, param in module.named_parameters()}
+    groups: dict[tuple[float, tuple[int, ...]], list[nn.Parameter]] = {}
+    for param in params:
+        name = names.get(id(param), "")
+        factors = (factor for key, factor in settings.lr_factors.items() if matches(key, name))
+        factor = next(factors, 1.0)
+        frozen_by = tuple(
+            i
+            for i, rule in enumerate(settings.freeze)
+            if any(matches(pattern, name) for pattern in rule.params)
+        )
+        groups.setdefault((factor, frozen_by), []).append(param)
+    return [(factor, members) for (factor, _), members in groups.items()]
+
+
+def check_names(settings: GradientSettings, modules: Mapping[str, nn.Module]) -> None:
+    """Refuse names in settings that mean no parameter of any module.
+
+    Raises:
+        ConfigError: If there is one, with close names.
+    """
+    known = [name for module in modules.values() for name, _ in module.named_parameters()]
+    for key, pattern in _patterns(settings):
+        if not any(matches(pattern, name) for name in known):
+            parts = dict.fromkeys(part for name in known for part in _with_owners(name))
+            close = ", ".join(nearest(pattern, list(parts), count=3))
+            raise ConfigError(
+                key,
+                f"no parameter has this name; close ones: {close or ', '.join(list(parts)[:5])}",
+                pattern,
+            )
+
+
+def _patterns(settings: GradientSettings) -> Iterator[tuple[str, str]]:
+    for pattern in settings.lr_factors:
+        yield "algorithm.lr_factors", pattern
+    for i, rule in enumerate(settings.freeze):
+        for pattern in rule.params:
+            yield f"algorithm.freeze[{i}].params", pattern
+
+
+def _with_owners(name: str) -> Iterator[str]:
+    """A parameter's name after those of the parts that hold it: `a`, `a.b`, `a.b.weight`."""
+    parts = name.split(".")
+    for length in range(1, len(parts) + 1):
+        yield ".".join(parts[:length])
+
+
+CUBLAS, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
+"""Variable that lets products of matrices on a GPU be deterministic, and its value."""
+
+OWN = ("maze_train.nets.", "maze_train.algorithms.")
+INDIFFERENT = (
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ELU,
+    nn.Embedding,
+    nn.Flatten,
+    nn.GELU,
+    nn.GroupNorm,
+    nn.Identity,
+    nn.LayerNorm,
+    nn.LeakyReLU,
+    nn.Linear,
+    nn.MaxPool2d,
+    nn.ModuleDict,
+    nn.ModuleList,
+    nn.ReLU,
+    nn.Sequential,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Softmax,
+    nn.Tanh,
+)
+
+
+def has_modes(module: nn.Module) -> bool:
+    """Whether a module, or one within it, may do different things in training and evaluation.
+
+    Switching takes longer than a small network, so it is left out where it does nothing. Models and
+    networks of the package make no difference, nor do some layers of PyTorch; others may.
+    """
+    return not all(
+        type(part) in INDIFFERENT or type(part).__module__.startswith(OWN)
+        for part in module.modules()
+    )
+
+
+def autocast(device: torch.device, name: str) -> AbstractContextManager[Any]:
+    """Compute layers in a type of `algorithm.autocast` in the block; `none`: in that of weights."""
+    if name == "none":
+        return nullcontext()
+    return torch.autocast(device.type, dtype=getattr(torch, name))
+
+
+@contextmanager
+def matmul_precision(name: str) -> Iterator[None]:
+    """Compute products of float32 matrices with this precision in the block.
+
+    Args:
+        name: `highest`: float32; `high`: factors rounded to TensorFloat-32 or to two bfloat16
+            numbers each, where the device can; `medium`: factors rounded to bfloat16. Sums are
+            float32.
+
+    Raises:
+        ConfigError: If there is no such precision; PyTorch would only warn.
+    """
+    check_one_of("precision", name, ("highest", "high", "medium"))
+    before = torch.get_float32_matmul_precision()
+    if name == before:
+        yield
+        return
+    torch.set_float32_matmul_precision(name)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """Set the threads of PyTorch in the block; 0: leave them."""
+    if not count:
+        yield
+        return
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 DEFAULT_MODULE = "default"

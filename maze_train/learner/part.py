@@ -1,17 +1,20 @@
-"""What each minibatch is to a learner that is alone: all of it."""
+"""The minibatches of a single learner, the interfaces of modules, and statistics by module."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from maze_train.core.events import Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from torch import nn
     from typing_extensions import Self
 
-    from maze_train.events import Statistics
+    from maze_train.core.events import Event
+    from maze_train.core.types import Tensor
     from maze_train.learner.optimizers import ModuleOptimizer
-    from maze_train.types import Tensor
 
     Optimizers = Mapping[tuple[str, str], ModuleOptimizer]
     ShardBatch = Callable[[Any, int, int], tuple[Any, int, int]]
@@ -85,3 +88,75 @@ class Part:
 
     def end(self, statistics: Statistics) -> None:
         """End the minibatches of an update; `statistics` are those of the update."""
+
+
+@runtime_checkable
+class HasPolicy(Protocol):
+    """A module with a policy and the distribution of its actions."""
+
+    policy: Any
+    distribution: Any
+
+
+@runtime_checkable
+class HasStateValues(Protocol):
+    """A module with a critic of states."""
+
+    critic: Any
+    value_head: Any
+
+
+@runtime_checkable
+class HasActionValues(Protocol):
+    """A module with critics of actions."""
+
+    critics: Any
+    target_critics: Any
+
+
+@runtime_checkable
+class HasTargets(Protocol):
+    """A module with target networks."""
+
+    def update_targets(self, tau: float) -> None:
+        """Move the targets towards the networks that are trained, by a share of tau."""
+
+
+@runtime_checkable
+class HasOwnLoss(Protocol):
+    """A module that brings its own loss, whatever the algorithm is."""
+
+    def compute_self_supervised_loss(
+        self, batch: Any, statistics: Statistics
+    ) -> Tensor | Mapping[str, Tensor]:
+        """Loss of a minibatch, 0-d, or its named terms."""
+
+
+def missing_names(module: nn.Module, api: type) -> list[str]:
+    """Names of an API that a module does not have."""
+    names = [*getattr(api, "__annotations__", {}), *vars(api)]
+    return [name for name in names if not name.startswith("_") and not hasattr(module, name)]
+
+
+class OwnStatistics(Statistics):
+    """Records into other statistics what belongs to one of several owners, under its name.
+
+    Args:
+        statistics: Take the values.
+        owner: Name of the owner, such as a policy.
+    """
+
+    __slots__ = ("_base", "_events", "_owner")
+
+    def __init__(self, statistics: Statistics, owner: str) -> None:
+        super().__init__()
+        self._base = statistics
+        self._owner = owner
+        self._events: dict[str, Event] = {}
+
+    def record(self, event: Event, value: float | Tensor, weight: float | None = None) -> None:
+        """Add one value, see `Statistics.record`; without a weight it has the usual one."""
+        own = self._events.get(event.tag)
+        if own is None:
+            own = self._events[event.tag] = event.of_owner(self._owner)
+        self._base.record(own, value, *(() if weight is None else (weight,)))

@@ -1,4 +1,4 @@
-"""Policy and critic in one module, and their builder from spaces."""
+"""Policy and critic in one module, the reading of a critic's output, and their builder."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
+from maze_train.functional.losses import clipped_value_loss, squared_value_loss
+from maze_train.functional.value_transforms import support_to_scalar, two_hot_loss
+from maze_train.nets.own import build_value_transform
 from maze_train.nets.policy_model import (
     Policy,
     PolicyModel,
@@ -15,18 +18,79 @@ from maze_train.nets.policy_model import (
     input_space,
 )
 from maze_train.nets.template import resolve
-from maze_train.nets.value_head import ValueHead
 from maze_train.spaces.describe import flat_space
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gymnasium import spaces
     from torch import nn
 
+    from maze_train.core.types import Sequences, Tensor, TensorTree
+    from maze_train.functional.value_transforms import ValueTransform
     from maze_train.nets.config import ModelConfig
-    from maze_train.nets.masking import ActionMasking
     from maze_train.nets.normalization import ObservationNormalizer
+    from maze_train.nets.policy_model import ActionMasking
     from maze_train.nets.recurrent import RecurrentNetwork
-    from maze_train.types import Sequences, Tensor, TensorTree
+
+
+class ValueHead:
+    """Decodes a critic's raw output and compares it with target returns.
+
+    Args:
+        transform: h of the targets (Pohlen et al., 2018, arXiv:1805.11593); None: identity.
+        support: `(low, high)`: the output is a categorical distribution over these integers
+            (Schrittwieser et al., 2020, arXiv:1911.08265, appendix F); None: a scalar.
+    """
+
+    def __init__(
+        self, transform: ValueTransform | None = None, support: tuple[int, int] | None = None
+    ) -> None:
+        self.transform = transform
+        self.support = support
+        self.output_size = 1
+        if support is not None:
+            self.output_size = support[1] - support[0] + 1
+            self._expected: Callable[..., Tensor] = support_to_scalar
+            self._two_hot_loss: Callable[..., Tensor] = two_hot_loss
+
+    @classmethod
+    def from_config(cls, config: ModelConfig) -> ValueHead:
+        """The head that a model configuration asks for."""
+        transform = None
+        if config.value_transform is not None:
+            transform = build_value_transform(config.value_transform)
+        low_and_high = config.value_support
+        return cls(transform, None if low_and_high is None else (low_and_high[0], low_and_high[1]))
+
+    def _transformed(self, raw: Tensor) -> Tensor:
+        return raw.squeeze(-1) if self.support is None else self._expected(raw, self.support)
+
+    def values(self, raw: Tensor) -> Tensor:
+        """State values in units of returns, `[...]`, from raw outputs `[..., output_size]`."""
+        values = self._transformed(raw)
+        return values if self.transform is None else self.transform.transform_value_inv(values)
+
+    def targets(self, returns: Tensor) -> Tensor:
+        """Targets of the regression in `loss`, `[...]`: transformed returns."""
+        return returns if self.transform is None else self.transform.transform_value(returns)
+
+    def loss(
+        self, raw: Tensor, targets: Tensor, old_values: Tensor, clip_range: float = 0.0
+    ) -> Tensor:
+        """Value loss of raw outputs `[..., output_size]`.
+
+        Args:
+            raw: Outputs of the critic.
+            targets: Result of `targets`, `[...]`.
+            old_values: Values at collection, on the same scale as `targets`, `[...]`.
+            clip_range: Half-width of the interval around `old_values`; 0: no clipping.
+        """
+        if self.support is not None:
+            return self._two_hot_loss(raw, targets, self.support)
+        if clip_range > 0:
+            return clipped_value_loss(raw.squeeze(-1), old_values, targets, clip_range)
+        return squared_value_loss(raw.squeeze(-1), targets)
 
 
 VALUE_GAIN = 1.0

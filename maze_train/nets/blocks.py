@@ -1,10 +1,10 @@
-"""Building blocks of template networks."""
+"""Building blocks of template networks, convolutional ones included."""
 
 from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -16,13 +16,16 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
-from maze_train.checks import check_one_of
+from maze_train.core.checks import check_one_of
 from maze_train.nets.config import ACTIVATIONS
+from maze_train.spaces.describe import image_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from maze_train.types import Tensor
+    from gymnasium import spaces
+
+    from maze_train.core.types import Tensor
 
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
@@ -143,3 +146,156 @@ class MLP(nn.Module):
             if i < self.n_hidden:
                 x = self.activation(x)
         return x
+
+
+SMALLEST_NATURE_SIDE = 36
+"""Pixels from which on the convolutions of Mnih et al. leave a position."""
+
+STRIDED_SIDE = 12
+"""Positions from which on a convolution for small images has stride 2."""
+
+CHUNK = 64
+"""Images that go through the layers at once on a CPU. The allocator keeps the memory that a chunk
+needs; that of 1024 images it asks from the system at each layer, and the pass takes twice as long.
+"""
+
+
+class ImageEncoder(nn.Module):
+    """Convolutions over images, flattened.
+
+    Maps bytes `[..., *space.shape]` to features `[..., output_size]`, >= 0, ordered by row, column
+    and filter. Pixels are scaled to [0, 1] by the upper bound of the space; stacked frames become
+    channels.
+
+    - `nature`: 32 filters 8x8 with stride 4, 64 4x4 with stride 2, 64 3x3 with stride 1, relu after
+      each (Mnih et al., "Human-level control through deep reinforcement learning", 2015, Methods).
+      An image with a side below 36 pixels has 32, 64 and 64 filters 3x3 instead, with stride 2
+      along a side as long as 12 or more positions are left of it, else 1. Both leave at most 7
+      positions of a side of up to 91 pixels, and at least one of 7.
+    - `impala`: three stages with 16, 32 and 32 filters: a convolution 3x3, max pooling 3x3 with
+      stride 2, two residual blocks; relu at the end (Espeholt et al., "IMPALA: Scalable Distributed
+      Deep-RL with Importance Weighted Actor-Learner Architectures", 2018, Figure 3, right).
+
+    The dense layer that both papers have next is one of the hidden layers.
+
+    Args:
+        space: An image, see `is_image`.
+        kind: `nature` or `impala`.
+        orthogonal: Orthogonal weights and zero biases, with gain sqrt(2) for `nature` and 1 for
+            `impala`, whose residual sums grow by themselves; else PyTorch's own.
+    """
+
+    def __init__(self, space: spaces.Box, kind: str, orthogonal: bool = True) -> None:
+        super().__init__()
+        channels, height, width, self.channels_last = image_layout(space)
+        self.shape = space.shape
+        self.image_shape = (channels, height, width)
+        self.scale = 1 / max(float(space.high.max()), 1.0)
+        if kind == "impala":
+            layers = _impala_layers(channels)
+        elif min(height, width) >= SMALLEST_NATURE_SIDE:
+            layers = _nature_layers(channels)
+        else:
+            layers = _small_layers(channels, height, width)
+        self.first = cast("nn.Conv2d", layers[0])
+        self.others = nn.Sequential(*layers[1:])
+        if orthogonal:
+            _make_orthogonal(self, 1.0 if kind == "impala" else math.sqrt(2))
+        with torch.no_grad():
+            one = torch.zeros(1, *self.image_shape)
+            self.output_size: int = self.others(self.first(one)).numel()
+
+    def forward(self, obs: Tensor) -> Tensor:
+        """Features, `[..., output_size]`."""
+        lead = obs.shape[: obs.ndim - len(self.shape)]
+        images = self._images(obs.reshape(-1, *self.shape))
+        if images.is_cpu and not is_traced(images) and len(images) > CHUNK:
+            features = torch.cat([self._features(chunk) for chunk in torch.split(images, CHUNK)])
+        else:
+            features = self._features(images)
+        return features.view(*lead, self.output_size)
+
+    def _images(self, obs: Tensor) -> Tensor:
+        """[N, *space.shape] -> [N, channels, height, width], without a copy where possible."""
+        channels, height, width = self.image_shape
+        if self.channels_last and obs.ndim == 5:
+            obs = obs.permute(0, 2, 3, 1, 4)
+        # With one channel, only strides show PyTorch that it is the innermost dimension.
+        if self.channels_last or channels == 1:
+            return obs.reshape(-1, height, width, channels).permute(0, 3, 1, 2)
+        return obs.reshape(-1, channels, height, width)
+
+    def _features(self, images: Tensor) -> Tensor:
+        """[N, channels, height, width] -> [N, output_size]."""
+        # Convolutions are fastest with channels innermost, and bytes are moved faster than floats.
+        if not is_traced(images):  # it makes no difference to the numbers, and vmap refuses it
+            images = images.contiguous(memory_format=torch.channels_last)
+        first = self.first
+        # Thousands of weights are scaled in place of millions of pixels.
+        weight = first.weight * self.scale
+        x = F.conv2d(images.to(weight.dtype), weight, first.bias, first.stride, first.padding)
+        positions: Tensor = self.others(x)
+        return positions.permute(0, 2, 3, 1).flatten(1)
+
+
+class ResidualBlock(nn.Module):
+    """x + conv(relu(conv(relu(x)))), with convolutions 3x3 that keep the shape.
+
+    Maps `[N, filters, height, width]` to the same shape.
+
+    Args:
+        filters: Channels of input and output.
+    """
+
+    def __init__(self, filters: int) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.ReLU(),
+            nn.Conv2d(filters, filters, 3, padding=1),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(filters, filters, 3, padding=1),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The sum, `[N, filters, height, width]`."""
+        change: Tensor = self.layers(x)
+        return change.add_(x)
+
+
+def _nature_layers(channels: int) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for filters, size, stride in ((32, 8, 4), (64, 4, 2), (64, 3, 1)):
+        layers += [nn.Conv2d(channels, filters, size, stride), nn.ReLU(inplace=True)]
+        channels = filters
+    return layers
+
+
+def _small_layers(channels: int, height: int, width: int) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for filters in (32, 64, 64):
+        stride = (2 if height >= STRIDED_SIDE else 1, 2 if width >= STRIDED_SIDE else 1)
+        layers += [nn.Conv2d(channels, filters, 3, stride), nn.ReLU(inplace=True)]
+        height, width = (height - 3) // stride[0] + 1, (width - 3) // stride[1] + 1
+        channels = filters
+    return layers
+
+
+def _impala_layers(channels: int) -> list[nn.Module]:
+    layers: list[nn.Module] = []
+    for filters in (16, 32, 32):
+        layers += [
+            nn.Conv2d(channels, filters, 3, padding=1),
+            nn.MaxPool2d(3, stride=2, padding=1),
+            ResidualBlock(filters),
+            ResidualBlock(filters),
+        ]
+        channels = filters
+    return [*layers, nn.ReLU(inplace=True)]
+
+
+def _make_orthogonal(module: nn.Module, gain: float) -> None:
+    for layer in module.modules():
+        if isinstance(layer, nn.Conv2d):
+            nn.init.orthogonal_(layer.weight, gain)
+            assert layer.bias is not None
+            nn.init.zeros_(layer.bias)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from maze_train.checks import check_at_least, check_between, check_fields
-from maze_train.conversion import convert_fields
-from maze_train.errors import ConfigError
+from maze_train.core.checks import check_at_least, check_between, check_fields
+from maze_train.core.conversion import convert_fields
+from maze_train.core.errors import ConfigError
 
 MOST_UNITS, MOST_LAYERS = 16_384, 64
 """Larger networks take gigabytes, and minutes to be made."""

@@ -1,21 +1,112 @@
-"""Critics of states and actions, several of them side by side."""
+"""Policies with critics of their actions, and the critics: several networks side by side."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
 
-from maze_train.nets.ensemble import EnsembleMLP
+from maze_train.distributions.mapping import distribution_for
+from maze_train.distributions.soft import SoftActions
+from maze_train.functional.soft_actor_critic import EntropyTerms
+from maze_train.nets.blocks import activation
 from maze_train.nets.own import build_own
+from maze_train.nets.policy_model import (
+    POLICY_GAIN,
+    Policy,
+    build_masking,
+    build_network,
+    build_normalizer,
+    input_space,
+)
+from maze_train.nets.target_networks import ModelWithTargets, refuse_settings, resolve_with_targets
 from maze_train.nets.template import encoder_for
+from maze_train.spaces.describe import flat_space
+from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from gymnasium import spaces
 
+    from maze_train.core.types import Tensor, TensorTree
+    from maze_train.distributions.base import Distribution
+    from maze_train.distributions.soft import SoftSample
     from maze_train.nets.config import ModelConfig
-    from maze_train.types import Tensor, TensorTree
+    from maze_train.nets.normalization import ObservationNormalizer
+    from maze_train.nets.policy_model import ActionMasking
+
+
+class EnsembleMLP(nn.Module):
+    """E multi-layer perceptrons that read the same inputs, as batched matrix products.
+
+    Maps `[N, inputs]` to `[E, N, output_size]`. The weights of a layer are one tensor
+    `[E, inputs, outputs]`, its biases `[E, 1, outputs]`.
+
+    Args:
+        size: Number E of networks.
+        inputs: Size of the input.
+        hidden_sizes: Units of each hidden layer.
+        nonlinearity: Name of the nonlinearity.
+        output_size: Units of the linear output layer.
+        orthogonal: Orthogonal weights (gain sqrt(2) for hidden layers, 1 for the output) and zero
+            biases; else PyTorch's own initialisation of linear layers.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        inputs: int,
+        hidden_sizes: Sequence[int],
+        nonlinearity: str,
+        output_size: int,
+        *,
+        orthogonal: bool = False,
+    ) -> None:
+        super().__init__()
+        self.size = size
+        self._activation = activation(nonlinearity)
+        self._n_hidden = len(hidden_sizes)
+        for i, outputs in enumerate((*hidden_sizes, output_size)):
+            weight = nn.Parameter(torch.empty(size, inputs, outputs))
+            bias = nn.Parameter(torch.zeros(size, 1, outputs))
+            if orthogonal:
+                gain = math.sqrt(2) if i < self._n_hidden else 1.0
+                for member in weight:
+                    nn.init.orthogonal_(member, gain)
+            else:  # that of nn.Linear
+                bound = 1.0 / math.sqrt(inputs)
+                nn.init.uniform_(weight, -bound, bound)
+                nn.init.uniform_(bias, -bound, bound)
+            self.register_parameter(f"weight_{i}", weight)
+            self.register_parameter(f"bias_{i}", bias)
+            inputs = outputs
+
+    def _layers(self) -> list[tuple[Tensor, Tensor]]:
+        # Reading attributes goes through a slow look-up of nn.Module.
+        parameters = list(self._parameters.values())
+        return list(zip(parameters[::2], parameters[1::2], strict=True))  # type: ignore[arg-type]  # none is None
+
+    def forward(self, x: Tensor, first: int | None = None) -> Tensor:
+        """Outputs, `[E, N, output_size]`, of inputs `[N, inputs]`: of all networks or the first."""
+        count = self.size if first is None else first
+        x = x.expand(count, *x.shape)
+        for i, (weight, bias) in enumerate(self._layers()):
+            if first is not None:
+                weight, bias = weight[:count], bias[:count]
+            x = _layer(x, weight, bias)
+            if i < self._n_hidden:
+                x = self._activation(x)
+        return x
+
+
+def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    if weight.shape[2] == 1:  # a product of matrices is several times slower than this
+        return (x * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
+    return torch.baddbmm(bias, x, weight)
 
 
 class TemplateCritics(nn.Module):
@@ -127,3 +218,206 @@ def build_critics(
         for _ in range(size)
     ]
     return OwnCritics(members)
+
+
+Model = TypeVar("Model", bound="PolicyAndCritics")
+
+UNUSED = {
+    "shared_trunk": "policy and critics share no layers here",
+    "trunk": "policy and critics share no layers here",
+    "memory": "policies with a memory learn from rollouts (a2c, ppo), not from single steps",
+    "value_transform": "critics of actions are not transformed",
+    "value_support": "critics of actions are scalars",
+}
+"""Settings of networks that are built differently here, and why."""
+
+
+class PolicyAndCritics(ModelWithTargets):
+    """A policy, critics of observations and actions, and their targets.
+
+    A critic reads the continuous parts of an action, scaled to [-1, 1], and gives one value for
+    each choice of the discrete parts (or a single one, if there is none): the value of an action is
+    the sum over its choices. For one Discrete space that is exact; several discrete parts share
+    the value among them.
+
+    Args:
+        policy: The policy.
+        critics: The critics; their targets begin as a copy.
+        normalizer: Normalises observations, or None.
+        masking: Rules out illegal actions, which a part of the observations names, or None.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        critics: Critics,
+        *,
+        normalizer: ObservationNormalizer | None = None,
+        masking: ActionMasking | None = None,
+    ) -> None:
+        super().__init__(normalizer, masking)
+        self.policy = policy
+        self.critics = critics
+        self.target_critics = self.target_of(critics)
+        self.actions = SoftActions(policy.distribution)
+
+    @property
+    def distribution(self) -> Distribution:
+        """The family of action distributions."""
+        return self.policy.distribution
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Distribution parameters, `[..., param_size]`."""
+        return self.params_of(self.inputs(obs), obs)
+
+    def params_of(self, inputs: TensorTree, obs: TensorTree) -> Tensor:
+        """Distribution parameters, `[..., param_size]`, of the `inputs` of observations."""
+        params: Tensor = self.policy(inputs)
+        return params if self.masking is None else self.masking.apply(params, obs)
+
+
+def build_policy_and_critics(
+    model_class: type[Model],
+    config: ModelConfig,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    seed: int,
+    num_critics: int,
+) -> Model:
+    """Build the networks that a configuration asks for.
+
+    Where settings are null: two hidden layers of 256 units (512 above images), relu, weights as
+    PyTorch initialises them.
+
+    Args:
+        model_class: Class of the model.
+        config: Model settings.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        seed: Seed of the initial weights; the global generator is left as it was.
+        num_critics: Number of critics.
+
+    Raises:
+        ConfigError: If a setting makes no sense here, or a named network is missing, refuses its
+            arguments, or has a wrong output.
+        SpaceError: If no network or distribution exists for a space.
+    """
+    refuse_settings(config, UNUSED)
+    masks = mask_layout(observation_space, action_space)
+    space = input_space(flat_space(observation_space))
+    config = resolve_policy_and_critics(config, space)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        distribution = distribution_for(action_space, config.distributions)
+        actions = SoftActions(distribution)
+        net_size = distribution.param_size - distribution.free_param_size
+        sizes = config.hidden_sizes or []
+        net = build_network(config, "policy", space, sizes, net_size, POLICY_GAIN)
+        output_size = actions.num_choices or 1
+        critics = build_critics(config, space, num_critics, actions.critic_input_size, output_size)
+        model = model_class(
+            Policy(net, distribution),
+            critics,
+            normalizer=build_normalizer(config, space),
+            masking=build_masking(distribution, masks),
+        )
+    model.eval()
+    return model
+
+
+def resolve_policy_and_critics(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
+    """The same settings with the defaults of policies and critics of actions filled in.
+
+    Args:
+        config: Model settings; resolved ones stay as they are.
+        space: Flat observation space.
+    """
+    return resolve_with_targets(config, space, [256, 256])
+
+
+CRITICS = 2
+
+
+class SoftActorCriticModel(PolicyAndCritics):
+    """A policy, critics of observations and actions, their targets, and temperatures.
+
+    Args:
+        *parts: As for `PolicyAndCritics`.
+        **others: Likewise.
+    """
+
+    _continuous: Tensor
+    _choices: Tensor
+
+    def __init__(self, *parts: Any, **others: Any) -> None:
+        super().__init__(*parts, **others)
+        self.log_temperatures = nn.Parameter(torch.zeros(len(self.actions.part_keys)))
+        """Logarithm of the temperature of each part of the action."""
+
+        kinds = list(zip(self.actions.parts, self.actions.is_discrete, strict=True))
+        continuous = [i for i, (_, is_discrete) in enumerate(kinds) if not is_discrete]
+        choices = [i for i, (part, _) in enumerate(kinds) for _ in range(part.num_choices)]
+        self.register_buffer("_continuous", torch.tensor(continuous).long(), persistent=False)
+        self.register_buffer("_choices", torch.tensor(choices).long(), persistent=False)
+
+    def entropy_terms(self, sample: SoftSample, temperatures: Tensor) -> EntropyTerms:
+        """Return the terms of the policy in the value of a state.
+
+        Args:
+            sample: Actions of the policy.
+            temperatures: Those of the parts of the action, `[P]`.
+        """
+        if not self.actions.num_choices:
+            return EntropyTerms(sample.log_probs, temperatures)
+        return EntropyTerms(
+            sample.log_probs,
+            temperatures[self._continuous],
+            sample.probs,
+            sample.choice_log_probs,
+            temperatures[self._choices],
+        )
+
+
+def build_soft_actor_critic(
+    config: ModelConfig,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    seed: int,
+    num_critics: int = CRITICS,
+) -> SoftActorCriticModel:
+    """Build the networks that a configuration asks for.
+
+    Where settings are null: those of `build_policy_and_critics`, and a squashed Gaussian for Box
+    actions.
+
+    Args:
+        config: Model settings.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        seed: Seed of the initial weights; the global generator is left as it was.
+        num_critics: Number of critics.
+
+    Raises:
+        ConfigError: If a setting makes no sense here, or a named network is missing, refuses its
+            arguments, or has a wrong output.
+        SpaceError: If no network or distribution exists for a space.
+    """
+    config = _with_family(config)
+    return build_policy_and_critics(
+        SoftActorCriticModel, config, observation_space, action_space, seed, num_critics
+    )
+
+
+def resolve_soft_actor_critic(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
+    """The same settings with the defaults of soft actor-critics filled in.
+
+    Args:
+        config: Model settings; resolved ones stay as they are.
+        space: Flat observation space.
+    """
+    return resolve_policy_and_critics(_with_family(config), space)
+
+
+def _with_family(config: ModelConfig) -> ModelConfig:
+    """The same settings with the family of Box actions."""
+    return replace(config, distributions={"Box": "squashed_gaussian", **config.distributions})

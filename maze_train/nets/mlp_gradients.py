@@ -18,7 +18,7 @@ from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from maze_train.types import Tensor, TensorTree
+    from maze_train.core.types import Tensor, TensorTree
 
 
 Backward: TypeAlias = "Callable[[Tensor, bool], Tensor | None]"

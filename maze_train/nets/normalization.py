@@ -10,15 +10,15 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.errors import ConfigError, TrainingError, did_you_mean, nearest
+from maze_train.core.errors import ConfigError, TrainingError, did_you_mean, nearest
 from maze_train.functional.moments import Moments, batch_moments, merge_moments
 from maze_train.spaces.describe import is_image
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from maze_train.core.types import Tensor, TensorTree
     from maze_train.nets.config import ObservationNormalizationConfig
-    from maze_train.types import Tensor, TensorTree
 
 
 EPSILON = 1e-8

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from maze_train.core.errors import ConfigError
+from maze_train.core.targets import TARGET, build_target
 from maze_train.distributions.base import Distribution
-from maze_train.errors import ConfigError
 from maze_train.spaces.describe import is_mask_key
 from maze_train.spaces.tensors import sampled_for
-from maze_train.targets import TARGET, build_target
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from gymnasium import spaces
 
+    from maze_train.core.types import Tensor
     from maze_train.functional.value_transforms import ValueTransform
-    from maze_train.types import Tensor
 
 
 ROWS = 2

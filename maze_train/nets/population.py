@@ -1,4 +1,4 @@
-"""Many copies of a policy with weights of their own, computed side by side.
+"""Many copies of a policy with different weights, computed side by side.
 
 Results of a copy do not depend on which others are computed with it, nor on its row, to the bit:
 
@@ -19,18 +19,20 @@ from typing import TYPE_CHECKING, Any, TypeAlias, cast
 import numpy as np
 import torch
 
+from maze_train.core.types import tree_map
 from maze_train.nets.blocks import MLP, activation
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import Policy, PolicyModel, readable
 from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
-from maze_train.types import tree_map
+from maze_train.spaces.agents import AGENTS, part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
 
-    from maze_train.types import Array, Tensor, TensorTree
+    from maze_train.core.types import Array, Tensor, TensorTree
+    from maze_train.nets.joint import JointModel
 
     View = Callable[[torch.Tensor], Array]
 
@@ -287,3 +289,43 @@ class _BatchedMLP:
             if i < self._n_hidden:
                 x = self._apply(torch.from_numpy(x)).numpy()
         return x
+
+
+class JointPopulation(Population):
+    """Copies of a `JointModel` whose policies are all such as `BatchedPolicy` computes.
+
+    Args:
+        model: The policies, and who acts with which.
+        count: Number of copies.
+    """
+
+    model: JointModel
+
+    def __init__(self, model: JointModel, count: int) -> None:
+        super().__init__(model, row_blocks(count))
+        self._policies = {
+            policy: BatchedPolicy(own, self._view) for policy, own in model.by_policy.items()
+        }
+
+    @staticmethod
+    def fits(model: Any) -> bool:
+        """Whether all policies of a model are of that kind."""
+        return all(map(BatchedPolicy.fits, model.by_policy.values()))
+
+    def params(self, count: int, obs: TensorTree) -> Tensor:
+        """Distribution parameters of all agents of the first copies, see `Population.params`."""
+        assert isinstance(obs, dict)
+        parts = part_of(obs, AGENTS)
+        found = [
+            self._policies[policy].params(count, part_of(parts, agent))
+            for agent, policy in self.model.agents.items()
+        ]
+        return torch.cat(found, dim=-1)
+
+
+def build_population(model: nn.Module, count: int) -> Population:
+    """Copies of a policy, computed together where that can be done."""
+    batched = JointPopulation if hasattr(model, "by_policy") else BatchedPopulation
+    kind: Any = batched if batched.fits(model) else RowPopulation
+    population: Population = kind(model, count)
+    return population

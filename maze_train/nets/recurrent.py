@@ -13,8 +13,8 @@ from torch.autograd.function import once_differentiable
 from maze_train.nets.blocks import is_traced
 
 if TYPE_CHECKING:
+    from maze_train.core.types import Tensor
     from maze_train.nets.config import MemoryConfig
-    from maze_train.types import Tensor
 
 
 CLOSED = -1e4

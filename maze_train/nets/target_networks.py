@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 from maze_train.nets.policy_model import readable
 from maze_train.nets.template import resolve
 from maze_train.spaces.describe import holds_images
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     from gymnasium import spaces
 
+    from maze_train.core.types import TensorTree
     from maze_train.nets.config import ModelConfig
-    from maze_train.nets.masking import ActionMasking
     from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.types import TensorTree
+    from maze_train.nets.policy_model import ActionMasking
 
 
 class TargetNetwork:

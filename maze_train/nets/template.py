@@ -11,14 +11,13 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.errors import SpaceError
-from maze_train.nets.blocks import MLP
-from maze_train.nets.images import ImageEncoder
+from maze_train.core.errors import SpaceError
+from maze_train.nets.blocks import MLP, ImageEncoder
 from maze_train.spaces.describe import holds_images, is_image
 
 if TYPE_CHECKING:
+    from maze_train.core.types import Tensor, TensorTree
     from maze_train.nets.config import ModelConfig
-    from maze_train.types import Tensor, TensorTree
 
 
 IMAGE_FACTOR = 4

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 
-from maze_train.errors import ShapeError, SpaceError
+from maze_train.core.errors import ShapeError, SpaceError
 from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gymnasium import Space
 
     from maze_train.spaces.agents import AgentSpaces
-    from maze_train.spaces.mask_layouts import MaskLayout
+    from maze_train.spaces.masks import MaskLayout
 
     Array = npt.NDArray[Any]
 

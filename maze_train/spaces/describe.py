@@ -1,4 +1,4 @@
-"""Content of a gymnasium space: a flat view of its leaves, images, choices of actions.
+"""Description, comparison and storage of gymnasium spaces.
 
 A nested space becomes one flat mapping from the joined keys of its leaves to the leaves. The inside
 of a Tuple is keyed by its index, so `Dict(robot=Tuple(Box, Box), goal=Discrete)` has the leaves
@@ -7,16 +7,19 @@ of a Tuple is keyed by its index, so `Dict(robot=Tuple(Box, Box), goal=Discrete)
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from gymnasium import spaces
 
-from maze_train.errors import SpaceError
+from maze_train.core.errors import ConfigError, SpaceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from maze_train.core.types import Array
 
 
 MASK_KEY = "action_mask"
@@ -257,3 +260,204 @@ def choice_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
     if isinstance(space, spaces.MultiDiscrete):
         return tuple(int(n) for n in np.ravel(space.nvec))
     return ()
+
+
+MAX_ENTRIES = 8
+"""Entries of a MultiDiscrete space that are written out."""
+
+
+def check_same_spaces(
+    key: str,
+    problem: str,
+    found: Sequence[spaces.Space[Any]],
+    wanted: Sequence[spaces.Space[Any]],
+    value: Any = ...,
+) -> None:
+    """Refuse a setting that brings other spaces than the rest of a run has.
+
+    Args:
+        key: Dotted name of the setting.
+        problem: The fault, with the places of three words in braces: `{kind}` (observation or
+            action), `{found}` and `{wanted}` (the spaces in short), such as `"its policy has the
+            {kind} space {found}, the environment has {wanted}"`.
+        found: Observation and action space that the setting brings.
+        wanted: Observation and action space of the rest.
+        value: Value of the setting; left out of the message when it is not passed.
+
+    Raises:
+        ConfigError: If they differ.
+        SpaceError: If they differ and one can not be described, see `FlatView`.
+    """
+    for kind, one, other in zip(("observation", "action"), found, wanted, strict=True):
+        if one != other:
+            first, second = space_difference(one, other)
+            text = problem.format(kind=kind, found=first, wanted=second)
+            raise ConfigError(key, text, value)
+
+
+def space_difference(one: spaces.Space[Any], other: spaces.Space[Any]) -> tuple[str, str]:
+    """Two spaces that are not equal in a few words each: of nested ones, the first other leaf.
+
+    Bounds are named only where nothing else differs, and then those of the first such entry.
+
+    Raises:
+        SpaceError: If one can not be described, see `FlatView`.
+    """
+    leaves, others = flat_spaces(one), flat_spaces(other)
+    if type(one) is not type(other) and not (leaves.keys() == others.keys() == {""}):
+        return _outline(one), _outline(other)
+    for key in {**leaves, **others}:
+        leaf, counterpart = leaves.get(key), others.get(key)
+        if leaf == counterpart:
+            continue
+        texts = _leaf(leaf, counterpart), _leaf(counterpart, leaf)
+        return texts if not key else (f"{texts[0]} at {key!r}", f"{texts[1]} at {key!r}")
+    return f"{type(one).__name__} nested in one way", f"{type(other).__name__} nested in another"
+
+
+def _outline(space: spaces.Space[Any]) -> str:
+    """A space in short, with the number of its leaves."""
+    leaves = flat_spaces(space)
+    if leaves.keys() == {""}:
+        return _leaf(space, None)
+    return f"{type(space).__name__} ({len(leaves)} {'leaf' if len(leaves) == 1 else 'leaves'})"
+
+
+def _leaf(leaf: spaces.Space[Any] | None, other: spaces.Space[Any] | None) -> str:
+    """A leaf in short, with what distinguishes it from another one.
+
+    Bounds and choices are those of the first entry with others, where all else is equal.
+    """
+    if leaf is None:
+        return "nothing"
+    if isinstance(leaf, spaces.Box):
+        text = f"Box(shape={list(leaf.shape)}, dtype={leaf.dtype})"
+        is_like = isinstance(other, spaces.Box) and leaf.dtype == other.dtype
+        numbers, entry = ("low", "high"), " with bounds [{}, {}]"
+    elif isinstance(leaf, spaces.MultiDiscrete):
+        if leaf.nvec.size <= MAX_ENTRIES:
+            return f"MultiDiscrete(nvec={leaf.nvec.tolist()}, start={leaf.start.tolist()})"
+        text = f"MultiDiscrete(shape={list(leaf.shape)})"
+        is_like = isinstance(other, spaces.MultiDiscrete)
+        numbers, entry = ("nvec", "start"), " with {} choices from {}"
+    else:
+        return str(leaf)
+    if other is None or not is_like or leaf.shape != other.shape:
+        return text
+    ours, theirs = ([getattr(space, name) for name in numbers] for space in (leaf, other))
+    differs = np.logical_or(*(own != their for own, their in zip(ours, theirs, strict=True)))
+    index = tuple(int(i) for i in np.unravel_index(int(np.argmax(differs)), differs.shape))
+    place = f" at {list(index)}" if index else ""
+    return text + entry.format(*(array[index] for array in ours)) + place
+
+
+MAX_NUMBERS = 1 << 26
+"""Most numbers that a value of one leaf may have: an image of 4,096 x 4,096 x 4."""
+
+MAX_LEVELS = 64
+
+
+def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
+    """A space as a mapping of plain values, which JSON keeps.
+
+    A bound that is the same for all entries of a Box is one number: an image has thousands.
+
+    Raises:
+        SpaceError: If the space is of a kind that has no such form, or has keys that are neither
+            strings nor integers.
+    """
+    if isinstance(space, spaces.Box):
+        return {
+            "type": "Box",
+            "low": _compact(space.low),
+            "high": _compact(space.high),
+            "shape": list(space.shape),
+            "dtype": str(space.dtype),
+        }
+    if isinstance(space, spaces.Discrete):
+        return {
+            "type": "Discrete",
+            "n": int(space.n),
+            "start": int(space.start),
+            "dtype": str(space.dtype),
+        }
+    if isinstance(space, spaces.MultiDiscrete):
+        return {
+            "type": "MultiDiscrete",
+            "nvec": space.nvec.tolist(),
+            "start": space.start.tolist(),
+            "dtype": str(space.dtype),
+        }
+    if isinstance(space, spaces.MultiBinary):
+        return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else [*space.shape]}
+    if isinstance(space, spaces.Dict):
+        parts = [[_checked_key(key), space_to_dict(part)] for key, part in space.spaces.items()]
+        return {"type": "Dict", "spaces": parts}
+    if isinstance(space, spaces.Tuple):
+        return {"type": "Tuple", "spaces": [space_to_dict(part) for part in space.spaces]}
+    raise SpaceError(f"{space} can not be saved: expected Box, Discrete, Multi*, Dict or Tuple")
+
+
+def _compact(bound: Array) -> Any:
+    """Nested lists, or one number where all entries are equal."""
+    values = np.unique(bound)
+    return values.item() if values.size == 1 else bound.tolist()
+
+
+def _checked_key(key: Any) -> str | int:
+    if isinstance(key, str | int):
+        return key
+    raise SpaceError(f"a Dict with the key {key!r} can not be saved: expected strings as keys")
+
+
+def space_from_dict(data: dict[str, Any]) -> spaces.Space[Any]:
+    """The space that `space_to_dict` described, now or in earlier versions.
+
+    Raises:
+        SpaceError: If the description is of an unknown type, damaged, or that of a space which no
+            memory holds.
+    """
+    try:
+        return _space(data, MAX_LEVELS)
+    except SpaceError:
+        raise
+    except Exception as error:  # whatever a description of unknown origin leads to
+        raise SpaceError(f"not the description of a space: {error!r}") from error
+
+
+def _space(data: dict[str, Any], levels: int) -> spaces.Space[Any]:
+    """The space of a description that may be nested `levels` deep."""
+    if not levels:
+        raise SpaceError(f"spaces are nested deeper than {MAX_LEVELS} levels")
+    kind = data["type"]
+    if kind == "Box":
+        dtype, shape = np.dtype(data["dtype"]), _checked_shape(data["shape"])
+        low, high = (np.full(shape, np.array(data[k], dtype)) for k in ("low", "high"))
+        return spaces.Box(low, high, shape, dtype.type)
+    if kind == "Discrete":
+        dtype = np.dtype(data.get("dtype", np.int64))
+        # Older versions of Gymnasium have no such argument.
+        settings = {} if dtype == np.int64 else {"dtype": dtype.type}
+        return spaces.Discrete(data["n"], start=data["start"], **settings)
+    if kind == "MultiDiscrete":
+        dtype = np.dtype(data["dtype"])
+        nvec, start = (np.array(data[k], dtype) for k in ("nvec", "start"))
+        return spaces.MultiDiscrete(nvec, dtype=dtype.type, start=start)
+    if kind == "MultiBinary":
+        n = data["n"]
+        _checked_shape(n if isinstance(n, list) else [n])
+        return spaces.MultiBinary(n)
+    if kind == "Dict":
+        parts = data["spaces"]
+        pairs = parts.items() if isinstance(parts, dict) else parts
+        return spaces.Dict([(key, _space(part, levels - 1)) for key, part in pairs])
+    if kind == "Tuple":
+        return spaces.Tuple([_space(part, levels - 1) for part in data["spaces"]])
+    raise SpaceError(f"unknown type of space {kind!r}")
+
+
+def _checked_shape(shape: list[int]) -> tuple[int, ...]:
+    """The shape, before memory is taken for it."""
+    if (count := math.prod(shape)) > MAX_NUMBERS:
+        raise SpaceError(f"a space has {count:.3g} numbers: at most {MAX_NUMBERS} can be read")
+    return tuple(shape)

@@ -8,19 +8,236 @@ top-level key `action_mask`, as numbers that are not 0 for legal actions:
 - for Dict and Tuple action spaces either one array over all Discrete and MultiDiscrete parts, one
   after the other in the order of the flat action space, or a Dict or Tuple with one array for some
   of these parts, under the keys that they have in the action space.
+
+Layout of the legal actions in an observation, see `maze_train.spaces.masks`.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from gymnasium import spaces
 
-from maze_train.spaces.describe import flat_spaces, is_mask_key
-from maze_train.spaces.mask_layouts import layout_of_masks
+from maze_train.core.errors import SpaceError, did_you_mean, nearest
+from maze_train.spaces.describe import MASK_KEY, choice_sizes, flat_spaces, is_mask_key
 
 if TYPE_CHECKING:
-    from maze_train.spaces.mask_layouts import MaskLayout
+    from collections.abc import Iterator, Mapping
+
+    import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class MaskedPart:
+    """One part of the action space with legal actions in the observation."""
+
+    part: str
+    """Key of the part in the flat action space; empty for a lone one."""
+    leaf: str
+    """Key of the mask in the flat observation."""
+    start: int
+    """Start of the part in the flattened mask."""
+    sizes: tuple[int, ...]
+    """Number of actions of each choice of the part, in row-major order."""
+
+    @property
+    def stop(self) -> int:
+        """End of the part in the flattened mask."""
+        return self.start + sum(self.sizes)
+
+
+@dataclass(frozen=True)
+class MaskLayout:
+    """Layout of the legal actions of each part in the observation."""
+
+    parts: tuple[MaskedPart, ...]
+    """The masked parts, in the order of the flat action space."""
+
+    @cached_property
+    def leaves(self) -> tuple[str, ...]:
+        """Keys of the masks in the flat observation."""
+        return tuple(dict.fromkeys(part.leaf for part in self.parts))
+
+    @cached_property
+    def _starts(self) -> dict[str, npt.NDArray[np.intp]]:
+        """Start of each choice in each flattened mask."""
+        sizes = {
+            leaf: [n for part in self.parts if part.leaf == leaf for n in part.sizes]
+            for leaf in self.leaves
+        }
+        return {leaf: np.cumsum([0, *own[:-1]], dtype=np.intp) for leaf, own in sizes.items()}
+
+    def illegal_part(self, obs: Mapping[str, npt.NDArray[Any]]) -> str | None:
+        """Describe the first illegal mask of one observation.
+
+        Args:
+            obs: Observation of one environment by leaf; others than masks are not read.
+
+        Returns:
+            None when every choice has a legal action; else a sentence that names the first part
+            without one.
+        """
+        for leaf, starts in self._starts.items():
+            mask = obs[leaf]
+            if len(starts) == 1:
+                if np.count_nonzero(mask):
+                    continue
+            elif np.logical_or.reduceat(mask.reshape(-1), starts).all():
+                continue
+            return self._describe(leaf, mask)
+        return None
+
+    def first_illegal_row(self, obs: Mapping[str, npt.NDArray[Any]]) -> int | None:
+        """The first environment in which some choice has no legal action.
+
+        Args:
+            obs: Observations by leaf, [B, ...]; others than masks are not read.
+
+        Returns:
+            Its index in [0, B), or None.
+        """
+        found: list[int] = []
+        for leaf, starts in self._starts.items():
+            shape = obs[leaf].shape
+            rows = obs[leaf].reshape(shape[0], math.prod(shape[1:]))
+            has_legal = np.logical_or.reduceat(rows, starts, axis=1).all(axis=1)
+            if not has_legal.all():
+                found.append(int(has_legal.argmin()))
+        return min(found, default=None)
+
+    def _describe(self, leaf: str, mask: npt.NDArray[Any]) -> str:
+        """The sentence for the first choice in `mask` that has no legal action."""
+        values = mask.reshape(-1)
+        for part in self.parts:
+            start = part.start
+            for i, n in enumerate(part.sizes if part.leaf == leaf else ()):
+                if not values[start : start + n].any():
+                    choice = f" of choice {i}" if len(part.sizes) > 1 else ""
+                    name = f" of part {part.part!r}" if part.part else ""
+                    return (
+                        f"no action{choice}{name} is legal: entries {start} to {start + n - 1} of "
+                        f"the observation {leaf!r} are all 0, expected a number other than 0 for "
+                        "each legal action"
+                    )
+                start += n
+        raise AssertionError(f"every choice of {leaf!r} has a legal action")
+
+
+def layout_of_masks(
+    masks: Mapping[str, spaces.Space[Any]], action_space: spaces.Space[Any]
+) -> MaskLayout:
+    """Relate the masks in the observations of an environment to the parts of its actions.
+
+    Args:
+        masks: Spaces of the masks, by their keys in the flat observation.
+        action_space: Action space of the environment, nested or flat.
+
+    Raises:
+        SpaceError: If the mask does not fit the action space.
+    """
+    actions = flat_spaces(action_space)
+    sizes = {key: choice_sizes(leaf) for key, leaf in actions.items()}
+    maskable = {key: own for key, own in sizes.items() if own}
+    if not maskable:
+        raise SpaceError(
+            f"the observation has the key {MASK_KEY!r}, but the action space {action_space} has no "
+            "Discrete or MultiDiscrete part: rename the key if it is no mask"
+        )
+    for leaf, space in masks.items():
+        check_values(leaf, space)
+    if MASK_KEY not in masks:
+        return MaskLayout(tuple(separate_parts(masks, actions, maskable)))
+    if len(masks) > 1:
+        raise SpaceError(f"expected one mask {MASK_KEY!r} or one for each part, got {list(masks)}")
+    parts = {key: actions[key] for key in maskable}
+    check_shape(MASK_KEY, masks[MASK_KEY], list(maskable.values()), parts)
+    return MaskLayout(tuple(joined_parts(maskable)))
+
+
+def joined_parts(maskable: Mapping[str, tuple[int, ...]]) -> Iterator[MaskedPart]:
+    """All parts that can be masked, one after the other in one mask."""
+    start = 0
+    for key, sizes in maskable.items():
+        yield MaskedPart(key, MASK_KEY, start, sizes)
+        start += sum(sizes)
+
+
+def separate_parts(
+    masks: Mapping[str, spaces.Space[Any]],
+    actions: Mapping[str, spaces.Space[Any]],
+    maskable: Mapping[str, tuple[int, ...]],
+) -> Iterator[MaskedPart]:
+    """The parts that have a mask of their own."""
+    by_part = {leaf.removeprefix(f"{MASK_KEY}/"): leaf for leaf in masks}
+    for key, leaf in by_part.items():
+        if key in maskable:
+            continue
+        if "" in actions:
+            raise SpaceError(
+                f"the mask {leaf!r} names a part, but the action space {actions['']} has none: "
+                f"expected one array {MASK_KEY!r} of shape ({sum(maskable[''])},)"
+            )
+        if key in actions:
+            raise SpaceError(
+                f"the mask {leaf!r} is for {actions[key]}, which can not be masked: expected masks "
+                f"of Discrete and MultiDiscrete parts only ({', '.join(maskable)})"
+            )
+        hint = did_you_mean(f"{MASK_KEY}/{part}" for part in nearest(key, maskable, count=1))
+        raise SpaceError(
+            f"the mask {leaf!r} is for no part of the action space: expected one of "
+            f"{', '.join(f'{MASK_KEY}/{part}' for part in maskable)}{hint}"
+        )
+    for key, sizes in maskable.items():
+        if key in by_part:
+            check_shape(by_part[key], masks[by_part[key]], [sizes], {key: actions[key]})
+            yield MaskedPart(key, by_part[key], 0, sizes)
+
+
+def check_values(leaf: str, space: spaces.Space[Any]) -> None:
+    """Refuse a mask that can hold other numbers than those from 0 to 1."""
+    if isinstance(space, spaces.MultiBinary):
+        return
+    if isinstance(space, spaces.Box):
+        fits = bool((space.low >= 0).all() and (space.high <= 1).all())
+    elif isinstance(space, spaces.MultiDiscrete):
+        fits = bool((space.nvec <= 2).all() and not space.start.any())
+    else:
+        fits = False
+    if not fits:
+        raise SpaceError(
+            f"the mask {leaf!r} is {space}: expected MultiBinary(n), Box(0, 1, (n,), np.int8) or "
+            "MultiDiscrete([2] * n), with 0 for actions that are not legal"
+        )
+
+
+def check_shape(
+    leaf: str,
+    space: spaces.Space[Any],
+    sizes: list[tuple[int, ...]],
+    actions: Mapping[str, spaces.Space[Any]],
+) -> None:
+    """Refuse a mask that has not one entry for each action.
+
+    Args:
+        leaf: Key of the mask.
+        space: Space of the mask.
+        sizes: Sizes of the choices of each part that it holds.
+        actions: These parts.
+    """
+    wanted: list[tuple[int, ...]] = [(sum(map(sum, sizes)),)]
+    lone = next(iter(actions.values()))
+    if len(actions) == 1 and isinstance(lone, spaces.MultiDiscrete) and len(set(sizes[0])) == 1:
+        wanted.append((*lone.shape, sizes[0][0]))
+    if space.shape not in wanted:
+        of = ", ".join(f"{key!r}: {part}" if key else str(part) for key, part in actions.items())
+        raise SpaceError(
+            f"the mask {leaf!r} has the shape {space.shape}, expected "
+            f"{' or '.join(map(str, wanted))}: one entry for each action of {of}"
+        )
 
 
 def mask_layout(

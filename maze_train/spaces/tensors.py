@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 if TYPE_CHECKING:
-    from maze_train.types import Array, ArrayTree, TensorTree
+    from maze_train.core.types import Array, ArrayTree, TensorTree
 
 
 DTYPES = {

@@ -1,15 +1,20 @@
-"""Progress of a run for people: a bar on a terminal, lines elsewhere, a summary at the end."""
+"""Progress of a run on the console: a bar on a terminal, lines elsewhere, a summary."""
 
 from __future__ import annotations
 
 import math
+import os
+import sys
 import time
-from collections import Counter
-from typing import TYPE_CHECKING, Any
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from maze_train.tracking.disagreement import DISAGREEMENT, Disagreement
-from maze_train.tracking.display import Display, ProgressMode
-from maze_train.tracking.formatting import compact, duration, readable
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+from maze_train.core.checks import check_one_of
+from maze_train.core.errors import printable
 from maze_train.tracking.tracker import (
     ENV_STEPS,
     EPOCH,
@@ -19,12 +24,185 @@ from maze_train.tracking.tracker import (
     TRAIN_RETURN,
     MetricsWriter,
     RunInfo,
+    compact,
+    duration,
+    readable,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from rich.console import Console
+
+ProgressMode: TypeAlias = Literal["auto", "bar", "lines", "quiet"]
+
+# A refresh costs about half a millisecond, and there can be hundreds of updates in a second.
+BAR_INTERVAL_S = 0.1
+MIN_BAR_WIDTH = 8
+
+
+class Display:
+    """Progress of something long, in one line that is shown again and again.
+
+    Args:
+        mode: `bar`: one progress bar; `lines`: one line after the other; `quiet`: nothing; `auto`:
+            a bar on a terminal, lines elsewhere.
+        console: Where to print; None: standard output.
+        line_interval_s: Least time between two lines in seconds, >= 0.
+
+    Raises:
+        ConfigError: If `mode` is none of the four.
+    """
+
+    def __init__(
+        self, mode: ProgressMode, console: Console | None = None, line_interval_s: float = 1.0
+    ) -> None:
+        check_one_of("progress", mode, ("auto", "bar", "lines", "quiet"))
+        self._console = Screen() if console is None else console
+        if mode == "auto":
+            is_screen = self._console.is_terminal and not self._console.is_dumb_terminal
+            mode = "bar" if is_screen else "lines"
+        self.mode = mode
+        intervals = {"bar": BAR_INTERVAL_S, "lines": line_interval_s}
+        self._interval_s = intervals.get(mode, math.inf)
+        self._shown_at = -math.inf
+        self._bar: Progress | None = None
+
+    def open(self, shown_at: float = -math.inf) -> None:
+        """Open the bar, if it is one; `shown_at` counts as the last time that it was shown."""
+        self._shown_at = shown_at
+        if self.mode == "bar":
+            self._bar = make_bar(self._console)
+            self._bar.add_task("", total=1.0, status="")
+            self._bar.start()
+
+    @property
+    def has_bar(self) -> bool:
+        """Whether there is an open bar."""
+        return self._bar is not None
+
+    def is_due(self, now: float) -> bool:
+        """Whether enough time has passed for another line, or for the bar to move."""
+        return now - self._shown_at >= self._interval_s
+
+    def room(self, description: str) -> int | None:
+        """Characters of status that a bar has room for; None: there is no limit."""
+        if self.mode != "bar":
+            return None
+        return self._console.width - len(description) - MIN_BAR_WIDTH - 2
+
+    def show(self, now: float, description: str, share: float | None, status: str) -> None:
+        """Print a line, or move the bar.
+
+        Args:
+            now: Time in seconds.
+            description: Text before the bar.
+            share: Share that is done, in [0, 1]; None: not known.
+            status: Text after the bar.
+        """
+        self._shown_at = now
+        if self._bar is None:
+            self.say(f"{description}  {status}")
+            return
+        self._bar.update(
+            self._bar.task_ids[0],
+            description=description,
+            completed=0.0 if share is None else share,
+            total=None if share is None else 1.0,
+            status=status,
+        )
+        self._bar.refresh()
+
+    def say(self, text: str, style: str = "") -> None:
+        """Print a line, unless everything is quiet."""
+        if self.mode != "quiet":
+            # Lines are for files and pipes as well: no wrapping at 80 columns, no markup in names.
+            encoding = self._console.encoding
+            text = printable(text).encode(encoding, "replace").decode(encoding)
+            self._console.print(Text(text, style=style), soft_wrap=True, highlight=False)
+
+    def silence(self) -> None:
+        """Show nothing from here on."""
+        self.mode, self._interval_s = "quiet", math.inf
+
+    def close(self) -> None:
+        """Give the terminal back; calling it again does nothing."""
+        if self._bar is not None:
+            bar, self._bar = self._bar, None
+            bar.stop()
+
+
+class Screen(Console):
+    """Standard output; a reader that goes away is an OSError, and not the end of training."""
+
+    def on_broken_pipe(self) -> None:
+        """Write to nowhere from here on, and let the tracker drop the console."""
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise BrokenPipeError("nobody reads standard output")
+
+
+def make_bar(console: Console) -> Progress:
+    """A bar with a description before it and a status after it; it is refreshed by its owner."""
+    # No refresh thread: it would compete with the hot loops for the interpreter, and forking a
+    # process while it holds a lock could block the child.
+    return Progress(
+        TextColumn("{task.description}", style="bold", markup=False),
+        BarColumn(bar_width=None),
+        TextColumn("{task.fields[status]}", markup=False),
+        console=console,
+        auto_refresh=False,
+        expand=True,
+    )
+
+
+DISAGREEMENT = (
+    "note: training has improved, but evaluation gets no more than training did at the beginning, "
+    "again and again. Training samples its actions; evaluation takes the most likely one, which "
+    "may repeat itself without end. Try evaluation.deterministic=false"
+)
+"""The line about it."""
+
+SEVERAL, WINDOW = 3, 5
+"""Evaluations that must fall behind before the line is shown, of the last so many."""
+
+CLEAR_GAIN = 1 / 3
+"""Gain of training that counts, as a share of the range of all mean returns so far."""
+
+
+class Disagreement:
+    """Follows mean returns of training and evaluation through the rows of a run.
+
+    An evaluation falls behind if it gets no more than training did in its first epoch, while
+    training has gained a good part of all that was ever seen since then. So neither the scale of
+    rewards matters, nor what happens before training has learned something.
+
+    Args:
+        config: The configuration as plain values: who samples actions.
+    """
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        samples = not config.get("algorithm", {}).get("deterministic", False)
+        self._is_on = samples and config.get("evaluation", {}).get("deterministic", True)
+        self._first = math.nan
+        self._low, self._high = math.inf, -math.inf
+        self._behind: deque[bool] = deque(maxlen=WINDOW)
+
+    def take(self, row: Mapping[str, float]) -> bool:
+        """Take in an epoch; returns whether to show the line now: once in all rows."""
+        train, evaluated = (row.get(name, math.nan) for name in (TRAIN_RETURN, EVAL_RETURN))
+        if not (self._is_on and math.isfinite(train)):
+            return False
+        if math.isnan(self._first):
+            self._first = train
+        if not math.isfinite(evaluated):
+            return False
+        self._low = min(self._low, train, evaluated)
+        self._high = max(self._high, train, evaluated)
+        has_gained = train - self._first > CLEAR_GAIN * (self._high - self._low)
+        self._behind.append(has_gained and evaluated <= self._first)
+        if sum(self._behind) < SEVERAL:
+            return False
+        self._is_on = False
+        return True
 
 
 TIMES = tuple(

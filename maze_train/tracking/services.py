@@ -7,8 +7,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from maze_train.errors import ConfigError
-from maze_train.extras import import_extra
+from maze_train.core.errors import ConfigError
+from maze_train.core.extras import import_extra
 from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
 
 if TYPE_CHECKING:

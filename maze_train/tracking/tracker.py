@@ -1,16 +1,19 @@
-"""The one object through which a training run reports its metrics, and its writers."""
+"""The metrics of a run, reported through one object."""
 
 from __future__ import annotations
 
 import contextlib
+import csv
+import math
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from maze_train.notices import warn
+from maze_train.core.errors import RunDirectoryError
+from maze_train.core.files import read_regular, warn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 
 MetricsRow: TypeAlias = dict[str, float]
@@ -226,3 +229,105 @@ class Tracker:
         self._dropped.append(writer)
         name = type(writer).__name__
         self._warn(f"{name} is left out from here on; training continues: {error}")
+
+
+MAX_NBYTES = 1 << 30
+
+
+def ordered_columns(names: Iterable[str]) -> list[str]:
+    """Names in the order of columns: epoch, updates, env_steps, train, eval, others, time.
+
+    Within a group the order of `names` is kept.
+    """
+
+    def rank(name: str) -> int:
+        if name in (EPOCH, UPDATES, ENV_STEPS):
+            return (EPOCH, UPDATES, ENV_STEPS).index(name)
+        group = name.split("/", 1)[0]
+        return {"train": 3, "eval": 4, "time": 6}.get(group, 5)
+
+    return sorted(dict.fromkeys(names), key=rank)
+
+
+def read_rows(path: str | Path, last_epoch: int | None = None) -> list[MetricsRow]:
+    """The rows of a `metrics.csv`.
+
+    A last line that was cut off when its process was killed is left out.
+
+    Args:
+        path: The file; no rows if it does not exist.
+        last_epoch: Epoch of the checkpoint from which a run continues: later rows, whose epochs
+            will be repeated, are left out. None: all rows.
+
+    Raises:
+        RunDirectoryError: If the file is not a table of numbers.
+    """
+    if not Path(path).exists():
+        return []
+    try:
+        text = read_regular(Path(path), MAX_NBYTES).decode()
+        lines = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+    rows = []
+    for number, cells in enumerate(lines[1:], start=2):
+        try:
+            pairs = zip(lines[0], cells, strict=True)
+            rows.append({name: _number(cell) for name, cell in pairs if cell != ""})
+        except ValueError as error:
+            raise RunDirectoryError(f"{path} line {number} is damaged: {error}") from error
+    if last_epoch is None:
+        return rows
+    return [row for row in rows if row.get(EPOCH, 0) <= last_epoch]
+
+
+def _number(cell: str) -> float:
+    # A number of any length would be no float later.
+    return int(cell) if cell.lstrip("-").isdigit() and len(cell) < 19 else float(cell)
+
+
+def compact(number: float) -> str:
+    """A count in at most five characters: 950, 1.2k, 40k, 1.25M."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        # The margin makes 999,960 read 1M and not 1000k.
+        if abs(number) >= size * 0.9995:
+            scaled = number / size
+            digits = f"{scaled:.2f}" if size > 1e3 and abs(scaled) < 9.995 else f"{scaled:.1f}"
+            digits = f"{scaled:.0f}" if abs(scaled) >= 99.95 else digits
+            return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + unit
+    return f"{number:.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """A time span as hours, minutes, seconds: 0:01:05; days in front once there are any."""
+    if not math.isfinite(seconds):
+        return "-:--:--"
+    minutes, rest = divmod(int(max(seconds, 0) + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    clock = f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{days}d {clock}" if days else clock
+
+
+def readable(number: float) -> str:
+    """A return or loss with about four significant digits: 0.01234, 195.3, 12,345."""
+    if not math.isfinite(number):
+        return str(float(number))
+    size = abs(number)
+    if size >= 1e7 or 0 < size < 1e-3:
+        return f"{number:.3g}"
+    if size >= 1000:
+        return f"{number:,.0f}"
+    return f"{number:.1f}" if size >= 100 else f"{number:.2f}" if size >= 1 else f"{number:.4f}"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> list[str]:
+    """Rows of equal length as lines: these columns to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  ".join(
+            text.ljust(width) if i in left else text.rjust(width)
+            for i, (text, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

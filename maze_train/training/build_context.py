@@ -1,4 +1,4 @@
-"""What an algorithm builds itself from."""
+"""Settings, spaces and environments from which an algorithm builds itself."""
 
 from __future__ import annotations
 
@@ -6,10 +6,15 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from maze_train.collect.collector import RolloutCollector
+from maze_train.collect.league import League, LeagueCollector
+from maze_train.core.errors import ConfigError, EnvError
+from maze_train.core.files import warn
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
+from maze_train.envs.foreign import make_foreign_env
+from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.nets.config import ModelConfig
-from maze_train.rollout.collector import RolloutCollector
 from maze_train.training.config import (
     TRIAL_STEPS,
     AlgorithmConfig,
@@ -17,7 +22,6 @@ from maze_train.training.config import (
     EvaluationConfig,
     PolicyConfig,
 )
-from maze_train.training.environments import build_vector_env, close_quietly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,11 +30,65 @@ if TYPE_CHECKING:
     import torch
     from gymnasium import Env
 
+    from maze_train.collect.collector import TurnCollector
+    from maze_train.core.seeding import Seeds
     from maze_train.envs.config import EnvConfig
     from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.seeding import Seeds
+    from maze_train.learner.group import LearnerGroup
+    from maze_train.nets.joint import JointModel
     from maze_train.training.checkpoints import Checkpoint
     from maze_train.workers.places import Place
+
+
+def build_vector_env(
+    factories: Sequence[Callable[[], Env[Any, Any]]],
+    config: EnvConfig,
+    place: Place,
+    on_non_finite: Any,
+    first_env: int = 0,
+    *,
+    training: bool = True,
+    max_episode_steps: int = 0,
+    can_be_restored: bool = True,
+) -> MazeVectorEnv:
+    """Environments that are stepped in a place.
+
+    Args:
+        factories: Build single environments, one each, where the backend is gymnasium.
+        config: Settings of the environments.
+        place: Where their workers live.
+        on_non_finite: Reaction to a bad number.
+        first_env: Number of the first environment in messages.
+        training: Whether rewards and ends of episodes may be changed, as in training.
+        max_episode_steps: Steps after which environments of another backend cut an episode;
+            0: never.
+        can_be_restored: Whether their state will be asked for.
+    """
+    if config.backend != "gymnasium":
+        env: MazeVectorEnv = make_foreign_env(
+            config,
+            len(factories),
+            training=training,
+            num_threads=place.num_workers(len(factories)),
+            max_episode_steps=max_episode_steps or None,
+        )
+        env.first_env = first_env
+        return env
+    return PooledVectorEnv(
+        factories,
+        place,
+        on_non_finite=on_non_finite,
+        can_be_restored=can_be_restored,
+        first_env=first_env,
+    )
+
+
+def close_quietly(env: Any) -> None:
+    """Close environments; an error of theirs must not cost a finished training."""
+    try:
+        env.close()
+    except EnvError as error:
+        warn(str(error))
 
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
@@ -134,3 +192,38 @@ class BuildContext(Generic[Config]):
             allow_new_episodes=self.checkpoint.allow_new_episodes,
             info_keys=self.info_keys,
         )
+
+
+def with_leagues(
+    turns: TurnCollector, model: JointModel, context: BuildContext[Any], learners: LearnerGroup
+) -> LeagueCollector:
+    """A collector in which policies play against their snapshots.
+
+    Args:
+        turns: Collects the turns of the policies.
+        model: The policies, and who acts with which.
+        context: What the run is built from.
+        learners: They get the snapshots.
+
+    Raises:
+        ConfigError: If a policy has no second agent that a snapshot could play.
+    """
+    agents = list(model.agents)
+    leagues = []
+    for policy, own in context.policies.items():
+        if own.opponents is None:
+            continue
+        if context.envs_per_actor:
+            problem = "snapshots play where the learner acts; expected runner.envs_per_actor=0"
+            raise ConfigError(f"policies.{policy}.opponents", problem, own.opponents.draw)
+        members = model.members[policy]
+        if len(members) < 2:
+            problem = f"snapshots need a second agent of {policy}; it has {', '.join(members)}"
+            raise ConfigError(f"policies.{policy}.opponents", problem, own.opponents.draw)
+        seats = [agents.index(agent) for agent in members]
+        seed = context.seeds.integer(f"league/{policy}")
+        leagues.append(League(policy, seats, own.opponents, seed))
+    checkpoint = context.read_checkpoint()
+    saved = checkpoint.state["learners"]["learner"]["modules"] if checkpoint else ()
+    length = context.algorithm.epoch_length
+    return LeagueCollector(turns, model, leagues, learners, length, saved)

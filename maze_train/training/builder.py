@@ -1,4 +1,4 @@
-"""Contract by which an algorithm builds itself: what it gets, and what it has to say."""
+"""How an algorithm builds itself: what it gets, and what it has to provide."""
 
 from __future__ import annotations
 
@@ -8,38 +8,97 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
+from maze_train.collect.actor_collector import ActorCollector
+from maze_train.collect.actors import Actors
+from maze_train.collect.collector import TurnCollector
+from maze_train.core.errors import ConfigError, TrainingError
+from maze_train.core.targets import locate
 from maze_train.envs.factory import env_name
-from maze_train.errors import ConfigError
 from maze_train.learner.group import LearnerGroup
-from maze_train.rollout.actor_collector import ActorCollector
-from maze_train.rollout.turn_collector import TurnCollector
+from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.spaces.agents import agent_spaces
-from maze_train.targets import locate
-from maze_train.training.actors import build_actors
-from maze_train.training.config import (
-    TRIAL_STEPS,
-    AlgorithmConfig,
-)
-from maze_train.training.environments import close_quietly
+from maze_train.training.build_context import build_vector_env, close_quietly
+from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.models import learner_maker, make_model, modules_of
-from maze_train.training.observation_statistics import begin_statistics
+from maze_train.workers.places import ThisProcess
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from torch import nn
 
+    from maze_train.collect.actor_worker import MakeActorEnv
+    from maze_train.collect.collector import ActingModel, RecurrentModel, RolloutCollector
+    from maze_train.core.types import Array
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.learner.learner import Learner
     from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.rollout.acting import ActingModel, RecurrentModel
-    from maze_train.rollout.collector import RolloutCollector
     from maze_train.training.build_context import BuildContext
     from maze_train.training.evaluators import Evaluator
-    from maze_train.training.services import TrainerServices
-    from maze_train.training.trainer import Trainer
-    from maze_train.types import Array
+    from maze_train.training.trainer import Trainer, TrainerServices
+
+
+MOST_IDLE = 100
+"""Rollouts in a row without a turn of those that lack statistics, after which training ends."""
+
+
+def begin_statistics(
+    waiting: Mapping[str, ObservationNormalizer], make_collector: Callable[[], Any], acting: Any
+) -> None:
+    """Collect rollouts until there are enough statistics; see `AlgorithmBuilder.begin_statistics`.
+
+    Args:
+        waiting: Normaliser of each module that takes statistics.
+        make_collector: Makes what collects rollouts.
+        acting: Chooses the actions.
+    """
+    collector: Any = None
+    idle = 0
+    while few := {key for key, own in waiting.items() if own.is_waiting}:
+        collector = collector or make_collector()
+        experience, episodes = collector.collect(acting)
+        episodes.check_steps(" before training")
+        parts = experience if isinstance(experience, dict) else {DEFAULT_MODULE: experience}
+        idle = 0 if few & parts.keys() else idle + 1
+        if idle == MOST_IDLE:
+            raise TrainingError(
+                f"no agent of {', '.join(sorted(few))} acted in {idle} rollouts before "
+                "training, which take statistics of observations: give it a model with "
+                "normalization.mode=none in policies"
+            )
+        for key, rollout in parts.items():
+            if own := waiting.get(key):
+                own.update(rollout.to(own.mean.device).acted_on(own.keys))
+    for own in waiting.values():
+        if own.config.mode == "estimated":
+            own.freeze()
+
+
+def actor_env_maker(context: BuildContext[Any], num_envs: int) -> MakeActorEnv:
+    """What builds the environments of one actor, in the process in which it lives."""
+    return partial(
+        build_vector_env,
+        [context.env_factory] * num_envs,
+        context.env,
+        ThisProcess(),
+        context.algorithm.on_non_finite_step,
+    )
+
+
+def build_actors(context: BuildContext[Any], num_envs: int) -> Actors:
+    """The actors that `runner.envs_per_actor` asks for, closed at the end of the run."""
+    num_actors = num_envs // context.envs_per_actor
+    actors = Actors(
+        actor_env_maker(context, context.envs_per_actor),
+        num_actors,
+        context.envs_per_actor,
+        context.place,
+        num_workers=context.place.num_workers(num_actors),
+        can_be_restored=True,
+    )
+    context.closing.callback(close_quietly, actors)
+    return actors
 
 
 Config = TypeVar("Config", bound=AlgorithmConfig)

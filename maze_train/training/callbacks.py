@@ -6,10 +6,10 @@ from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from maze_train.errors import CallbackError, ConfigError, one_of
-from maze_train.events import Event
-from maze_train.notices import tell, warn
-from maze_train.targets import build_target
+from maze_train.core.errors import CallbackError, ConfigError, one_of
+from maze_train.core.events import Event
+from maze_train.core.files import tell, warn
+from maze_train.core.targets import build_target
 from maze_train.training.generators import generators_kept
 
 if TYPE_CHECKING:

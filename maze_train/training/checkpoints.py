@@ -1,4 +1,4 @@
-"""Checkpoints of a run: written whole or not at all, verified when read, the old ones removed.
+"""Checkpoints: their schedule; written whole or not at all, verified when read.
 
 checkpoints/
     latest                          name of the newest checkpoint, and the sha256 of its manifest
@@ -18,40 +18,44 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from maze_train.checks import check_one_of
-from maze_train.data.state_files import dumps
-from maze_train.errors import RunDirectoryError
-from maze_train.files import (
+from maze_train.core.checks import check_one_of
+from maze_train.core.errors import RunDirectoryError
+from maze_train.core.files import (
     check_held,
     fsync_directory,
     process_runs,
     read_regular,
+    warn,
     write_synced,
 )
-from maze_train.notices import warn
-from maze_train.training.checkpoint_files import DamagedError, FilesWriter, Parts
-from maze_train.training.config import CheckpointConfig
-from maze_train.training.manifests import (
+from maze_train.data.state_files import dumps
+from maze_train.training.checkpoint_files import (
     MANIFEST,
     MIGRATIONS,
     SCHEMA,
     STATE,
     Checkpoint,
     CheckpointInfo,
+    DamagedError,
+    FilesWriter,
+    Parts,
     make_manifest,
     read_checkpoint,
     read_manifest,
     sort_key,
 )
+from maze_train.training.config import CheckpointConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
     from maze_train.training.outcome import Position
+
 
 __all__ = ["MIGRATIONS", "SCHEMA", "Checkpoint", "CheckpointInfo", "CheckpointStore"]
 
@@ -372,3 +376,50 @@ class CheckpointStore:
     def list(self) -> tuple[CheckpointInfo, ...]:
         """Manifests of the checkpoints, the oldest first; damaged ones are left out."""
         return self._survey()[0]
+
+
+class Checkpoints:
+    """Says when a checkpoint is due, and writes it.
+
+    Args:
+        store: Where they are written; its settings say when.
+        resumed: The checkpoint from which the run continues, which need not be written again.
+    """
+
+    def __init__(self, store: CheckpointStore, resumed: Checkpoint | None = None) -> None:
+        self._store = store
+        self._saved_at = time.monotonic()
+        self.latest = None if resumed is None else resumed.path
+        """The last checkpoint that was written, or from which the run continues."""
+        self._position: Position | None = resumed
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether the epoch that just ended, the first is 1, ends with a checkpoint."""
+        interval = self._store.config.interval
+        return (interval > 0 and epoch % interval == 0) or self.is_overdue()
+
+    def is_overdue(self) -> bool:
+        """Whether the last checkpoint is longer ago than the settings allow."""
+        minutes = self._store.config.interval_minutes
+        return minutes > 0 and time.monotonic() - self._saved_at >= 60.0 * minutes
+
+    def holds(self, epoch: int, updates: int, within_epoch: bool) -> bool:
+        """Whether the last checkpoint was taken at this position."""
+        last, here = self._position, (epoch, updates, within_epoch)
+        return last is not None and here == (last.epoch, last.updates, last.within_epoch)
+
+    def save(self, state: dict[str, Any], position: Position) -> Path | None:
+        """Write a checkpoint.
+
+        Args:
+            state: The state of the trainer.
+            position: Where training stands.
+
+        Returns:
+            Its directory; None if it could not be written.
+        """
+        path = self._store.save(state, position)
+        self._saved_at = time.monotonic()
+        if path is not None:
+            self.latest, self._position = path, position
+        return path

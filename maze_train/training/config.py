@@ -6,18 +6,18 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from maze_train.checks import (
+from maze_train.collect.config import OpponentsConfig
+from maze_train.core.checks import (
     absolute_path,
     check_at_least,
     check_fields,
     check_positive,
 )
-from maze_train.conversion import convert_fields
-from maze_train.errors import ConfigError, did_you_mean, nearest
+from maze_train.core.conversion import convert_fields
+from maze_train.core.errors import ConfigError, did_you_mean, nearest
+from maze_train.core.targets import TARGET, is_target
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.nets.config import ModelConfig
-from maze_train.rollout.config import OpponentsConfig
-from maze_train.targets import TARGET, is_target
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -1,22 +1,26 @@
-"""Contexts in which a run trains and tests; at their ends everything is as it was before."""
+"""Contexts in which a run trains and tests; this machine; the time of updates."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import time
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from maze_train.errors import TrainingError
-from maze_train.files import atomic_write
-from maze_train.learner.modes import CUBLAS, REPEATABLE
-from maze_train.notices import warn
-from maze_train.training.services import Contexts
+from maze_train.core.errors import ConfigError, TrainingError
+from maze_train.core.files import atomic_write, warn
+from maze_train.learner.modules import CUBLAS, REPEATABLE
+from maze_train.tracking.tracker import duration
+from maze_train.training.trainer import Contexts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
+
+    from maze_train.learner.learner import Learner
 
 
 ANOMALY = (
@@ -149,3 +153,199 @@ class UpdateProfiler:
                 profile.export_chrome_trace(file.name)
         except (OSError, RuntimeError) as error:  # training is worth more than a trace
             warn(f"{self.path} could not be written: {error}")
+
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+def find_device(name: str, key: str = "algorithm.device") -> torch.device:
+    """The device of a name in the configuration.
+
+    Args:
+        name: The name.
+        key: Name of the setting.
+
+    Raises:
+        ConfigError: If PyTorch does not find it.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(key, f"not usable here: {reason}", name) from error
+    return device
+
+
+class CgroupFiles(NamedTuple):
+    """Names of the files of memory in a version of control groups."""
+
+    limit: str
+    used: str
+    reclaimable: str
+    """Entry of `memory.stat`: bytes of file cache that are given up when memory is needed."""
+
+
+V1 = CgroupFiles("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+V2 = CgroupFiles("memory.max", "memory.current", "inactive_file")
+
+
+def available_memory(
+    device: torch.device, *, proc: Path = PROC, cgroups: Path = CGROUPS
+) -> int | None:
+    """Bytes that can still be allocated on a device.
+
+    For the CPU, what Linux takes to be available without swapping, or less where a control group
+    (a container, a job of a cluster) or one above it has a limit.
+
+    Args:
+        device: The device.
+        proc: Directory in which the kernel describes processes.
+        cgroups: Directory of control groups, version 1 or 2.
+
+    Returns:
+        Bytes, >= 0; None where they are not known.
+    """
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    if device.type != "cpu":
+        return None
+    found = [_meminfo(proc), *(_left(*place) for place in _groups(proc, cgroups))]
+    return min((nbytes for nbytes in found if nbytes is not None), default=None)
+
+
+def available_disk(directory: Path) -> int:
+    """Bytes that can still be written into a directory, which need not exist yet."""
+    there = directory.absolute()
+    while not there.exists():
+        there = there.parent
+    return shutil.disk_usage(there).free
+
+
+def _meminfo(proc: Path) -> int | None:
+    """Bytes that are available without swapping."""
+    for line in _lines(proc / "meminfo"):
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return None
+
+
+def readable_nbytes(count: int) -> str:
+    """A number of bytes for people."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6)):
+        if count >= size:
+            return f"{count / size:.2f} {unit}"
+    return f"{count / 1e3:.1f} kB"
+
+
+def _groups(proc: Path, cgroups: Path) -> Iterator[tuple[Path, CgroupFiles]]:
+    """The control groups of this process that may limit memory, from the innermost one."""
+    for line in _lines(proc / "self/cgroup"):
+        _, controllers, group = line.split(":", 2)
+        if controllers == "memory":
+            root, files = cgroups / "memory", V1
+        elif not controllers:
+            root, files = cgroups, V2
+        else:
+            continue
+        innermost = root / group.lstrip("/")
+        for directory in (innermost, *innermost.parents):
+            if directory.is_relative_to(root):
+                yield directory, files
+
+
+def _left(group: Path, files: CgroupFiles) -> int | None:
+    """Bytes that a control group leaves; None without a limit."""
+    limit, used = "".join(_lines(group / files.limit)), "".join(_lines(group / files.used))
+    if not limit.isdigit() or not used.isdigit():
+        return None
+    stat = dict(line.split(maxsplit=1) for line in _lines(group / "memory.stat"))
+    return max(0, int(limit) - int(used) + int(stat.get(files.reclaimable, 0)))
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines of a file; none, if it can not be read."""
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
+LONG_UPDATE_S = 10.0
+"""Seconds of an update from which on it is worth a line."""
+
+
+class UpdateClock(Contexts):
+    """Measures updates.
+
+    In the first one the time of its first minibatch counts for each of the others; from then on an
+    update is expected to take as long as the one before.
+
+    Args:
+        around: What else holds in the parts of a run.
+        tell: Takes the line about updates that are long.
+        clock: Time in seconds, any origin.
+    """
+
+    def __init__(
+        self,
+        around: Contexts,
+        tell: Callable[[str], None],
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.training, self.testing = around.training, around.testing  # type: ignore[method-assign]
+        self._around = around
+        self._tell = tell
+        self._clock = clock
+        self._began: float | None = None
+        self._expected_s = 0.0
+        """Seconds of the running update; 0: not known yet."""
+        self._is_told = False
+
+    def watch(self, learner: Learner[Any, Any, Any]) -> None:
+        """Measure the first minibatch that the learner asks for."""
+        original = learner.minibatches
+
+        def minibatches(prepared: Any, statistics: Any) -> Iterator[Any]:
+            del learner.minibatches  # from here on it is that of the class
+            found = original(prepared, statistics)
+            for first in found:
+                began = self._clock()
+                yield first
+                others = learner.num_minibatches(prepared) - 1
+                self._expect(self._clock() - began, others)
+                break
+            yield from found
+
+        learner.minibatches = minibatches  # type: ignore[method-assign]
+
+    @contextmanager
+    def update(self, number: int) -> Iterator[None]:
+        """Measure an update."""
+        self._began = began = self._clock()
+        try:
+            with self._around.update(number):
+                yield
+        finally:
+            self._began = None
+        self._expected_s = self._clock() - began
+        self._tell_if_long()
+
+    def remaining(self) -> str:
+        """How long the running update still takes, as a part of a line; empty: not known."""
+        if self._began is None:
+            return ""
+        left = self._expected_s - (self._clock() - self._began)
+        return f", at most about {duration(left)} more" if left >= 1.0 else ""
+
+    def _expect(self, first_s: float, others: int) -> None:
+        if self._began is not None and others > 0:
+            self._expected_s = self._clock() - self._began + others * first_s
+            self._tell_if_long()
+
+    def _tell_if_long(self) -> None:
+        if self._expected_s >= LONG_UPDATE_S and not self._is_told:
+            self._is_told = True
+            self._tell(f"an update takes about {duration(self._expected_s)}")

@@ -1,16 +1,17 @@
-"""Evaluators of a policy."""
+"""Evaluators of a policy, those of users included, and the test after training."""
 
 from __future__ import annotations
 
+import json
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from maze_train.checks import check_at_least
-from maze_train.errors import ConfigError, EnvError
-from maze_train.rollout.acting import (
+from maze_train.collect.collector import (
     ActingModel,
     Actor,
     RecurrentModel,
@@ -19,15 +20,26 @@ from maze_train.rollout.acting import (
     draws,
     env_actions,
 )
-from maze_train.rollout.episodes import SUCCESS, agent_returns_of, final_numbers
+from maze_train.collect.episodes import SUCCESS, agent_returns_of, final_numbers
+from maze_train.core.checks import check_at_least
+from maze_train.core.errors import CallbackError, ConfigError, EnvError
+from maze_train.core.files import read_regular
+from maze_train.core.targets import build_target
+from maze_train.core.types import Array, tree_map
 from maze_train.spaces.tensors import as_tensors
 from maze_train.training.generators import generators_kept
-from maze_train.types import Array, tree_map
+from maze_train.training.policy_files import TrainedPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from gymnasium import spaces
 
     from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.training.config import EvaluationConfig
+    from maze_train.training.model_selection import BestModelSelection
+    from maze_train.training.outcome import TrainingSummary
 
 
 MOST_LOST = 10
@@ -225,3 +237,141 @@ class RolloutEvaluator(Evaluator):
         if self._env is not None:
             self._env.close()
             self._env = None
+
+
+class JudgedPolicy(TrainedPolicy):
+    """A policy in training: acts on observations of the environment, and is its model besides.
+
+    Attributes that a `TrainedPolicy` does not have, such as `parameters` and `policy_params`, are
+    those of `model`.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "model" or name.startswith("__"):  # asked for by those who copy it
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+
+class OwnEvaluator(Evaluator):
+    """Gives an evaluator of a user the policy in a form that acts.
+
+    Args:
+        evaluator: The evaluator.
+        key: Where the settings name it.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        key: str,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Space[Any],
+    ) -> None:
+        self._evaluator, self._key = evaluator, key
+        self._spaces = observation_space, action_space
+        # Its state and its end are its own.
+        self.state_dict = evaluator.state_dict  # type: ignore[method-assign]
+        self.load_state_dict = evaluator.load_state_dict  # type: ignore[method-assign]
+        self.close = evaluator.close  # type: ignore[method-assign]
+
+    def evaluate(self, policy: Any) -> dict[str, float]:
+        """The metrics of the evaluator, as plain numbers.
+
+        Raises:
+            CallbackError: If it raises.
+            ConfigError: If it gives anything but numbers by name.
+        """
+        try:
+            found = self._evaluator.evaluate(JudgedPolicy(policy, *self._spaces))
+        except Exception as error:
+            name, told = type(self._evaluator).__qualname__, f"{type(error).__name__}: {error}"
+            raise CallbackError(f"{self._key}: {name}.evaluate failed: {told}") from error
+        if not isinstance(found, Mapping):
+            problem = f"evaluate() gave {found!r}; expected numbers by name"
+            raise ConfigError(self._key, problem)
+        metrics = {}
+        for name, value in found.items():
+            try:
+                number = value.item() if hasattr(value, "item") else value
+                metrics[name] = number if type(number) is int else float(number)
+            except (TypeError, ValueError, RuntimeError) as error:
+                problem = f"evaluate() gave {value!r} for {name}; expected a number"
+                raise ConfigError(self._key, problem) from error
+        return metrics
+
+
+def own_evaluators(
+    config: EvaluationConfig,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+) -> list[Evaluator]:
+    """The evaluators of the user.
+
+    Args:
+        config: Names them.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+
+    Raises:
+        ConfigError: If one can not be built, or is none.
+    """
+    named = {f"evaluation.evaluators[{i}]": node for i, node in enumerate(config.evaluators)}
+    return [
+        OwnEvaluator(
+            build_target(node, key=key, kind=Evaluator), key, observation_space, action_space
+        )
+        for key, node in named.items()
+    ]
+
+
+RETURNS = {"episode_return_mean", "episode_return_std"}
+
+
+def final_test(
+    evaluator: Evaluator, selection: BestModelSelection, epoch: int
+) -> dict[str, dict[str, float]]:
+    """Test the last policy and the best one, both in the same episodes; the model has that then.
+
+    Args:
+        evaluator: Plays the episodes.
+        selection: Has the model with the last weights, and the best ones.
+        epoch: Epochs so far.
+
+    Returns:
+        Metrics without their prefix, and `epoch`, of the policies `last` and `best`.
+    """
+    last = best = _test(evaluator, selection, epoch)
+    if selection.best_epoch not in (0, epoch):
+        selection.reset_to_best()
+        best = _test(evaluator, selection, selection.best_epoch)
+    return {"last": last, "best": best}
+
+
+def _test(evaluator: Evaluator, selection: BestModelSelection, epoch: int) -> dict[str, float]:
+    metrics = evaluator.evaluate(cast("ActingModel", selection.model))
+    return {"epoch": epoch, **{name.partition("/")[2]: x for name, x in metrics.items()}}
+
+
+def earlier_test(
+    path: Path, summary: TrainingSummary, n_episodes: int
+) -> dict[str, dict[str, float]]:
+    """Test of a run that had come to its end before, from summary.json; empty if there is none.
+
+    Args:
+        path: The file.
+        summary: The outcome now.
+        n_episodes: Episodes of a test.
+    """
+    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
+        found: dict[str, Any] = json.loads(read_regular(path))
+        tests = {name: found["final_test"][name] for name in ("last", "best")}
+        is_that = found["updates"] == summary.updates and all(
+            test["episodes"] == n_episodes
+            and test.keys() >= RETURNS
+            and all(type(x) in (int, float) for x in test.values())
+            for test in tests.values()
+        )
+        return tests if is_that else {}
+    return {}

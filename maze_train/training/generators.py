@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from maze_train.errors import TrainingError
+from maze_train.core.errors import TrainingError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,11 +7,11 @@ import re
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from maze_train.checks import check_one_of
-from maze_train.errors import ConfigError, did_you_mean, nearest
-from maze_train.notices import tell, warn
-from maze_train.rollout.config import SNAPSHOT
-from maze_train.rollout.episodes import TrainingEpisodeEvents
+from maze_train.collect.config import SNAPSHOT
+from maze_train.collect.episodes import TrainingEpisodeEvents
+from maze_train.core.checks import check_one_of
+from maze_train.core.errors import ConfigError, did_you_mean, nearest
+from maze_train.core.files import tell, warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.types import Tensor
+    from maze_train.core.types import Tensor
 
 
 SAME_SCORE = (

@@ -1,28 +1,235 @@
-"""The model of a run: networks for the spaces of its environment."""
+"""The model of a run: networks for its spaces, policies of agents, leagues of self-play."""
 
 from __future__ import annotations
 
+import re
+from fnmatch import fnmatchcase
 from functools import partial
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from maze_train.errors import ConfigError
+from torch import nn
+
+from maze_train.collect.config import SNAPSHOT
+from maze_train.collect.fixed_policies import fixed_policy
+from maze_train.core.errors import ConfigError, did_you_mean, nearest
+from maze_train.core.seeding import Seeds
+from maze_train.core.targets import locate
 from maze_train.learner.modules import DEFAULT_MODULE
-from maze_train.rollout.config import SNAPSHOT
+from maze_train.nets.joint import JointModel, build_centralized
 from maze_train.spaces.agents import agent_spaces
-from maze_train.targets import locate
-from maze_train.training.leagues import with_leagues
-from maze_train.training.policies import build_joint_model, learner_with_frozen
+from maze_train.spaces.describe import space_to_dict
+from maze_train.training.build_context import with_leagues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from gymnasium import spaces
-    from torch import nn
 
+    from maze_train.core.types import Tensor
     from maze_train.learner.learner import Learner
     from maze_train.nets.config import ModelConfig
+    from maze_train.spaces.agents import AgentSpaces
     from maze_train.training.config import AlgorithmConfig, PolicyConfig
-    from maze_train.types import Tensor
+
+
+SHARED = "default"
+"""Id of the policy where one is enough for all agents."""
+
+MARKS = re.compile("[./@:]")
+"""What ids of policies lack: it separates them from others in names of weights and metrics, of
+snapshots, and of policies of a run."""
+
+
+def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]) -> dict[str, str]:
+    """Id of the policy of each agent.
+
+    Without settings, agents with the same spaces share a policy. Its id is `default` if there is
+    but one, else what their names begin with.
+
+    Args:
+        spaces: Spaces of the agents.
+        policies: Settings of the policies by id.
+
+    Raises:
+        ConfigError: If an agent has no policy or several, a policy names no agent that there is, or
+            its agents have different spaces.
+    """
+    if not policies:
+        return _shared_policies(spaces)
+    found: dict[str, str] = {}
+    for policy, config in policies.items():
+        for pattern in config.agents:
+            for agent in _agents_of(pattern, f"policies.{policy}.agents", spaces):
+                if found.setdefault(agent, policy) != policy:
+                    problem = f"{agent} has the policy {found[agent]} already; expected one each"
+                    raise ConfigError(f"policies.{policy}.agents", problem, config.agents)
+    without = [agent for agent in spaces.agents if agent not in found]
+    if without:
+        problem = f"no policy for {', '.join(without)}; name them in the agents of a policy"
+        raise ConfigError("policies", problem, list(policies))
+    for policy in policies:
+        _check_same_spaces(policy, [a for a in spaces.agents if found[a] == policy], spaces)
+    return {agent: found[agent] for agent in spaces.agents}
+
+
+def is_trainable(
+    policy: str, policies: Mapping[str, PolicyConfig], chosen: Sequence[str] | None
+) -> bool:
+    """Whether the settings let a policy learn; see `learner_with_frozen`."""
+    is_fixed = policy in policies and policies[policy].is_fixed
+    return not is_fixed and (chosen is None or policy in chosen)
+
+
+def check_id(policy: str) -> None:
+    """Refuse an id of a policy that is no part of names, or not that of a module of PyTorch."""
+    if not _is_id(policy):
+        found = hasattr(nn.ModuleDict, policy)
+        problem = "PyTorch can not name a module so" if found else "expected a name without . / @ :"
+        raise ConfigError("policies", f"{problem}; give it another id", policy)
+
+
+def _is_id(name: str) -> bool:
+    return bool(name) and not MARKS.search(name) and not hasattr(nn.ModuleDict, name)
+
+
+def matching(pattern: str, agents: Sequence[str]) -> list[str]:
+    """The agent of a name, which may look like a pattern, else those that match the pattern."""
+    return [pattern] if pattern in agents else [a for a in agents if fnmatchcase(a, pattern)]
+
+
+def _agents_of(pattern: str, key: str, spaces: AgentSpaces) -> list[str]:
+    found = matching(pattern, spaces.agents)
+    if not found:
+        hint = did_you_mean(nearest(pattern, spaces.agents, count=1), "", " ")
+        problem = f"no such agent; {hint}there are: {', '.join(spaces.agents)}"
+        raise ConfigError(key, problem, pattern)
+    return found
+
+
+def _check_same_spaces(policy: str, agents: list[str], spaces: AgentSpaces) -> None:
+    for agent in agents[1:]:
+        if spaces.of(agent) != spaces.of(agents[0]):
+            raise ConfigError(
+                f"policies.{policy}.agents",
+                f"{agents[0]} and {agent} have different spaces, {spaces.of(agents[0])} and "
+                f"{spaces.of(agent)}; give each of them a policy",
+                agents,
+            )
+
+
+def _shared_policies(spaces: AgentSpaces) -> dict[str, str]:
+    """A policy for each pair of spaces."""
+    groups: dict[str, list[str]] = {}
+    for agent in spaces.agents:
+        described = str([space_to_dict(space) for space in spaces.of(agent)])
+        groups.setdefault(described, []).append(agent)
+    if len(groups) == 1:
+        return dict.fromkeys(spaces.agents, SHARED)
+    names = [_common_name(agents) for agents in groups.values()]
+    if len(set(names)) < len(names) or not all(names):
+        names = [agents[0] for agents in groups.values()]
+    owners: dict[str, str] = {}
+    for name, agents in zip(names, groups.values(), strict=True):
+        policy = MARKS.sub("_", name)
+        while policy in owners.values() or not _is_id(policy):
+            policy += "_"
+        owners |= dict.fromkeys(agents, policy)
+    return {agent: owners[agent] for agent in spaces.agents}
+
+
+def _common_name(agents: list[str]) -> str:
+    """What names begin with, without numbers: `agent` for agent_0 and agent_1."""
+    first, last = min(agents), max(agents)
+    same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
+    return re.sub(r"[_\W\d]+$", "", "".join(a for a, _ in same))
+
+
+def build_joint_model(
+    build: Callable[[ModelConfig, Any, Any, int], nn.Module],
+    config: ModelConfig,
+    spaces: AgentSpaces,
+    policies: Mapping[str, PolicyConfig],
+    seed: int,
+) -> JointModel:
+    """Build the policies of all agents.
+
+    Args:
+        build: Builds a model from its settings, observation space, action space and seed.
+        config: Settings of the networks of policies without own ones.
+        spaces: Spaces of the agents.
+        policies: Settings of the policies by id; see `policies_of_agents`.
+        seed: Seed of the initial weights.
+
+    Raises:
+        ConfigError: If agents and policies do not fit, or a policy can not be built.
+    """
+    owners, seeds = policies_of_agents(spaces, policies), Seeds(seed)
+    models: dict[str, nn.Module] = {}
+    for agent, policy in owners.items():
+        if policy in models:
+            continue
+        check_id(policy)
+        own, here = policies.get(policy), spaces.of(agent)
+        if own is None or own.source is None or own.run is not None:
+            model = (own.model if own else None) or config
+            if model.centralized_critic:
+                given = build, model, spaces, agent, seeds.integer(policy)
+                models[policy] = build_centralized(*given)
+            else:
+                models[policy] = build(model, *here, seeds.integer(policy))
+        else:
+            key = f"policies.{policy}.source"
+            models[policy] = fixed_policy(own.source, key, *here)
+    return JointModel(models, owners)
+
+
+def learner_with_frozen(
+    make_learner: Callable[..., Learner[Any, Any, Any]],
+    policies: Mapping[str, PolicyConfig],
+    chosen: Sequence[str] | None,
+    modules: Mapping[str, nn.Module],
+    *args: Any,
+    **kwargs: Any,
+) -> Learner[Any, Any, Any]:
+    """A learner in which policies are frozen that can not learn, or are not to.
+
+    Args:
+        make_learner: Makes it of the other modules.
+        policies: Settings of the policies by id.
+        chosen: Ids that `policies_to_train` names; None: all that can learn.
+        modules: All policies by id.
+        *args: Further arguments of `make_learner`, the settings of the algorithm first.
+        **kwargs: Those by name.
+
+    Raises:
+        ConfigError: If one is chosen, or has settings, that is not there or can not learn, or none
+            would learn.
+    """
+    frozen = {
+        key
+        for key, own in policies.items()
+        if own.frozen or not any(True for _ in modules[key].parameters())
+    }
+    free = [key for key in modules if key not in frozen]
+    for key in free if chosen is None else chosen:
+        if key not in free:
+            problem = "is frozen or has no weights" if key in frozen else "no such policy"
+            named = ", ".join(free) or "none"
+            raise ConfigError("policies_to_train", f"{problem}; those that can learn: {named}", key)
+    for key in getattr(args[0], "overrides", ()):
+        if key in frozen:
+            problem = f"is frozen or has no weights; those that can learn: {', '.join(free)}"
+            raise ConfigError("algorithm.overrides", problem, key)
+    if not (free if chosen is None else chosen):
+        problem = "no policy would learn; expected one that has networks and is not frozen"
+        raise ConfigError("policies_to_train", problem, chosen)
+    learner = make_learner({k: m for k, m in modules.items() if k in free}, *args, **kwargs)
+    for key in modules:
+        if key in frozen:
+            learner.add_module(key, modules[key], frozen=True)
+    learner.policies_to_train = chosen
+    return learner
 
 
 def modules_of(model: nn.Module) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The end of training: its limits, signals that ask for an end, and the outcome."""
+"""The end of training: limits, signals, outcome; the metric that selects the best policy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from maze_train.notices import tell
+from maze_train.core.events import Event, EventInterface
+from maze_train.core.files import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -206,3 +207,19 @@ class Interruption:
                     tell(f"\n{name}: {done}; again: stop at once")
                 return
         raise Interrupted(number, at_once)
+
+
+class TimeEvents(EventInterface, prefix="time"):
+    """Wall time of an epoch by what took it, in seconds."""
+
+    collect_s = Event("Collecting experience.", reduce="sum")
+    env_s = Event(
+        "Stepping the environments, or waiting for their workers: a part of `time/collect_s`.",
+        reduce="sum",
+    )
+    update_s = Event("Updating the weights.", reduce="sum")
+    evaluate_s = Event("Evaluating the policy.", reduce="sum")
+    checkpoint_s = Event("Writing checkpoints, that of the epoch before included.", reduce="sum")
+    epoch_s = Event("The whole epoch.", reduce="sum")
+    total_s = Event("Since training began.", reduce="last")
+    steps_per_second = Event("Environment steps per second, compilation left out.", reduce="last")

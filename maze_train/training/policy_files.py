@@ -18,11 +18,7 @@ import numpy as np
 import torch
 from gymnasium.spaces import Discrete, MultiDiscrete
 
-from maze_train.envs.faults import NonFiniteError, check_finite
-from maze_train.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
-from maze_train.files import atomic_write, read_regular
-from maze_train.notices import warn
-from maze_train.rollout.acting import (
+from maze_train.collect.collector import (
     ActingModel,
     Actor,
     RecurrentModel,
@@ -31,18 +27,27 @@ from maze_train.rollout.acting import (
     draws,
     env_actions,
 )
-from maze_train.spaces.describe import FlatView, flat_space, unflatten_value
+from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
+from maze_train.core.files import atomic_write, read_regular, warn
+from maze_train.core.types import tree_leaves, tree_map
+from maze_train.envs.faults import NonFiniteError, check_finite
+from maze_train.spaces.describe import (
+    MAX_NUMBERS,
+    FlatView,
+    flat_space,
+    space_from_dict,
+    space_to_dict,
+    unflatten_value,
+)
 from maze_train.spaces.masks import mask_layout
-from maze_train.spaces.serialize import MAX_NUMBERS, space_from_dict, space_to_dict
 from maze_train.spaces.tensors import as_tensors
-from maze_train.types import tree_leaves, tree_map
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from gymnasium import spaces
 
-    from maze_train.types import TensorTree
+    from maze_train.core.types import TensorTree
 
 
 WEIGHTS, SPACES, CONFIG, SCORE = "policy.pt", "spaces.json", "config.yaml", "score.json"

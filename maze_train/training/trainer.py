@@ -7,29 +7,40 @@ import time
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from maze_train.checks import check_at_least
+from maze_train.core.checks import check_at_least
+from maze_train.core.errors import CallbackError, ConfigError, TrainingError
+from maze_train.core.events import Statistics
+from maze_train.core.files import atomic_write
 from maze_train.data.state_files import dumps, loads
-from maze_train.errors import CallbackError, ConfigError, TrainingError
-from maze_train.events import Statistics
-from maze_train.files import atomic_write
 from maze_train.learner.config import Progress
+from maze_train.tracking.tracker import RunInfo, Tracker
 from maze_train.training.callbacks import Callbacks
-from maze_train.training.events import TimeEvents
 from maze_train.training.generators import generator_states, load_generator_states
 from maze_train.training.model_selection import check_metric
-from maze_train.training.outcome import Interrupted, Interruption, Limits, Position, TrainingSummary
+from maze_train.training.outcome import (
+    Interrupted,
+    Interruption,
+    Limits,
+    Position,
+    TimeEvents,
+    TrainingSummary,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from torch import nn
 
     from maze_train.learner.group import LearnerGroup
+    from maze_train.training.callbacks import Callback
+    from maze_train.training.checkpoints import Checkpoints
     from maze_train.training.config import AlgorithmConfig
     from maze_train.training.evaluators import Evaluator
-    from maze_train.training.services import TrainerServices
+    from maze_train.training.model_selection import BestModelSelection
 
 
 # Imported where a trainer writes its state to a file by itself.
@@ -394,3 +405,48 @@ class Trainer(ABC):
         else:
             state = loads(file_path.read())
         self.load_state_dict(state)
+
+
+class Contexts:
+    """Contexts of the parts of a run; those of this class change nothing."""
+
+    def training(self) -> AbstractContextManager[None]:
+        """Everything that holds while a run trains."""
+        return nullcontext()
+
+    def testing(self) -> AbstractContextManager[None]:
+        """Everything that holds while trained policies are tested."""
+        return nullcontext()
+
+    def update(self, number: int) -> AbstractContextManager[None]:
+        """Everything that holds during the update of a number, from 1."""
+        return nullcontext()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerServices:
+    """Everything around training that does not depend on the algorithm.
+
+    Attributes:
+        tracker: Takes the metrics; by default it keeps them in `history` and writes nothing.
+        evaluator: Judges the policy; None: the training return selects the best one.
+        model_selection: Keeps the best policy; None: nothing is kept.
+        limits: When to stop; None: those of the algorithm.
+        evaluation_interval: Epochs from one evaluation to the next.
+        selection_metric: Metric that `model_selection` is told.
+        contexts: What holds in an update.
+        checkpoints: Writes where training stands; None: nothing is written.
+        interruption: Tells whether a signal came; None: no signals are taken.
+        callbacks: Called while training goes on.
+    """
+
+    tracker: Tracker = field(default_factory=lambda: Tracker([], RunInfo()))
+    evaluator: Evaluator | None = None
+    model_selection: BestModelSelection | None = None
+    limits: Limits | None = None
+    evaluation_interval: int = 1
+    selection_metric: str = "eval/episode_return_mean"
+    contexts: Contexts = field(default_factory=Contexts)
+    checkpoints: Checkpoints | None = None
+    interruption: Interruption | None = None
+    callbacks: Sequence[Callback] = ()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 from maze_train.workers.pool import InlinePool
 
 if TYPE_CHECKING:

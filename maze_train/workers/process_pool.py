@@ -1,24 +1,311 @@
-"""Workers in processes of this machine."""
+"""Workers in processes of this machine, as their pool sees them."""
 
 from __future__ import annotations
 
+import errno
+import multiprocessing
+import os
+import pickle
+import resource
 import select
+import signal
+import time
+from collections import deque
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
-from maze_train.checks import check_one_of
-from maze_train.errors import WorkerError
-from maze_train.workers.memory import SharedMemory
-from maze_train.workers.pool import CLOSED
-from maze_train.workers.process import PAGE_NBYTES, STEPS
+from maze_train.core.checks import check_one_of
+from maze_train.core.errors import WorkerError
+from maze_train.core.files import claim_temporary, process_runs
+from maze_train.workers.pool import CLOSED, SharedMemory, WorkerFailedError
+from maze_train.workers.process import (
+    BEATS,
+    BUILT,
+    CALL,
+    CANCELLED,
+    DEFINE,
+    DONE,
+    FAILED,
+    FIRST_METHOD,
+    GUARD,
+    MOST_METHODS,
+    PAGE_NBYTES,
+    PROCESS_NAME,
+    QUIT,
+    SIGNALS,
+    STEPS,
+    process_main,
+    refuse_import,
+    send_message,
+)
 from maze_train.workers.remote import RemotePlace, RemotePool
-from maze_train.workers.worker_process import WorkerProcess, end_all, naming_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
+    from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
     from maze_train.workers.pool import MakeWorker, WorkerPool
+
+
+BUILDING = "building its environments"
+"""Name of what comes before all calls, unless the names of calls have another one for it."""
+
+LOST_EXIT_CODE = 255
+"""Exit code that multiprocessing reports for a process whose fork server is gone."""
+
+CLOSE_GRACE_S = 5.0
+"""Seconds that workers may take to close before they are killed."""
+
+
+@contextmanager
+def naming_limits() -> Iterator[None]:
+    """Let a limit of open files that is too small for workers be named.
+
+    Raises:
+        WorkerError: If it is reached.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.EMFILE, errno.ENFILE):
+            raise
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        raise WorkerError(
+            f"too many open files: this process may have {limit} (ulimit -n), which is too few for "
+            "its workers: raise it, such as ulimit -n 4096, or set a smaller runner.n_workers"
+        ) from None
+
+
+class WorkerProcess:
+    """A process with a worker, seen from its pool.
+
+    Args:
+        name: Name of the worker in messages.
+        index: Its number.
+        page: Memory of the numbers that both sides see; it outlives the process.
+        others: Pipes to other processes.
+        start_method: `forkserver`, `spawn` or `fork`.
+
+    Attributes:
+        pending: Methods of the calls whose results were not received.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        index: int,
+        page: SharedMemory,
+        others: Sequence[Connection],
+        start_method: str,
+    ) -> None:
+        self.name, self.index, self._page = name, index, page
+        self.pending: deque[str] = deque()
+        self._numbers = memoryview(page.buffer).cast("q")
+        self._numbers[CANCELLED] = self._numbers[BUILT] = 0
+        self._beats = self._numbers[BEATS]
+        self._since = time.monotonic()
+        self._methods: dict[str, bytes] = {}
+        self._sent = 0
+        refuse_import()
+        context = multiprocessing.get_context(start_method)
+        if start_method == "forkserver":
+            claim_temporary()
+        self.conn, theirs = context.Pipe()
+        inherited = [*others, self.conn] if start_method == "fork" else []
+        self.process: BaseProcess = context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it
+            target=process_main,
+            args=(theirs, inherited, index, os.getpid()),
+            name=f"{PROCESS_NAME}-{index}",
+            daemon=True,
+        )
+        with signals_held_back(start_method):
+            self.process.start()
+        theirs.close()
+        self.descriptor = self.conn.fileno()
+        self._waiting = select.poll()
+        self._waiting.register(self.descriptor, select.POLLIN)
+
+    def send_worker(self, make_worker: MakeWorker) -> None:
+        """Let the process make its worker."""
+        # A broken pipe is no news here, nor in calls: the reader finds it, after what the worker
+        # had to say before it ended.
+        with suppress(BrokenPipeError, ConnectionResetError):
+            send_message(self.conn, self.process.pid or 0, (make_worker, self._page))
+
+    def call(self, method: str, args: tuple[Any, ...]) -> None:
+        """Send a call."""
+        if not self.pending:
+            self._since = time.monotonic()
+        self.pending.append(method)
+        self._sent += 1
+        try:
+            command = self._methods.get(method) or self._define(method)
+            if args:
+                os.write(self.descriptor, CALL)
+                message = (command[0] - FIRST_METHOD, args)
+                send_message(self.conn, self.process.pid or 0, message)
+            else:
+                os.write(self.descriptor, command)
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # As in `send_worker`.
+
+    def _define(self, method: str) -> bytes:
+        """Give a method a number; returns the command that calls it without arguments."""
+        number = len(self._methods)
+        assert number < MOST_METHODS
+        self._methods[method] = bytes([FIRST_METHOD + number])
+        os.write(self.descriptor, DEFINE)
+        self.conn.send_bytes(method.encode())
+        return self._methods[method]
+
+    def cancel(self) -> None:
+        """Cancel the calls that were sent."""
+        self._numbers[CANCELLED] = self._sent
+
+    def still_s(self) -> float:
+        """Seconds since the process was seen to move; 0 while it has nothing to do."""
+        if not self.pending:
+            return 0.0
+        now, beats = time.monotonic(), self._numbers[BEATS]
+        if beats != self._beats:
+            self._beats, self._since = beats, now
+        return now - self._since
+
+    def receive(self, calls: Mapping[str, str], timeout_s: float) -> Any:
+        """Wait for the result of the oldest call.
+
+        Args:
+            calls: Names of calls in messages, by method.
+            timeout_s: Seconds without a sign of life after which the process counts as hung.
+
+        Raises:
+            WorkerFailedError: If the worker raised, died or hangs; then it is killed.
+        """
+        kind, content = b"", None
+        try:
+            waited = time.monotonic() - self._since
+            while not self._waiting.poll(max(0.0, timeout_s - waited) * 1000.0):
+                waited = self.still_s()
+                if waited >= timeout_s:
+                    raise self._hung(self._what(calls), timeout_s)
+            kind = os.read(self.descriptor, 1)
+            self._since = time.monotonic()
+            if kind == DONE:
+                self.pending.popleft()
+                return None
+            if kind:
+                content = pickle.loads(self.conn.recv_bytes())
+        except (EOFError, OSError):
+            kind = b""
+        if not kind:
+            raise self._died(self._what(calls))
+        if kind == FAILED:
+            assert content is not None
+            content["text"] = f"{self.name}: {content['text']}"
+            raise WorkerFailedError(self.index, **content)
+        self.pending.popleft()
+        return content
+
+    def _what(self, calls: Mapping[str, str]) -> str:
+        """Name of what the process does, or did last."""
+        if not self._numbers[BUILT]:
+            return calls.get(BUILDING, BUILDING)
+        # A process that has nothing to do may die as well.
+        method = self.pending[0] if self.pending else "waiting"
+        return calls.get(method, method)
+
+    def wait(self, deadline: float) -> None:
+        """Wait until the process ended, at most until `deadline`."""
+        self.process.join(max(0.0, deadline - time.monotonic()))
+        while self._lost_sight() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+    def quit(self) -> None:
+        """Ask the process to end."""
+        with suppress(BrokenPipeError, ConnectionResetError):
+            os.write(self.descriptor, QUIT)
+        # Frees a worker that is blocked on sending something.
+        self.conn.close()
+
+    def end(self) -> None:
+        """Kill the process and give back what belongs to it."""
+        self.conn.close()
+        self.kill()
+        self.process.join()
+        self.process.close()
+
+    def kill(self) -> None:
+        """Kill the process, and do not wait for its end."""
+        self.process.kill()
+        if self._lost_sight():
+            with suppress(ProcessLookupError):
+                os.kill(self.process.pid or 0, signal.SIGKILL)
+
+    def _lost_sight(self) -> bool:
+        """Whether the process runs, although multiprocessing reports that it ended.
+
+        That is so when its fork server is gone, which would report its end.
+        """
+        lost = self.process.exitcode == LOST_EXIT_CODE
+        return lost and self.process.pid is not None and process_runs(self.process.pid)
+
+    def _died(self, what: str) -> WorkerFailedError:
+        self.wait(time.monotonic() + CLOSE_GRACE_S)
+        code = self.process.exitcode
+        how = f"exit code {code}"
+        if code is not None and code < 0:
+            how = f"signal {signal.Signals(-code).name}"
+            if -code == signal.SIGKILL:
+                how += "; was memory exhausted?"
+        hint = f". {GUARD}" if not self._numbers[BUILT] and code == 1 else ""
+        self.kill()
+        return WorkerFailedError(self.index, f"{self.name} died in {what} ({how}){hint}")
+
+    def _hung(self, what: str, timeout_s: float) -> WorkerFailedError:
+        """Kill the process, which did not finish something in time; returns what happened."""
+        self.kill()
+        return WorkerFailedError(
+            self.index,
+            f"{self.name} hangs: it did not finish {what} within timeout_s = {timeout_s:g} "
+            "seconds, and was killed",
+        )
+
+
+@contextmanager
+def signals_held_back(start_method: str) -> Iterator[None]:
+    """Hold back the signals that workers survive, while one is started that is not ready for them.
+
+    A new process inherits the mask, and a worker lifts it. The resource tracker, which other start
+    methods than `fork` need, keeps it. Not so a fork server: every process that anybody starts from
+    it would keep the mask as well.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        if start_method != "fork":
+            resource_tracker.ensure_running()  # It lifts the mask on the way.
+        mask = before if start_method == "forkserver" else before | set(SIGNALS)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def end_all(processes: Sequence[WorkerProcess]) -> None:
+    """Let workers close and end; kill those that take too long."""
+    try:
+        for process in processes:
+            process.quit()
+        deadline = time.monotonic() + CLOSE_GRACE_S
+        for process in processes:
+            process.wait(deadline)
+    finally:  # a signal may end the wait, after which nobody knows of them
+        for process in processes:
+            process.kill()
+        for process in processes:
+            process.end()
 
 
 START_METHODS = ("forkserver", "spawn", "fork")

@@ -11,18 +11,17 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from maze_train.errors import WorkerError
-from maze_train.workers.pipes import pack
+from maze_train.core.errors import WorkerError
 from maze_train.workers.pool import CLOSED, PrivateMemory, WorkerFailedError
-from maze_train.workers.ray_place import RaySettings
-from maze_train.workers.ray_session import LOOK_S, acquire, session_for
+from maze_train.workers.process import pack
+from maze_train.workers.ray_session import LOOK_S, RaySettings, acquire, session_for
 from maze_train.workers.ray_worker import RayWorker, Reply, Span, fill, flat, spans_of
 from maze_train.workers.remote import RemotePool, available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from maze_train.types import Array
+    from maze_train.core.types import Array
     from maze_train.workers.pool import MakeWorker, WorkerPool
     from maze_train.workers.ray_session import RaySession
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from maze_train.notices import warn
-from maze_train.workers.pipes import unpack
+from maze_train.core.files import warn
 from maze_train.workers.pool import PrivateMemory
 from maze_train.workers.process import (
     BEATS,
@@ -20,12 +19,13 @@ from maze_train.workers.process import (
     describe_failure,
     encoded,
     limit_threads,
+    unpack,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from maze_train.types import Array
+    from maze_train.core.types import Array
 
 
 Span: TypeAlias = "tuple[int, int, Array]"

@@ -14,10 +14,10 @@ from update_problems import BOX, LEARNERS, SETTINGS, B, T, make_model, make_roll
 from maze_train.algorithms.actor_critic.accelerated import accelerates
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner
+from maze_train.core.types import tree_map
 from maze_train.distributions.categorical import Categorical
 from maze_train.learner.config import Freeze, Progress
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
-from maze_train.types import tree_map
 
 
 class OwnLosses(PPOLearner):

@@ -36,11 +36,11 @@ from update_problems import (
     with_others,
 )
 
-from maze_train.errors import TrainingError
-from maze_train.events import Statistics
+from maze_train.core.errors import TrainingError
+from maze_train.core.events import Statistics
+from maze_train.core.targets import TARGET, Given
 from maze_train.learner.config import Progress, Schedule
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
-from maze_train.targets import TARGET, Given
 
 pytestmark = pytest.mark.usefixtures("float64")
 EVERY = pytest.mark.parametrize("algorithm", LEARNERS)

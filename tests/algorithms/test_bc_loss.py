@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from gymnasium import spaces
 
-from maze_train.algorithms.bc.loss import BCLoss, balanced_weights
+from maze_train.algorithms.bc.learner import BCLoss, balanced_weights
+from maze_train.core.errors import ConfigError, ShapeError
 from maze_train.distributions.categorical import impossible_logit
 from maze_train.distributions.mapping import distribution_for
-from maze_train.errors import ConfigError, ShapeError
 
 GRIP = spaces.Discrete(4, start=2)
 KEYS = spaces.MultiDiscrete([3, 2])

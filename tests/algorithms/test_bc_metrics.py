@@ -9,7 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from maze_train.algorithms.bc.metrics import ImitationMetrics
+from maze_train.algorithms.bc.learner import ImitationMetrics
 from maze_train.distributions.mapping import distribution_for
 
 

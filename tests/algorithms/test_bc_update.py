@@ -13,10 +13,8 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
-from maze_train.algorithms.bc.learner import BCBatch, BCLearner
-from maze_train.algorithms.bc.loss import BCLoss
-from maze_train.algorithms.bc.metrics import ImitationMetrics
-from maze_train.errors import TrainingError
+from maze_train.algorithms.bc.learner import BCBatch, BCLearner, BCLoss, ImitationMetrics
+from maze_train.core.errors import TrainingError
 from maze_train.learner.config import Progress
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy

@@ -10,11 +10,11 @@ import pytest
 
 from maze_train import AlgorithmBuilder, TrainerServices, load_config
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
-from maze_train.errors import ConfigError
-from maze_train.rollout.es_rollouts import trained_size
-from maze_train.runners.base import TrainingRunner
-from maze_train.runners.pipeline import prepare
-from maze_train.targets import locate
+from maze_train.collect.population import trained_size
+from maze_train.core.errors import ConfigError
+from maze_train.core.targets import locate
+from maze_train.run.pipeline import prepare
+from maze_train.run.runner import TrainingRunner
 from maze_train.workers.places import ThisProcess
 from maze_train.workers.process_pool import LocalProcesses
 

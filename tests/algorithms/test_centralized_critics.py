@@ -13,14 +13,14 @@ from torch import nn
 from maze_train import ModelConfig, train
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.a2c.learner import A2CLearner
+from maze_train.core.events import Statistics
+from maze_train.core.targets import TARGET, Given
 from maze_train.data.rollout import Rollout
 from maze_train.data.turns import TurnSplitter
-from maze_train.events import Statistics
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
 from maze_train.spaces.agents import AgentSpaces
-from maze_train.targets import TARGET, Given
-from maze_train.training.policies import build_joint_model
+from maze_train.training.models import build_joint_model
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,12 +16,11 @@ from update_problems import BOX, PARTS, SMALL, perturbed, random_obs
 
 from maze_train import load_policy, train
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
-from maze_train.algorithms.dqn.events import DQNEvents
-from maze_train.algorithms.dqn.learner import DQNLearner
+from maze_train.algorithms.dqn.learner import DQNEvents, DQNLearner
 from maze_train.algorithms.dqn.model import DuelingNet, build_dqn
-from maze_train.data.transitions import Transitions
-from maze_train.errors import ConfigError, MazeTrainError
-from maze_train.events import Statistics
+from maze_train.core.errors import ConfigError, MazeTrainError
+from maze_train.core.events import Statistics
+from maze_train.data.replay import Transitions
 from maze_train.learner.config import Progress, Schedule
 from maze_train.nets.config import ModelConfig
 from maze_train.spaces.describe import flat_space

@@ -20,24 +20,22 @@ from maze_train import Statistics, load_config
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESLearner
 from maze_train.algorithms.es.trainer import ESTrainer
-from maze_train.envs.names import SequentialVectorEnv
-from maze_train.errors import TrainingError
+from maze_train.collect.episode_player import PlayedEpisode
+from maze_train.collect.members import ObservationMoments, PairDraws, SharedNoiseTable
+from maze_train.collect.population import ESDistributedRollouts, MemberSettings, trained_size
+from maze_train.compat import SequentialVectorEnv
+from maze_train.core.errors import TrainingError
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.config import Progress, Schedule
-from maze_train.learner.gradients import get_flat_parameters
 from maze_train.learner.group import LearnerGroup
+from maze_train.learner.optimizers import get_flat_parameters
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
-from maze_train.rollout.episode_player import PlayedEpisode
-from maze_train.rollout.es_rollouts import ESDistributedRollouts, trained_size
-from maze_train.rollout.members import ObservationMoments, PairDraws
-from maze_train.rollout.noise_table import SharedNoiseTable
-from maze_train.rollout.population import MemberSettings
-from maze_train.runners.base import TrainingRunner
-from maze_train.runners.pipeline import prepare
+from maze_train.run.pipeline import prepare
+from maze_train.run.runner import TrainingRunner
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.outcome import Interrupted, Interruption, Limits
-from maze_train.training.services import TrainerServices
+from maze_train.training.trainer import TrainerServices
 from maze_train.workers.pool import PrivateMemory
 
 if TYPE_CHECKING:
@@ -50,7 +48,7 @@ CAPACITY = 6
 @pytest.fixture(autouse=True)
 def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers return after each step, however fast the machine is."""
-    monkeypatch.setattr("maze_train.rollout.player.LONGEST_S", 0.0)
+    monkeypatch.setattr("maze_train.collect.player.LONGEST_S", 0.0)
 
 
 class ScriptedRollouts(ESDistributedRollouts):

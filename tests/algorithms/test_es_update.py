@@ -16,15 +16,14 @@ from torch import nn
 
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESLearner, EvaluatedPopulation
-from maze_train.errors import TrainingError
+from maze_train.collect.episode_player import PlayedEpisode
+from maze_train.collect.members import ObservationMoments, SharedNoiseTable
+from maze_train.collect.population import ESRolloutResult
+from maze_train.core.errors import TrainingError
 from maze_train.functional.moments import batch_moments
 from maze_train.learner.config import Progress, Schedule
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
-from maze_train.rollout.episode_player import PlayedEpisode
-from maze_train.rollout.es_rollouts import ESRolloutResult
-from maze_train.rollout.members import ObservationMoments
-from maze_train.rollout.noise_table import SharedNoiseTable
 
 BOX = spaces.Box(-np.inf, np.inf, (3,), np.float32)
 ARM = spaces.Box(-1.0, 1.0, (2,), np.float32)

@@ -11,10 +11,10 @@ import torch
 
 from maze_train import PPOAlgorithmConfig, SequentialVectorEnv, Statistics
 from maze_train.algorithms.ppo.learner import PPOLearner
+from maze_train.collect.collector import RolloutCollector
+from maze_train.core.types import tree_map
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
-from maze_train.rollout.collector import RolloutCollector
-from maze_train.types import tree_map
 
 sys.path.append(str(Path(__file__).parents[1] / "rollout"))
 from actor_envs import ActorEnv

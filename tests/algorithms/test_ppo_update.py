@@ -20,8 +20,8 @@ from update_problems import (
 
 from maze_train.algorithms.a2c.learner import A2CLearner
 from maze_train.algorithms.ppo.learner import PPOLearner
-from maze_train.errors import ConfigError
-from maze_train.events import Statistics
+from maze_train.core.errors import ConfigError
+from maze_train.core.events import Statistics
 from maze_train.learner.config import Progress
 
 pytestmark = pytest.mark.usefixtures("float64")

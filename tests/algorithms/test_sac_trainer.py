@@ -15,11 +15,11 @@ from gymnasium import spaces
 
 import maze_train.algorithms.off_policy.learner as off_policy_learner
 from maze_train import Statistics, Trajectory, load_config
-from maze_train.errors import TrainingError
+from maze_train.core.errors import TrainingError
 from maze_train.learner.config import Progress
-from maze_train.runners.base import TrainingRunner
-from maze_train.runners.pipeline import prepare
-from maze_train.training.services import TrainerServices
+from maze_train.run.pipeline import prepare
+from maze_train.run.runner import TrainingRunner
+from maze_train.training.trainer import TrainerServices
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,14 +16,13 @@ from reference_sac import move, of_critics, row_of, step_each, tagged
 from update_problems import BOX, PARTS, SMALL, make_transitions, perturbed
 
 from maze_train import load_policy, train
-from maze_train.algorithms.td3.actions import NoisyActions
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.learner import TD3Learner
-from maze_train.algorithms.td3.model import build_td3
-from maze_train.errors import MazeTrainError, SpaceError
+from maze_train.algorithms.td3.model import NoisyActions, build_td3
+from maze_train.core.errors import MazeTrainError, SpaceError
+from maze_train.core.types import tree_map
 from maze_train.learner.config import Progress, Schedule
 from maze_train.nets.config import ModelConfig
-from maze_train.types import tree_map
 
 N, SEED = 7, 3
 REACH = spaces.Box(np.array([-3.0, 0.0]), np.array([1.0, 100.0]), (2,), np.float64)

@@ -19,8 +19,8 @@ from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner
+from maze_train.data.replay import Transitions
 from maze_train.data.rollout import Rollout
-from maze_train.data.transitions import Transitions
 from maze_train.learner.config import Progress
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig

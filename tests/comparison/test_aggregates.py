@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from maze_train.comparison.aggregates import bootstrap_interval, interquartile_mean
+from maze_train.tools.runs import bootstrap_interval, interquartile_mean
 
 
 def slow_iqm(values: list[float]) -> float:

@@ -14,12 +14,11 @@ import yaml
 from run_files import RETURN, write_run
 
 from maze_train import Comparison, compare_runs
-from maze_train.comparison.compare import MAX_ROWS, drawn_groups
-from maze_train.comparison.picture import COLORS, N_POINTS, draw_comparison
-from maze_train.comparison.runs import algorithm_name, read_run, task_name
-from maze_train.comparison.table import markdown_table
-from maze_train.config.sweep_jobs import JobRecord, read_jobs, write_jobs
-from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.config.sweeps import JobRecord, read_jobs, write_jobs
+from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.tools.compare import MAX_ROWS, drawn_groups
+from maze_train.tools.compare_report import COLORS, N_POINTS, draw_comparison, markdown_table
+from maze_train.tools.runs import algorithm_name, read_run, task_name
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -492,8 +491,8 @@ def test_the_worst_of_many_is_not_drawn(
         labels.append([name[1] for name in drawn])
         return draw_comparison(groups, drawn, *names)
 
-    monkeypatch.setattr("maze_train.comparison.compare.COLORS", COLORS[:2])
-    monkeypatch.setattr("maze_train.comparison.compare.draw_comparison", draw)
+    monkeypatch.setattr("maze_train.tools.compare.COLORS", COLORS[:2])
+    monkeypatch.setattr("maze_train.tools.compare.draw_comparison", draw)
     compared(tmp_path, mode=mode)
     assert len(labels[0]) == 2
     assert worst not in labels[0]

@@ -13,14 +13,14 @@ from omegaconf import OmegaConf
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
-from maze_train.checks import check_positive
 from maze_train.config.loading import load_config, named_option
 from maze_train.config.options import group_names, list_options
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import config_to_dict
-from maze_train.conversion import build_dataclass
+from maze_train.core.checks import check_positive
+from maze_train.core.conversion import build_dataclass
+from maze_train.core.errors import ConfigError
 from maze_train.envs.config import EnvConfig
-from maze_train.errors import ConfigError
 from maze_train.learner.config import Schedule
 
 

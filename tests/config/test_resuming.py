@@ -21,7 +21,7 @@ from maze_train.config.resuming import (
     stored_settings,
 )
 from maze_train.config.writing import config_to_dict
-from maze_train.errors import ConfigError, RunDirectoryError
+from maze_train.core.errors import ConfigError, RunDirectoryError
 
 BASE: dict[str, Any] = {
     "env": "CartPole-v1",

@@ -15,8 +15,8 @@ from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.config.train_config import TrainConfig
-from maze_train.conversion import key_of_field
-from maze_train.errors import ConfigError
+from maze_train.core.conversion import key_of_field
+from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Freeze, Progress, Schedule
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
 from maze_train.training.config import PolicyConfig

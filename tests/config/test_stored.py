@@ -14,10 +14,10 @@ from maze_train.config.loading import load_config
 from maze_train.config.resuming import stored_settings
 from maze_train.config.stored import PARTS, check_trust, modules_to_trust, read_settings
 from maze_train.config.writing import config_to_dict, write_config
+from maze_train.core.errors import ConfigError
+from maze_train.core.targets import Given
 from maze_train.envs.registered import module_of_argument, module_of_id
-from maze_train.errors import ConfigError
-from maze_train.runners.run_checkpoints import how_to_go_on
-from maze_train.targets import Given
+from maze_train.run.checkpoints import how_to_go_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

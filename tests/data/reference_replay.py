@@ -8,12 +8,11 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from maze_train.core.types import leaves_by_key, tree_map
 from maze_train.data.frames import FrameMemory
-from maze_train.data.replay import UniformReplayBuffer
+from maze_train.data.replay import Transition, UniformReplayBuffer
 from maze_train.data.rollout import Rollout
-from maze_train.data.transitions import Transition
 from maze_train.spaces.tensors import storage_dtype
-from maze_train.types import leaves_by_key, tree_map
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 DICT = spaces.Dict(

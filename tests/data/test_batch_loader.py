@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from maze_train.data.batch_loader import BatchLoader
-from maze_train.errors import ConfigError, TrainingError
+from maze_train.core.errors import ConfigError, TrainingError
+from maze_train.data.transition_data import BatchLoader
 
 
 class Numbers:

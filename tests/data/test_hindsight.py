@@ -33,9 +33,9 @@ from maze_train import (
     Trajectory,
     train,
 )
+from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, SpaceError, TrainingError
 from maze_train.data.hindsight import HindsightReplayBuffer
 from maze_train.data.replay import UniformReplayBuffer
-from maze_train.errors import ConfigError, EnvError, MazeTrainError, SpaceError, TrainingError
 
 GAMMA = 0.9
 GOAL = spaces.Box(-np.inf, np.inf, (2,), np.float64)

@@ -17,10 +17,9 @@ from test_rollout_slots import (
     slots_of,
 )
 
-from maze_train.data.joining import join_rollouts, select_envs, without_unused_frames
-from maze_train.data.rollout import Rollout
-from maze_train.errors import ShapeError
-from maze_train.types import tree_leaves, tree_map
+from maze_train.core.errors import ShapeError
+from maze_train.core.types import tree_leaves, tree_map
+from maze_train.data.rollout import Rollout, join_rollouts, select_envs, without_unused_frames
 
 SIZES = (3, 1, 4)
 BOX = KINDS["box"]

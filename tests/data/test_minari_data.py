@@ -24,13 +24,12 @@ from trajectory_cases import (
     random_trajectories,
 )
 
-from maze_train.data import minari_data
-from maze_train.data.datasets import open_dataset
-from maze_train.data.minari_data import load_minari, minari_episodes, save_minari
+from maze_train.core.errors import DatasetError, MissingExtraError, ShapeError, SpaceError
+from maze_train.data import datasets as minari_data
+from maze_train.data.datasets import load_minari, minari_episodes, open_dataset, save_minari
+from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_dataset import TrajectoryDataset
-from maze_train.data.trajectory_parts import DatasetMetadata
-from maze_train.data.trajectory_writer import TrajectoryWriter
-from maze_train.errors import DatasetError, MissingExtraError, ShapeError, SpaceError
+from maze_train.data.trajectory_files import TrajectoryWriter
 from maze_train.spaces.describe import flatten_value
 
 if sys.version_info < (3, 11):

@@ -15,10 +15,9 @@ from reference_replay import (
     rollout_of,
 )
 
-from maze_train.data.priorities import SumTree
-from maze_train.data.replay import PrioritizedReplayBuffer
+from maze_train.core.errors import ConfigError, TrainingError
+from maze_train.data.replay import PrioritizedReplayBuffer, SumTree
 from maze_train.data.replay_columns import ReplayLayout
-from maze_train.errors import ConfigError, TrainingError
 
 ALPHA, BETA = 0.7, 0.4
 

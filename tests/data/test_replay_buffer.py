@@ -22,10 +22,10 @@ from reference_replay import (
     transition_of,
 )
 
+from maze_train.core.errors import ConfigError, ShapeError, TrainingError
+from maze_train.core.types import leaves_by_key, tree_map
 from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.replay_columns import ReplayLayout
-from maze_train.errors import ConfigError, ShapeError, TrainingError
-from maze_train.types import leaves_by_key, tree_map
 
 STACKS = st.fixed_dictionaries(
     {

@@ -17,9 +17,9 @@ from reference_replay import (
 )
 
 import maze_train.data.replay_memory as replay_memory
+from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.state_files import dumps, loads
-from maze_train.errors import ConfigError, RunDirectoryError
 
 KINDS = ("box", "dict", "stacks")
 

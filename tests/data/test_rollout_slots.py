@@ -11,11 +11,11 @@ from gymnasium import spaces
 from reference_replay import Stream
 from rollouts_compared import assert_same_rollouts, columns_of
 
+from maze_train.core.errors import ShapeError
 from maze_train.data.frames import FrameMemory, FrameStacks
-from maze_train.data.joining import join_rollouts, select_envs
+from maze_train.data.rollout import join_rollouts, select_envs
 from maze_train.data.rollout_slots import RolloutLayout
-from maze_train.errors import ShapeError
-from maze_train.workers.memory import map_shared, open_shared
+from maze_train.workers.pool import map_shared, open_shared
 
 T, B = 5, 3
 WHOLE_BOX = spaces.Box(-np.inf, np.inf, (2,), np.float64)

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from trajectory_cases import FLOATS, random_trajectory
 
+from maze_train.core.errors import ShapeError, SpaceError
+from maze_train.core.types import leaves_by_key, tree_map
 from maze_train.data.trajectories import Trajectory, trajectories_as_rollout
 from maze_train.distributions.mapping import distribution_for
-from maze_train.errors import ShapeError, SpaceError
-from maze_train.types import leaves_by_key, tree_map
 
 DICT = spaces.Dict({"image": spaces.Box(0, 255, (2, 3), np.uint8), "level": spaces.Discrete(9)})
 ACTIONS = spaces.Discrete(8, start=1)

@@ -33,16 +33,15 @@ from trajectory_cases import (
     random_trajectory,
 )
 
-from maze_train.data import trajectory_files, trajectory_parts, trajectory_writer
+from maze_train.core.errors import ConfigError, DatasetError, ShapeError, SpaceError
+from maze_train.core.files import seal
+from maze_train.data import trajectories as trajectory_parts
+from maze_train.data import trajectory_files, trajectory_writer
 from maze_train.data.datasets import open_dataset
-from maze_train.data.trajectories import Trajectory
+from maze_train.data.trajectories import DatasetMetadata, Trajectory
 from maze_train.data.trajectory_dataset import TrajectoryDataset
-from maze_train.data.trajectory_files import DATASET
-from maze_train.data.trajectory_parts import DatasetMetadata
-from maze_train.data.trajectory_writer import TrajectoryWriter
-from maze_train.errors import ConfigError, DatasetError, ShapeError, SpaceError
-from maze_train.sealed import seal
-from maze_train.spaces.serialize import space_to_dict
+from maze_train.data.trajectory_files import DATASET, TrajectoryWriter
+from maze_train.spaces.describe import space_to_dict
 
 GOLDEN = Path(__file__).parent / "golden" / "trajectories_v1"
 METADATA = DatasetMetadata(FLOATS, CHOICE, env={"id": "Own-v0"}, policy={"policy": "random"})

@@ -12,8 +12,7 @@ import torch
 from gymnasium import spaces
 
 from maze_train.data.rollout import Rollout
-from maze_train.data.turn_replay import TurnReplayBuffer
-from maze_train.data.turns import TurnSplitter
+from maze_train.data.turns import TurnReplayBuffer, TurnSplitter
 from maze_train.functional.returns import discounts_and_lambdas, lambda_advantages
 from maze_train.learner.reward_scaling import RewardScaler
 

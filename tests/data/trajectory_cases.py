@@ -7,9 +7,9 @@ from collections import OrderedDict
 import numpy as np
 from gymnasium import spaces
 
+from maze_train.core.types import tree_map
 from maze_train.data.trajectories import Trajectory
 from maze_train.spaces.describe import FlatView
-from maze_train.types import tree_map
 
 INF = np.inf
 CHOICE = spaces.Discrete(3)

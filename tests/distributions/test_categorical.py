@@ -10,8 +10,12 @@ import torch
 from cases import sweep
 from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 
-from maze_train.distributions.bernoulli import Bernoulli
-from maze_train.distributions.categorical import Categorical, MultiCategorical, impossible_logit
+from maze_train.distributions.categorical import (
+    Bernoulli,
+    Categorical,
+    MultiCategorical,
+    impossible_logit,
+)
 
 if TYPE_CHECKING:
     from maze_train.distributions.base import Distribution

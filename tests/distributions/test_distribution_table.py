@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
-from maze_train.distributions.bernoulli import Bernoulli
-from maze_train.distributions.categorical import Categorical, MultiCategorical
+from maze_train.core.errors import ConfigError, SpaceError
+from maze_train.distributions.categorical import Bernoulli, Categorical, MultiCategorical
 from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
-from maze_train.distributions.joint import JointDistribution
-from maze_train.distributions.mapping import DEFAULTS, FAMILIES, distribution_for
-from maze_train.errors import ConfigError, SpaceError
+from maze_train.distributions.mapping import DEFAULTS, FAMILIES, JointDistribution, distribution_for
 from maze_train.spaces.describe import LEAF_TYPES
 
 BOX, DISCRETE = Box(-1.0, 1.0, (2,)), Discrete(2)

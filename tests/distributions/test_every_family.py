@@ -13,8 +13,8 @@ from family_cases import CASES, CONTINUOUS, LOW, UNCLIPPED, build, draw, randn, 
 from gymnasium.spaces import Box, Discrete
 from torch import distributions as td
 
+from maze_train.core.errors import SpaceError
 from maze_train.distributions.mapping import FAMILIES, distribution_for, family_class
-from maze_train.errors import SpaceError
 
 FILLING = ("beta", "squashed_gaussian")
 BOXED = (*FILLING, "diagonal_gaussian")

@@ -17,7 +17,7 @@ from family_cases import (
     randn,
 )
 
-from maze_train.errors import SpaceError
+from maze_train.core.errors import SpaceError
 
 
 @pytest.mark.parametrize("case", BOUNDED)

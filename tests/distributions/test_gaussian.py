@@ -8,8 +8,8 @@ import torch
 from cases import sweep
 from gymnasium.spaces import Box
 
+from maze_train.core.errors import ConfigError
 from maze_train.distributions.gaussian import DiagonalGaussian
-from maze_train.errors import ConfigError
 
 
 def test_free_params_are_the_last_entries() -> None:

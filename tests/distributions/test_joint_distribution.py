@@ -8,11 +8,10 @@ import torch
 from family_cases import randn
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Tuple
 
+from maze_train.core.errors import SpaceError
 from maze_train.distributions.categorical import Categorical, MultiCategorical
 from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
-from maze_train.distributions.joint import JointDistribution
-from maze_train.distributions.mapping import distribution_for
-from maze_train.errors import SpaceError
+from maze_train.distributions.mapping import JointDistribution, distribution_for
 
 
 def make() -> JointDistribution:

@@ -11,13 +11,17 @@ from cases import sweep
 from family_cases import randn
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
-from maze_train.distributions.bernoulli import Bernoulli
+from maze_train.core.errors import SpaceError
 from maze_train.distributions.beta import Beta
-from maze_train.distributions.categorical import Categorical, MultiCategorical, impossible_logit
+from maze_train.distributions.categorical import (
+    Bernoulli,
+    Categorical,
+    MultiCategorical,
+    impossible_logit,
+)
 from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
-from maze_train.distributions.joint import JointDistribution
+from maze_train.distributions.mapping import JointDistribution
 from maze_train.distributions.soft import SoftActions, SoftSample
-from maze_train.errors import SpaceError
 
 if TYPE_CHECKING:
     from maze_train.distributions.base import Distribution

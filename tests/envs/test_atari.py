@@ -14,12 +14,12 @@ from gymnasium.utils import seeding
 from toy_envs import CountingEnv, LivesEnv
 
 from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv
+from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.core.seeding import EpisodeSeeds
 from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper, SignRewardWrapper
 from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.pooled import PooledVectorEnv
-from maze_train.errors import ConfigError, EnvError, MissingExtraError
-from maze_train.seeding import EpisodeSeeds
 
 pytest.importorskip("ale_py")
 cv2 = pytest.importorskip("cv2")

@@ -11,13 +11,13 @@ from cases import everyday
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from maze_train.compat import SequentialVectorEnv
+from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.core.targets import Given
+from maze_train.envs.backends import with_true_bounds
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.foreign import ForeignVectorEnv, make_foreign_env
-from maze_train.envs.names import SequentialVectorEnv
-from maze_train.envs.pools import with_true_bounds
-from maze_train.errors import ConfigError, EnvError, MissingExtraError
-from maze_train.targets import Given
 
 BACKENDS = ["native", "envpool"]
 

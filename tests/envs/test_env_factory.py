@@ -7,8 +7,8 @@ import pytest
 from toy_envs import AddOne, CountingEnv
 
 from maze_train import EnvConfig, EnvFactory
+from maze_train.core.errors import ConfigError, EnvError, foreign_cause
 from maze_train.envs.factory import BoundedEnvFactory, env_name
-from maze_train.errors import ConfigError, EnvError, foreign_cause
 
 
 def test_kwargs_and_time_limit_of_registered_id():

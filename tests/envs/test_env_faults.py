@@ -14,15 +14,14 @@ import pytest
 from gymnasium import spaces
 from toy_envs import CountingEnv
 
+from maze_train.compat import SequentialVectorEnv
+from maze_train.core.errors import EnvError
+from maze_train.core.targets import Given
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.monitoring import MonitoringWrapper
-from maze_train.envs.names import SequentialVectorEnv
-from maze_train.envs.slots import EnvSlots
-from maze_train.envs.stepped import close_all
+from maze_train.envs.stepped import EnvSlots, close_all
 from maze_train.envs.wrappers import RewardScalingWrapper
-from maze_train.errors import EnvError
-from maze_train.targets import Given
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
 ZEROS = np.zeros(2, np.float32)

@@ -13,10 +13,10 @@ from toy_envs import CountingEnv, LivesEnv, SpoiltEnv
 from vector_cases import ALL, FORKS, OTHER_MODES, PLACES, foreign, here
 
 from maze_train import EnvFactory
+from maze_train.core.errors import EnvError
 from maze_train.envs.atari import EpisodicLifeWrapper
 from maze_train.envs.faults import FiniteCheck
-from maze_train.envs.repair import episode_seed
-from maze_train.errors import EnvError
+from maze_train.envs.pooled import episode_seed
 
 BAD = [float("nan"), float("inf"), float("-inf")]
 

@@ -14,8 +14,8 @@ from gymnasium.utils.env_checker import check_env
 from vector_cases import FORKS, PLACES, assert_equal_steps, assert_same, here, workers
 
 from maze_train import EnvConfig, EnvFactory, JointEnv, RandomResetWrapper, Turn
-from maze_train.errors import ConfigError, EnvError, SpaceError
-from maze_train.rollout.agents import UniformPolicy
+from maze_train.collect.agents import UniformPolicy
+from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.spaces.actions import LegalChoices
 from maze_train.spaces.describe import FlatView, flat_spaces
 from maze_train.spaces.masks import mask_layout

@@ -23,9 +23,9 @@ from vector_cases import (
 )
 
 from maze_train import EnvConfig, EnvFactory
+from maze_train.core.errors import EnvError
 from maze_train.envs.journal import Journal
-from maze_train.envs.repair import episode_seed
-from maze_train.errors import EnvError
+from maze_train.envs.pooled import episode_seed
 
 pytestmark = [
     FORKS,

@@ -12,7 +12,7 @@ from gymnasium.vector import AutoresetMode
 from toy_envs import CountingEnv
 from vector_cases import ALL, FORKS, OTHER_MODES, here
 
-from maze_train.errors import EnvError, SpaceError
+from maze_train.core.errors import EnvError, SpaceError
 
 pytestmark = FORKS
 

@@ -9,7 +9,7 @@ from gymnasium import spaces
 from toy_envs import CountingEnv
 from vector_cases import FORKS, PLACES, here
 
-from maze_train.errors import EnvError
+from maze_train.core.errors import EnvError
 
 pytestmark = FORKS
 

@@ -14,8 +14,8 @@ from vector_cases import assert_equal_steps, here
 
 from maze_train import EnvConfig, EnvFactory, JointEnv
 from maze_train.config.plugins import is_registered
+from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
 from maze_train.envs.pettingzoo import CyclingAgents, ParallelAgents, adapted, installed
-from maze_train.errors import ConfigError, EnvError, MissingExtraError
 
 pettingzoo = pytest.importorskip("pettingzoo")
 

@@ -39,10 +39,10 @@ from vector_cases import (
 )
 
 from maze_train import EnvFactory, SubprocVectorEnv
-from maze_train.errors import ConfigError, EnvError, ShapeError, SpaceError
-from maze_train.rollout.episodes import final_numbers
-from maze_train.seeding import EpisodeSeeds
-from maze_train.workers import worker_process
+from maze_train.collect.episodes import final_numbers
+from maze_train.core.errors import ConfigError, EnvError, ShapeError, SpaceError
+from maze_train.core.seeding import EpisodeSeeds
+from maze_train.workers import process_pool as worker_process
 
 pytestmark = [pytest.mark.usefixtures("no_file_is_left"), FORKS]
 

@@ -13,11 +13,11 @@ from gymnasium.wrappers import TimeLimit
 from toy_envs import CountingEnv, FailingEnv, LivesEnv, NestedEnv, SpoiltEnv
 from vector_cases import assert_same
 
+from maze_train.core.errors import EnvError
 from maze_train.envs.atari import EpisodicLifeWrapper
 from maze_train.envs.monitoring import MonitoringWrapper
-from maze_train.envs.slots import EnvSlots, EpisodeError
+from maze_train.envs.stepped import EnvSlots, EpisodeError
 from maze_train.envs.wrappers import RewardScalingWrapper
-from maze_train.errors import EnvError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,6 +12,7 @@ from toy_envs import AwkwardEnv, CountingEnv, NestedEnv
 from vector_cases import FORKS, PLACES, here
 
 from maze_train import ConfigError, EnvConfig, EnvFactory, SelectEntriesWrapper, SpaceError
+from maze_train.core.errors import EnvError
 from maze_train.envs.monitoring import MonitoringWrapper, described_metadata
 from maze_train.envs.wrappers import (
     DiscretizeActionsWrapper,
@@ -20,7 +21,6 @@ from maze_train.envs.wrappers import (
     RewardScalingWrapper,
     ShrinkImagesWrapper,
 )
-from maze_train.errors import EnvError
 
 pytestmark = FORKS
 

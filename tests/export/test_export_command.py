@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from maze_train.cli import main
-from maze_train.config.export_config import load_export_config
+from maze_train.config.commands import load_export_config
 from maze_train.config.loading import load_config
 from maze_train.config.writing import config_text
+from maze_train.core.errors import ConfigError
 from maze_train.envs.factory import EnvFactory
-from maze_train.errors import ConfigError
 from maze_train.training.models import make_model
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 

@@ -20,23 +20,25 @@ from torch import nn
 
 from maze_train.algorithms.dqn.model import build_dqn
 from maze_train.algorithms.td3.model import build_td3
-from maze_train.errors import ConfigError, ExportError, MissingExtraError
-from maze_train.export import formats
-from maze_train.export.check import drawn_observations, played_observations
-from maze_train.export.policies import export_policy
-from maze_train.export.step import PolicyStep
+from maze_train.collect.fixed_policies import random_policy
+from maze_train.core.errors import ConfigError, ExportError, MissingExtraError
+from maze_train.core.types import leaves_by_key
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.policy_model import build_policy
-from maze_train.nets.soft_actor_critic import build_soft_actor_critic
-from maze_train.rollout.fixed_policies import random_policy
 from maze_train.spaces.agents import AgentSpaces
-from maze_train.spaces.describe import FlatView, flatten_value, unflatten_value
-from maze_train.spaces.serialize import space_from_dict
+from maze_train.spaces.describe import FlatView, flatten_value, space_from_dict, unflatten_value
+from maze_train.tools import export as formats
+from maze_train.tools.export import (
+    PolicyStep,
+    drawn_observations,
+    export_policy,
+    played_observations,
+)
 from maze_train.training.config import PolicyConfig
-from maze_train.training.policies import build_joint_model
+from maze_train.training.models import build_joint_model
 from maze_train.training.policy_files import TrainedPolicy
-from maze_train.types import leaves_by_key
 
 VECTOR = spaces.Box(-np.inf, np.inf, (5,), np.float64)
 IMAGE = spaces.Box(0, 255, (40, 36, 3), np.uint8)

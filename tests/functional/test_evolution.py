@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_evolution import slow_gradient, slow_normalized, slow_ranks
 
-from maze_train.errors import ConfigError, ShapeError, TrainingError
+from maze_train.core.errors import ConfigError, ShapeError, TrainingError
 from maze_train.functional.evolution import (
     antithetic_gradient,
     centered_ranks,
@@ -24,7 +24,7 @@ from maze_train.functional.evolution import (
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from maze_train.types import Tensor
+    from maze_train.core.types import Tensor
 
 SHAPINGS = ("centered_ranks", "normalized", "raw")
 VALUES = st.one_of(

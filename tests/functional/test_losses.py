@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_losses import slow_clipped_value_loss, slow_surrogate, slow_two_hot_loss
 
-from maze_train.errors import ConfigError, ShapeError
+from maze_train.core.errors import ConfigError, ShapeError
 from maze_train.functional.losses import (
     approximate_kl,
     clip_fraction,

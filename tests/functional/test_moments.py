@@ -11,7 +11,7 @@ from cases import sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maze_train.errors import ShapeError
+from maze_train.core.errors import ShapeError
 from maze_train.functional.moments import Moments, batch_moments, merge_moments
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_returns import make_trajectory, slow_advantages, slow_recurrence, slow_returns
 
-from maze_train.errors import ShapeError
+from maze_train.core.errors import ShapeError
 from maze_train.functional.returns import (
     backward_recurrence,
     discounts_and_lambdas,

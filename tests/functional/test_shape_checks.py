@@ -4,8 +4,8 @@ import pytest
 import torch
 from cases import sweep
 
-from maze_train.checks import check_same_shape
-from maze_train.errors import ShapeError
+from maze_train.core.checks import check_same_shape
+from maze_train.core.errors import ShapeError
 
 
 def test_message_names_both_tensors_and_both_shapes() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from reference_losses import slow_two_hot
 
-from maze_train.errors import ConfigError, ShapeError
+from maze_train.core.errors import ConfigError, ShapeError
 from maze_train.functional.value_transforms import (
     IdentityValueTransform,
     LinearScaleValueTransform,

@@ -16,14 +16,16 @@ from hypothesis import strategies as st
 from reference_returns import make_trajectory, slow_advantages, slow_returns
 from reference_vtrace import Steps, make_steps, slow_vtrace
 
+from maze_train.core.errors import ConfigError, ShapeError
 from maze_train.distributions.mapping import distribution_for
-from maze_train.errors import ConfigError, ShapeError
 from maze_train.functional.returns import discounts_and_lambdas
-from maze_train.functional.vtrace import VTraceReturns, importance_weights, vtrace
-from maze_train.functional.vtrace_forms import (
+from maze_train.functional.vtrace import (
+    VTraceReturns,
     from_importance_weights,
     from_logits,
     get_log_rhos,
+    importance_weights,
+    vtrace,
 )
 
 RTOL = 1e-9

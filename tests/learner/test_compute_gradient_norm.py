@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from maze_train.learner.gradients import compute_gradient_norm
+from maze_train.learner.optimizers import compute_gradient_norm
 
 
 def parameter(*gradient):

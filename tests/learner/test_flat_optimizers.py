@@ -15,10 +15,9 @@ import pytest
 import torch
 from torch import nn
 
-from maze_train.errors import ConfigError, ShapeError, TrainingError
-from maze_train.learner.flat_optimizers import SGD, Adam, Optimizer
+from maze_train.core.errors import ConfigError, ShapeError, TrainingError
+from maze_train.learner.flat_optimizers import SGD, Adam, Optimizer, RMSpropTF
 from maze_train.learner.optimizers import ModuleOptimizer
-from maze_train.learner.rmsprop import RMSpropTF
 
 LRS = [0.1, 0.1, 0.05, 0.0, 0.2, 0.01]
 

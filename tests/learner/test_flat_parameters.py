@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from maze_train.learner.gradients import FlatParameters, get_flat_parameters, set_flat_parameters
+from maze_train.learner.optimizers import FlatParameters, get_flat_parameters, set_flat_parameters
 
 
 def make_net(seed=0):

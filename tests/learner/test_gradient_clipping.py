@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from maze_train.learner.gradients import clip_gradients
-from maze_train.learner.optimizers import ModuleOptimizer
+from maze_train.learner.optimizers import ModuleOptimizer, clip_gradients
 
 SHAPES = [(3, 4), (5,), ()]
 

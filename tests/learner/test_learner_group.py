@@ -47,8 +47,7 @@ from update_problems import (
 
 from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, evaluate_rollout
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
-from maze_train.algorithms.bc.learner import BCBatch, BCLearner
-from maze_train.algorithms.bc.loss import BCLoss
+from maze_train.algorithms.bc.learner import BCBatch, BCLearner, BCLoss
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
 from maze_train.algorithms.dqn.learner import DQNLearner
 from maze_train.algorithms.dqn.model import build_dqn
@@ -59,26 +58,28 @@ from maze_train.algorithms.sac.learner import SACLearner
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.learner import TD3Learner
 from maze_train.algorithms.td3.model import build_td3
-from maze_train.data.joining import select_envs
-from maze_train.errors import ConfigError, TrainingError, WorkerError
-from maze_train.events import Statistics
+from maze_train.core.errors import ConfigError, TrainingError, WorkerError
+from maze_train.core.events import Statistics
+from maze_train.core.types import Sequences
+from maze_train.data.rollout import select_envs
 from maze_train.learner.config import Freeze, LearnerGroupConfig, Progress
 from maze_train.learner.group import LearnerGroup
-from maze_train.learner.others import are_apart, check_gpus, depends_on_others
-from maze_train.learner.part import Part
-from maze_train.learner.shard import Shard, own_rows, shard_rows
-from maze_train.learner.steps import LearnerEvents, statistics_of
-from maze_train.learner.worker import (
+from maze_train.learner.others import (
     Address,
     MeetingPlace,
     ProcessModes,
+    are_apart,
+    check_gpus,
     copy_maker,
+    depends_on_others,
     open_store,
 )
+from maze_train.learner.part import Part
+from maze_train.learner.shard import Shard, own_rows, shard_rows
+from maze_train.learner.steps import LearnerEvents, statistics_of
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.policy_model import build_policy
-from maze_train.nets.soft_actor_critic import build_soft_actor_critic
-from maze_train.types import Sequences
 from maze_train.workers.process_pool import LocalProcesses
 from maze_train.workers.ray_pool import RayPlace
 

@@ -5,10 +5,10 @@ import torch
 from practice_learner import LineLearner, make_data, make_module
 from torch import nn
 
-from maze_train.errors import ConfigError
-from maze_train.learner.apis import HasPolicy, HasTargets
+from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Progress
-from maze_train.learner.gradients import get_flat_parameters
+from maze_train.learner.optimizers import get_flat_parameters
+from maze_train.learner.part import HasPolicy, HasTargets
 
 
 def train(learner, *modules, first=0, count=3):

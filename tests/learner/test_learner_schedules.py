@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from maze_train.checks import check_at_least
-from maze_train.errors import ConfigError
+from maze_train.core.checks import check_at_least
+from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Progress, Schedule, check_schedule, scheduled_value
 
 

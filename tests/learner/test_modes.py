@@ -13,12 +13,12 @@ from practice_learner import LineLearner, make_data
 from torch import nn
 
 from maze_train.algorithms.dqn.model import build_dqn
-from maze_train.errors import TrainingError
+from maze_train.core.errors import TrainingError
 from maze_train.learner.config import Progress
-from maze_train.learner.modes import has_modes
+from maze_train.learner.modules import has_modes
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
-from maze_train.nets.soft_actor_critic import build_soft_actor_critic
+from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.template import TemplateNet
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import sampled_for

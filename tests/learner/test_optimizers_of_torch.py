@@ -8,7 +8,7 @@ import pytest
 import torch
 from practice_learner import LineLearner, make_data, make_module
 
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Freeze, Progress, Schedule
 
 SCHEDULERS = [

@@ -5,9 +5,9 @@ import torch
 from practice_learner import LineLearner, make_data
 from torch import nn
 
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Freeze, Progress
-from maze_train.learner.parameter_groups import matches
+from maze_train.learner.modules import matches
 
 TURNS = [
     Freeze(params=["trunk"], period=4, stop=2),

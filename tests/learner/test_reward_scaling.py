@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from maze_train.errors import ShapeError, TrainingError
+from maze_train.core.errors import ShapeError, TrainingError
 from maze_train.learner.reward_scaling import RewardScaler
 
 GAMMA = 0.9

@@ -8,7 +8,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.soft_actor_critic import build_soft_actor_critic
+from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.spaces.tensors import sampled_for
 
 N = 5

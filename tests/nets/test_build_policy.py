@@ -12,13 +12,13 @@ from gymnasium import spaces
 from own_networks import Remembers, Rule, Wrapper, own
 from torch import nn
 
+from maze_train.collect.collector import Actor
+from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.distributions.mapping import distribution_for
-from maze_train.errors import ConfigError, SpaceError
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
+from maze_train.nets.blocks import ImageEncoder
 from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
-from maze_train.nets.images import ImageEncoder
 from maze_train.nets.policy_model import PolicyModel, build_policy
-from maze_train.rollout.acting import Actor
 from maze_train.spaces.describe import flat_space, is_mask_key
 from maze_train.spaces.tensors import sampled_for
 

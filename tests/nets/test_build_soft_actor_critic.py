@@ -16,10 +16,9 @@ from soft_models import (
 from maze_train.distributions.beta import Beta
 from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 from maze_train.distributions.soft import SoftSample
+from maze_train.nets.blocks import ImageEncoder
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
-from maze_train.nets.critics import OwnCritics, TemplateCritics
-from maze_train.nets.images import ImageEncoder
-from maze_train.nets.soft_actor_critic import build_soft_actor_critic
+from maze_train.nets.critics import OwnCritics, TemplateCritics, build_soft_actor_critic
 from maze_train.nets.template import DictEncoder
 
 

@@ -8,12 +8,12 @@ import torch
 from gymnasium import spaces
 from own_networks import own
 
+from maze_train.core.types import tree_map
 from maze_train.nets.blocks import MLP
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.critics import build_critics
 from maze_train.nets.template import resolve
 from maze_train.spaces.tensors import sampled_for
-from maze_train.types import tree_map
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from maze_train.errors import SpaceError
+from maze_train.core.errors import SpaceError
+from maze_train.nets.blocks import ImageEncoder
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.images import ImageEncoder
 from maze_train.nets.template import DictEncoder, encoder_for
 from maze_train.spaces.tensors import as_tensors
 

@@ -9,9 +9,9 @@ import torch
 from cases import sweep
 from torch import nn
 
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 from maze_train.nets.config import ACTIVATIONS
-from maze_train.nets.ensemble import EnsembleMLP
+from maze_train.nets.critics import EnsembleMLP
 
 pytestmark = pytest.mark.usefixtures("float64")
 

@@ -15,10 +15,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_map
 
 from maze_train import ModelConfig, build_actor_critic
+from maze_train.core.types import Sequences
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
-from maze_train.nets.soft_actor_critic import build_soft_actor_critic
+from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.spaces.tensors import sampled_for
-from maze_train.types import Sequences
 
 N, L = 3, 4
 VECTOR = spaces.Box(-1.0, 1.0, (5,))

@@ -10,8 +10,8 @@ import torch
 from cases import sweep
 from gymnasium import spaces
 
-from maze_train.nets import images
-from maze_train.nets.images import ImageEncoder
+from maze_train.nets import blocks as images
+from maze_train.nets.blocks import ImageEncoder
 
 KINDS = ("nature", "impala")
 

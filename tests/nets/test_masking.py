@@ -5,11 +5,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from maze_train.core.errors import ConfigError
 from maze_train.distributions.categorical import Categorical, MultiCategorical
-from maze_train.distributions.joint import JointDistribution
-from maze_train.distributions.mapping import distribution_for
-from maze_train.errors import ConfigError
-from maze_train.nets.masking import ActionMasking
+from maze_train.distributions.mapping import JointDistribution, distribution_for
+from maze_train.nets.policy_model import ActionMasking
 from maze_train.spaces.describe import MASK_KEY
 from maze_train.spaces.masks import mask_layout
 

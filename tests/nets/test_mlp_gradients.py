@@ -9,11 +9,11 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from maze_train.core.types import tree_map
 from maze_train.nets.blocks import MLP
 from maze_train.nets.config import ACTIVATIONS, ModelConfig
 from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by_hand
 from maze_train.nets.template import TemplateNet
-from maze_train.types import tree_map
 
 pytestmark = pytest.mark.usefixtures("float64")
 

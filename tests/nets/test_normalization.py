@@ -11,7 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from maze_train.errors import ConfigError, TrainingError
+from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.nets.config import ObservationNormalizationConfig
 from maze_train.nets.normalization import ObservationNormalizer
 

@@ -7,11 +7,11 @@ import pytest
 from gymnasium import spaces
 from own_networks import OwnNet, own
 
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig
+from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.policy_model import build_policy
-from maze_train.nets.soft_actor_critic import build_soft_actor_critic
 
 BOX = spaces.Box(-1.0, 1.0, (5,), np.float32)
 BUILDERS = {

@@ -13,26 +13,27 @@ from cases import sweep
 from gymnasium import spaces
 from own_networks import own
 
+from maze_train.core.types import tree_leaves, tree_map
 from maze_train.nets.config import (
     ACTIVATIONS,
     MemoryConfig,
     ModelConfig,
     ObservationNormalizationConfig,
 )
-from maze_train.nets.joint_population import JointPopulation, build_population
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import (
     ROW_BLOCK,
     BatchedPopulation,
+    JointPopulation,
     RowPopulation,
+    build_population,
     find_normalizer,
     row_blocks,
 )
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import sampled_for
-from maze_train.training.policies import build_joint_model
-from maze_train.types import tree_leaves, tree_map
+from maze_train.training.models import build_joint_model
 
 sys.path.append(str(Path(__file__).parents[1] / "distributions"))
 from family_cases import CASES as FAMILIES

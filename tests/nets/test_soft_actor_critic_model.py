@@ -9,9 +9,8 @@ import pytest
 import torch
 from soft_models import BOX, PROBLEMS, N, OwnCritic, build, own, results
 
-from maze_train.nets.critics import OwnCritics
+from maze_train.nets.critics import OwnCritics, SoftActorCriticModel
 from maze_train.nets.policy_model import Policy
-from maze_train.nets.soft_actor_critic import SoftActorCriticModel
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ACTIVATIONS, MemoryConfig, ModelConfig
 from maze_train.nets.template import TemplateNet, resolve

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 from maze_train.functional.value_transforms import ReduceScaleValueTransform
+from maze_train.nets.actor_critic import ValueHead
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.value_head import ValueHead
 
 TRANSFORM = ReduceScaleValueTransform(epsilon=1e-2)
 RNG = np.random.default_rng(0)

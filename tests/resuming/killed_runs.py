@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from leftovers import left_in
 
-from maze_train.types import StatePart
+from maze_train.core.types import StatePart
 
 PARTS = Path(__file__).parents[1] / "runners"
 CONTEXT = multiprocessing.get_context("forkserver")
 # Children are forked from a process that has everything imported: they begin in milliseconds.
 CONTEXT.set_forkserver_preload(
     [
-        "maze_train.runners.base",
-        "maze_train.algorithms.actor_critic.build",
-        "maze_train.algorithms.impala.build",
-        "maze_train.algorithms.off_policy.build",
+        "maze_train.run.runner",
+        "maze_train.algorithms.actor_critic.trainer",
+        "maze_train.algorithms.impala.trainer",
+        "maze_train.algorithms.off_policy.trainer",
         "tensorboard.summary.writer",
     ]
 )
@@ -35,7 +35,7 @@ CONTEXT.set_forkserver_preload(
 NOT_COMPARED = {"wall_time_s", "_epoch_began_s"}
 
 MOMENTS: dict[str, tuple[str, str]] = {
-    "rollout": ("maze_train.rollout.collector", "env_actions"),
+    "rollout": ("maze_train.collect.collector", "env_actions"),
     "playing": ("maze_train.training.outcome:Interruption", "check"),
     "update": ("maze_train.learner.learner:Learner", "apply_gradients"),
     "evaluation": ("maze_train.training.evaluators:RolloutEvaluator", "_act"),

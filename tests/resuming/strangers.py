@@ -13,8 +13,8 @@ import yaml
 from maze_train import load_policy, run_rollout, train
 from maze_train.cli import main
 from maze_train.config.stored import PARTS, PARTS_OF_ENV, PARTS_OF_POLICY
-from maze_train.errors import ConfigError
-from maze_train.sealed import seal
+from maze_train.core.errors import ConfigError
+from maze_train.core.files import seal
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,9 +18,9 @@ import pytest
 from strangers import COMMANDS, MARKER, QUIET, change, line, run, trained
 
 from maze_train import load_learner
-from maze_train.errors import MazeTrainError
-from maze_train.tracking.league import write_leagues
-from maze_train.tuning.search import search
+from maze_train.core.errors import MazeTrainError
+from maze_train.tools.search import search
+from maze_train.tracking.writers import write_leagues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

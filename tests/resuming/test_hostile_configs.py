@@ -15,7 +15,7 @@ import yaml
 from strangers import COMMANDS, MARKER, OWN, SHELL, change, rewrite, run, trained
 
 from maze_train.config.stored import PARTS, read_settings
-from maze_train.errors import MazeTrainError, RunDirectoryError
+from maze_train.core.errors import MazeTrainError, RunDirectoryError
 
 __all__ = ["run", "trained"]
 

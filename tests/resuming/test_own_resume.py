@@ -30,7 +30,7 @@ from own_envs import SpacesEnv
 from own_parts import KeptReplay, diaries
 
 import maze_train.data.replay_memory as replay_memory
-from maze_train.errors import ConfigError, EnvError
+from maze_train.core.errors import ConfigError, EnvError
 
 OWN = [Path(__file__).stem, "continued_runs", "own_envs", "own_parts"]
 TO_THE_END = {"algorithm.n_epochs": 0}

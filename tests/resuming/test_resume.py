@@ -20,8 +20,8 @@ import yaml
 from killed_runs import assert_equal_runs, differences, final_state, rows_of
 
 from maze_train import Evaluator, MetricsWriter, load_policy, run_rollout, train
-from maze_train.errors import ConfigError, RunDirectoryError
-from maze_train.locks import exclusive
+from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.files import exclusive
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from cases import everyday
 from continued_runs import CASES, FORK, TWO_EPOCHS, go_on, settings, start, words
 from killed_runs import assert_equal_runs, final_state, maze_run, rows_of
 
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 
 pytestmark = [
     pytest.mark.slow,

@@ -15,12 +15,12 @@ from gymnasium import spaces
 from rollouts_compared import whole
 
 from maze_train import SequentialVectorEnv
+from maze_train.collect.collector import RolloutCollector
+from maze_train.core.seeding import Seeds
+from maze_train.core.types import tree_leaves, tree_map
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
-from maze_train.rollout.collector import RolloutCollector
-from maze_train.seeding import Seeds
-from maze_train.types import tree_leaves, tree_map
 
 ENDS = ("terminated", "truncated")
 T, E = 5, 2

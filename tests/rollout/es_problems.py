@@ -13,17 +13,14 @@ from gymnasium import spaces
 from own_networks import own
 from torch import nn
 
-from maze_train.envs.slots import EnvSlots
+from maze_train.collect.actor_worker import WeightsWriter, weights_nbytes
+from maze_train.collect.episode_player import EpisodePlayer, PlaySettings
+from maze_train.collect.members import EpisodeTask, PairDraws, SharedNoiseTable
+from maze_train.collect.population import MemberAgent, MemberSettings, trained_size
+from maze_train.envs.stepped import EnvSlots
 from maze_train.nets.config import MemoryConfig, ModelConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import find_normalizer, row_blocks
-from maze_train.rollout.episode_player import EpisodePlayer, PlaySettings
-from maze_train.rollout.es_rollouts import trained_size
-from maze_train.rollout.members import PairDraws
-from maze_train.rollout.noise_table import SharedNoiseTable
-from maze_train.rollout.population import MemberAgent, MemberSettings
-from maze_train.rollout.slot_agent import EpisodeTask
-from maze_train.rollout.weights import WeightsWriter, weights_nbytes
 from maze_train.workers.pool import PrivateMemory
 
 SIGMA = 0.5

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from es_problems import UnequalEnv, WalkEnv, model_for
 
-from maze_train.rollout.agents import PolicyAgent, RandomAgent
-from maze_train.rollout.episode_player import PlaySettings
-from maze_train.rollout.player import RolloutPlayer
-from maze_train.rollout.population import ModelAgent
-from maze_train.types import tree_leaves
+from maze_train.collect.agents import PolicyAgent, RandomAgent
+from maze_train.collect.episode_player import PlaySettings
+from maze_train.collect.player import RolloutPlayer
+from maze_train.collect.population import ModelAgent
+from maze_train.core.types import tree_leaves
 
 RECORDED = PlaySettings(record=True)
 

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from maze_train.collect.episodes import success_of
+from maze_train.core.types import tree_leaves, tree_map
 from maze_train.nets.population import find_normalizer
-from maze_train.rollout.episodes import success_of
 from maze_train.spaces.describe import FlatView, flat_space
 from maze_train.spaces.tensors import as_tensors
-from maze_train.types import tree_leaves, tree_map
 
 __all__ = ["SlowMember", "slow_draw", "slow_members"]
 

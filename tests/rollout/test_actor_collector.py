@@ -25,14 +25,14 @@ from actor_envs import (
 )
 from rollouts_compared import assert_same_rollouts
 
-from maze_train.data.joining import join_rollouts
+from maze_train.collect.actor_collector import ActorCollector
+from maze_train.collect.actors import Actors
+from maze_train.collect.collector import RolloutCollector
+from maze_train.collect.episodes import FinishedEpisodes
+from maze_train.core.errors import EnvError, WorkerError
+from maze_train.core.seeding import EpisodeSeeds, Seeds
+from maze_train.data.rollout import join_rollouts
 from maze_train.data.state_files import dumps, loads
-from maze_train.errors import EnvError, WorkerError
-from maze_train.rollout.actor_collector import ActorCollector
-from maze_train.rollout.actor_pool import Actors
-from maze_train.rollout.collector import RolloutCollector
-from maze_train.rollout.episodes import FinishedEpisodes
-from maze_train.seeding import EpisodeSeeds, Seeds
 from maze_train.workers.places import ThisProcess
 from maze_train.workers.process_pool import LocalProcesses
 

@@ -35,13 +35,13 @@ from actor_envs import (
 from leftovers import has_ended
 from rollouts_compared import assert_same_rollouts
 
+from maze_train.collect import actors as actors_module
+from maze_train.collect.actor_worker import ActorWorker
+from maze_train.collect.actors import DistributedActors, StepCounts
+from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, SpaceError, WorkerError
 from maze_train.data.frames import FrameStacks
-from maze_train.data.joining import join_rollouts, select_envs
+from maze_train.data.rollout import join_rollouts, select_envs
 from maze_train.data.state_files import dumps, loads
-from maze_train.errors import ConfigError, EnvError, MazeTrainError, SpaceError, WorkerError
-from maze_train.rollout import actors as actors_module
-from maze_train.rollout.actor_worker import ActorWorker
-from maze_train.rollout.actors import DistributedActors, StepCounts
 from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerContext
 from maze_train.workers.process_pool import LocalProcesses

@@ -13,15 +13,15 @@ from actor_envs import ACTIONS, OBSERVATIONS, ActorEnv
 from es_problems import WalkEnv, make_slots, model_for
 from gymnasium import spaces
 
-from maze_train.envs.slots import EpisodeError
-from maze_train.errors import ConfigError, MazeTrainError, SpaceError
+from maze_train.collect.agents import PolicyAgent, RandomAgent, UniformPolicy
+from maze_train.collect.members import EpisodeTask
+from maze_train.collect.population import ModelAgent, acting_part
+from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
+from maze_train.envs.stepped import EpisodeError
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
 from maze_train.nets.joint import JointModel
-from maze_train.nets.joint_population import JointPopulation
-from maze_train.rollout.agents import PolicyAgent, RandomAgent, UniformPolicy
-from maze_train.rollout.population import ModelAgent, acting_part
-from maze_train.rollout.slot_agent import EpisodeTask
+from maze_train.nets.population import JointPopulation
 from maze_train.training.policy_files import TrainedPolicy
 
 

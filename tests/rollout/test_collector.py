@@ -14,14 +14,14 @@ from rollouts_compared import assert_same_rollouts, columns_of, whole
 from test_episode_tracker import slow_follow
 
 from maze_train import EnvError, SequentialVectorEnv, SubprocVectorEnv
+from maze_train.collect.collector import RolloutCollector
+from maze_train.core.seeding import EpisodeSeeds
+from maze_train.core.types import tree_leaves, tree_map
 from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
-from maze_train.rollout.collector import RolloutCollector
-from maze_train.seeding import EpisodeSeeds
 from maze_train.spaces.describe import unflatten_value
 from maze_train.spaces.tensors import as_tensors
-from maze_train.types import tree_leaves, tree_map
 
 T, B = 8, 3
 PROCESSES = partial(SubprocVectorEnv, n_workers=2, start_method="fork")

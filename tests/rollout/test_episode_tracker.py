@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from maze_train.events import Statistics
-from maze_train.rollout.episodes import EpisodeTracker, FinishedEpisodes
+from maze_train.collect.episodes import EpisodeTracker, FinishedEpisodes
+from maze_train.core.events import Statistics
 
 
 def slow_follow(rollouts):

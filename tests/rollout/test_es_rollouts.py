@@ -32,9 +32,9 @@ from es_problems import (
 )
 from reference_population import slow_draw
 
-from maze_train.errors import ConfigError, WorkerError
-from maze_train.rollout.es_rollouts import ESDistributedRollouts, ESRolloutResult, trained_size
-from maze_train.rollout.noise_table import SharedNoiseTable
+from maze_train.collect.members import SharedNoiseTable
+from maze_train.collect.population import ESDistributedRollouts, ESRolloutResult, trained_size
+from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.workers.places import ThisProcess
 from maze_train.workers.process_pool import LocalProcesses
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from maze_train.errors import ConfigError
+from maze_train.collect.collector import Actor, chosen_actions, draws, env_actions
+from maze_train.collect.fixed_policies import own_policy, random_policy
+from maze_train.collect.league import LeagueModel
+from maze_train.core.errors import ConfigError
 from maze_train.nets.joint import JointModel
-from maze_train.rollout.acting import Actor, chosen_actions, draws, env_actions
-from maze_train.rollout.fixed_policies import own_policy, random_policy
-from maze_train.rollout.league import LeagueModel
-from maze_train.spaces.agent_trees import part_of
+from maze_train.spaces.agents import part_of
 from maze_train.spaces.describe import unflatten_value
 
 SEEN = spaces.Box(-1.0, 1.0, (2,), np.float32)

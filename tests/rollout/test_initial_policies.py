@@ -11,14 +11,14 @@ from actor_envs import ActorEnv, number_of
 from gymnasium import spaces
 
 from maze_train import SequentialVectorEnv
+from maze_train.collect.collector import RolloutCollector
+from maze_train.collect.initial_policies import GivenPolicy, RandomPolicy
+from maze_train.core.errors import ShapeError, SpaceError
+from maze_train.core.types import leaves_by_key, tree_leaves, tree_map
 from maze_train.distributions.mapping import distribution_for
-from maze_train.errors import ShapeError, SpaceError
-from maze_train.nets.masking import ActionMasking
-from maze_train.rollout.collector import RolloutCollector
-from maze_train.rollout.initial_policies import GivenPolicy, RandomPolicy
+from maze_train.nets.policy_model import ActionMasking
 from maze_train.spaces.describe import flatten_value
 from maze_train.spaces.masks import mask_layout
-from maze_train.types import leaves_by_key, tree_leaves, tree_map
 
 N = 20_000
 INF = np.inf

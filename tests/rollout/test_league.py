@@ -11,13 +11,12 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from maze_train.collect.config import OpponentsConfig
+from maze_train.collect.episodes import FinishedEpisodes
+from maze_train.collect.league import OWN, League, LeagueCollector, LeagueModel
 from maze_train.data.rollout import Rollout
 from maze_train.distributions.mapping import distribution_for
 from maze_train.nets.joint import JointModel
-from maze_train.rollout.config import OpponentsConfig
-from maze_train.rollout.episodes import FinishedEpisodes
-from maze_train.rollout.league import OWN, League, LeagueModel
-from maze_train.rollout.league_collector import LeagueCollector
 
 
 def league(*added: float, **settings: Any) -> League:

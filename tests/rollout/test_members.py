@@ -25,13 +25,12 @@ from es_problems import (
 from gymnasium.wrappers import TransformReward
 from reference_population import slow_draw, slow_members
 
-from maze_train.envs.monitoring import MonitoringWrapper
-from maze_train.nets.population import find_normalizer
-from maze_train.rollout.members import PairDraws
-from maze_train.rollout.noise_table import SharedNoiseTable
-from maze_train.rollout.population import (
+from maze_train.collect.members import PairDraws, SharedNoiseTable
+from maze_train.collect.population import (
     MemberSettings,
 )
+from maze_train.envs.monitoring import MonitoringWrapper
+from maze_train.nets.population import find_normalizer
 
 NOISY = MemberSettings(seed=5, deterministic=True, action_noise_stddev=0.7)
 BOTH = MemberSettings(seed=5, deterministic=False, action_noise_stddev=0.2)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from leftovers import open_files
 
-from maze_train.errors import ConfigError, ShapeError, TrainingError
-from maze_train.rollout.noise_table import SharedNoiseTable
+from maze_train.collect.members import SharedNoiseTable
+from maze_train.core.errors import ConfigError, ShapeError, TrainingError
 from maze_train.workers.process_pool import LocalProcesses
 
 COUNT = 100_000

@@ -28,12 +28,12 @@ from player_problems import (
     play_alone,
 )
 
-from maze_train.errors import ConfigError, EnvError, SpaceError, WorkerError
-from maze_train.rollout.agents import PolicyAgent, RandomAgent
-from maze_train.rollout.episode_player import PlaySettings
-from maze_train.rollout.player import RolloutPlayer
+from maze_train.collect.agents import PolicyAgent, RandomAgent
+from maze_train.collect.episode_player import PlaySettings
+from maze_train.collect.player import RolloutPlayer
+from maze_train.core.errors import ConfigError, EnvError, SpaceError, WorkerError
+from maze_train.core.types import leaves_by_key, tree_map
 from maze_train.spaces.describe import flatten_value, unflatten_value
-from maze_train.types import leaves_by_key, tree_map
 from maze_train.workers.process_pool import LocalProcesses
 
 SEEDS = [0, 1, 2, 3, 4, 5, 6, 7, 2**32 - 1, 3, 12345678901]

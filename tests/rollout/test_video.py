@@ -14,17 +14,17 @@ import pytest
 from actor_envs import FailsForSeedEnv
 from player_problems import PictureEnv, play_alone
 
-from maze_train.errors import EnvError, MissingExtraError, RunDirectoryError
-from maze_train.rollout import video
-from maze_train.rollout.agents import RandomAgent
-from maze_train.rollout.episode_player import PlaySettings
-from maze_train.rollout.player import RolloutPlayer
-from maze_train.rollout.video import (
+from maze_train.collect import video
+from maze_train.collect.agents import RandomAgent
+from maze_train.collect.episode_player import PlaySettings
+from maze_train.collect.player import RolloutPlayer
+from maze_train.collect.video import (
     VideoWriter,
     check_render_mode,
     ffmpeg_path,
     frames_per_second,
 )
+from maze_train.core.errors import EnvError, MissingExtraError, RunDirectoryError
 
 ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
 

@@ -17,11 +17,11 @@ from actor_envs import OBSERVATIONS, model_maker, set_version
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.errors import TrainingError
-from maze_train.rollout.weights import WeightsReader, WeightsWriter, weights_nbytes
+from maze_train.collect.actor_worker import WeightsReader, WeightsWriter, weights_nbytes
+from maze_train.core.errors import TrainingError
 
 if TYPE_CHECKING:
-    from maze_train.types import Tensor
+    from maze_train.core.types import Tensor
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.data.trajectories import Trajectory
-from maze_train.data.trajectory_parts import DatasetMetadata
-from maze_train.data.trajectory_writer import TrajectoryWriter
+from maze_train.data.trajectories import DatasetMetadata, Trajectory
+from maze_train.data.trajectory_files import TrajectoryWriter
 from maze_train.spaces.describe import FlatView, flatten_value
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from maze_train import load_policy, train
 from maze_train.algorithms.es.learner import ESLearner
 from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.algorithms.sac.learner import SACLearner
-from maze_train.errors import ConfigError, EnvError, MazeTrainError, ShapeError, TrainingError
-from maze_train.targets import locate
+from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, ShapeError, TrainingError
+from maze_train.core.targets import locate
 from maze_train.training.config import TRIAL_STEPS
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -259,7 +259,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("ppo", {"learner_group.device": "cuda:99"}, "learner_group.device = 'cuda:99': not usable"),
     (
         "ppo",
-        {"evaluation.evaluators": [{"_target_": "maze_train.seeding.draw_seed"}]},
+        {"evaluation.evaluators": [{"_target_": "maze_train.core.seeding.draw_seed"}]},
         "a maze_train.Evaluator",
     ),
     ("ppo", {"tracking.writers": [{"_target_": "own_envs.make_en"}]}, r"writers\[0\]._target_"),

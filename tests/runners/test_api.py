@@ -31,10 +31,10 @@ from maze_train import (
     run_rollout,
     train,
 )
-from maze_train.errors import ConfigError, RunDirectoryError
-from maze_train.runners.base import TrainingRunner
-from maze_train.runners.pipeline import prepare
-from maze_train.runners.saved_policies import load_weights
+from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.run.pipeline import prepare
+from maze_train.run.runner import TrainingRunner
+from maze_train.run.saved_policies import load_weights
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

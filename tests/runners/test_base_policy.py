@@ -13,8 +13,8 @@ from recorded import record
 from short_runs import ALGORITHMS, QUIET, SMALL, settings, short_run
 
 from maze_train import load_policy, train
+from maze_train.core.errors import ConfigError
 from maze_train.distributions.gaussian import DiagonalGaussian
-from maze_train.errors import ConfigError
 from maze_train.training.checkpoints import CheckpointStore
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def test_sac_says_how_to_train_its_base(tmp_path):
 
 def test_sac_refuses_a_base_whose_entropy_is_fixed(tmp_path):
     """Its temperature would grow or fall for ever; one that stays as it is does no harm."""
-    family = {"Box": {"_target_": "maze_train.algorithms.td3.actions.NoisyActions"}}
+    family = {"Box": {"_target_": "maze_train.algorithms.td3.model.NoisyActions"}}
     base = cloned(tmp_path, "box", **{"model.distributions": family})
     advice = r"'NoisyActions': its entropy is fixed.*squashed_gaussian.*entropy_tuning=false"
     with pytest.raises(ConfigError, match=rf"model\.distributions = {advice}"):

@@ -15,8 +15,8 @@ from recorded import cartpole_heuristic, record
 from short_runs import QUIET, rows
 
 from maze_train import load_policy, train
+from maze_train.core.errors import ConfigError, DatasetError
 from maze_train.data.trajectory_dataset import TrajectoryDataset
-from maze_train.errors import ConfigError, DatasetError
 from maze_train.training.config import EvaluationConfig
 
 SMALL: dict[str, Any] = {

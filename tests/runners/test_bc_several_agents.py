@@ -12,11 +12,11 @@ from rollouts import play
 from short_runs import QUIET, rows, summary
 
 from maze_train import load_policy, train
+from maze_train.core.errors import ConfigError, DatasetError
+from maze_train.core.seeding import Seeds
+from maze_train.core.types import tree_map
 from maze_train.data.datasets import open_dataset
 from maze_train.data.transition_data import split_episodes
-from maze_train.errors import ConfigError, DatasetError
-from maze_train.seeding import Seeds
-from maze_train.types import tree_map
 
 if TYPE_CHECKING:
     from maze_train.data.trajectories import Trajectory

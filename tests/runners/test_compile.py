@@ -14,8 +14,8 @@ from cases import everyday
 from short_runs import rows, settings, short_run
 
 from maze_train import load_policy
-from maze_train.errors import ConfigError
-from maze_train.learner import compiled
+from maze_train.core.errors import ConfigError
+from maze_train.learner import steps as compiled
 
 if TYPE_CHECKING:
     from pathlib import Path

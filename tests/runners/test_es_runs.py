@@ -23,8 +23,8 @@ from short_runs import FORK, rows, short_run, summary
 from torch import nn
 
 from maze_train import JointEnv, load_policy
-from maze_train.algorithms.es.build import STATISTICS_STEPS
-from maze_train.algorithms.es.events import ESEvents, PopulationEvents
+from maze_train.algorithms.es.learner import ESEvents, PopulationEvents
+from maze_train.algorithms.es.trainer import STATISTICS_STEPS
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

@@ -13,9 +13,9 @@ from recorded import record
 from short_runs import QUIET, rows, short_run, summary
 
 from maze_train import run_rollout, train
-from maze_train.errors import ConfigError
-from maze_train.seeding import EpisodeSeeds, Seeds
-from maze_train.training import final_test
+from maze_train.core.errors import ConfigError
+from maze_train.core.seeding import EpisodeSeeds, Seeds
+from maze_train.training import evaluators as final_test
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

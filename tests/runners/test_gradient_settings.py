@@ -9,7 +9,7 @@ import torch
 from short_runs import QUIET, rows, short_run, written_config
 
 from maze_train import PPOAlgorithmConfig, PPOLearner, load_policy, train
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

@@ -16,10 +16,10 @@ from short_runs import FORK, short_run, summary
 
 from maze_train import load_config, load_policy
 from maze_train.algorithms.impala.learner import ImpalaLearner
+from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.envs.wrappers import ObservationStackWrapper
-from maze_train.errors import ConfigError, TrainingError
-from maze_train.runners.base import TrainingRunner
-from maze_train.runners.pipeline import prepare
+from maze_train.run.pipeline import prepare
+from maze_train.run.runner import TrainingRunner
 
 if TYPE_CHECKING:
     from pathlib import Path

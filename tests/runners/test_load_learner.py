@@ -14,8 +14,8 @@ from recorded import cartpole_heuristic, record
 from short_runs import ALGORITHMS, QUIET, file_contents, short_run
 
 from maze_train import PPOLearner, load_learner, train
-from maze_train.errors import ConfigError, RunDirectoryError
-from maze_train.runners.run_checkpoints import RunCheckpoints
+from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.run.checkpoints import RunCheckpoints
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from maze_train.training.machine import available_disk, available_memory
+from maze_train.training.contexts import available_disk, available_memory
 
 CPU = torch.device("cpu")
 MB = 2**20

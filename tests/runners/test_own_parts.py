@@ -13,7 +13,7 @@ from short_runs import rows, settings, short_run
 
 from maze_train import load_policy, train
 from maze_train.cli import main
-from maze_train.errors import CallbackError, ConfigError
+from maze_train.core.errors import CallbackError, ConfigError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

@@ -10,7 +10,7 @@ import torch
 from short_runs import FORK, rows, settings
 
 from maze_train import load_policy, train
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 from maze_train.training.models import modules_of
 
 pytestmark = pytest.mark.usefixtures("empty_directory")

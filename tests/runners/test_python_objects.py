@@ -16,8 +16,8 @@ from own_parts import CountingEvaluator, LineWriter, OwnNet, demonstrations, own
 from short_runs import FORK, PPO, SMALL, rows, short_run, written_config
 
 from maze_train import load_policy, run_rollout, train
-from maze_train.errors import ConfigError, EnvError
-from maze_train.targets import Given, build_target
+from maze_train.core.errors import ConfigError, EnvError
+from maze_train.core.targets import Given, build_target
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

@@ -17,10 +17,9 @@ from leftovers import left_of
 from short_runs import rows
 
 from maze_train.cli import main
-from maze_train.config.job_pool import JobPool
-from maze_train.config.job_processes import ProcessJob, StartedJob
-from maze_train.config.sweep_jobs import JobRecord
-from maze_train.errors import ConfigError, WorkerError
+from maze_train.config.ray_jobs import JobPool
+from maze_train.config.sweeps import JobRecord, ProcessJob, StartedJob
+from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.workers.places import ThisProcess
 from maze_train.workers.pool import WorkerFailedError
 

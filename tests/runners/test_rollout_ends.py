@@ -13,16 +13,16 @@ from rollouts import RANDOM, numbers, play
 from short_runs import PPO, SMALL, summary
 
 from maze_train import load_policy, train
-from maze_train.config.rollout_loading import load_rollout_config
-from maze_train.data import trajectory_writer
+from maze_train.config.rollout_config import load_rollout_config
+from maze_train.core.errors import ConfigError, DatasetError, EnvError
+from maze_train.data import trajectory_files as trajectory_writer
 from maze_train.data.datasets import open_dataset
-from maze_train.errors import ConfigError, DatasetError, EnvError
-from maze_train.runners.rollout import RolloutRunner
-from maze_train.runners.rollout_report import RolloutProgress
+from maze_train.run.rollout import RolloutRunner
+from maze_train.run.rollout_report import RolloutProgress
 from maze_train.training.outcome import Interrupted
 
 if TYPE_CHECKING:
-    from maze_train.rollout.episode_player import PlayedEpisode
+    from maze_train.collect.episode_player import PlayedEpisode
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

@@ -20,13 +20,13 @@ from rollouts import RANDOM, numbers, play, rows
 from short_runs import PPO, SMALL, settings, summary
 
 from maze_train import load_policy, train
-from maze_train.config.rollout_loading import load_rollout_config
+from maze_train.collect.episode_player import PlayedEpisode
+from maze_train.config.rollout_config import load_rollout_config
+from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, RunDirectoryError
 from maze_train.data.datasets import open_dataset
-from maze_train.errors import ConfigError, EnvError, MissingExtraError, RunDirectoryError
-from maze_train.rollout.episode_player import PlayedEpisode
-from maze_train.runners.rollout import RolloutRunner
-from maze_train.runners.rollout_report import RolloutProgress
-from maze_train.tracking.display import Display
+from maze_train.run.rollout import RolloutRunner
+from maze_train.run.rollout_report import RolloutProgress
+from maze_train.tracking.console import Display
 from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
 
 DICT_ENV = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "box"}}

@@ -15,13 +15,13 @@ from own_parts import AlwaysFirst, KeptReplay, diaries
 from recorded import record
 from short_runs import QUIET, everything, rows, settings, short_run
 
-import maze_train.algorithms.off_policy.build as off_policy
+import maze_train.algorithms.off_policy.trainer as off_policy
 import maze_train.data.replay_columns as replay_columns
 from maze_train import Statistics, TrainerServices, load_config, train
+from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.data.datasets import open_dataset
-from maze_train.errors import ConfigError, TrainingError
-from maze_train.runners.base import TrainingRunner
-from maze_train.runners.pipeline import prepare
+from maze_train.run.pipeline import prepare
+from maze_train.run.runner import TrainingRunner
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ from agent_envs import Peek
 from short_runs import FORK, rows, short_run
 
 from maze_train import load_learner, load_policy
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

@@ -15,11 +15,10 @@ from own_parts import OwnNet
 from short_runs import FORK, rows, settings, short_run, written_config
 
 from maze_train import JointEnv, load_policy, run_rollout, train
-from maze_train.errors import ConfigError, TrainingError
+from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.training.config import PolicyConfig
-from maze_train.training.models import modules_of
-from maze_train.training.policies import check_id, policies_of_agents
+from maze_train.training.models import check_id, modules_of, policies_of_agents
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -383,7 +382,7 @@ def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.Monkey
     assert found["policies.judge.normalizer.frozen"]
     assert found["policies.judge.normalizer.count"] >= 20
     assert not any(".players." in name for name in found)
-    monkeypatch.setattr("maze_train.training.observation_statistics.MOST_IDLE", 1)
+    monkeypatch.setattr("maze_train.training.builder.MOST_IDLE", 1)
     small = {"algorithm.n_rollout_steps": 2, "algorithm.batch_size": 2}
     with pytest.raises(TrainingError, match=r"no agent of judge acted in 1 rollouts before train"):
         run("idle", "ppo", policies=policies, **small)

@@ -13,10 +13,10 @@ from own_policies import TakesOne
 from rollouts import play, rows
 from short_runs import FORK, short_run, summary
 
-from maze_train.config.rollout_loading import load_rollout_config
+from maze_train.config.rollout_config import load_rollout_config
+from maze_train.core.errors import ConfigError
 from maze_train.data.datasets import open_dataset
-from maze_train.errors import ConfigError
-from maze_train.runners.rollout import RolloutRunner
+from maze_train.run.rollout import RolloutRunner
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

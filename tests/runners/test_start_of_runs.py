@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from maze_train.config.pipeline import shortened
 from own_envs import SpacesEnv
 from short_runs import QUIET
 
@@ -23,10 +24,9 @@ from maze_train import (
     load_policy,
     train,
 )
-from maze_train.config.pipeline import shortened
-from maze_train.runners import speed
-from maze_train.runners.notes import start_notes
-from maze_train.runners.speed import worker_notes
+from maze_train.run import speed
+from maze_train.run.runner import start_notes
+from maze_train.run.speed import worker_notes
 from maze_train.training.config import TRIAL_BATCH, TRIAL_STEPS
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def test_the_speed_of_a_run_is_told(
     """At its end, and only where it took long enough to tell; no number becomes another one."""
     found = []
     for least_s in (0.0, 1e9):
-        monkeypatch.setattr("maze_train.runners.notes.LEAST_RUN_S", least_s)
+        monkeypatch.setattr("maze_train.run.runner.LEAST_RUN_S", least_s)
         for name in ("LEAST_WAIT_S", "LEAST_SHARE"):
             monkeypatch.setattr(speed, name, 0.0)
         for runner, note in zip(("dev", "local"), notes, strict=True):

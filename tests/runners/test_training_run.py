@@ -21,9 +21,9 @@ from short_runs import everything, file_contents, rows, settings, short_run, sum
 
 from maze_train import load_config, run_rollout, train
 from maze_train.cli import main
-from maze_train.errors import ConfigError, MazeTrainError, SpaceError
-from maze_train.runners.base import TrainingRunner
-from maze_train.runners.pipeline import prepare
+from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
+from maze_train.run.pipeline import prepare
+from maze_train.run.runner import TrainingRunner
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

@@ -19,15 +19,14 @@ from hub_server import OWNER_TOKEN, HubServer
 from maze_train import load_policy, make_env, push_to_hub, run_rollout, train
 from maze_train.cli import main
 from maze_train.config.loading import load_config
-from maze_train.errors import ConfigError, MissingExtraError, RunDirectoryError
-from maze_train.runners.saved_policies import read_source
-from maze_train.sharing.card import score_of
-from maze_train.sharing.repository import shared_settings
+from maze_train.core.errors import ConfigError, MissingExtraError, RunDirectoryError
+from maze_train.run.saved_policies import read_source
+from maze_train.tools.hub import score_of, shared_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from maze_train.runners.parts import TrainingResult
+    from maze_train.run.parts import TrainingResult
 
 NAME, CONSTANTS = "me/cartpole", "huggingface_hub.constants"
 POLICY = ("config.yaml", "policy.pt", "score.json", "spaces.json")

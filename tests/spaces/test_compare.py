@@ -9,8 +9,8 @@ import pytest
 from cases import sweep
 from gymnasium import spaces
 
-from maze_train.errors import ConfigError
-from maze_train.spaces.compare import check_same_spaces, space_difference
+from maze_train.core.errors import ConfigError
+from maze_train.spaces.describe import check_same_spaces, space_difference
 
 IMAGE = spaces.Box(0, 255, (84, 84, 3), np.uint8)
 BYTES = "Box(shape=[84, 84, 3], dtype=uint8)"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from maze_train.errors import SpaceError
+from maze_train.core.errors import SpaceError
 from maze_train.spaces.describe import (
     FlatView,
     flat_space,

@@ -7,10 +7,9 @@ import pytest
 from cases import sweep
 from gymnasium import spaces
 
-from maze_train.errors import SpaceError
+from maze_train.core.errors import SpaceError
 from maze_train.spaces.describe import MASK_KEY, flat_space, is_mask_key
-from maze_train.spaces.mask_layouts import MaskedPart
-from maze_train.spaces.masks import mask_layout
+from maze_train.spaces.masks import MaskedPart, mask_layout
 
 BOARD = spaces.Box(0, 1, (9,))
 NESTED = spaces.Dict(

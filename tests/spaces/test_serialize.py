@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from maze_train.errors import SpaceError
-from maze_train.spaces.serialize import space_from_dict, space_to_dict
+from maze_train.core.errors import SpaceError
+from maze_train.spaces.describe import space_from_dict, space_to_dict
 
 INF = np.inf
 LOW = np.array([-INF, 0.1, -3.0e38], np.float32)

@@ -9,7 +9,7 @@ import pytest
 from cases import everyday
 from tiny_problems import Doors, HeavyDoors, learn
 
-from maze_train.errors import MazeTrainError
+from maze_train.core.errors import MazeTrainError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -33,11 +33,11 @@ from maze_train import (
     TrainedPolicy,
     build_actor_critic,
 )
+from maze_train.core.types import tree_leaves
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
 from maze_train.spaces.describe import flat_spaces
 from maze_train.training.model_selection import copy_of_weights
 from maze_train.training.policy_files import PolicyWriter, read_spaces, read_weights
-from maze_train.types import tree_leaves
 
 T, B = 4, 3
 A2C = A2CAlgorithmConfig(n_rollout_steps=T, lr=0.001)

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from maze_train import ConsoleWriter, RunInfo
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 
 RUN = RunInfo(title="PPO on [CartPole]", total_env_steps=100_000, n_epochs=50)
 

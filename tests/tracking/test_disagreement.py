@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from maze_train import ConsoleWriter, RunInfo
-from maze_train.tracking.disagreement import DISAGREEMENT, Disagreement
+from maze_train.tracking.console import DISAGREEMENT, Disagreement
 
 LEARNED = [0.3, 0.6, 0.9, 0.95, 0.94, 0.95, 0.96, 0.95, 0.96, 0.95]
 JUMPS = [0.0, 0.9, 0.0, 0.96, 0.0, 0.0, 0.96, 0.0, 0.0, 0.0]

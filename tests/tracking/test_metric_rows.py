@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from maze_train.errors import RunDirectoryError
-from maze_train.files import atomic_write
-from maze_train.tracking.formatting import compact, duration, readable
-from maze_train.tracking.rows import ordered_columns, read_rows
+from maze_train.core.errors import RunDirectoryError
+from maze_train.core.files import atomic_write
+from maze_train.tracking.tracker import compact, duration, ordered_columns, read_rows, readable
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maze_train import MLflowWriter, RunInfo, Tracker, WandbWriter
-from maze_train.errors import ConfigError, MissingExtraError
+from maze_train.core.errors import ConfigError, MissingExtraError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,7 +20,7 @@ from maze_train import (
     build_writers,
     read_rows,
 )
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,17 +12,15 @@ from torch import nn
 
 from maze_train import SequentialVectorEnv
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
-from maze_train.algorithms.ppo.learner import PPOLearner
-from maze_train.algorithms.ppo.trainer import PPO
-from maze_train.events import Statistics
+from maze_train.algorithms.ppo.learner import PPO, PPOLearner
+from maze_train.collect.collector import RolloutCollector
+from maze_train.core.events import Statistics
 from maze_train.learner.group import LearnerGroup
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig
-from maze_train.rollout.collector import RolloutCollector
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.outcome import Limits
-from maze_train.training.services import TrainerServices
-from maze_train.training.trainer import Trainer
+from maze_train.training.trainer import Trainer, TrainerServices
 
 
 class ShortOrLongEnv(gymnasium.Env):

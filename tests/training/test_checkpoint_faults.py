@@ -32,7 +32,7 @@ from stored_checkpoints import (
     saved,
 )
 
-from maze_train.training import manifests
+from maze_train.training import checkpoint_files as manifests
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.outcome import Position
 

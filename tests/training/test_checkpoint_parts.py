@@ -30,12 +30,13 @@ from stored_checkpoints import (
     saved,
 )
 
+from maze_train.core.errors import RunDirectoryError
+from maze_train.core.types import StatePart
 from maze_train.data.state_files import dumps, loads
-from maze_train.errors import RunDirectoryError
-from maze_train.training import checkpoint_files, manifests
+from maze_train.training import checkpoint_files
+from maze_train.training import checkpoint_files as manifests
 from maze_train.training.checkpoint_files import digest
 from maze_train.training.outcome import Position
-from maze_train.types import StatePart
 
 
 @pytest.fixture

@@ -30,10 +30,11 @@ from stored_checkpoints import (
     saved,
 )
 
+from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.files import seal
 from maze_train.data.state_files import dumps
-from maze_train.errors import ConfigError, RunDirectoryError
-from maze_train.sealed import seal
-from maze_train.training import checkpoints, manifests
+from maze_train.training import checkpoint_files as manifests
+from maze_train.training import checkpoints
 from maze_train.training.checkpoint_files import digest
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.outcome import Position

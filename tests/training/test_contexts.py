@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from maze_train.errors import ConfigError, TrainingError
-from maze_train.learner.modes import CUBLAS
+from maze_train.core.errors import ConfigError, TrainingError
+from maze_train.learner.modules import CUBLAS
 from maze_train.tracking.config import TrackingConfig
 from maze_train.training.contexts import RunContexts
-from maze_train.training.services import Contexts
+from maze_train.training.trainer import Contexts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -20,11 +20,11 @@ from practice import (
     vector,
 )
 
+from maze_train.core.errors import ConfigError
+from maze_train.core.seeding import EpisodeSeeds
 from maze_train.envs.foreign import ForeignVectorEnv
-from maze_train.errors import ConfigError
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
-from maze_train.seeding import EpisodeSeeds
 from maze_train.training.evaluators import MultiEvaluator, RolloutEvaluator
 
 N, SEED = 10, 21

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 from maze_train.nets.config import ModelConfig
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.training.models import make_model, model_weights, modules_of

@@ -11,7 +11,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
-from maze_train.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
+from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
 from maze_train.nets.policy_model import build_policy

@@ -12,13 +12,19 @@ from contextlib import suppress
 
 import pytest
 
-from maze_train.errors import RunDirectoryError
-from maze_train.files import atomic_write, fsync_directory, process_runs, write_synced
-from maze_train.locks import claim_temporary, exclusive
+from maze_train.core.errors import RunDirectoryError
+from maze_train.core.files import (
+    atomic_write,
+    claim_temporary,
+    exclusive,
+    fsync_directory,
+    process_runs,
+    write_synced,
+)
 
 HOLDER = """
 import os, pathlib, sys, time
-from maze_train.locks import exclusive
+from maze_train.core.files import exclusive
 with exclusive(pathlib.Path(sys.argv[1])):
     print("locked", flush=True)
     time.sleep(60)
@@ -188,7 +194,7 @@ def test_no_descriptor_is_left(tmp_path):
 def test_a_forked_process_does_not_keep_the_lock(tmp_path):
     """Workers that were forked may live longer than the block."""
     code = (
-        "import os, pathlib, sys, time; from maze_train.locks import exclusive\n"
+        "import os, pathlib, sys, time; from maze_train.core.files import exclusive\n"
         "with exclusive(pathlib.Path(sys.argv[1])):\n"
         "    pid = os.fork()\n"
         "    if pid == 0: time.sleep(60)\n"

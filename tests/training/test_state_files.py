@@ -16,9 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
+from maze_train.core.errors import RunDirectoryError
+from maze_train.core.types import StatePart
 from maze_train.data.state_files import dumps, loads
-from maze_train.errors import RunDirectoryError
-from maze_train.types import StatePart
 
 TORCH_DTYPES = (
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),

@@ -9,14 +9,12 @@ import pytest
 import torch
 from practice import ScriptedEvaluator, make_model, make_ppo
 
-from maze_train.errors import TrainingError
-from maze_train.learner.gradients import get_flat_parameters
-from maze_train.training.checkpoint_schedule import Checkpoints
-from maze_train.training.checkpoints import CheckpointStore
+from maze_train.core.errors import TrainingError
+from maze_train.learner.optimizers import get_flat_parameters
+from maze_train.training.checkpoints import Checkpoints, CheckpointStore
 from maze_train.training.config import CheckpointConfig
-from maze_train.training.events import TimeEvents
 from maze_train.training.model_selection import BestModelSelection
-from maze_train.training.outcome import Interrupted, Interruption, Limits
+from maze_train.training.outcome import Interrupted, Interruption, Limits, TimeEvents
 
 EPOCHS = 4
 

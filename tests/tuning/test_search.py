@@ -17,10 +17,9 @@ import pytest
 import yaml
 from command_lines import CommandLine, maze_run
 
-from maze_train.comparison.compare import compare_runs
-from maze_train.errors import MissingExtraError
-from maze_train.tuning.search import search
-from maze_train.tuning.study import open_journal, open_study
+from maze_train.core.errors import MissingExtraError
+from maze_train.tools.compare import compare_runs
+from maze_train.tools.search import open_journal, open_study, search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -87,8 +86,8 @@ class Runs:
 def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     """Runs that do not train."""
     found = Runs()
-    monkeypatch.setattr("maze_train.tuning.trial.prepare", lambda config: config)
-    monkeypatch.setattr("maze_train.tuning.trial.TrainingRunner", found.runner_of)
+    monkeypatch.setattr("maze_train.tools.search.prepare", lambda config: config)
+    monkeypatch.setattr("maze_train.tools.search.TrainingRunner", found.runner_of)
     return found
 
 

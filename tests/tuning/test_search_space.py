@@ -11,10 +11,10 @@ from maze_train.config.options import list_options
 from maze_train.config.search_config import SearchConfig, load_search_config, without_search
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import config_to_dict
-from maze_train.conversion import field_of_key
-from maze_train.errors import ConfigError
-from maze_train.runners.pipeline import configure
-from maze_train.tuning.space import Space, short_names, shown
+from maze_train.core.conversion import field_of_key
+from maze_train.core.errors import ConfigError
+from maze_train.run.pipeline import configure
+from maze_train.tools.search_report import Space, short_names, shown
 
 pytest.importorskip("optuna", reason="needs the extra optuna")
 

@@ -11,19 +11,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maze_train.config.search_config import SearchRange
-from maze_train.errors import ConfigError, RunDirectoryError
-from maze_train.tuning.picture import draw_search
-from maze_train.tuning.report import MAX_ROWS, result_of
-from maze_train.tuning.search import search
-from maze_train.tuning.space import Space
-from maze_train.tuning.study import (
+from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.tools.search import (
+    PruningCallback,
+    TrialTask,
     check_settings,
     open_journal,
     open_study,
     part_named,
     release_journal,
+    search,
 )
-from maze_train.tuning.trial import PruningCallback, TrialTask
+from maze_train.tools.search_report import MAX_ROWS, Space, draw_search, result_of
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ import pytest
 from leftovers import left_of, run_owner
 from toy_workers import ToyWorker, local_class
 
-from maze_train.errors import ConfigError, WorkerError
+from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.workers import process_pool
 from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, WorkerPool

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from maze_train.errors import WorkerError
+from maze_train.core.errors import WorkerError
 from maze_train.workers import ray_session
 from maze_train.workers.ray_session import RaySession, ctrl_c_waits
 

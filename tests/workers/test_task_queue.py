@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from maze_train.errors import SpaceError, WorkerError
+from maze_train.core.errors import SpaceError, WorkerError
 from maze_train.workers.pool import WorkerFailedError
 from maze_train.workers.task_queue import CALLS_AHEAD, MOST_DEATHS, MOST_RAISES, TaskQueue
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -18,7 +18,7 @@ class A2CAlgorithmConfig(ActorCriticConfig):
 
     name: ClassVar[str] = "a2c"
     learner_class: ClassVar[str] = "maze_train.algorithms.a2c.learner.A2CLearner"
-    trainer_class: ClassVar[str] = "maze_train.algorithms.a2c.trainer.A2C"
+    trainer_class: ClassVar[str] = "maze_train.algorithms.a2c.learner.A2C"
 
     epoch_length: int = 125
     """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""

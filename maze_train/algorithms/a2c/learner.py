@@ -1,4 +1,4 @@
-"""Learner of A2C."""
+"""Learner and trainer of A2C."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
+from maze_train.algorithms.actor_critic.trainer import ActorCritic
 
 
 class A2CLearner(ActorCriticLearner[A2CAlgorithmConfig]):
@@ -18,3 +19,7 @@ class A2CLearner(ActorCriticLearner[A2CAlgorithmConfig]):
 
     needs_old_log_probs: ClassVar[bool] = False
     most_empty_updates: ClassVar[int] = 100
+
+
+class A2C(ActorCritic):
+    """Advantage actor-critic: alternates rollouts and single gradient steps; see `A2CLearner`."""

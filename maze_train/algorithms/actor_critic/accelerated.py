@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import torch
 
-from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
-from maze_train.algorithms.actor_critic.events import ActorCriticEvents
+from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, ActorCriticEvents
 from maze_train.learner.learner import Learner
 from maze_train.learner.steps import statistics_of
-from maze_train.nets.actor_critic import ActorCriticModel
+from maze_train.nets.actor_critic import ActorCriticModel, ValueHead
 from maze_train.nets.mlp_gradients import (
     Backward,
     add_row_sum,
@@ -24,14 +23,13 @@ from maze_train.nets.mlp_gradients import (
     has_gradients_by_hand,
 )
 from maze_train.nets.policy_model import Policy
-from maze_train.nets.value_head import ValueHead
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence, Set
 
-    from maze_train.events import Statistics
+    from maze_train.core.events import Statistics
+    from maze_train.core.types import Tensor, TensorTree
     from maze_train.learner.config import Progress
-    from maze_train.types import Tensor, TensorTree
 
 AnyLearner: TypeAlias = Any
 """An `ActorCriticLearner`."""

@@ -1,4 +1,4 @@
-"""Rollouts as actor-critics learn from them: outputs of the model, and minibatches."""
+"""Rollouts as actor-critics learn from them: outputs, minibatches, statistics."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from maze_train.types import Sequences, Tensor, TensorTree, tree_leaves, tree_map
+from maze_train.core.events import Event
+from maze_train.core.types import Sequences, Tensor, TensorTree, tree_leaves, tree_map
+from maze_train.learner.steps import LearnerEvents
 
 if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout, StoredTree
@@ -341,3 +343,20 @@ def _episode_starts(rollout: Rollout) -> Tensor:
     starts = torch.zeros_like(fresh)
     starts[1:] = fresh[:-1]
     return starts
+
+
+class ActorCriticEvents(LearnerEvents):
+    """Statistics of actor-critic learners, means over samples unless said otherwise."""
+
+    policy_loss = Event("Policy loss.")
+    value_loss = Event("Value loss, without its coefficient.")
+    policy_entropy = Event("Entropy of the policy, in nats.")
+    approximate_kl = Event("Estimate of KL(old policy || new policy), in nats.")
+    clip_fraction = Event("Share of samples whose probability ratio left the clip range.")
+    explained_variance = Event(
+        "1 - Var(returns - values) / Var(returns) of the values at collection: 1 is perfect."
+    )
+    values_mean = Event("Mean value at collection.")
+    returns_mean = Event("Mean target return of the critic.")
+    clip_range = Event("Clip range of the last update.", reduce="last")
+    entropy_coef = Event("Weight of the entropy bonus in the last update.", reduce="last")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_between, check_fields
-from maze_train.errors import ConfigError
+from maze_train.core.checks import check_at_least, check_between, check_fields
+from maze_train.core.errors import ConfigError
 from maze_train.learner.config import GradientSettings, Schedule, check_schedule
 from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
 
@@ -18,7 +18,7 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     learns_for_several_agents: ClassVar[bool] = True
     has_snapshots: ClassVar[bool] = True
     model_builder: ClassVar[str] = "maze_train.nets.actor_critic.build_actor_critic"
-    builder_class: ClassVar[str] = "maze_train.algorithms.actor_critic.build.ActorCriticBuilder"
+    builder_class: ClassVar[str] = "maze_train.algorithms.actor_critic.trainer.ActorCriticBuilder"
     can_have_actors: ClassVar[bool] = True
 
     module_settings: ClassVar[tuple[str, ...]] = (

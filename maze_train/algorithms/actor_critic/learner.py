@@ -10,13 +10,14 @@ import torch
 from maze_train.algorithms.actor_critic.accelerated import AcceleratedLearner, GradientsByHand
 from maze_train.algorithms.actor_critic.batch import (
     ActorCriticBatch,
+    ActorCriticEvents,
     EvaluatedRollout,
     PreparedRollout,
     evaluate_rollout,
     with_new_states,
 )
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.algorithms.actor_critic.events import ActorCriticEvents
+from maze_train.core.types import Tensor, tree_map
 from maze_train.data.rollout import Rollout
 from maze_train.functional.losses import policy_gradient_loss
 from maze_train.functional.returns import (
@@ -25,18 +26,17 @@ from maze_train.functional.returns import (
     lambda_advantages,
     normalize_advantages,
 )
-from maze_train.learner.apis import HasPolicy, HasStateValues
 from maze_train.learner.config import Progress, scheduled_value
+from maze_train.learner.part import HasPolicy, HasStateValues
 from maze_train.learner.reward_scaling import RewardScaler
 from maze_train.nets.actor_critic import ActorCriticModel
-from maze_train.types import Tensor, tree_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torch import nn
 
-    from maze_train.events import Statistics
+    from maze_train.core.events import Statistics
 
 
 Config = TypeVar("Config", bound=ActorCriticConfig)

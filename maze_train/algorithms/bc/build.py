@@ -1,53 +1,206 @@
-"""Builder of behavioral cloning."""
+"""Builder of behavioral cloning: reads and checks the recorded episodes."""
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
-from maze_train.algorithms.bc.checks import check_legal, warn_of_scale
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
-from maze_train.algorithms.bc.evaluation import (
+from maze_train.algorithms.bc.learner import (
+    BCLoss,
+    ImitationEvents,
+    ImitationMetrics,
+    balanced_weights,
+    parts_of,
+)
+from maze_train.algorithms.bc.trainer import (
     BCValidationEvaluator,
     JointValidationEvaluator,
     validation_name,
 )
-from maze_train.algorithms.bc.events import ImitationEvents
-from maze_train.algorithms.bc.loss import BCLoss, balanced_weights
-from maze_train.algorithms.bc.metrics import ImitationMetrics
-from maze_train.algorithms.bc.recorded import fingerprints, kept_parts, open_recorded
-from maze_train.data.batch_loader import BatchLoader
-from maze_train.data.transition_data import TransitionData, split_episodes
+from maze_train.core.errors import ConfigError, DatasetError, did_you_mean, nearest
+from maze_train.core.files import tell, warn
+from maze_train.core.targets import build_target
+from maze_train.core.types import tree_leaves
+from maze_train.data.datasets import open_dataset
+from maze_train.data.trajectory_dataset import TrajectoryDataset
+from maze_train.data.transition_data import BatchLoader, TransitionData, split_episodes
+from maze_train.distributions.gaussian import DiagonalGaussian
 from maze_train.envs.factory import env_name
-from maze_train.errors import ConfigError, DatasetError, did_you_mean, nearest
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.learner.steps import LearnerEvents
-from maze_train.notices import warn
 from maze_train.spaces.agents import agent_spaces
-from maze_train.spaces.compare import check_same_spaces
-from maze_train.targets import build_target
+from maze_train.spaces.describe import check_same_spaces
+from maze_train.spaces.masks import mask_layout
 from maze_train.tracking.tracker import VALIDATION_LOSS
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import evaluation_metrics
-from maze_train.training.machine import available_memory, readable_nbytes
-from maze_train.training.models import learner_maker, modules_of
-from maze_train.training.policies import is_trainable
+from maze_train.training.contexts import available_memory, readable_nbytes
+from maze_train.training.models import is_trainable, learner_maker, modules_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gymnasium import spaces
     from torch import nn
 
-    from maze_train.data.trajectory_dataset import TrajectoryDataset
+    from maze_train.data.trajectories import TrajectoryPart
+    from maze_train.distributions.base import Distribution
     from maze_train.learner.learner import Learner
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.nets.policy_model import PolicyModel
     from maze_train.training.build_context import BuildContext
     from maze_train.training.evaluators import Evaluator
+
+
+SCALES = (0.05, 20.0)
+"""Deviations of recorded actions between which a Gaussian with deviation 1 finds them soon."""
+
+
+def check_legal(
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    distribution: Distribution,
+    data: TransitionData,
+) -> None:
+    """Refuse recorded actions that the masks of their observations forbid.
+
+    Args:
+        observation_space: Observation space of one environment, or of the agents.
+        action_space: Action space, likewise.
+        distribution: The family of action distributions.
+        data: The transitions.
+
+    Raises:
+        DatasetError: If there is one, with its episode and step.
+    """
+    layout = mask_layout(observation_space, action_space)
+    if layout is None:
+        return
+    first = 0
+    for obs, actions in data.blocks():
+        assert isinstance(obs, dict)
+        empty = torch.zeros(1, distribution.param_size)
+        by_key = {key: (part, own) for key, part, _, own in parts_of(distribution, empty, actions)}
+        for masked in layout.parts:
+            part, own = by_key[masked.part]
+            mask = obs[masked.leaf].flatten(1)[:, masked.start : masked.stop]
+            is_legal = (mask.gather(1, part.choices(own)) != 0).all(1)
+            if not is_legal.all():
+                row = int(is_legal.logical_not().nonzero()[0, 0])
+                episode, step, agent = data.place(first + row)
+                name = f"part {masked.part!r} of the action" if masked.part else "the action"
+                whose = f" of {agent}" if agent else ""
+                raise DatasetError(
+                    f"episode {episode}, step {step} of the data set: the mask of the observation"
+                    f"{whose} forbids {name} that was recorded"
+                )
+        first += len(tree_leaves(actions)[0])
+
+
+def warn_of_scale(distribution: Distribution, data: TransitionData) -> None:
+    """Say where actions are far larger or smaller than what a Gaussian policy begins with."""
+    _, actions = next(data.blocks())
+    empty = torch.zeros(1, distribution.param_size)
+    for key, part, _, own in parts_of(distribution, empty, actions):
+        if not isinstance(part, DiagonalGaussian):
+            continue
+        size = float(own.double().square().mean().sqrt())
+        if SCALES[0] <= size <= SCALES[1] or size == 0:
+            continue
+        name = f"part {key!r} of the recorded actions" if key else "recorded actions"
+        warn(
+            f"{name} are about {size:.3g}, and a diagonal_gaussian begins with 0 ± 1: it "
+            "takes long to get there. Scale actions with a wrapper, or, between finite bounds, set "
+            "model.distributions={Box: squashed_gaussian}"
+        )
+
+
+DATASET = "runner.dataset"
+
+
+def open_recorded(
+    source: str | dict[str, Any], env_spaces: tuple[Any, Any], on_damaged: Any
+) -> TrajectoryDataset:
+    """The data set that a setting names.
+
+    Args:
+        source: The value of `runner.dataset`.
+        env_spaces: Observation and action space, for episodes that have none of their own.
+        on_damaged: Reaction to damaged parts.
+
+    Raises:
+        ConfigError: If there is no data set.
+        DatasetError: If it is damaged.
+    """
+    try:
+        return open_dataset(
+            source,
+            observation_space=env_spaces[0],
+            action_space=env_spaces[1],
+            on_damaged=on_damaged,
+        )
+    except ConfigError as error:
+        raise error.below(DATASET) from error
+    except DatasetError as error:
+        if isinstance(source, str) and (Path(source) / "dataset.json").exists():
+            raise  # it is the right one, and damaged
+        raise ConfigError(DATASET, str(error), source) from error
+
+
+def kept_parts(
+    dataset: TrajectoryDataset, known: Sequence[str], source: str | dict[str, Any]
+) -> TrajectoryDataset:
+    """The parts that a run which is continued began with; episodes may have been added.
+
+    Args:
+        dataset: The data set as it is now.
+        known: Fingerprints of the parts that the run began with.
+        source: The value of `runner.dataset`.
+
+    Raises:
+        ConfigError: If some of these parts are missing.
+    """
+    parts = dict(zip(fingerprints(dataset), dataset.parts, strict=True))
+    missing = [part for part in known if part not in parts]
+    if missing:
+        raise ConfigError(
+            DATASET,
+            f"{len(missing)} of the {len(known)} parts that this run learned from are not "
+            "there: expected the same data set; episodes may have been added to a directory, "
+            "not to what a function or Minari gives",
+            source,
+        )
+    added = len(dataset) - sum(parts[key].num_episodes for key in known)
+    if added:
+        tell(
+            f"{added} episodes were added to the data set since this run began, and are left "
+            "out: a new run learns from them (base_run=<this one> begins with its policy)"
+        )
+    return TrajectoryDataset([parts[key] for key in known], dataset.metadata)
+
+
+def fingerprints(dataset: TrajectoryDataset) -> list[str]:
+    """Digests that tell the parts of a data set from others."""
+    return [_fingerprint(part) for part in dataset.parts]
+
+
+def _fingerprint(part: TrajectoryPart) -> str:
+    """Digest of lengths, actions and rewards, and of the first observation of each episode."""
+    digest = hashlib.sha256(part.lengths.tobytes())
+    first = part.starts[:-1] + np.arange(part.num_episodes)
+    for array in (*tree_leaves(part.actions), part.rewards):
+        digest.update(np.ascontiguousarray(array).data)
+    for array in tree_leaves(part.obs):
+        digest.update(np.ascontiguousarray(array[first]).data)
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

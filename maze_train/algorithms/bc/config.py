@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_at_least, check_fields
-from maze_train.errors import ConfigError
+from maze_train.core.checks import check_at_least, check_fields
+from maze_train.core.errors import ConfigError
+from maze_train.core.targets import TARGET
 from maze_train.learner.config import GradientSettings, Schedule
-from maze_train.targets import TARGET
 from maze_train.training.config import TRIAL_BATCH, AlgorithmConfig
 
 

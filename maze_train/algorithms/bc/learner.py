@@ -1,4 +1,4 @@
-"""Learner of behavioral cloning."""
+"""Learner of behavioral cloning: its loss, metrics and events."""
 
 from __future__ import annotations
 
@@ -7,20 +7,50 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
+from gymnasium.spaces import Box, MultiBinary
 
-from maze_train.algorithms.bc.events import ImitationEvents
+from maze_train.core.checks import check_at_least, check_one_of
+from maze_train.core.errors import ConfigError, ShapeError
+from maze_train.core.events import Event, EventInterface
+from maze_train.core.types import Tensor, TensorTree, leaves_by_key, on_device
 from maze_train.learner.learner import Learner
-from maze_train.types import on_device
+from maze_train.spaces.describe import choice_sizes, flat_spaces
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
+
+    from gymnasium import Space
 
     from maze_train.algorithms.bc.config import BCAlgorithmConfig
-    from maze_train.algorithms.bc.loss import BCLoss
-    from maze_train.algorithms.bc.metrics import ImitationMetrics
-    from maze_train.events import Statistics
+    from maze_train.core.events import Statistics
+    from maze_train.distributions.base import Distribution
     from maze_train.nets.policy_model import PolicyModel
-    from maze_train.types import Tensor, TensorTree
+
+
+class ImitationEvents(EventInterface, prefix="train"):
+    """Metrics of imitation of recorded actions.
+
+    Those of actions, and the norm, are taken of the first and every 16th minibatch of an epoch, as
+    means over the parts of an action; where it has several, there is also one for each part that it
+    applies to: `<tag>/<part>`. Those of the validation data are `validation/...`, with
+    `validation/loss`, which holds the entropy bonus.
+    """
+
+    policy_loss = Event("Loss of the actions, summed over their parts, without the entropy bonus.")
+    policy_entropy = Event("Entropy of the policy, in nats.")
+    policy_l2_norm = Event("L2 norm of the parameters of the policy.", reduce="last")
+    discrete_accuracy = Event("Share of discrete choices that are the most likely ones.")
+    discrete_top_5_accuracy = Event(
+        "Share of choices among the 5 most likely ones, of those with more than 10 alternatives."
+    )
+    discrete_top_10_accuracy = Event(
+        "Share of choices among the 10 most likely ones, of those with more than 20 alternatives."
+    )
+    discrete_action_rank = Event("Place of the chosen action among all by probability, from 1.")
+    multi_binary_accuracy = Event("Share of bits that are the more likely ones.")
+    box_mean_abs_deviation = Event(
+        "Mean absolute deviation of the most likely action, in units of the environment."
+    )
 
 
 @dataclass(frozen=True)
@@ -99,3 +129,252 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
 def _of(each: Any, module_id: str) -> Any:
     """What belongs to a module: that which all have, or its own."""
     return each[module_id] if isinstance(each, Mapping) else each
+
+
+TOP_5_MIN, TOP_10_MIN = 10, 20
+"""Numbers of choices above which it is worth knowing whether one is among the 5 or 10 likeliest."""
+
+
+def parts_of(
+    distribution: Distribution, params: Tensor, actions: TensorTree
+) -> list[tuple[str, Distribution, Tensor, Tensor]]:
+    """Key, distribution, parameters and actions of each part; the key of a lone one is empty."""
+    by_key = leaves_by_key(actions)
+    pieces = zip(distribution.parts.items(), distribution.split(params), strict=True)
+    return [(key, part, own, by_key[key]) for (key, part), own in pieces]
+
+
+class ImitationMetrics:
+    """Compares the most likely actions with recorded ones.
+
+    Args:
+        distribution: The family of action distributions.
+        action_space: Action space of one environment.
+    """
+
+    def __init__(self, distribution: Distribution, action_space: Space[Any]) -> None:
+        self._distribution = distribution
+        self._leaves = flat_spaces(action_space)
+
+    @torch.no_grad()
+    def __call__(self, params: Tensor, actions: TensorTree) -> list[tuple[Event, Tensor]]:
+        """Events with their values, 0-d.
+
+        Args:
+            params: Parameters, `[n, param_size]`, of observations.
+            actions: The agent's actions that were recorded there, `[n, ...]`.
+
+        Returns:
+            Where actions have several parts, the mean of an event over the parts, then those of the
+            parts.
+        """
+        found: list[tuple[str, Event, Tensor]] = []
+        for key, part, own_params, own_actions in parts_of(self._distribution, params, actions):
+            values = _part_metrics(self._leaves[key], part, own_params, own_actions)
+            found += [(key, event, value) for event, value in values]
+        if len(self._leaves) == 1 and "" in self._leaves:
+            return [(event, value) for _, event, value in found]
+        events = dict.fromkeys(event for _, event, _ in found)
+        means = [
+            (event, torch.stack([value for _, other, value in found if other is event]).mean())
+            for event in events
+        ]
+        return means + [(event.of_part(key), value) for key, event, value in found]
+
+
+def _part_metrics(
+    space: Space[Any], part: Distribution, params: Tensor, actions: Tensor
+) -> list[tuple[Event, Tensor]]:
+    mode = part.mode(params)
+    assert isinstance(mode, torch.Tensor)
+    if isinstance(space, MultiBinary):
+        return [(ImitationEvents.multi_binary_accuracy, (mode == actions).double().mean())]
+    if isinstance(space, Box):
+        chosen, recorded = part.to_env(mode), part.to_env(actions)
+        assert isinstance(chosen, torch.Tensor)
+        assert isinstance(recorded, torch.Tensor)
+        deviation = (chosen.double() - recorded.double()).abs()
+        return [(ImitationEvents.box_mean_abs_deviation, deviation.mean())]
+    sizes = torch.tensor(choice_sizes(space))
+    ranks = _ranks(sizes.tolist(), part, params, actions)
+    events = ImitationEvents
+    found = [(events.discrete_accuracy, _share(ranks, 1))]
+    if (sizes > TOP_5_MIN).any():
+        found.append((events.discrete_top_5_accuracy, _share(ranks[:, sizes > TOP_5_MIN], 5)))
+    if (sizes > TOP_10_MIN).any():
+        found.append((events.discrete_top_10_accuracy, _share(ranks[:, sizes > TOP_10_MIN], 10)))
+    return [*found, (events.discrete_action_rank, ranks.double().mean())]
+
+
+def _share(ranks: Tensor, k: int) -> Tensor:
+    """Share of the ranks that are at most k."""
+    return (ranks <= k).double().mean()
+
+
+def _ranks(sizes: list[int], part: Distribution, params: Tensor, actions: Tensor) -> Tensor:
+    """Place of each choice among those of its kind, from 1, `[n, K]`; of equals the first is first.
+
+    So a choice has place 1 exactly if it is the mode.
+    """
+    probs = part.choice_probs(params)[0]
+    places = part.choices(actions)
+    ranks, start = [], 0
+    for k, size in enumerate(sizes):
+        own = probs[:, start : start + size]
+        place = places[:, k : k + 1] - start
+        chosen = own.gather(1, place)
+        before = torch.arange(size, device=own.device) < place
+        ranks.append(((own > chosen) | ((own == chosen) & before)).sum(1) + 1)
+        start += size
+    return torch.stack(ranks, dim=1)
+
+
+class BCLoss:
+    """Loss of recorded actions: a sum over their parts, minus an entropy bonus.
+
+    L = 1/n Σ_i Σ_k [ l_k(a_ik) - entropy_coef · H(π_k(·|s_i)) ]
+
+    l_k of a part k is
+
+    - for Discrete, MultiDiscrete and MultiBinary: the cross-entropy -Σ_j w_j(a_j) log π(a_j | s),
+      summed over the choices j (bits, for MultiBinary) that are made at once;
+    - for a Box with `box_loss="nll"`: -log π(a | s), the density over actions as the distribution
+      has them;
+    - for a Box with `box_loss="mse"`: the mean over dimensions of (m(s) - a)², where m is the most
+      likely action, both scaled to [-1, 1] in dimensions with two bounds. Such a part has no
+      entropy bonus: nothing would oppose it.
+
+    Actions that a mask forbids have no chance in π: recorded ones make the loss huge, not NaN.
+
+    Args:
+        distribution: The family of action distributions.
+        box_loss: `nll` or `mse`.
+        entropy_coef: Weight of the entropy, >= 0.
+        class_weights: Weights w of the choices of discrete parts, by the key of the part (empty for
+            a lone one): `[N]`, in the order of `Distribution.choice_probs`. Others have weight 1.
+
+    Raises:
+        ConfigError: If a setting is out of its range, or there is an entropy bonus of no part.
+        ShapeError: If there are not as many weights as choices.
+    """
+
+    def __init__(
+        self,
+        distribution: Distribution,
+        *,
+        box_loss: str = "nll",
+        entropy_coef: float = 0.0,
+        class_weights: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        check_one_of("box_loss", box_loss, ("nll", "mse"))
+        check_at_least("entropy_coef", entropy_coef, 0.0)
+        self.distribution = distribution
+        self.box_loss = box_loss
+        self.entropy_coef = entropy_coef
+        self.class_weights = dict(class_weights or {})
+        for key, weights in self.class_weights.items():
+            count = getattr(distribution, "parts", {"": distribution})[key].num_choices
+            if weights.shape != (count,):
+                raise ShapeError(
+                    f"class_weights[{key!r}] has the shape {list(weights.shape)}, "
+                    f"expected [{count}]"
+                )
+        self._is_likelihood = box_loss == "nll" and not self.class_weights
+        parts = getattr(distribution, "parts", {"": distribution}).values()
+        if entropy_coef and all(self._is_squared_error(part) for part in parts):
+            problem = "does nothing with box_loss=mse, where no other part has one; expected 0"
+            raise ConfigError("entropy_coef", problem, entropy_coef)
+
+    def _is_squared_error(self, part: Distribution) -> bool:
+        return self.box_loss == "mse" and part.critic_input_size > 0
+
+    def __call__(self, params: Tensor, actions: TensorTree) -> Tensor:
+        """The loss, 0-d, differentiable in params.
+
+        Args:
+            params: Parameters, `[n, param_size]`.
+            actions: The agent's actions, `[n, ...]`.
+        """
+        policy_loss = self.per_sample(params, actions).mean()
+        return policy_loss - self.bonus(params).mean()
+
+    def bonus(self, params: Tensor) -> Tensor:
+        """`entropy_coef` times the entropy of the parts that have a bonus, `[n]`."""
+        total = params.new_zeros(params.shape[:-1])
+        if not self.entropy_coef:
+            return total
+        if self.box_loss == "nll":
+            return self.entropy_coef * self.distribution.entropy(params)
+        parts = self.distribution.parts.values()
+        for part, own_params in zip(parts, self.distribution.split(params), strict=True):
+            if not self._is_squared_error(part):
+                total = total + part.entropy(own_params)
+        return self.entropy_coef * total
+
+    def per_sample(self, params: Tensor, actions: TensorTree) -> Tensor:
+        """Σ_k l_k of each sample, `[n]`; override it for another loss of actions."""
+        if self._is_likelihood:
+            return -self.distribution.log_prob(params, actions)
+        total: Tensor | None = None
+        for key, part, own_params, own_actions in parts_of(self.distribution, params, actions):
+            loss = self._part_loss(key, part, own_params, own_actions)
+            total = loss if total is None else total + loss
+        assert total is not None
+        return total
+
+    def _part_loss(self, key: str, part: Distribution, params: Tensor, actions: Tensor) -> Tensor:
+        if self._is_squared_error(part):
+            return (part.unit_mode(params) - part.critic_input(actions)).square().mean(-1)
+        weights = self.class_weights.get(key)
+        if weights is None:
+            return -part.log_prob(params, actions)
+        chosen = part.choices(actions)
+        log_probs = part.choice_log_probs(params).gather(-1, chosen)
+        return -(weights.to(log_probs)[chosen] * log_probs).sum(-1)
+
+
+def balanced_weights(
+    distribution: Distribution, batches: Iterable[TensorTree]
+) -> dict[str, Tensor]:
+    """Weights of choices that give all choices of a kind the same say.
+
+    w_c = Σ_c' n_c' / (K n_c), for a choice c that was made n_c times, among the K of its kind that
+    were made at all. The mean of the weights over the data is 1. Those never made have weight 0.
+
+    Args:
+        distribution: The family of action distributions.
+        batches: The agent's actions, `[n, ...]` each.
+
+    Returns:
+        Weights of each discrete part by key (empty for a lone one), `[N]` float32.
+    """
+    counts: dict[str, Tensor] = {}
+    kinds: dict[str, Tensor] = {}
+    for actions in batches:
+        empty = torch.zeros(1, distribution.param_size)
+        for key, part, _, own in parts_of(distribution, empty, actions):
+            if not part.num_choices:
+                continue
+            places = part.choices(own)
+            if key not in counts:
+                counts[key] = torch.zeros(part.num_choices, dtype=torch.int64)
+                kinds[key] = torch.zeros(part.num_choices, dtype=torch.int64)
+            counts[key] += torch.bincount(places.flatten(), minlength=part.num_choices)
+            _note_kinds(kinds[key], places)
+    return {key: _balanced(count, kinds[key]) for key, count in counts.items()}
+
+
+def _note_kinds(kinds: Tensor, places: Tensor) -> None:
+    """Note which of the choices made at once each place belongs to."""
+    for k in range(places.shape[-1]):
+        kinds[torch.unique(places[..., k])] = k
+
+
+def _balanced(counts: Tensor, kinds: Tensor) -> Tensor:
+    weights = torch.zeros(len(counts))
+    for kind in torch.unique(kinds):
+        made = (kinds == kind) & (counts > 0)
+        if made.any():
+            total, number = counts[made].sum(), int(made.sum())
+            weights[made] = (total / (number * counts[made])).float()
+    return weights

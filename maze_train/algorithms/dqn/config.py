@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 from maze_train.algorithms.off_policy.config import OffPolicyConfig
-from maze_train.checks import check_between, check_fields
-from maze_train.errors import ConfigError
+from maze_train.core.checks import check_between, check_fields
+from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Schedule, check_schedule
 
 
@@ -21,7 +21,7 @@ class DQNAlgorithmConfig(OffPolicyConfig):
 
     name: ClassVar[str] = "dqn"
     learner_class: ClassVar[str] = "maze_train.algorithms.dqn.learner.DQNLearner"
-    trainer_class: ClassVar[str] = "maze_train.algorithms.dqn.trainer.DQN"
+    trainer_class: ClassVar[str] = "maze_train.algorithms.dqn.learner.DQN"
     model_builder: ClassVar[str] = "maze_train.algorithms.dqn.model.build_dqn"
     model_resolver: ClassVar[str] = "maze_train.algorithms.dqn.model.resolve_dqn"
 

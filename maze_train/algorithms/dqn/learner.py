@@ -1,4 +1,4 @@
-"""Learner of DQN."""
+"""Learner, trainer and events of DQN."""
 
 from __future__ import annotations
 
@@ -10,20 +10,33 @@ import torch
 
 from maze_train.algorithms.dqn import quantiles
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
-from maze_train.algorithms.dqn.events import DQNEvents
 from maze_train.algorithms.dqn.model import DQNModel
 from maze_train.algorithms.off_policy.learner import OffPolicyLearner
+from maze_train.algorithms.off_policy.trainer import OffPolicy
+from maze_train.core.events import Event
 from maze_train.functional.losses import critic_loss, critic_loss_gradient
-from maze_train.learner.apis import HasPolicy, HasTargets
-from maze_train.learner.steps import statistics_of
+from maze_train.learner.part import HasPolicy, HasTargets
+from maze_train.learner.steps import LearnerEvents, statistics_of
 from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by_hand
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from maze_train.data.transitions import Transitions
-    from maze_train.events import Statistics
-    from maze_train.types import Tensor
+    from maze_train.core.events import Statistics
+    from maze_train.core.types import Tensor
+    from maze_train.data.replay import Transitions
+    from maze_train.learner.config import Progress
+
+
+class DQNEvents(LearnerEvents):
+    """Statistics of DQN learners, means over gradient steps unless said otherwise.
+
+    All but epsilon are empty while the buffer is filled for the first time.
+    """
+
+    critic_loss = Event("Loss of the values, see `algorithm.loss`.")
+    critic_value = Event("Value of the actions in the batch.")
+    epsilon = Event("Probability of a random action in the last update.", reduce="last")
 
 
 DELTA = {"huber": 1.0, "squared": math.inf}
@@ -146,3 +159,15 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         super().compute_gradients(losses)
         for backward in self._backward:
             backward()
+
+
+class DQN(OffPolicy):
+    """Deep Q-learning: acts at random with probability epsilon; see `DQNLearner`."""
+
+    algorithm_config: DQNAlgorithmConfig
+
+    def update_once(self, progress: Progress, statistics: Statistics) -> int:
+        """Set epsilon, step the environments, and learn meanwhile."""
+        setting = self.algorithm_config.exploration
+        self.explore(DQNEvents.epsilon, setting, progress, statistics)
+        return super().update_once(progress, statistics)

@@ -10,8 +10,8 @@ from gymnasium.spaces import Discrete
 from torch import nn
 
 from maze_train.algorithms.dqn import quantiles
+from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.distributions.categorical import Categorical, impossible_logit
-from maze_train.errors import ConfigError, SpaceError
 from maze_train.nets.blocks import MLP
 from maze_train.nets.policy_model import (
     build_masking,
@@ -31,10 +31,10 @@ from maze_train.spaces.masks import mask_layout
 if TYPE_CHECKING:
     from gymnasium import spaces
 
+    from maze_train.core.types import Tensor, TensorTree
     from maze_train.nets.config import ModelConfig
-    from maze_train.nets.masking import ActionMasking
     from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.types import Tensor, TensorTree
+    from maze_train.nets.policy_model import ActionMasking
 
 
 UNUSED = {

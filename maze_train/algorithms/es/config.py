@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_fields
-from maze_train.errors import ConfigError
+from maze_train.core.checks import check_fields
+from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Schedule
 from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
 
@@ -23,7 +23,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
     learner_class: ClassVar[str] = "maze_train.algorithms.es.learner.ESLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.es.trainer.ESTrainer"
     model_builder: ClassVar[str] = "maze_train.nets.policy_model.build_policy"
-    builder_class: ClassVar[str] = "maze_train.algorithms.es.build.ESBuilder"
+    builder_class: ClassVar[str] = "maze_train.algorithms.es.trainer.ESBuilder"
 
     default_concurrency: ClassVar[int] = 64
     can_share_minibatches: ClassVar[bool] = False

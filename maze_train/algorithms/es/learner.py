@@ -1,4 +1,4 @@
-"""Learner of evolution strategies."""
+"""Learner and statistics of evolution strategies."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from maze_train.algorithms.es.events import ESEvents
+from maze_train.core.events import Event, EventInterface
 from maze_train.functional.evolution import antithetic_gradient, shaped_returns
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.learner import Learner
@@ -20,14 +20,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from maze_train.algorithms.es.config import ESAlgorithmConfig
-    from maze_train.events import Statistics
+    from maze_train.collect.episode_player import PlayedEpisode
+    from maze_train.collect.members import ObservationMoments, SharedNoiseTable
+    from maze_train.collect.population import ESRolloutResult
+    from maze_train.core.events import Statistics
+    from maze_train.core.types import Tensor
     from maze_train.learner.config import Progress
     from maze_train.learner.optimizers import ModuleOptimizer
-    from maze_train.rollout.episode_player import PlayedEpisode
-    from maze_train.rollout.es_rollouts import ESRolloutResult
-    from maze_train.rollout.members import ObservationMoments
-    from maze_train.rollout.noise_table import SharedNoiseTable
-    from maze_train.types import Tensor
+
+
+class ESEvents(EventInterface, prefix="train"):
+    """Metrics of one update of evolution strategies.
+
+    `train/grad_norm` includes the weight decay.
+    """
+
+    policy_grad_norm = Event("L2 norm of the estimated gradient, without weight decay.")
+    policy_norm = Event("L2 norm of the parameters before the update.")
+    update_ratio = Event("L2 norm of the step divided by that of the parameters.")
+    fitness_std = Event("Deviation of the returns over the population.")
+    noise_stddev = Event("Deviation of the perturbation in the last update.", reduce="last")
+
+
+class PopulationEvents(EventInterface, prefix="population"):
+    """Steps of a population; how many are dropped depends on which process is faster."""
+
+    steps_dropped = Event("Steps so far that no update learned from.", reduce="last")
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.checks import check_between, check_fields
-from maze_train.errors import ConfigError
+from maze_train.core.checks import check_between, check_fields
+from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Schedule
 
 
@@ -22,7 +22,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     name: ClassVar[str] = "impala"
     learner_class: ClassVar[str] = "maze_train.algorithms.impala.learner.ImpalaLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.IMPALA"
-    builder_class: ClassVar[str] = "maze_train.algorithms.impala.build.ImpalaBuilder"
+    builder_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.ImpalaBuilder"
     has_snapshots: ClassVar[bool] = False
     can_have_actors: ClassVar[bool] = False  # but those of `num_actors`
     can_learn_meanwhile: ClassVar[bool] = True

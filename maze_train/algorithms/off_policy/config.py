@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from maze_train.checks import check_between, check_fields, check_one_of
-from maze_train.errors import ConfigError
+from maze_train.core.checks import check_between, check_fields, check_one_of
+from maze_train.core.errors import ConfigError
+from maze_train.core.targets import TARGET, locate
 from maze_train.learner.config import GradientSettings, Schedule
-from maze_train.targets import TARGET, locate
 from maze_train.training.config import TRIAL_BATCH, AlgorithmConfig
 
 UNIFORM = "maze_train.data.replay.UniformReplayBuffer"
@@ -50,7 +50,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     """
 
     learns_for_several_agents: ClassVar[bool] = True
-    builder_class: ClassVar[str] = "maze_train.algorithms.off_policy.build.OffPolicyBuilder"
+    builder_class: ClassVar[str] = "maze_train.algorithms.off_policy.trainer.OffPolicyBuilder"
     trainer_class: ClassVar[str] = "maze_train.algorithms.off_policy.trainer.OffPolicy"
 
     module_settings: ClassVar[tuple[str, ...]] = ("tau",)

@@ -1,4 +1,4 @@
-"""Bases of learners of transitions from a replay buffer."""
+"""Bases of learners of transitions from a replay buffer, and their events."""
 
 from __future__ import annotations
 
@@ -8,22 +8,51 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 import torch
 
 from maze_train.algorithms.off_policy.config import OffPolicyConfig, PolicyAndCriticsConfig
-from maze_train.algorithms.off_policy.events import PolicyAndCriticsEvents
-from maze_train.data.transitions import Transitions
+from maze_train.core.events import Event, EventInterface
+from maze_train.core.types import is_on, on_device, tree_map
+from maze_train.data.replay import Transitions
 from maze_train.functional.losses import critic_loss
-from maze_train.learner.apis import HasActionValues, HasPolicy, HasTargets
 from maze_train.learner.learner import Learner
-from maze_train.nets.policy_and_critics import PolicyAndCritics
-from maze_train.types import is_on, on_device, tree_map
+from maze_train.learner.part import HasActionValues, HasPolicy, HasTargets
+from maze_train.learner.steps import LearnerEvents
+from maze_train.nets.critics import PolicyAndCritics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from maze_train.core.events import Statistics
+    from maze_train.core.types import Tensor, TensorTree
     from maze_train.data.rollout import Rollout
-    from maze_train.events import Statistics
     from maze_train.learner.config import Progress
     from maze_train.learner.optimizers import ModuleOptimizer
-    from maze_train.types import Tensor, TensorTree
+
+
+class ReplayEvents(EventInterface, prefix="replay"):
+    """Statistics of the replay buffer."""
+
+    size = Event("Transitions in the replay buffer.", reduce="last")
+    picks_per_transition = Event(
+        "How often a transition was drawn so far, mean over those that were collected.",
+        reduce="last",
+    )
+
+
+class ReplayTimeEvents(EventInterface, prefix="time"):
+    """Wall time of updates by what took it, in seconds."""
+
+    sample_s = Event("Sampling from the replay buffer, a part of `time/update_s`.", reduce="sum")
+
+
+class PolicyAndCriticsEvents(LearnerEvents):
+    """Statistics of learners of a policy and critics, means over gradient steps.
+
+    All are empty while the buffer is filled for the first time.
+    """
+
+    critic_loss = Event("Loss of the critics: half the mean squared error, summed over critics.")
+    critic_value = Event("Value of the actions in the batch, mean over critics.")
+    critic_spread = Event("Largest minus smallest value of an action among the critics.")
+    policy_loss = Event("Policy loss: minus the value of the states; with SAC the soft value.")
 
 
 Config = TypeVar("Config", bound=OffPolicyConfig)

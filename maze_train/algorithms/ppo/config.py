@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.checks import check_fields
-from maze_train.errors import ConfigError
+from maze_train.core.checks import check_fields
+from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Schedule
 from maze_train.training.config import TRIAL_STEPS
 
@@ -18,7 +18,7 @@ class PPOAlgorithmConfig(ActorCriticConfig):
 
     name: ClassVar[str] = "ppo"
     learner_class: ClassVar[str] = "maze_train.algorithms.ppo.learner.PPOLearner"
-    trainer_class: ClassVar[str] = "maze_train.algorithms.ppo.trainer.PPO"
+    trainer_class: ClassVar[str] = "maze_train.algorithms.ppo.learner.PPO"
 
     module_settings: ClassVar[tuple[str, ...]] = ("clip_range", "value_clip_range")
 

@@ -1,4 +1,4 @@
-"""Learner of PPO."""
+"""Learner and trainer of PPO."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
-from maze_train.algorithms.actor_critic.events import ActorCriticEvents
+from maze_train.algorithms.actor_critic.batch import ActorCriticEvents
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
+from maze_train.algorithms.actor_critic.trainer import ActorCritic
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
 from maze_train.functional.losses import (
     MAX_LOG_RATIO,
     approximate_kl,
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
         EvaluatedRollout,
         PreparedRollout,
     )
+    from maze_train.core.events import Statistics
+    from maze_train.core.types import Tensor
     from maze_train.data.rollout import Rollout
-    from maze_train.events import Statistics
     from maze_train.nets.actor_critic import ActorCriticModel
-    from maze_train.types import Tensor
 
 
 class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
@@ -183,3 +184,7 @@ def minibatch_indices(
     """
     order = torch.randperm(num_samples, generator=generator).to(device)
     yield from torch.split(order, batch_size)
+
+
+class PPO(ActorCritic):
+    """Proximal policy optimization: alternates rollouts and passes over them; see `PPOLearner`."""

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig
-from maze_train.checks import check_fields
-from maze_train.errors import ConfigError
+from maze_train.core.checks import check_fields
+from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Schedule
 
 
@@ -21,9 +21,9 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
 
     name: ClassVar[str] = "sac"
     learner_class: ClassVar[str] = "maze_train.algorithms.sac.learner.SACLearner"
-    trainer_class: ClassVar[str] = "maze_train.algorithms.sac.trainer.SAC"
-    model_builder: ClassVar[str] = "maze_train.nets.soft_actor_critic.build_soft_actor_critic"
-    model_resolver: ClassVar[str] = "maze_train.nets.soft_actor_critic.resolve_soft_actor_critic"
+    trainer_class: ClassVar[str] = "maze_train.algorithms.sac.learner.SAC"
+    model_builder: ClassVar[str] = "maze_train.nets.critics.build_soft_actor_critic"
+    model_resolver: ClassVar[str] = "maze_train.nets.critics.resolve_soft_actor_critic"
 
     module_settings: ClassVar[tuple[str, ...]] = (
         *("entropy_coef", "entropy_coef_lr", "entropy_tuning", "target_entropy_multiplier"),

@@ -1,4 +1,4 @@
-"""Learner of SAC."""
+"""Learner, trainer and events of SAC."""
 
 from __future__ import annotations
 
@@ -8,25 +8,39 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from maze_train.algorithms.off_policy.learner import PolicyAndCriticsLearner
+from maze_train.algorithms.off_policy.learner import PolicyAndCriticsEvents, PolicyAndCriticsLearner
+from maze_train.algorithms.off_policy.trainer import OffPolicy
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
-from maze_train.algorithms.sac.events import SACEvents
-from maze_train.errors import ConfigError
+from maze_train.core.errors import ConfigError
+from maze_train.core.events import Event
+from maze_train.core.targets import TARGET, locate
 from maze_train.functional.soft_actor_critic import (
     soft_policy_loss,
     soft_state_values,
     temperature_loss,
 )
-from maze_train.learner.gradients import constant
-from maze_train.nets.soft_actor_critic import SoftActorCriticModel
-from maze_train.targets import TARGET, locate
+from maze_train.learner.optimizers import constant
+from maze_train.nets.critics import SoftActorCriticModel
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from maze_train.data.transitions import Transitions
-    from maze_train.events import Statistics
-    from maze_train.types import Tensor, TensorTree
+    from maze_train.core.events import Statistics
+    from maze_train.core.types import Tensor, TensorTree
+    from maze_train.data.replay import Transitions
+
+
+class SAC(OffPolicy):
+    """Soft actor-critic: steps environments and learns from a replay buffer; see `SACLearner`."""
+
+
+class SACEvents(PolicyAndCriticsEvents):
+    """Statistics of SAC learners, means over gradient steps unless said otherwise."""
+
+    policy_entropy = Event("Entropy of the policy, in nats, of actions scaled to [-1, 1].")
+    target_entropy = Event("Entropy that the temperatures steer at, in nats.")
+    entropy_coef = Event("Temperature, mean over the parts of the action.")
+    temperature_loss = Event("Loss of the temperatures.")
 
 
 TEMPERATURE = "temperature"

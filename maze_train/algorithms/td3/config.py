@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from maze_train.algorithms.off_policy.config import PolicyAndCriticsConfig
-from maze_train.checks import check_at_least, check_fields
+from maze_train.core.checks import check_at_least, check_fields
 from maze_train.learner.config import Schedule, check_schedule
 
 
@@ -20,7 +20,7 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
 
     name: ClassVar[str] = "td3"
     learner_class: ClassVar[str] = "maze_train.algorithms.td3.learner.TD3Learner"
-    trainer_class: ClassVar[str] = "maze_train.algorithms.td3.trainer.TD3"
+    trainer_class: ClassVar[str] = "maze_train.algorithms.td3.learner.TD3"
     model_builder: ClassVar[str] = "maze_train.algorithms.td3.model.build_td3"
     model_resolver: ClassVar[str] = "maze_train.algorithms.td3.model.resolve_td3"
 

@@ -1,4 +1,4 @@
-"""Learner of TD3."""
+"""Learner, trainer and events of TD3."""
 
 from __future__ import annotations
 
@@ -6,16 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from maze_train.algorithms.off_policy.learner import PolicyAndCriticsLearner
+from maze_train.algorithms.off_policy.learner import PolicyAndCriticsEvents, PolicyAndCriticsLearner
+from maze_train.algorithms.off_policy.trainer import OffPolicy
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
-from maze_train.algorithms.td3.events import TD3Events
 from maze_train.algorithms.td3.model import TD3Model
-from maze_train.learner.gradients import constant
+from maze_train.core.events import Event
+from maze_train.learner.optimizers import constant
 
 if TYPE_CHECKING:
-    from maze_train.data.transitions import Transitions
-    from maze_train.events import Statistics
-    from maze_train.types import Tensor, TensorTree
+    from maze_train.core.events import Statistics
+    from maze_train.core.types import Tensor, TensorTree
+    from maze_train.data.replay import Transitions
+    from maze_train.learner.config import Progress
+
+
+class TD3Events(PolicyAndCriticsEvents):
+    """Statistics of TD3 learners, means over gradient steps unless said otherwise."""
+
+    saturation = Event("Share of the numbers of the policy's actions beyond 0.99 of their bounds.")
+    exploration_noise_stddev = Event(
+        "Standard deviation of the noise of actions in the last update.", reduce="last"
+    )
 
 
 SATURATED = 0.99
@@ -86,3 +97,15 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
         statistics.record(TD3Events.policy_loss, loss)
         statistics.record(TD3Events.saturation, (actions.abs() > SATURATED).float().mean())
         return loss
+
+
+class TD3(OffPolicy):
+    """TD3: acts with noise of a standard deviation that may change; see `TD3Learner`."""
+
+    algorithm_config: TD3AlgorithmConfig
+
+    def update_once(self, progress: Progress, statistics: Statistics) -> int:
+        """Set the noise, step the environments, and learn meanwhile."""
+        setting = self.algorithm_config.exploration_noise_stddev
+        self.explore(TD3Events.exploration_noise_stddev, setting, progress, statistics)
+        return super().update_once(progress, statistics)

@@ -1,0 +1,509 @@
+"""Workers that collect rollouts, and the weights that their learner sends them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from maze_train.collect.collector import RolloutCollector, TurnCollector
+from maze_train.core.errors import TrainingError
+from maze_train.core.types import tree_map
+from maze_train.data.rollout_slots import RolloutLayout
+from maze_train.data.turns import PolicyRolloutsLayout
+from maze_train.envs.stepped import close_all
+from maze_train.workers.pool import ArrayLayout, check_spaces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch import nn
+
+    from maze_train.collect.episodes import FinishedEpisodes
+    from maze_train.core.types import Array, Tensor, TensorTree
+    from maze_train.data.rollout import Rollout
+    from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.workers.places import Portable
+    from maze_train.workers.pool import WorkerContext
+
+
+HEADER_NBYTES = 64
+CURRENT, STAMPS = 0, 1
+"""Entries of the header: which of the two buffers is the newest, and a stamp for each of them.
+
+A stamp is odd while the buffer is written.
+"""
+
+SEQ_NO = "<weights_seq_no>"
+"""Key of the number of updates that the weights of a buffer have seen; no parameter has it."""
+
+
+def weights_nbytes(model: nn.Module) -> int:
+    """Bytes that `WeightsWriter` and `WeightsReader` need for a model."""
+    return HEADER_NBYTES + 2 * _layout(model).nbytes
+
+
+def acting_state(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by name, without those of submodules that only the learner needs.
+
+    A model names these in `learner_only`.
+    """
+    left_out = getattr(model, "learner_only", ())
+    state = model.state_dict(keep_vars=True)
+    return {
+        key: value
+        for key, value in state.items()
+        if key.split(".")[0] not in left_out and isinstance(value, torch.Tensor)
+    }
+
+
+def _layout(model: nn.Module) -> ArrayLayout[str]:
+    """Layout of a buffer."""
+    state = {key: value.detach().cpu().numpy() for key, value in acting_state(model).items()}
+    arrays = {SEQ_NO: np.zeros(1, np.int64), **state}
+    return ArrayLayout({key: (array.shape, array.dtype) for key, array in arrays.items()})
+
+
+def _tensors(layout: ArrayLayout[str], memory: Any, offset: int = 0) -> dict[str, Tensor]:
+    """The tensors of a buffer."""
+    return {key: torch.from_numpy(x) for key, x in layout.arrays(memory, offset).items()}
+
+
+class _SharedWeights:
+    """Two buffers and a header over the same memory in several processes.
+
+    The writer fills the buffer that is not the newest one and then says that it is. A reader that
+    was so slow that its buffer is written again sees that by the stamp, and reads once more. Nobody
+    ever waits for a lock, so that no process can leave one behind.
+    """
+
+    def __init__(self, nbytes: int, memory: Any) -> None:
+        self.header: Array = np.ndarray(HEADER_NBYTES // 8, np.int64, buffer=memory)
+        self.buffers = [
+            torch.from_numpy(np.ndarray(nbytes, np.uint8, memory, HEADER_NBYTES + i * nbytes))
+            for i in range(2)
+        ]
+        self._fence = threading.Lock()
+
+    def fence(self) -> None:
+        """Order memory accesses: those before the fence are done before those after it.
+
+        Processors may reorder the accesses of a process, but none over the release of a lock and
+        the acquisition that follows it.
+        """
+        for _ in range(2):
+            with self._fence:
+                pass
+
+
+class WeightsWriter(_SharedWeights):
+    """The learner's side: publishes the weights of its model.
+
+    Args:
+        model: The model.
+        memory: Writable memory of `weights_nbytes(model)` bytes.
+    """
+
+    def __init__(self, model: nn.Module, memory: Any) -> None:
+        self._model = model
+        layout = _layout(model)
+        super().__init__(layout.nbytes, memory)
+        self._views = [_tensors(layout, buffer.numpy()) for buffer in self.buffers]
+
+    @torch.no_grad()
+    def publish(self, weights_seq_no: int) -> None:
+        """Make the weights as they are now those that readers get."""
+        # Asked for anew each time: a module may replace its buffers.
+        state = {SEQ_NO: torch.tensor([weights_seq_no]), **acting_state(self._model)}
+        for key, view in self._views[0].items():
+            if state[key].shape != view.shape:
+                raise TrainingError(
+                    f"{key} of the model has the shape {list(state[key].shape)}, had "
+                    f"{list(view.shape)} at the start: what is sent to actors keeps its shape"
+                )
+
+        def write(target: int) -> None:
+            for key, view in self._views[target].items():
+                view.copy_(state[key])
+
+        self._write(write)
+
+    def _write(self, write: Callable[[int], object]) -> None:
+        """Let `write` fill the buffer that is not the newest one, and make it that."""
+        header = self.header
+        target = 1 - int(header[CURRENT])
+        header[STAMPS + target] += 1
+        self.fence()
+        write(target)
+        self.fence()
+        header[STAMPS + target] += 1
+        self.fence()
+        header[CURRENT] = target
+
+    def newest(self) -> list[Array]:
+        """What readers need of the memory."""
+        return [self.buffers[int(self.header[CURRENT])].numpy(), self.header]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights that readers get now, which may be older than those of the model."""
+        current = int(self.header[CURRENT])
+        return {"published": self.buffers[current].clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Publish the weights of `state`."""
+        self._write(lambda target: self.buffers[target].copy_(state["published"]))
+
+
+class WeightsReader(_SharedWeights):
+    """The actor's side: gives its model the newest weights.
+
+    The parameters of the model become views of one piece of memory, into which the weights are
+    copied at once.
+
+    Args:
+        model: A model of the same layout, on the CPU.
+        memory: The memory of the writer.
+    """
+
+    def __init__(self, model: nn.Module, memory: Any) -> None:
+        self._model = model
+        layout = _layout(model)
+        super().__init__(layout.nbytes, memory)
+        self._private = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        self._seen = (-1, -1)
+        self.weights_seq_no = -1
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._buffers = _tensors(layout, self._private.numpy())
+        self._loaded_seq_no = self._buffers.pop(SEQ_NO)
+        for key in [key for key in self._buffers if key in parameters]:
+            parameters[key].data = self._buffers.pop(key)
+
+    def load(self) -> int:
+        """Take the newest weights over; returns the updates that they have seen."""
+        for seen in self._newest():
+            if seen == self._seen:
+                return self.weights_seq_no
+            self._private.copy_(self.buffers[seen[0]])
+            if self._is_whole(seen):
+                self._seen = seen
+                break
+        self.weights_seq_no = int(self._loaded_seq_no)
+        if self._buffers:
+            # Not written in place: a module may derive something from its buffers.
+            self._model.load_state_dict(self._buffers, strict=False)
+        return self.weights_seq_no
+
+    def _newest(self) -> Iterator[tuple[int, int]]:
+        """The newest buffer and its stamp, again and again."""
+        while True:
+            current = int(self.header[CURRENT])
+            self.fence()
+            seen = (current, int(self.header[STAMPS + current]))
+            self.fence()
+            # Else the stamp may be that of weights that are written but not published yet.
+            if int(self.header[CURRENT]) == current:
+                yield seen
+
+    def _is_whole(self, seen: tuple[int, int]) -> bool:
+        """Whether the buffer was not written again meanwhile."""
+        self.fence()
+        current, stamp = seen
+        return stamp % 2 == 0 and int(self.header[STAMPS + current]) == stamp
+
+
+class MakeActorEnv(Protocol):
+    """Builds the environments of an actor."""
+
+    def __call__(self, first_env: int, /, *, can_be_restored: bool) -> MazeVectorEnv:
+        """The environments, not reset yet.
+
+        Args:
+            first_env: Number of the first of them in messages.
+            can_be_restored: Whether their state will be asked for.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class ActorEnvs:
+    """The environments of an actor, as the learner needs to know them."""
+
+    single_observation_space: Any
+    """Flat observation space."""
+
+    env_observation_space: Any
+    """Observation space as the environment has it."""
+
+    single_action_space: Any
+    """Action space."""
+
+    frame_stack: dict[str, int]
+    """Observations that are stacks of frames, see `MazeVectorEnv`."""
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment."""
+        return self.env_observation_space, self.single_action_space
+
+
+@dataclass(frozen=True)
+class ActorPolicy:
+    """The policy of all actors."""
+
+    make_model: Portable[Callable[[], nn.Module]]
+    """Builds the policy."""
+
+    actions: TensorTree
+    """An example of the actions of one environment."""
+
+    state_size: int
+    """Size of the hidden state of the policy."""
+
+    state_sizes: dict[str, int]
+    """Sizes of those of several agents, by name."""
+
+    members: dict[str, list[str]]
+    """The agents of each policy, if there are several agents."""
+
+    centralized: Sequence[str]
+    """Policies with a centralised critic."""
+
+    num_steps: int
+    """Steps T of each environment per rollout."""
+
+    allow_new_episodes: bool
+    """See `RolloutCollector`."""
+
+    info_keys: Sequence[str] = ()
+    """Likewise."""
+
+    records_log_probs: bool = True
+    """Likewise."""
+
+    keeps_terminal_obs: bool = False
+    """Likewise."""
+
+    splits_turns: bool = True
+    """Whether rollouts of several agents are split by policy where they are collected."""
+
+    returns_states: bool = False
+    """Whether each rollout comes with the state of its actor after it."""
+
+    @classmethod
+    def of(cls, model: Any, **settings: Any) -> ActorPolicy:
+        """The policy that a model is, of one agent or several."""
+        mode = model.distribution.mode(torch.zeros(1, model.distribution.param_size))
+        return cls(
+            actions=tree_map(lambda x: x[0].cpu(), mode),
+            state_size=int(getattr(model, "state_size", 0)),
+            state_sizes=getattr(model, "state_sizes", {}),
+            members=getattr(model, "members", {}),
+            centralized=getattr(model, "centralized", ()),
+            **settings,
+        )
+
+    @property
+    def is_split(self) -> bool:
+        """Whether an actor has a rollout for each policy."""
+        return self.splits_turns and bool(self.members)
+
+    def layout(self, env: Any, num_envs: int) -> Any:
+        """Layout of rollouts of so many environments in a slot.
+
+        Args:
+            env: Has `single_observation_space` and `frame_stack`.
+            num_envs: Environments B.
+        """
+        if self.is_split:
+            return PolicyRolloutsLayout(
+                env.single_observation_space,
+                self.actions,  # type: ignore[arg-type]  # a mapping, of several agents
+                self.members,
+                self.state_sizes,
+                self.num_steps,
+                num_envs,
+                self.centralized,
+            )
+        return RolloutLayout(
+            env.single_observation_space,
+            self.actions,
+            self.num_steps,
+            num_envs,
+            frame_stack=env.frame_stack,
+            state_size=self.state_size,
+            num_agents=len(self.members and self.state_sizes),
+        )
+
+
+@dataclass(frozen=True)
+class CollectedRollout:
+    """A rollout that an actor collected."""
+
+    actor: int
+    """Its number."""
+
+    slot: int
+    """The slot that holds it."""
+
+    num_samples: int
+    """Number of transitions."""
+
+    episodes: FinishedEpisodes
+    """Episodes that ended."""
+
+    finished: float
+    """Time, in seconds, of the clock of its machine."""
+
+    env_s: float
+    """Seconds that the environments took."""
+
+    seconds: float
+    """Seconds that it took, with the actions."""
+
+    state: dict[str, Any] | None = None
+    """State of the actor after it, see `ActorPolicy.returns_states`."""
+
+
+class ActorWorker:
+    """Actors: each has environments, and collects rollouts of them with a policy.
+
+    Args:
+        make_env: Builds the environments of one actor.
+        num_envs: How many environments each actor has.
+        actors: Numbers of the actors of this worker.
+        can_be_restored: Whether states will be asked for; None: unless the worker lives elsewhere.
+        context: Where they live.
+    """
+
+    def __init__(
+        self,
+        make_env: Portable[MakeActorEnv],
+        num_envs: int,
+        actors: Sequence[int],
+        can_be_restored: bool | None,
+        context: WorkerContext,
+    ) -> None:
+        is_kept = not context.is_remote if can_be_restored is None else can_be_restored
+        self._envs: dict[int, MazeVectorEnv] = {}
+        self._collectors: dict[int, Any] = {}
+        self._context = context
+        self._filled: Any = None
+        try:
+            for actor in actors:
+                self._envs[actor] = make_env.value(actor * num_envs, can_be_restored=is_kept)
+        except BaseException:
+            self.close()
+            raise
+
+    def describe(self) -> ActorEnvs:
+        """The environments of the first actor.
+
+        Raises:
+            SpaceError: If those of others have other spaces.
+        """
+        env, *others = self._envs.values()
+        found = described(env)
+        for other in others:
+            check_spaces(other.first_env, described(other).spaces, found.spaces, env.first_env)
+        return found
+
+    def set_policy(
+        self, policy: ActorPolicy, seeds: Sequence[tuple[int, int]], weights: Any, slots: Any
+    ) -> None:
+        """Begin with a policy, whose parameters become those that the learner publishes.
+
+        Args:
+            policy: The policy.
+            seeds: Seeds of episodes and of actions of each actor.
+            weights: Memory that a `WeightsWriter` writes.
+            slots: Memory of as many rollouts as fit into it.
+        """
+        self._policy = policy
+        self._model: Any = policy.make_model.value()
+        self._weights = WeightsReader(self._model, weights.buffer)
+        first = next(iter(self._envs.values()))
+        self._slots = policy.layout(first, first.num_envs).slots(slots)
+        for (actor, env), (env_seed, action_seed) in zip(self._envs.items(), seeds, strict=True):
+            collector: Any = RolloutCollector(
+                env,
+                policy.num_steps,
+                env_seed=env_seed,
+                action_seed=action_seed,
+                allow_new_episodes=policy.allow_new_episodes,
+                records_log_probs=policy.records_log_probs,
+                info_keys=policy.info_keys,
+                on_step=partial(self._context.count, env.num_envs),
+            )
+            collector.keeps_terminal_obs = policy.keeps_terminal_obs
+            if policy.is_split:
+                settings = {"records_log_probs": True, "as_steps": True}
+                model: Any = self._model
+                collector = TurnCollector(collector, model, **settings)
+            self._collectors[actor] = collector
+
+    def collect(self, actor: int, slot: int) -> CollectedRollout:
+        """Let an actor collect a rollout with the newest weights into a slot.
+
+        Args:
+            actor: Its number.
+            slot: Number of the slot.
+        """
+        began = time.perf_counter()
+        seq_no, collector = self._weights.load(), self._collectors[actor]
+        collected, episodes = collector.collect(self._model)
+        if isinstance(collected, dict):
+            collected = {key: _numbered(rollout, seq_no) for key, rollout in collected.items()}
+        else:
+            collected = _numbered(collected, seq_no)
+        self._filled = self._slots[slot]
+        self._filled.write(collected)
+        return CollectedRollout(
+            actor,
+            slot,
+            episodes.steps,
+            episodes,
+            time.time(),
+            collector.env_s,
+            time.perf_counter() - began,
+            collector.state_dict() if self._policy.returns_states else None,
+        )
+
+    def written(self) -> Any:
+        """The parts of a slot that the last rollout takes, once."""
+        filled, self._filled = self._filled, None
+        return filled.written() if filled is not None else []
+
+    def state_dict(self, actor: int) -> dict[str, Any]:
+        """State of the environments of an actor and of what is random."""
+        state: dict[str, Any] = self._collectors[actor].state_dict()
+        return state
+
+    def load_state_dict(self, actor: int, state: dict[str, Any]) -> Array:
+        """Let an actor continue from `state`; returns which environments begin new episodes."""
+        lost: Array = self._collectors[actor].load_state_dict(state)
+        return lost
+
+    def close(self) -> None:
+        """Close the environments."""
+        close_all(self._envs.values())
+
+
+def described(env: MazeVectorEnv) -> ActorEnvs:
+    """Environments as the learner needs to know them."""
+    return ActorEnvs(
+        env.single_observation_space,
+        env.env_observation_space,
+        env.single_action_space,
+        dict(env.frame_stack),
+    )
+
+
+def _numbered(rollout: Rollout, weights_seq_no: int) -> Rollout:
+    """A rollout with the number of the weights that acted."""
+    numbers = torch.full((rollout.num_envs,), weights_seq_no, dtype=torch.int64)
+    return replace(rollout, weights_seq_no=numbers)

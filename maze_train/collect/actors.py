@@ -1,0 +1,490 @@
+"""Actors that collect rollouts while their learner learns: workers, weights, memory."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+from maze_train.collect.actor_worker import ActorPolicy, ActorWorker, WeightsWriter, weights_nbytes
+from maze_train.collect.episodes import FinishedEpisodes
+from maze_train.core.errors import ConfigError
+from maze_train.core.files import warn
+from maze_train.data.rollout import join_rollouts
+from maze_train.data.turns import join_policy_rollouts
+from maze_train.workers.places import Portable, ThisProcess
+from maze_train.workers.pool import WorkerFailedError, check_spaces
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from maze_train.collect.actor_worker import ActorEnvs, CollectedRollout, MakeActorEnv
+    from maze_train.data.rollout import Rollout
+    from maze_train.workers.places import Place
+
+
+CALLS = {
+    "collect": "a step of a rollout",
+    "load_state_dict": "putting its environments back",
+    "set_policy": "building its policy",
+    "state_dict": "telling its state",
+}
+"""Names of calls in messages."""
+
+
+class Actors:
+    """Actors of one learner, spread over workers in this process or elsewhere.
+
+    An actor is a few environments and a policy, and its numbers depend on nothing else: so it makes
+    no difference how many of them a worker has.
+
+    Args:
+        make_env: Builds the environments of one actor, where it lives.
+        num_actors: How many actors.
+        num_envs: Environments of each actor.
+        place: Where workers live; None: in this process.
+        num_workers: How many workers share out the actors; 0: one for each.
+        can_be_restored: Whether states will be asked for; None: in this process only.
+
+    Attributes:
+        pool: The workers.
+        busy_s: Seconds that the rollouts took which were asked for, summed up.
+        slices: Numbers of the actors of each worker.
+        envs: The environments of an actor.
+        env_observation_space: Observation space of one of them, as the environment has it.
+        single_action_space: Action space of one of them.
+        policy: The policy; there from `begin` on.
+        writer: Writes the weights; likewise.
+
+    Raises:
+        SpaceError: If the environments differ in their spaces.
+        WorkerError: If an environment can not be built, or a worker dies or hangs.
+    """
+
+    policy: ActorPolicy
+    writer: WeightsWriter
+
+    def __init__(
+        self,
+        make_env: MakeActorEnv,
+        num_actors: int,
+        num_envs: int,
+        place: Place | None = None,
+        *,
+        num_workers: int = 0,
+        can_be_restored: bool | None = None,
+    ) -> None:
+        self.num_actors, self.num_envs = num_actors, num_envs
+        self.busy_s = 0.0
+        count = num_workers or num_actors
+        self.slices = [
+            range(*bounds) for bounds in pairwise(num_actors * i // count for i in range(count + 1))
+        ]
+        self._memories: list[Any] = []
+        self._slots: list[list[Any]] = []
+        make = partial(ActorWorker, Portable(make_env, "env"), num_envs)
+        makers = [partial(make, part, can_be_restored) for part in self.slices]
+        names = [
+            f"{'worker' if num_workers else 'actor'} {i} (environments {part.start * num_envs} to "
+            f"{part.stop * num_envs - 1})"
+            for i, part in enumerate(self.slices)
+        ]
+        self.pool = (place or ThisProcess()).pool(makers, names, CALLS)
+        described = self.pool.call_new("describe")
+        self.envs: ActorEnvs = described[0]
+        self.env_observation_space, self.single_action_space = self.envs.spaces
+        try:
+            for part, envs in zip(self.slices, described, strict=True):
+                check_spaces(part.start * num_envs, envs.spaces, self.envs.spaces)
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(
+        self,
+        model: nn.Module,
+        make_model: Callable[[], nn.Module],
+        num_slots: int,
+        **settings: Any,
+    ) -> None:
+        """Make room for the weights of a policy, and for its rollouts.
+
+        Args:
+            model: The model that the learner updates.
+            make_model: Builds a model of the same layout, in whatever process.
+            num_slots: Rollouts of each worker that there is room for.
+            **settings: Further fields of `ActorPolicy`.
+        """
+        self.policy = ActorPolicy.of(model, make_model=Portable(make_model, "model"), **settings)
+        self._close_memories()
+        self._memories, self._slots = [], []
+        weights = self.pool.allocate(weights_nbytes(model))
+        self.writer = WeightsWriter(model, weights.buffer)
+        self._memories.append(weights)
+        layout = self.policy.layout(self.envs, self.num_envs)
+        for _ in self.slices:
+            self._memories.append(self.pool.allocate(num_slots * layout.nbytes))
+            self._slots.append(layout.slots(self._memories[-1]))
+
+    def set_policy(self, worker: int, seeds: Sequence[tuple[int, int]], **changes: Any) -> None:
+        """Send the policy to a worker, which has no result.
+
+        Args:
+            worker: Number of the worker.
+            seeds: Seeds of episodes and of actions of each of its actors.
+            **changes: Fields of `ActorPolicy` that are others for it.
+        """
+        weights, *slots = self._memories
+        policy = replace(self.policy, **changes)
+        self.pool.call(worker, "set_policy", policy, seeds, weights, slots[worker])
+
+    def publish(self, weights_seq_no: int) -> None:
+        """Let actors act with the weights of the learner as they are, from their next rollout on.
+
+        Args:
+            weights_seq_no: Updates that the weights have seen.
+        """
+        self.writer.publish(weights_seq_no)
+        self.pool.publish(self._memories[0], self.writer.newest())
+
+    def load_weights(self, state: dict[str, Any]) -> None:
+        """Let actors act with the weights of a state of `writer`."""
+        self.writer.load_state_dict(state)
+        self.pool.publish(self._memories[0], self.writer.newest())
+
+    def rollout(self, worker: int, collected: CollectedRollout) -> Any:
+        """The rollout that a worker collected, or those by policy; views of its slot."""
+        self.busy_s += collected.seconds
+        return self._slots[worker][collected.slot].rollout()
+
+    def _close_memories(self) -> None:
+        for memory in self._memories:
+            memory.close()
+
+    def close(self) -> None:
+        """End the actors; again it does nothing."""
+        try:
+            self.pool.close()
+        finally:
+            self._close_memories()
+
+
+POLL_S = 0.1
+"""Longest sleep of the learner, in seconds, while it waits for actors."""
+
+
+@dataclass
+class StepCounts:
+    """Counts of the steps of all actors: made = trained + queued + under way + dropped.
+
+    Dropped are those that were lost with an actor or an episode, or in flight when a run stopped.
+    """
+
+    made: int = 0
+    trained: int = 0
+    dropped: int = 0
+
+    @property
+    def in_flight(self) -> int:
+        """Those that are queued, or in a rollout that is under way."""
+        return self.made - self.trained - self.dropped
+
+
+@dataclass(frozen=True)
+class GatheredRollouts:
+    """Rollouts of actors, as the learner gets them."""
+
+    rollout: Rollout | dict[str, Rollout]
+    """Rollouts of actors side by side, with log-probabilities and the numbers of their weights; by
+    policy, if there are several agents."""
+
+    episodes: FinishedEpisodes
+    """Episodes that ended in them."""
+
+    queue_before: int
+    """Rollouts that waited when the learner asked."""
+
+    queue_after: int
+    """Rollouts that wait now."""
+
+    waited_s: float
+    """Seconds in which the learner had nothing to do."""
+
+
+class DistributedActors:
+    """Actors of one learner, in this process or elsewhere.
+
+    Each actor has a few slots of memory for its rollouts. In this process, actors take turns: a
+    rollout is collected when the learner asks for it, so none ever waits, and the numbers are the
+    same each time. Elsewhere, actors act while the learner learns. An actor fills one slot after
+    the other and announces each with a few bytes; when all of them wait for the learner, it pauses.
+    Nobody holds a lock that a process could leave behind.
+
+    In this process, what an environment raises goes through. Elsewhere, an actor that raises, dies
+    or hangs ends training with a `WorkerError`. With `on_worker_failure="restart"` it is started
+    again with new episodes and a line on stderr; the steps of the rollout that it was collecting
+    are dropped and counted.
+
+    Args:
+        make_env: Builds the environments of one actor, where it lives.
+        num_actors: How many actors.
+        num_envs: Environments of each actor.
+        num_steps: Steps T of each environment per rollout.
+        seed_of: Gives the seed of a named stream of random numbers.
+        place: Where actors live; they are as many as there are to be, whatever it says. None: in
+            this process.
+        queue_size: Rollouts that may wait for the learner, rounded up to the same number for each
+            actor; each actor may have a further one under way.
+        allow_new_episodes: See `RolloutCollector`.
+        info_keys: Likewise.
+
+    Raises:
+        SpaceError: If the environments differ in their spaces.
+        WorkerError: If an environment can not be built, or an actor dies or hangs.
+    """
+
+    def __init__(
+        self,
+        make_env: MakeActorEnv,
+        num_actors: int,
+        num_envs: int,
+        num_steps: int,
+        seed_of: Callable[[str], int],
+        place: Place | None = None,
+        *,
+        queue_size: int = 0,
+        allow_new_episodes: bool = False,
+        info_keys: Sequence[str] = (),
+    ) -> None:
+        self.num_actors, self.num_envs, self.num_steps = num_actors, num_envs, num_steps
+        self.num_slots = 1 + -(-queue_size // num_actors)
+        self.counts = StepCounts()
+        self.has_weights = False
+        self._seed_of = seed_of
+        self._settings: dict[str, Any] = {
+            "num_steps": num_steps,
+            "allow_new_episodes": allow_new_episodes,
+            "info_keys": info_keys,
+        }
+        # How often each actor began anew, with other random numbers.
+        self._generations = [0] * num_actors
+        self._news = FinishedEpisodes()  # between two calls of `gather`
+        self._queue: deque[CollectedRollout] = deque()
+        self._turn = 0
+        self._made_before = 0  # steps, before this object was
+        # Steps of each actor whose rollouts arrived, or were dropped.
+        self._settled = [0] * num_actors
+        self._has_begun = False
+        self._is_acting = [False] * num_actors
+        self.actors = Actors(make_env, num_actors, num_envs, place)
+        self._pool = self.actors.pool
+        self._is_remote = not self._pool.workers
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment."""
+        return self.actors.envs.spaces
+
+    @property
+    def worker_restarts(self) -> int:
+        """Number of times actors were started again."""
+        return self._pool.restarts
+
+    def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
+        """Give the actors their policy, and memory for their rollouts.
+
+        Args:
+            model: The model that the learner updates.
+            make_model: Builds a model of the same layout, in whatever process.
+        """
+        self.actors.begin(model, make_model, self.num_slots, **self._settings)
+
+    def publish(self, weights_seq_no: int) -> None:
+        """Let actors act with the weights of the learner as they are; see `Actors.publish`."""
+        self.actors.publish(weights_seq_no)
+        self.has_weights = True
+
+    def _let_act(self, actor: int) -> None:
+        """Give an actor its policy; elsewhere, also all slots that hold nothing."""
+        self._is_acting[actor] = True
+        name = f"actors/{actor}/{self._generations[actor]}"
+        seeds = self._seed_of(f"{name}/episodes"), self._seed_of(f"{name}/actions")
+        self.actors.set_policy(actor, [seeds])
+        if not self._is_remote:
+            self._pool.receive(actor)
+            return
+        waiting = {queued.slot for queued in self._queue if queued.actor == actor}
+        for slot in range(self.num_slots):
+            if slot not in waiting:
+                self._pool.call(actor, "collect", actor, slot)
+
+    def _begin_to_act(self) -> None:
+        """Let all act, unless they do."""
+        if not self._has_begun:
+            self._has_begun = True
+            for actor in range(self.num_actors):
+                self._let_act(actor)
+
+    # -- the queue -------------------------------------------------------------------------------
+
+    def gather(self, count: int, idle: Callable[[], None]) -> GatheredRollouts:
+        """The next rollouts, in the order in which they were finished.
+
+        Args:
+            count: How many.
+            idle: Called again and again while there is nothing to do but wait; what it raises goes
+                through, and nothing is lost then.
+
+        Raises:
+            ConfigError: If there is no room for so many rollouts.
+            WorkerError: If an actor fails and is not started again, or they are closed.
+        """
+        if count > self.num_actors * self.num_slots:
+            raise ConfigError(
+                "queue_size",
+                f"expected at least {count - self.num_actors}, so that {count} rollouts can be "
+                "taken at once",
+                self.num_slots * self.num_actors - self.num_actors,
+            )
+        self._begin_to_act()
+        if self._is_remote:
+            self._look(0.0)
+        before, started = len(self._queue), time.perf_counter()
+        while len(self._queue) < count:
+            if self._is_remote:
+                self._look(POLL_S)
+                idle()
+            else:
+                self._take_turns(count)
+        waited_s = time.perf_counter() - started
+        taken = [self._queue.popleft() for _ in range(count)]
+        join: Any = join_policy_rollouts if self.actors.policy.is_split else join_rollouts
+        rollout = join([self.actors.rollout(queued.actor, queued) for queued in taken])
+        episodes, self._news = self._news, FinishedEpisodes()
+        for queued in taken:
+            episodes.extend(queued.episodes)
+            self.counts.trained += queued.num_samples
+            # Rows of lost episodes are no steps to learn from.
+            self.counts.dropped += self.num_envs * self.num_steps - queued.num_samples
+            if self._is_remote and self._is_acting[queued.actor]:
+                self._pool.call(queued.actor, "collect", queued.actor, queued.slot)
+        self._count_made()
+        return GatheredRollouts(rollout, episodes, before, len(self._queue), waited_s)
+
+    def _take_turns(self, count: int) -> None:
+        """Let the next actors of this process collect a rollout each."""
+        for i in range(count):
+            actor, self._turn = self._turn, (self._turn + 1) % self.num_actors
+            self._take_in(actor, self._pool.ask(actor, "collect", actor, i // self.num_actors))
+
+    def _look(self, timeout_s: float) -> None:
+        """Take in what actors elsewhere have to say, and repair those that failed."""
+        # All that there is: an actor may have finished several rollouts since it was looked at.
+        while ready := self._pool.ready(timeout_s):
+            timeout_s = 0.0
+            for actor in ready:
+                try:
+                    self._take_in(actor, self._pool.receive(actor))
+                except WorkerFailedError as failure:
+                    self._repair(failure.with_traceback(None))
+        self._queue = deque(sorted(self._queue, key=lambda queued: queued.finished))
+
+    def _take_in(self, actor: int, told: Any) -> None:
+        """Take in a result: of a rollout, or of a new actor the environments."""
+        if not self._is_acting[actor]:
+            check_spaces(actor * self.num_envs, told.spaces, self.spaces)
+            self._let_act(actor)
+        elif told is not None:
+            self._settled[actor] += self.num_envs * self.num_steps
+            self._queue.append(told)
+
+    def _count_made(self) -> None:
+        self.counts.made = self._made_before + sum(map(self._pool.steps, range(self.num_actors)))
+
+    def _repair(self, failure: WorkerFailedError) -> None:
+        """Start an actor again, or end training.
+
+        Raises:
+            MazeTrainError: If it is not to be started again.
+        """
+        actor = failure.index
+        self._pool.stop(actor)
+        # Only now it makes no further step.
+        lost = self._pool.steps(actor) - self._settled[actor]
+        self._settled[actor] += lost
+        self.counts.dropped += lost
+        self._is_acting[actor] = False
+        told = f"{failure.text}; {lost} steps of its rollout are dropped"
+        try:
+            self._pool.restart(failure, told, "and its environments begin new episodes")
+        except BaseException:
+            self.close()
+            raise
+        self._pool.call(actor, "describe")
+        self._news.worker_restarts += 1
+        self._news.lost += self.num_envs
+        self._generations[actor] += 1
+
+    # -- ending, state ---------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End the actors; what is in flight is dropped and counted. Again it does nothing."""
+        try:
+            self.actors.close()
+        finally:
+            self._count_made()
+            self.counts.dropped += self.counts.in_flight
+            self._queue.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Counts, published weights, how often actors began anew; in this process, all of them.
+
+        Of actors elsewhere, environments and rollouts in flight are not kept.
+        """
+        collectors = None
+        if not self._is_remote:
+            self._begin_to_act()
+            actors = range(self.num_actors)
+            collectors = [self._pool.ask(actor, "state_dict", actor) for actor in actors]
+        self._count_made()
+        return {
+            "counts": asdict(self.counts),
+            "generations": list(self._generations),
+            "weights": self.actors.writer.state_dict() if self.has_weights else None,
+            "collectors": collectors,
+            "turn": self._turn,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`, before the first rollout.
+
+        Environments begin new episodes unless both these actors and those of the state live in the
+        process of the learner.
+        """
+        self.counts = StepCounts(**state["counts"])
+        self._made_before = self.counts.made
+        self._generations = list(state["generations"])
+        if state["weights"] is not None:
+            self.actors.load_weights(state["weights"])
+            self.has_weights = True
+        if self._is_remote or state["collectors"] is None:
+            self._begin_anew()
+            return
+        self._turn = state["turn"]
+        self._begin_to_act()
+        for actor, collector in enumerate(state["collectors"]):
+            self._pool.ask(actor, "load_state_dict", actor, collector)
+
+    def _begin_anew(self) -> None:
+        """Go on with new episodes in all environments, without what was in flight."""
+        dropped = self.counts.in_flight
+        self.counts.dropped += dropped
+        self._generations = [generation + 1 for generation in self._generations]
+        self._news.lost += self.num_actors * self.num_envs
+        lost = f", and {dropped} steps that were in flight are dropped" if dropped else ""
+        warn(f"the environments of the actors begin new episodes{lost}")

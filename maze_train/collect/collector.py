@@ -1,0 +1,465 @@
+"""Collects rollouts with acting models: the one place where training steps environments."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+import torch
+
+from maze_train.collect.episodes import (
+    EpisodeTracker,
+    FinishedEpisodes,
+    agent_returns_of,
+    final_numbers,
+    final_reports,
+    successes_of,
+)
+from maze_train.core.errors import EnvError
+from maze_train.core.types import tree_map
+from maze_train.data.rollout import RolloutStorage
+from maze_train.data.turns import TurnSplitter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree
+    from maze_train.data.rollout import Rollout
+    from maze_train.distributions.base import Distribution
+    from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.nets.joint import JointModel
+
+
+class ActionSampler(Protocol):
+    """Source of actions: every `Distribution`, and the policy that first fills a replay buffer."""
+
+    def draw_noise(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Random numbers for `sample`, `[*shape, noise_size]`."""
+        ...
+
+    def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
+        """The actions that `noise` selects, as the agent has them."""
+        ...
+
+    def mode(self, params: Tensor) -> TensorTree:
+        """The most probable actions, as the agent has them."""
+        ...
+
+    def to_env(self, actions: Any) -> TensorTree:
+        """The actions as `env.step` takes them."""
+        ...
+
+
+class ActingModel(Protocol):
+    """Model that gives the parameters of an action distribution."""
+
+    @property
+    def distribution(self) -> ActionSampler:
+        """The family of action distributions."""
+        ...
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Distribution parameters for observations."""
+        ...
+
+
+class RecurrentModel(Protocol):
+    """Model that acts with a memory: its attribute `state_size` is above 0."""
+
+    state_size: int
+    """Size S of the memory of one environment."""
+
+    @property
+    def distribution(self) -> ActionSampler:
+        """The family of action distributions."""
+        ...
+
+    def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Distribution parameters for observations, and the memory `[n, S]` after them."""
+        ...
+
+
+class Actor:
+    """Asks a model for distribution parameters, and keeps the hidden state of each environment.
+
+    Args:
+        model: The model; asked for its weights as they are at each step.
+        num_envs: Number of environments n.
+        device: Where the model lives.
+    """
+
+    def __init__(
+        self,
+        model: ActingModel | RecurrentModel,
+        num_envs: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.model = model
+        self.state_size = int(getattr(model, "state_size", 0))
+        self.hidden_state = torch.zeros(num_envs, self.state_size, device=device)
+
+    def params(self, obs: TensorTree) -> Tensor:
+        """Distribution parameters for the next observations, `[n, param_size]`."""
+        if not self.state_size:
+            return cast("ActingModel", self.model).policy_params(obs)
+        params, self.hidden_state = cast("RecurrentModel", self.model).policy_step(
+            obs, self.hidden_state
+        )
+        return params
+
+    def forget(self, which: Array) -> None:
+        """Empty the memory of environments in which an episode ended, `[n]` bool."""
+        if self.state_size and which.any():
+            rows = torch.from_numpy(which).to(self.hidden_state.device)
+            if hasattr(self.model, "end_episodes"):
+                self.model.end_episodes(self.hidden_state[rows])
+            self.hidden_state = self.hidden_state.clone()
+            self.hidden_state[rows] = 0.0
+
+
+def draws(distribution: ActionSampler, deterministic: bool) -> bool:
+    """Whether actions need random numbers; those of a policy `random` always do."""
+    return not deterministic or bool(getattr(distribution, "always_draws", False))
+
+
+def chosen_actions(
+    distribution: Any, params: Tensor, noise: Tensor | None, deterministic: bool
+) -> TensorTree:
+    """Actions as the agent has them.
+
+    Args:
+        distribution: The family of action distributions.
+        params: Its parameters, `[n, param_size]`.
+        noise: Random numbers, `[n, noise_size]`; None where `draws` says that none are needed.
+        deterministic: Whether the most likely actions are taken instead of sampled ones.
+    """
+    found: TensorTree
+    if noise is None:
+        found = distribution.mode(params)
+    elif deterministic:
+        found = distribution.mode(params, noise)
+    else:
+        found = distribution.sample(params, noise)
+    return found
+
+
+def env_actions(distribution: ActionSampler, actions: TensorTree) -> ArrayTree:
+    """Actions as `env.step` receives them: clipped or squashed to the space, as arrays."""
+    return tree_map(lambda x: x.cpu().numpy(), distribution.to_env(actions))
+
+
+def device_of(model: ActingModel | RecurrentModel) -> torch.device:
+    """Device of a model."""
+    if hasattr(model, "parameters"):
+        for param in model.parameters():
+            device: torch.device = param.device
+            return device
+    return torch.device("cpu")
+
+
+class RolloutCollector:
+    """Steps vectorised environments with a policy, T steps at a time.
+
+    Episodes continue from one rollout to the next. The random numbers of actions are drawn for a
+    whole rollout at once, from a generator of its own: which process steps the environments makes
+    no difference.
+
+    Args:
+        env: Environments that begin new episodes by themselves.
+        num_steps: T.
+        env_seed: Seed of the episodes.
+        action_seed: Seed of the actions.
+        device: Where the policy lives.
+        allow_new_episodes: Whether an environment that can not be put back where a state says
+            begins a new episode; else that is an error.
+        records_log_probs: Whether rollouts have the log-probabilities of their actions; the model
+            needs a `Distribution` then.
+        on_step: Called after each step of the environments; what it raises goes through, and ends
+            the rollout half-way: the environments can then only be closed.
+        info_keys: Keys of last infos whose numbers are reported with the episodes.
+
+    Attributes:
+        keeps_terminal_obs: Whether rollouts have the last observations of terminated episodes as
+            well.
+        env_s: Seconds that the environments took in the last rollout, or were waited for.
+    """
+
+    keeps_terminal_obs: bool = False
+
+    def __init__(
+        self,
+        env: MazeVectorEnv,
+        num_steps: int,
+        *,
+        env_seed: int,
+        action_seed: int,
+        device: torch.device | str = "cpu",
+        allow_new_episodes: bool = False,
+        records_log_probs: bool = False,
+        on_step: Callable[[], object] | None = None,
+        info_keys: Sequence[str] = (),
+    ) -> None:
+        self.env = env
+        self.num_steps = num_steps
+        self.num_envs = env.num_envs
+        self.device = torch.device(device)
+        self.episodes = EpisodeTracker(self.num_envs)
+        self.generator = torch.Generator().manual_seed(action_seed)
+        self._env_seed = env_seed
+        self._allow_new_episodes = allow_new_episodes
+        self.records_log_probs = records_log_probs
+        self._info_keys = info_keys
+        self._on_step = on_step or (lambda: None)
+        self.env_s = 0.0
+        self._obs: ArrayTree | None = None
+        self._memory: Tensor | None = None
+        self._actor: Actor | None = None
+        self._storage: RolloutStorage | None = None
+
+    @property
+    def obs_nbytes(self) -> int:
+        """Bytes of the observations of a rollout; 0 before the first one."""
+        return 0 if self._storage is None else self._storage.obs_nbytes
+
+    @torch.no_grad()
+    def collect(
+        self, model: ActingModel | RecurrentModel, meanwhile: Callable[[], object] | None = None
+    ) -> tuple[Rollout, FinishedEpisodes]:
+        """Collect one rollout.
+
+        Args:
+            model: The acting model.
+            meanwhile: Called once, with gradients enabled, while the environments make the last
+                step, whose actions are chosen by then: so weights may change in it. It must not
+                use the environments. What it raises goes through, and ends the step half-way: the
+                environments can then only be closed.
+
+        Returns:
+            The rollout, which shares memory with the next one, and the episodes that ended in it.
+        """
+        if self._obs is None:
+            self._obs, _ = self.env.reset(seed=self._env_seed)
+        actor, storage = self._actor_and_storage(model)
+        distribution = model.distribution
+        shape = (self.num_steps, self.num_envs)
+        noise = distribution.draw_noise(shape, self.generator, torch.device("cpu"))
+        noise_rows = noise.to(self.device).unbind(0)
+        on_cpu = self.device.type == "cpu"
+        reports = FinishedEpisodes()
+        restarts_before = self.env.worker_restarts
+        kept_params: list[Tensor] = []
+        self.env_s = 0.0
+        storage.start(self._obs)
+        for step in range(self.num_steps):
+            obs = storage.acting_obs(step)
+            if not on_cpu:
+                obs = tree_map(lambda x: x.to(self.device, non_blocking=True), obs)
+            if actor.state_size:
+                storage.write_hidden_state(step, actor.hidden_state)
+            params = actor.params(obs)
+            if self.records_log_probs:
+                kept_params.append(params)
+            actions = distribution.sample(params, noise_rows[step])
+            storage.write_actions(step, actions)
+            sent = env_actions(distribution, actions)
+            began = time.perf_counter()
+            self.env.step_async(sent)
+            if meanwhile is not None and step == self.num_steps - 1:
+                self.env_s += time.perf_counter() - began
+                with torch.enable_grad():
+                    meanwhile()
+                began = time.perf_counter()
+            self._obs, rewards, terminated, truncated, infos = self.env.step_wait()
+            self.env_s += time.perf_counter() - began
+            valid = ~infos["ignored"] if "ignored" in infos else None
+            self._on_step()
+            storage.write_step(step, self._obs, rewards, terminated, truncated, valid)
+            if infos:
+                self._read_infos(step, terminated, truncated, infos, reports)
+                ended = terminated | truncated
+                actor.forget(ended if valid is None else ended | ~valid)
+        if actor.state_size:
+            storage.write_hidden_state(self.num_steps, actor.hidden_state)
+        rollout = storage.rollout()
+        if kept_params:
+            # All at once, while the weights are those that acted: step by step it would cost more.
+            log_probs = cast("Distribution", distribution).log_prob(
+                torch.stack(kept_params).cpu(), rollout.actions
+            )
+            rollout = replace(rollout, log_probs=log_probs)
+        reports.steps = rollout.num_samples
+        reports.worker_restarts = self.env.worker_restarts - restarts_before
+        return rollout, self._finished(rollout, reports)
+
+    def _actor_and_storage(
+        self, model: ActingModel | RecurrentModel
+    ) -> tuple[Actor, RolloutStorage]:
+        """Return the actor of `model`, and the storage for its rollouts; both are kept."""
+        if self._actor is None or self._storage is None or self._actor.model is not model:
+            memory = self._memory if self._actor is None else self._actor.hidden_state
+            self._actor, self._memory = Actor(model, self.num_envs, self.device), None
+            if memory is not None and memory.shape == self._actor.hidden_state.shape:
+                # Episodes go on where another model acts, such as the first that was not random.
+                self._actor.hidden_state = memory.to(self.device)
+            self._storage = RolloutStorage(
+                self.env.single_observation_space,
+                self.num_steps,
+                self.num_envs,
+                frame_stack=self.env.frame_stack,
+                state_size=self._actor.state_size,
+            )
+        return self._actor, self._storage
+
+    def _finished(self, rollout: Rollout, reports: FinishedEpisodes) -> FinishedEpisodes:
+        """The episodes that ended: as monitored environments report them, or by the flags."""
+        if self.env.monitored:
+            return reports
+        valid = None if rollout.valid is None else rollout.valid.numpy()
+        finished = self.episodes.follow(rollout.rewards.numpy(), rollout.ended.numpy(), valid)
+        return replace(reports, returns=finished.returns, lengths=finished.lengths)
+
+    def _read_infos(
+        self,
+        step: int,
+        terminated: Array,
+        truncated: Array,
+        infos: dict[str, Any],
+        reports: FinishedEpisodes,
+    ) -> None:
+        """Keep final observations that somebody needs, and what infos report."""
+        assert self._storage is not None
+        kept = truncated | terminated if self.keeps_terminal_obs else truncated & ~terminated
+        for env in kept.nonzero()[0]:
+            self._storage.write_final_obs(step, int(env), infos["final_obs"][env])
+        reports.successes += successes_of(infos).values()
+        for key in self._info_keys:
+            reports.infos.setdefault(key, []).extend(final_numbers(infos, key).values())
+        for agent, returns in agent_returns_of(infos).items():
+            reports.add_agents({agent: returns.values()})
+        if "lost" in infos:
+            reports.lost += int(infos["lost"].sum())
+        if self.env.monitored:
+            for episode_return, length in final_reports(infos).values():
+                reports.returns.append(episode_return)
+                reports.lengths.append(length)
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the environments, of the policy's memory, and of the action noise.
+
+        Valid between two rollouts.
+        """
+        memory = self._memory if self._actor is None else self._actor.hidden_state
+        return {
+            "generator": self.generator.get_state(),
+            "episodes": self.episodes.state_dict(),
+            "has_begun": self._obs is not None,
+            "env": self.env.state_dict() if self.env.can_be_restored else None,
+            "memory": memory,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> Array:
+        """Continue from `state`.
+
+        Returns:
+            Which environments begin a new episode, `[B]` bool.
+
+        Raises:
+            EnvError: If an environment can not be put back, and new episodes are not allowed.
+        """
+        lost = np.zeros(self.num_envs, np.bool_)
+        self.generator.set_state(state["generator"])
+        self.episodes.load_state_dict(state["episodes"])
+        self._obs, self._actor, self._memory = None, None, state["memory"]
+        if state["has_begun"] and state["env"] is not None:
+            self._obs, lost = self.env.load_state_dict(
+                state["env"], allow_new_episodes=self._allow_new_episodes
+            )
+        elif state["has_begun"]:
+            self._begin_anew()
+            lost[:] = True
+        self.episodes.forget(lost)
+        if self._memory is not None:
+            self._memory = self._memory.clone()
+            self._memory[torch.from_numpy(lost)] = 0.0
+        return lost
+
+    def _begin_anew(self) -> None:
+        """Begin new episodes in environments that can not be put back.
+
+        Raises:
+            EnvError: If that is not allowed.
+        """
+        if not self._allow_new_episodes:
+            raise EnvError(
+                f"the running episodes of {type(self.env).__name__} were not kept, because vector "
+                "environments of others can not be put back where they were: set "
+                "checkpoint.allow_new_episodes=true to begin new ones, or use env.backend=gymnasium"
+            )
+        # Others than those that were played before, and the same each time.
+        generator = torch.Generator()
+        generator.set_state(self.generator.get_state())
+        self._obs, _ = self.env.reset(seed=int(torch.randint(2**31, (), generator=generator)))
+
+
+class TurnCollector:
+    """Steps environments with several agents, and gives each policy its rollout.
+
+    Args:
+        collector: Collects rollouts of all agents.
+        model: The policies, and who acts with which.
+        records_log_probs: See `RolloutCollector`.
+        **settings: All other arguments of `TurnSplitter`.
+    """
+
+    def __init__(
+        self,
+        collector: RolloutCollector,
+        model: JointModel,
+        *,
+        records_log_probs: bool = False,
+        **settings: Any,
+    ) -> None:
+        collector.keeps_terminal_obs = True
+        collector.records_log_probs = records_log_probs
+        self.collector = collector
+        self.splitter = TurnSplitter(
+            model.members,
+            model.state_sizes,
+            centralized=getattr(model, "centralized", ()),
+            **settings,
+        )
+
+    @property
+    def env_s(self) -> float:
+        """See `RolloutCollector`."""
+        return self.collector.env_s
+
+    def collect(
+        self, model: ActingModel | RecurrentModel, meanwhile: Callable[[], object] | None = None
+    ) -> tuple[dict[str, Rollout], FinishedEpisodes]:
+        """The turns that ended in T steps of the environments, by policy, and the episodes.
+
+        Args:
+            model: Acts for all agents.
+            meanwhile: See `RolloutCollector.collect`.
+        """
+        rollout, episodes = self.collector.collect(model, meanwhile)
+        return self.splitter.split(rollout), episodes
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the environments and of the turns that have not ended."""
+        return {**self.collector.state_dict(), "turns": self.splitter.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> Array:
+        """Continue from `state`; see `RolloutCollector`."""
+        lost = self.collector.load_state_dict(state)
+        self.splitter.load_state_dict(state["turns"])
+        self.splitter.forget(torch.from_numpy(lost))
+        return lost

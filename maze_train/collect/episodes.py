@@ -1,0 +1,242 @@
+"""Returns and lengths of episodes that span several rollouts."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze_train.core.errors import TrainingError
+from maze_train.core.events import Event, EventInterface
+from maze_train.spaces.agents import AGENT_RETURNS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from maze_train.core.events import Statistics
+    from maze_train.core.types import Array
+
+
+SUCCESS = "is_success"
+"""Key of an info that says whether an episode was a success."""
+
+
+class TrainingEpisodeEvents(EventInterface, prefix="train"):
+    """Episodes that ended during an epoch of training; absent when none did."""
+
+    episode_return_mean = Event(
+        "Mean undiscounted return of the episodes that ended; of each of several agents as "
+        "`train/<agent>/episode_return_mean`."
+    )
+    episode_return_max = Event("Largest return.", reduce="max")
+    episode_return_min = Event("Smallest return.", reduce="min")
+    episode_length_mean = Event("Mean number of steps.")
+    episodes = Event("Number of episodes that ended.", reduce="sum")
+    success_rate = Event("Share of successes among those whose last info has `is_success`.")
+    info = Event("Mean of a key of `tracking.info_keys` over last infos, `train/info/<key>`.")
+    lost_episodes = Event("Number of episodes lost with a worker or a bad number.", reduce="sum")
+    worker_restarts = Event("Number of workers that were started again.", reduce="sum")
+
+
+@dataclass
+class FinishedEpisodes:
+    """Episodes in the order in which they ended."""
+
+    returns: list[float] = field(default_factory=list)
+    """Undiscounted sums of raw rewards."""
+
+    lengths: list[int] = field(default_factory=list)
+    """Numbers of steps."""
+
+    successes: list[float] = field(default_factory=list)
+    """1.0 or 0.0 for those whose last info has `is_success`."""
+
+    infos: dict[str, list[float]] = field(default_factory=dict)
+    """Numbers of those whose last info has them, by the keys that were asked for."""
+    agent_returns: dict[str, list[float]] = field(default_factory=dict)
+    """Sums of rewards of each agent, where there are several."""
+
+    lost: int = 0
+    """Number of episodes that did not end but were lost, and are not counted above."""
+
+    worker_restarts: int = 0
+    """Number of workers that were started again."""
+
+    steps: int = 0
+    """Number of steps that the environments made meanwhile."""
+
+    def check_steps(self, when: str = "") -> None:
+        """Refuse a rollout of which nothing is left.
+
+        Raises:
+            TrainingError: If every step was lost.
+        """
+        if self.lost and not self.steps:
+            raise TrainingError(
+                f"every step of a rollout was lost{when}: the environments return numbers that are "
+                "not finite, or their workers fail, at the beginning of each episode"
+            )
+
+    def extend(self, others: FinishedEpisodes) -> None:
+        """Add episodes that ended later, or in other environments."""
+        self.returns += others.returns
+        self.lengths += others.lengths
+        self.successes += others.successes
+        for key, values in others.infos.items():
+            self.infos.setdefault(key, []).extend(values)
+        self.add_agents(others.agent_returns)
+        self.lost += others.lost
+        self.worker_restarts += others.worker_restarts
+        self.steps += others.steps
+
+    def add_agents(self, returns: Mapping[str, Iterable[float]]) -> None:
+        """Add returns of agents."""
+        for agent, found in returns.items():
+            self.agent_returns.setdefault(agent, []).extend(found)
+
+    def record(self, statistics: Statistics) -> None:
+        """Add the episodes to statistics."""
+        events = TrainingEpisodeEvents
+        if self.lost:
+            statistics.record(events.lost_episodes, float(self.lost))
+        if self.worker_restarts:
+            statistics.record(events.worker_restarts, float(self.worker_restarts))
+        if not self.returns:
+            return
+        for event in (
+            events.episode_return_mean,
+            events.episode_return_max,
+            events.episode_return_min,
+        ):
+            statistics.record_many(event, self.returns)
+        statistics.record_many(events.episode_length_mean, [float(n) for n in self.lengths])
+        statistics.record(events.episodes, float(len(self.returns)))
+        if self.successes:
+            statistics.record_many(events.success_rate, self.successes)
+        for key, values in self.infos.items():
+            statistics.record_many(events.info.of_part(key), values)
+        for agent, returns in self.agent_returns.items():
+            statistics.record_many(events.episode_return_mean.of_owner(agent), returns)
+
+
+def successes_of(infos: dict[str, Any]) -> dict[int, float]:
+    """Successes (1.0) and failures (0.0) by environment, of episodes whose last info has them.
+
+    Args:
+        infos: Infos of a step of vector environments.
+    """
+    return final_numbers(infos, SUCCESS)
+
+
+def final_numbers(infos: dict[str, Any], key: str) -> dict[int, float]:
+    """Numbers by environment, of episodes whose last info has them under a key.
+
+    Args:
+        infos: Infos of a step of vector environments.
+        key: The key.
+    """
+    final_info = infos.get("final_info", {})
+    if f"_{key}" not in final_info or isinstance(final_info[key], dict):
+        return {}
+    found: dict[int, float] = {}
+    for env in np.flatnonzero(final_info[f"_{key}"]):
+        # Anything but a single number is for the user, and no reason to end training.
+        with suppress(TypeError, ValueError):
+            found[int(env)] = float(np.asarray(final_info[key][env]).item())
+    return found
+
+
+def agent_returns_of(infos: dict[str, Any]) -> dict[str, dict[int, float]]:
+    """Returns by agent and environment, of episodes that ended where there are several agents.
+
+    Args:
+        infos: Infos of a step of vector environments.
+    """
+    found = infos.get("final_info", {}).get(AGENT_RETURNS, {})
+    return {
+        agent: {int(env): float(returns[env]) for env in np.flatnonzero(found[f"_{agent}"])}
+        for agent, returns in found.items()
+        if f"_{agent}" in found
+    }
+
+
+def success_of(info: dict[str, Any]) -> float:
+    """1.0 or 0.0 if the last info of an episode has `is_success`, a single number; else NaN."""
+    if "is_success" in info:
+        # Anything but a single number is for the user, and no reason to end training.
+        with suppress(TypeError, ValueError):
+            return float(np.asarray(info["is_success"]).item())
+    return float("nan")
+
+
+def final_reports(infos: dict[str, Any]) -> dict[int, tuple[float, int]]:
+    """Return and length by environment, of episodes that monitored environments report as ended.
+
+    Args:
+        infos: Infos of a step of vector environments.
+    """
+    final_info = infos.get("final_info", {})
+    if "episode" not in final_info:
+        return {}
+    episode = final_info["episode"]
+    return {
+        int(env): (float(episode["r"][env]), int(episode["l"][env]))
+        for env in np.flatnonzero(final_info["_episode"])
+    }
+
+
+class EpisodeTracker:
+    """Follows the running episodes of B environments through rollouts.
+
+    Args:
+        num_envs: B.
+    """
+
+    def __init__(self, num_envs: int) -> None:
+        self.returns = np.zeros(num_envs)
+        self.lengths = np.zeros(num_envs, dtype=np.int64)
+
+    def follow(self, rewards: Array, done: Array, valid: Array | None = None) -> FinishedEpisodes:
+        """Take in a rollout.
+
+        Args:
+            rewards: Raw rewards, `[T, B]`.
+            done: Whether an episode ended at the step, `[T, B]`.
+            valid: Rows that are steps, `[T, B]`; None: all are. The rewards of the others are 0,
+                and a new episode begins after them.
+
+        Returns:
+            The episodes that ended, in order of time, then environment. One that was lost, so that
+            a row that is no step follows without an end, is not among them.
+        """
+        finished = FinishedEpisodes()
+        starts = np.zeros(len(self.returns), dtype=np.int64)
+        for t, b in zip(*(done if valid is None else done | ~valid).nonzero(), strict=True):
+            self._add(b, slice(starts[b], t + 1), rewards, valid)
+            if done[t, b]:
+                finished.returns.append(float(self.returns[b]))
+                finished.lengths.append(int(self.lengths[b]))
+            self.returns[b] = self.lengths[b] = 0
+            starts[b] = t + 1
+        for b, start in enumerate(starts):
+            self._add(b, slice(start, len(rewards)), rewards, valid)
+        return finished
+
+    def forget(self, envs: Array) -> None:
+        """Begin anew in some environments, `[B]` bool: their episodes were lost."""
+        self.returns[envs] = self.lengths[envs] = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns and lengths of the running episodes."""
+        return {"returns": self.returns.copy(), "lengths": self.lengths.copy()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.returns, self.lengths = state["returns"].copy(), state["lengths"].copy()
+
+    def _add(self, env: int, rows: slice, rewards: Array, valid: Array | None) -> None:
+        self.returns[env] += rewards[rows, env].sum(dtype=np.float64)
+        steps = rows.stop - rows.start if valid is None else valid[rows, env].sum()
+        self.lengths[env] += steps

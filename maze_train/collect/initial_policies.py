@@ -1,0 +1,369 @@
+"""Policies that act while a replay buffer is filled for the first time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import nn
+
+from maze_train.core.errors import SpaceError
+from maze_train.core.types import as_tree, tree_leaves
+from maze_train.distributions.base import Constant
+from maze_train.distributions.gaussian import BoxBounds, VectorLayout
+from maze_train.nets.joint import JointModel, acting_alone
+from maze_train.spaces.actions import checked_actions
+from maze_train.spaces.describe import FlatView, flat_spaces, unflatten_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gymnasium import Space
+
+    from maze_train.core.types import Tensor, TensorTree
+    from maze_train.distributions.base import Distribution
+    from maze_train.nets.policy_model import ActionMasking
+    from maze_train.spaces.agents import AgentSpaces
+
+
+LEAST_UNIFORM = 2.0**-25
+"""Half of the step between uniform float32 numbers, taken for a draw of 0."""
+
+
+class BatchPolicy(Protocol):
+    """A policy in terms of the environment, such as `maze_train.TrainedPolicy`."""
+
+    def act(self, observations: Any) -> Any:
+        """Actions for a batch of observations: nested as the spaces are, [n, ...] per part."""
+        ...
+
+
+class RandomPolicy:
+    """An `ActingModel` whose actions are uniform over the action space.
+
+    Numbers of a Box are those of `gymnasium.spaces.Box.sample`, in units of the environment:
+    uniform between two bounds, normal without bounds, and exponential from the only bound on.
+    Discrete parts are uniform over the legal actions.
+
+    Args:
+        distribution: The family of the actions.
+        action_space: The space that it is bound to.
+        masking: Rules out illegal actions, which a part of the observations names, or None.
+        repeat: Steps for which the random numbers of an action are held, >= 1. The action is then
+            held as well, unless it is not legal any more.
+
+    Attributes:
+        distribution: Draws the actions.
+    """
+
+    def __init__(
+        self,
+        distribution: Distribution,
+        action_space: Space[Any],
+        masking: ActionMasking | None = None,
+        *,
+        repeat: int = 1,
+    ) -> None:
+        self.distribution = _UniformActions(distribution, action_space, repeat)
+        self._param_size = distribution.param_size
+        self._masking = masking
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Logits of 0, without those of illegal actions, [n, param_size], for n observations."""
+        leaf = tree_leaves(obs)[0]
+        params = torch.zeros(len(leaf), self._param_size, device=leaf.device)
+        return params if self._masking is None else self._masking.apply(params, obs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The random numbers that are held, and for how many steps they were."""
+        return {"held": self.distribution.held, "age": self.distribution.age}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.distribution.held, self.distribution.age = state["held"], state["age"]
+
+
+class GivenPolicy:
+    """An `ActingModel` that acts as a policy in terms of the environment does.
+
+    The policy gets copies of the observations as arrays, in the form and the data type that the
+    environment gives them (float64 was rounded to float32). Nothing tells it where episodes end.
+
+    Args:
+        policy: The policy.
+        distribution: The family of the actions.
+        observation_space: Observation space of one environment, as the environment gives it.
+        action_space: Its action space.
+
+    Attributes:
+        distribution: Turns what the policy returned into actions of the agent.
+    """
+
+    def __init__(
+        self,
+        policy: BatchPolicy,
+        distribution: Distribution,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+    ) -> None:
+        self.distribution = _GivenActions(distribution, action_space)
+        self._policy = policy
+        self._observation, self._action = FlatView(observation_space), FlatView(action_space)
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Actions of the policy for n observations, part by part, float64, [n, D].
+
+        Raises:
+            ShapeError: If a part of the actions does not have one row per observation, in the shape
+                of its space.
+            SpaceError: If a part is missing, or holds something that is no action.
+        """
+        leaves = obs if isinstance(obs, dict) else {"": obs}
+        arrays = {
+            key: leaves[key].cpu().numpy().astype(space.dtype)
+            for key, space in self._observation.leaves.items()
+        }
+        n = len(next(iter(arrays.values())))
+        given = self._policy.act(unflatten_value(self._observation, arrays.get("", arrays)))
+        name = f"{type(self._policy).__name__}.act()"
+        try:
+            parts = dict(self._action.read(given))
+        except SpaceError as error:
+            raise SpaceError(f"{name} returned incomplete actions: {error}") from error
+        rows = [
+            checked_actions(
+                f"{name}[{key!r}]" if key else name, part, n, self._action.leaves[key]
+            ).reshape(n, -1)
+            for key, part in parts.items()
+        ]
+        return torch.from_numpy(np.concatenate(rows, axis=1, dtype=np.float64))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the policy, if it has one."""
+        state: dict[str, Any] = getattr(self._policy, "state_dict", dict)()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        if hasattr(self._policy, "load_state_dict"):
+            self._policy.load_state_dict(state)
+
+
+class _UniformActions:
+    """Uniform actions of a family, see `RandomPolicy`."""
+
+    always_draws = True
+
+    def __init__(
+        self, distribution: Distribution, action_space: Space[Any], repeat: int = 1
+    ) -> None:
+        self.held: Tensor | None = None
+        """Random numbers of the last step, if they are held for several."""
+        self.age = 0
+        """Steps for which they were held."""
+        self._repeat = repeat
+        self._family = distribution
+        self._parts = distribution.parts
+        spaces = flat_spaces(action_space)
+        self._boxes = {k: _UniformBox(leaf) for k, leaf in spaces.items() if isinstance(leaf, Box)}
+        self._noise_sizes = [
+            self._boxes[key].size if key in self._boxes else part.noise_size
+            for key, part in self._parts.items()
+        ]
+        self.param_size, self.noise_size = distribution.param_size, sum(self._noise_sizes)
+
+    def draw_noise(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Uniform numbers in [0, 1) for boxes, the noise of the family for all else.
+
+        Args:
+            shape: Leading dimensions, steps first.
+            generator: Source of randomness.
+            device: Where to put the numbers.
+        """
+        noise = self._draw(shape, generator, device)
+        if self._repeat == 1:
+            return noise
+        for row in noise:
+            if self.held is None or self.age == self._repeat:
+                self.held, self.age = row.clone(), 0
+            row.copy_(self.held)
+            self.age += 1
+        return noise
+
+    def _draw(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator | None,
+        device: torch.device | str | None,
+    ) -> Tensor:
+        draws = [
+            torch.rand((*shape, self._boxes[key].size), generator=generator, device=device)
+            if key in self._boxes
+            else part.draw_noise(shape, generator, device)
+            for key, part in self._parts.items()
+        ]
+        return torch.cat(draws, dim=-1)
+
+    def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
+        """The actions that `noise` selects."""
+        own_params = self._family.split(params)
+        own_noise = noise.split_with_sizes(self._noise_sizes, -1)
+        actions: dict[str, Any] = {
+            key: part.from_env(self._boxes[key].numbers(draws))
+            if key in self._boxes
+            else part.sample(logits, draws)
+            for (key, part), logits, draws in zip(
+                self._parts.items(), own_params, own_noise, strict=True
+            )
+        }
+        return as_tree(actions, "" not in actions)
+
+    def mode(self, params: Tensor) -> TensorTree:
+        """One of the actions, which all are as probable as each other: the middle of intervals."""
+        return self.sample(params, params.new_full((*params.shape[:-1], self.noise_size), 0.5))
+
+    def to_env(self, actions: Any) -> TensorTree:
+        """As the family does it."""
+        return self._family.to_env(actions)
+
+
+class _UniformBox:
+    """Numbers of a box as functions of uniform ones, which `Box.sample` of gymnasium draws.
+
+    Per element, with u uniform in (0, 1) and Φ the standard normal distribution function:
+    low + (high - low) u; low - log(1 - u) or high + log(1 - u) with one bound; Φ⁻¹(u) without any.
+    Numbers of an integer box are those of the interval [low, high + 1), rounded down.
+    """
+
+    def __init__(self, space: Box) -> None:
+        self._layout, self._bounds = VectorLayout(space), BoxBounds(space)
+        self.size = self._layout.size
+        self._is_integer = space.dtype.kind != "f"
+        above, below = space.bounded_above.ravel(), space.bounded_below.ravel()
+        high = space.high.ravel().astype(np.float64) + self._is_integer
+        self._low = Constant(np.where(below, space.low.ravel().astype(np.float64), 0.0))
+        self._high = Constant(np.where(above, high, 0.0))
+        self._is_bounded = Constant(below & above)
+        self._is_unbounded = Constant(~below & ~above)
+        self._sign = Constant(np.where(below, 1.0, -1.0))
+
+    def numbers(self, uniform: Tensor) -> Tensor:
+        """[..., D] -> [..., *space.shape], as the space has them."""
+        u = uniform.double().clamp(min=LEAST_UNIFORM)
+        low, high = self._low.like(u), self._high.like(u)
+        is_bounded, is_unbounded = (
+            flags.on(u.device, torch.bool) for flags in (self._is_bounded, self._is_unbounded)
+        )
+        # A missing bound is 0 here.
+        one_sided = low + high - self._sign.like(u) * torch.log1p(-u)
+        values: Tensor = torch.where(is_bounded, low * (1.0 - u) + high * u, one_sided)
+        values = torch.where(is_unbounded, torch.special.ndtri(u), values)
+        return self._bounds.fit(self._layout.to_box(values.floor() if self._is_integer else values))
+
+
+class _GivenActions:
+    """Actions of a family from those of the environment, which the params hold."""
+
+    def __init__(self, distribution: Distribution, action_space: Space[Any]) -> None:
+        self._family = distribution
+        self._layouts = {k: VectorLayout(leaf) for k, leaf in flat_spaces(action_space).items()}
+        self.param_size = sum(layout.size for layout in self._layouts.values())
+        self.noise_size = 0
+
+    def draw_noise(
+        self,
+        shape: tuple[int, ...],
+        generator: torch.Generator | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Nothing, [*shape, 0]."""
+        return torch.empty((*shape, 0), device=device)
+
+    def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
+        """The given actions, as the agent has them."""
+        return self.mode(params)
+
+    def mode(self, params: Tensor) -> TensorTree:
+        """The given actions, as the agent has them."""
+        pieces = params.split_with_sizes([layout.size for layout in self._layouts.values()], -1)
+        pairs = zip(self._layouts.items(), pieces, strict=True)
+        actions = {key: layout.to_box(piece) for (key, layout), piece in pairs}
+        return self._family.from_env(as_tree(actions, "" not in actions))
+
+    def to_env(self, actions: Any) -> TensorTree:
+        """As the family does it."""
+        return self._family.to_env(actions)
+
+
+class FixedPolicy(nn.Module):
+    """An `ActingModel` without weights as a module, which can be one of several policies.
+
+    Args:
+        policy: The acting model.
+    """
+
+    def __init__(self, policy: RandomPolicy | GivenPolicy) -> None:
+        super().__init__()
+        self._policy = policy
+        self.distribution: Any = policy.distribution
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FixedPolicy:
+        """Itself: there are no weights, and the object of a user may not take to copies."""
+        return self
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Parameters of the actions, float32 on the device of the observations."""
+        return self._policy.policy_params(obs).to(tree_leaves(obs)[0].device, torch.float32)
+
+
+class RandomAgents:
+    """A model in which the agents whose policy learns act as a `RandomPolicy`, the others with it.
+
+    It acts with a memory if one of these policies has one: the memory of all agents is that of the
+    model with which they act later.
+
+    Args:
+        model: The policies that will act later, and who acts with which.
+        spaces: Spaces of the agents.
+        learns: Says of the id of a policy whether it learns.
+        repeat: See `RandomPolicy`.
+    """
+
+    def __init__(
+        self,
+        model: JointModel,
+        spaces: AgentSpaces,
+        learns: Callable[[str], bool],
+        repeat: int = 1,
+    ) -> None:
+        self._random: dict[str, RandomPolicy] = {}
+        acting: dict[str, Any] = {}
+        for agent, policy in model.agents.items():
+            own: Any = model.by_policy[policy]
+            if learns(policy):
+                space = spaces.actions[agent]
+                random = RandomPolicy(own.distribution, space, own.masking, repeat=repeat)
+                self._random[agent], own = random, FixedPolicy(random)
+            acting[agent] = own
+        joint = acting_alone(acting)
+        self.members, self.distribution = model.members, joint.distribution
+        self.state_size, self.state_sizes = joint.state_size, joint.state_sizes
+        self.policy_params, self.policy_step = joint.policy_params, joint.policy_step
+        self.end_episodes = joint.end_episodes
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each random policy, by agent."""
+        return {agent: policy.state_dict() for agent, policy in self._random.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        for agent, policy in self._random.items():
+            if agent in state:  # else its policy did not learn
+                policy.load_state_dict(state[agent])

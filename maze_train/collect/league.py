@@ -1,0 +1,394 @@
+"""Self-play against earlier versions of a policy: who plays, ratings, and collection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from maze_train.collect.config import SNAPSHOT
+from maze_train.collect.episodes import FinishedEpisodes
+from maze_train.core.events import Event, EventInterface
+from maze_train.core.types import tree_map
+from maze_train.spaces.agents import ACTS, AGENTS, part_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from maze_train.collect.collector import TurnCollector
+    from maze_train.collect.config import OpponentsConfig
+    from maze_train.core.events import Statistics
+    from maze_train.core.types import Array, Tensor, TensorTree
+    from maze_train.data.rollout import Rollout
+    from maze_train.learner.group import LearnerGroup
+    from maze_train.learner.learner import Learner
+    from maze_train.nets.joint import JointModel
+
+
+OWN = 1
+"""Seat of an agent for which the policy itself acts; 0: it is not drawn yet, 2 + k: snapshot k."""
+
+RATING_STEP = 16.0
+RATING_SCALE = 400.0
+
+
+class League:
+    """A policy and its snapshots: draws opponents, and rates them by the results of episodes.
+
+    Ratings are those of Elo: who has R_a points against R_b is expected to get
+    1 / (1 + 10^((R_b - R_a) / 400)) of a point, and 16 times what the result is above that is added
+    to R_a and taken from R_b. Weights of `by_strength` are those of prioritised fictitious
+    self-play. Sources: Elo (1978), The Rating of Chessplayers, section 8; Vinyals et al. (2019),
+    doi:10.1038/s41586-019-1724-z, methods.
+
+    Args:
+        policy: Id of the policy.
+        agents: Numbers of its agents.
+        config: Settings.
+        seed: Seed of what is drawn.
+
+    Attributes:
+        snapshots: The snapshots by number, the oldest first.
+        rating: Elo rating of the policy.
+    """
+
+    def __init__(
+        self, policy: str, agents: Sequence[int], config: OpponentsConfig, seed: int
+    ) -> None:
+        self.policy, self.agents, self.config = policy, list(agents), config
+        self.snapshots: dict[int, Any] = {}
+        self.rating = 0.0
+        self._generator = torch.Generator().manual_seed(seed)
+        self._ratings: dict[int, float] = {}
+        self._scores: dict[int, list[float]] = {}
+        self._recent = [0.0, 0]
+        self._added = 0
+
+    def is_due(self, epoch_begins: int | None) -> bool:
+        """Whether a snapshot is to be added.
+
+        Args:
+            epoch_begins: Number of the epoch, from 0, that begins now; None: none does.
+        """
+        if not self._added:
+            return True
+        every, rate = self.config.add_every, self.config.at_win_rate
+        if epoch_begins and every and epoch_begins % every == 0:
+            return True
+        points, episodes = self._recent
+        enough = episodes >= self.config.least_episodes
+        return bool(rate and enough and points >= rate * episodes)
+
+    def module_id(self, number: int) -> str:
+        """Id of the module of a snapshot."""
+        return f"{self.policy}{SNAPSHOT}{number}"
+
+    def add(self, make_module: Callable[[str], Any]) -> list[str]:
+        """Add a snapshot, which has the rating of the policy.
+
+        Args:
+            make_module: Makes the module of an id.
+
+        Returns:
+            Ids of the modules of snapshots that are no longer kept.
+        """
+        number = self._added
+        self.snapshots[number] = make_module(self.module_id(number))
+        self._ratings[number] = self.rating
+        self._added += 1
+        self._recent = [0.0, 0]
+        # The policy becomes another one: what it did before says less of it.
+        self._scores = {key: [x / 2 for x in score] for key, score in self._scores.items()}
+        self._scores[number] = [0.0, 0.0]
+        old = list(self.snapshots)[: -self.config.keep]
+        for key in old:
+            del self.snapshots[key], self._ratings[key], self._scores[key]
+        return [self.module_id(key) for key in old]
+
+    def module(self, seat: int) -> Any:
+        """The module of a seat; of a snapshot that is no longer kept the oldest one that is."""
+        number = seat - OWN - 1
+        return self.snapshots[number if number in self.snapshots else next(iter(self.snapshots))]
+
+    def draw(self, count: int) -> Tensor:
+        """Seats of the agents in so many new episodes, `[count, A]` float32."""
+        size = len(self.agents)
+        against = torch.rand(count, generator=self._generator) < self.config.share
+        own = torch.randint(size, (count,), generator=self._generator)
+        weights = torch.tensor([self._weight(key) for key in self.snapshots])
+        drawn = torch.multinomial(
+            weights, count * size, replacement=True, generator=self._generator
+        )
+        seats = torch.tensor(list(self.snapshots))[drawn].view(count, size) + OWN + 1
+        seats[torch.arange(count), own] = OWN
+        seats[~against] = OWN
+        return seats.float()
+
+    def _weight(self, number: int) -> float:
+        if self.config.draw == "latest":
+            return float(number == self._added - 1)
+        return 1.0 if self.config.draw == "uniform" else (1.0 - self.win_rate(number)) ** 2
+
+    def win_rate(self, number: int) -> float:
+        """Share of points of the policy against a snapshot, with two draws that count as well."""
+        points, episodes = self._scores[number]
+        return (points + 1.0) / (episodes + 2.0)
+
+    def note(self, seats: Sequence[float], returns: Sequence[float]) -> list[float]:
+        """Take in the result of an episode; returns the points against each snapshot in it.
+
+        Args:
+            seats: Who acted for each agent of the policy.
+            returns: Their returns.
+        """
+        own = [value for seat, value in zip(seats, returns, strict=True) if seat == OWN]
+        found: list[float] = []
+        for seat, value in zip(seats, returns, strict=True):
+            number = int(seat) - OWN - 1
+            if number not in self.snapshots or len(own) != 1:
+                continue
+            point = 0.5 * ((own[0] > value) - (own[0] < value)) + 0.5
+            for score in (self._recent, self._scores[number]):
+                score[0] += point
+                score[1] += 1
+            gap = (self._ratings[number] - self.rating) / RATING_SCALE
+            step = RATING_STEP * (point - 1.0 / (1.0 + 10.0**gap))
+            self.rating += step
+            self._ratings[number] -= step
+            found.append(point)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """Ratings, results and the generator; the learner has the modules."""
+        return {
+            "generator": self._generator.get_state(),
+            "rating": self.rating,
+            "added": self._added,
+            "recent": list(self._recent),
+            "numbers": list(self.snapshots),
+            "ratings": list(self._ratings.values()),
+            "scores": [list(score) for score in self._scores.values()],
+        }
+
+    def load_state_dict(self, state: dict[str, Any], modules: Mapping[str, Any]) -> None:
+        """Continue from `state` with the modules of a learner."""
+        self._generator.set_state(state["generator"])
+        self.rating, self._added = state["rating"], state["added"]
+        numbers, self._recent = state["numbers"], list(state["recent"])
+        self.snapshots = {number: modules[self.module_id(number)] for number in numbers}
+        self._ratings = dict(zip(numbers, state["ratings"], strict=True))
+        self._scores = dict(zip(numbers, map(list, state["scores"]), strict=True))
+
+
+class LeagueModel:
+    """Acts for all agents, with snapshots in the seats that leagues drew for them.
+
+    The memory of an environment has one more number per agent, its seat, which is drawn where an
+    episode begins, since the memory is empty there.
+
+    Args:
+        model: The policies that learn, and who acts with which.
+        leagues: The leagues.
+    """
+
+    def __init__(self, model: JointModel, leagues: Sequence[League]) -> None:
+        self.model, self.leagues = model, leagues
+        self.distribution = model.distribution
+        self.state_size = model.state_size + len(model.agents)
+        self._seats: list[Tensor] = []
+
+    def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Parameters of the actions `[n, param_size]`, and the memory `[n, S]` after `obs`."""
+        model = self.model
+        sizes = [model.state_size, len(model.agents)]
+        memory, seats = torch.split(state, sizes, dim=-1)
+        seats = self._drawn(seats)
+        self._seats.append(seats.cpu())
+        before = model.states_by_agent(memory)
+        if model.state_size:
+            params, memory = model.policy_step(obs, memory)
+        else:
+            params = model.policy_params(obs)
+        pieces = torch.split(params, model.distribution.param_sizes, dim=-1)
+        after = model.states_by_agent(memory)
+        leaves = cast("dict[str, Tensor]", obs)
+        parts = part_of(leaves, AGENTS)
+        agents = list(model.agents)
+        for league in self.leagues:
+            for i in league.agents:
+                agent, acts = agents[i], leaves[ACTS][:, i].bool()
+                for seat in sorted(set(seats[:, i].tolist()) - {OWN}):
+                    snapshot, rows = league.module(int(seat)), seats[:, i] == seat
+                    own = _rows(part_of(parts, agent), rows)
+                    if not model.state_sizes[agent]:
+                        pieces[i][rows] = snapshot.policy_params(own)
+                        continue
+                    old = before[agent][rows]
+                    pieces[i][rows], new = snapshot.policy_step(own, old)
+                    after[agent][rows] = torch.where(acts[rows].unsqueeze(1), new, old)
+        return params, torch.cat([memory, seats], dim=-1)
+
+    def end_episodes(self, states: Tensor) -> None:
+        """See `JointModel`."""
+        self.model.end_episodes(states[:, : self.model.state_size])
+
+    def _drawn(self, seats: Tensor) -> Tensor:
+        """The seats, with new ones where episodes begin."""
+        begins = (seats[:, 0] == 0).nonzero().squeeze(1)
+        if not len(begins):
+            return seats
+        seats = seats.clone()
+        seats[begins] = OWN
+        for league in self.leagues:
+            drawn = league.draw(len(begins)).to(seats.device)
+            seats[begins.unsqueeze(1), torch.tensor(league.agents, device=seats.device)] = drawn
+        return seats
+
+    def take_seats(self) -> Tensor:
+        """The seats of all steps since the last call, `[T, n, A]`."""
+        seats, self._seats = self._seats, []
+        return torch.stack(seats)
+
+
+def _rows(tree: TensorTree, rows: Tensor) -> TensorTree:
+    return tree_map(lambda leaf: leaf[rows], tree)
+
+
+def make_snapshot(learners: LearnerGroup | Learner[Any, Any, Any], module_id: str) -> Any:
+    """The frozen module of a snapshot, with the present weights of its policy."""
+    policy = module_id.partition(SNAPSHOT)[0]
+    weights = learners.get_weights()[policy]
+    return learners.add_module(module_id, weights, frozen=True, like=policy).eval()
+
+
+def make_snapshots(
+    learners: LearnerGroup | Learner[Any, Any, Any], module_ids: Iterable[str]
+) -> None:
+    """Make the snapshots among the modules of a checkpoint, which gives them their weights."""
+    for module_id in module_ids:
+        if SNAPSHOT in module_id:
+            make_snapshot(learners, module_id)
+
+
+class LeagueEvents(EventInterface, prefix="league"):
+    """Self-play against snapshots; with the policy in between, as `league/<policy>/elo`."""
+
+    win_rate = Event(
+        "Share of points against snapshots: 1 for a larger return, 0.5 for an equal one; against "
+        "snapshot k as `league/<policy>@<k>/win_rate`."
+    )
+    episodes = Event("Number of results against snapshots.", reduce="sum")
+    elo = Event("Elo rating of the policy; that of the first snapshot began with 0.", reduce="last")
+    snapshots = Event("Number of snapshots.", reduce="last")
+
+
+@dataclass
+class LeagueEpisodes(FinishedEpisodes):
+    """Episodes that ended, with points of policies against their snapshots."""
+
+    points: dict[str, list[float]] = field(default_factory=dict)
+    """Points by the id of the policy, and of the snapshot."""
+
+    leagues: Sequence[League] = ()
+
+    def record(self, statistics: Statistics) -> None:
+        """Add the episodes, and the standing of the leagues, to statistics."""
+        super().record(statistics)
+        events = LeagueEvents
+        for owner, points in self.points.items():
+            statistics.record_many(events.win_rate.of_owner(owner), points)
+            if SNAPSHOT not in owner:
+                statistics.record(events.episodes.of_owner(owner), float(len(points)))
+        for league in self.leagues:
+            statistics.record(events.elo.of_owner(league.policy), league.rating)
+            count = float(len(league.snapshots))
+            statistics.record(events.snapshots.of_owner(league.policy), count)
+
+
+class LeagueCollector:
+    """Collects rollouts in which snapshots of policies play as well, whose turns are left out.
+
+    Args:
+        turns: Collects the turns of the policies.
+        model: The policies, and who acts with which.
+        leagues: The leagues.
+        learners: They get a frozen module for each snapshot.
+        epoch_length: Updates per epoch, one rollout each.
+        module_ids: Modules of the checkpoint from which the run goes on; those of snapshots are
+            made, and get their weights with it.
+    """
+
+    def __init__(
+        self,
+        turns: TurnCollector,
+        model: JointModel,
+        leagues: Sequence[League],
+        learners: LearnerGroup,
+        epoch_length: int,
+        module_ids: Iterable[str] = (),
+    ) -> None:
+        self._turns, self._leagues, self._learners = turns, leagues, learners
+        self._acting = LeagueModel(model, leagues)
+        self._agents = list(model.agents)
+        self._epoch_length, self._rollouts = epoch_length, 0
+        make_snapshots(learners, module_ids)
+
+    @property
+    def env_s(self) -> float:
+        """See `RolloutCollector`."""
+        return self._turns.env_s
+
+    def collect(self, model: JointModel) -> tuple[dict[str, Rollout], FinishedEpisodes]:
+        """The turns of the policies, as `TurnCollector` gives them, and the episodes."""
+        self._add_snapshots()
+        rollout, episodes = self._turns.collector.collect(self._acting)
+        self._rollouts += 1
+        seats = self._acting.take_seats()
+        assert rollout.hidden_states is not None
+        size = rollout.hidden_states.shape[-1] - len(self._agents)
+        memory, kept = torch.split(rollout.hidden_states, [size, len(self._agents)], dim=-1)
+        # Where an episode begins after the last step, seats are not drawn yet.
+        learns = torch.cat([seats, kept[-1:]]) <= OWN
+        points = self._points(rollout, seats, episodes)
+        rollout = replace(rollout, hidden_states=memory if size else None)
+        found = LeagueEpisodes(**vars(episodes), points=points, leagues=self._leagues)
+        return self._turns.splitter.split(rollout, learns), found
+
+    def _add_snapshots(self) -> None:
+        epoch, rest = divmod(self._rollouts, self._epoch_length)
+        for league in self._leagues:
+            if league.is_due(None if rest else epoch):
+                for old in league.add(partial(make_snapshot, self._learners)):
+                    self._learners.remove_module(old)
+
+    def _points(
+        self, rollout: Rollout, seats: Tensor, episodes: FinishedEpisodes
+    ) -> dict[str, list[float]]:
+        """Points of the policies in the episodes that ended, which come in the order of time."""
+        over = rollout.ended if rollout.valid is None else rollout.ended & rollout.valid
+        found: dict[str, list[float]] = {}
+        for number, row in enumerate(seats[over].tolist()):
+            for league in self._leagues:
+                own = [row[i] for i in league.agents]
+                names = [self._agents[i] for i in league.agents]
+                returns = [episodes.agent_returns[agent][number] for agent in names]
+                points = league.note(own, returns)
+                others = [seat for seat in own if int(seat) - OWN - 1 in league.snapshots]
+                for seat, point in zip(others, points, strict=False):
+                    for owner in (league.policy, league.module_id(int(seat) - OWN - 1)):
+                        found.setdefault(owner, []).append(point)
+        return found
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the environments, of running turns, and of the leagues."""
+        leagues = {league.policy: league.state_dict() for league in self._leagues}
+        return {**self._turns.state_dict(), "rollouts": self._rollouts, "leagues": leagues}
+
+    def load_state_dict(self, state: dict[str, Any]) -> Array:
+        """Continue from `state`, when the learners have done so; see `RolloutCollector`."""
+        self._rollouts = state["rollouts"]
+        for league in self._leagues:
+            league.load_state_dict(state["leagues"][league.policy], self._learners.first.modules)
+        return self._turns.load_state_dict(state)

@@ -1,0 +1,346 @@
+"""Plays episodes with a policy, each a function of the policy and its seed alone, by workers."""
+
+from __future__ import annotations
+
+import operator
+import time
+from functools import partial
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze_train.collect.episode_player import EpisodePlayer, PlayedEpisode, PlaySettings
+from maze_train.collect.members import EpisodeTask
+from maze_train.collect.video import ffmpeg_path
+from maze_train.core.checks import check_at_least
+from maze_train.core.errors import ConfigError, EnvError
+from maze_train.core.files import remove_leftovers
+from maze_train.envs.stepped import EnvSlots
+from maze_train.nets.population import row_blocks
+from maze_train.workers.places import Portable, ThisProcess
+from maze_train.workers.pool import worker_names
+from maze_train.workers.task_queue import TaskQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+
+    import gymnasium
+    from typing_extensions import Self
+
+    from maze_train.collect.members import SlotAgent
+    from maze_train.workers.places import Place
+    from maze_train.workers.pool import WorkerContext
+
+    MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
+    MakeAgent = Callable[[EnvSlots], SlotAgent]
+
+
+LONGEST_S = 0.05
+"""Seconds after which a call returns elsewhere, unless a step takes longer."""
+
+LONGEST_STEPS = 100
+"""Steps after which one returns in this process, by no clock: what begins when does not vary."""
+
+CALLS = {"advance": "a step of an episode", "set_agent": "building its policy"}
+"""Names of calls in messages."""
+
+
+class PlayerWorker:
+    """A worker of `PlayerPool`, see `TaskQueue`.
+
+    Args:
+        factories: Functions that build its environments.
+        settings: How episodes are played.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
+        report_s: Seconds for which results wait for others, while there is something to play: each
+            message to another process takes time from those who play.
+        context: Where it lives.
+    """
+
+    def __init__(
+        self,
+        factories: Portable[Sequence[MakeEnv]],
+        settings: PlaySettings,
+        on_non_finite: str,
+        report_s: float,
+        context: WorkerContext,
+    ) -> None:
+        count = len(factories.value)
+        self._slots = EnvSlots(
+            factories.value,
+            row_blocks(count),
+            first=context.index * count,
+            on_non_finite=on_non_finite,
+        )
+        self._settings = settings
+        self._report_s = report_s
+        self._context = context
+        self._player: EpisodePlayer | None = None
+
+    def describe(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment."""
+        return self._slots.env_observation_space, self._slots.single_action_space
+
+    def set_agent(self, make_agent: Portable[Callable[..., SlotAgent]], *args: Any) -> None:
+        """Get what acts.
+
+        Args:
+            make_agent: Builds it; called with the slots.
+            *args: Further arguments of `make_agent`.
+        """
+        agent = make_agent.value(self._slots, *args)
+        self._player = EpisodePlayer(self._slots, agent, self._settings, self._context.count)
+
+    def begin_round(self, *args: Any) -> None:
+        """Tell the agent that a round begins; there are no episodes then."""
+        assert self._player is not None, "set_agent() comes first"
+        self._player.agent.begin_round(*args)
+
+    def advance(self, tasks: Iterable[EpisodeTask]) -> list[PlayedEpisode]:
+        """Play for a while, further episodes too; returns those that ended."""
+        player = self._player
+        assert player is not None, "set_agent() comes first"
+        player.add(tasks)
+        began, steps, results = time.monotonic(), 0, list[PlayedEpisode]()
+        while player.load:
+            results += player.step()
+            steps += 1
+            if not self._context.is_remote:
+                is_over = bool(results) or steps == LONGEST_STEPS
+            else:
+                is_over = time.monotonic() - began > (self._report_s if results else LONGEST_S)
+            if is_over:
+                break
+        return results
+
+    def drop(self) -> None:
+        """Forget all episodes; unfinished videos are removed."""
+        if self._player is not None:
+            self._player.drop()
+
+    def close(self) -> None:
+        """Close the environments; unfinished videos are removed."""
+        self.drop()
+        self._slots.close()
+
+
+class PlayerPool:
+    """Workers that play episodes in a place, and the episodes that are done.
+
+    Args:
+        env_factory: Builds an environment.
+        num_envs: Environments of all workers together, >= 1, rounded up to equally many in each.
+        settings: How episodes are played.
+        place: Where they are played; None: in this process.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
+        report_s: See `PlayerWorker`.
+
+    Attributes:
+        waiting: Episodes that are done and were not taken, by number.
+    """
+
+    def __init__(
+        self,
+        env_factory: MakeEnv,
+        num_envs: int,
+        settings: PlaySettings,
+        place: Place | None,
+        on_non_finite: str,
+        report_s: float = LONGEST_S,
+    ) -> None:
+        place = place or ThisProcess()
+        count = self._num_workers = place.num_workers(num_envs)
+        slots = -(-num_envs // count)
+        factories = Portable([env_factory] * slots, "env")
+        names = worker_names("worker", count, slots)
+        make_worker = partial(PlayerWorker, factories, settings, on_non_finite, report_s)
+        self._pool = place.pool([make_worker] * count, names, CALLS)
+        self._queue: TaskQueue[PlayedEpisode] = TaskQueue(self._pool, slots, attrgetter("number"))
+        self.waiting: dict[int, PlayedEpisode] = {}
+
+    @property
+    def spaces(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment."""
+        return self._queue.spaces
+
+    @property
+    def worker_restarts(self) -> int:
+        """Number of times workers were started again."""
+        return self._pool.restarts
+
+    @property
+    def steps_made(self) -> int:
+        """Environment steps made so far, those included that are not needed any more."""
+        return sum(map(self._pool.steps, range(self._num_workers)))
+
+    def _note(self, episode: PlayedEpisode) -> None:
+        """Let an episode that ended wait for its turn."""
+        self.waiting[episode.number] = episode
+
+    def close(self) -> None:
+        """Close the environments and remove unfinished videos; calling it again does nothing."""
+        self._pool.close()
+
+
+WINDOW = 2
+"""Episodes that are begun before the first one that is not done, for each that can be played at a
+time: what is done waits in memory until it is its turn."""
+
+
+class RolloutPlayer(PlayerPool):
+    """Plays the episodes of given seeds in any order, and returns them in the order of the seeds.
+
+    An episode follows from the policy, its seed and the settings, to the bit: not from who plays
+    it, nor from what else is played. The exception are environments which a reset with a seed does
+    not make forget what was before, such as `BipedalWalker-v3`. To be closed; it is a context
+    manager that does so.
+
+    Episodes of a worker that fails are given to others, or to the one that takes its place with
+    `on_worker_failure="restart"`, and come out the same. One that fails again after that ends it
+    all: when it raised for the second time, or when the third worker died or hung with it.
+
+    Args:
+        env_factory: Builds an environment.
+        make_agent: Builds what acts in the slots of a worker.
+        settings: How episodes are played.
+        place: Where they are played.
+        num_envs: Environments of all workers together, >= 1, rounded up to equally many in each: so
+            many episodes are played at a time, and one is begun where one ended.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
+
+    Attributes:
+        waiting: Episodes of the last call of `play` that are done and were not taken, by number;
+            they stay there when it ends early. One counts as taken when the next is asked for.
+
+    Raises:
+        ConfigError: If a setting is wrong, or something can not be sent to another process.
+        EnvError: If an environment can not be built, or can not make videos that are asked for; it
+            is a WorkerError where a worker process fails.
+        MissingExtraError: If a package that is needed is not installed.
+        SpaceError: If the environments differ in their spaces.
+    """
+
+    def __init__(
+        self,
+        env_factory: MakeEnv,
+        make_agent: MakeAgent,
+        settings: PlaySettings,
+        place: Place | None = None,
+        *,
+        num_envs: int = 8,
+        on_non_finite: str = "raise",
+    ) -> None:
+        check_at_least("num_envs", num_envs, 1)
+        if settings.video_dir is not None:
+            ffmpeg_path()
+        self.settings = settings
+        self._round = 0
+        self._is_closed = False
+        super().__init__(env_factory, num_envs, settings, place, on_non_finite)
+        self._queue.set_up("set_agent", Portable(make_agent, "policy"))
+
+    def play(
+        self, seeds: Sequence[int], on_step: Callable[[int], object] | None = None
+    ) -> Iterator[PlayedEpisode]:
+        """Play an episode for each seed; calls off what an earlier call still plays.
+
+        Args:
+            seeds: Seeds >= 0. Episode j of these has the number j.
+            on_step: Called again and again with the number of steps that were made meanwhile, 0
+                included; what it raises goes through.
+
+        Returns:
+            The episodes in the order of their numbers, each as soon as all before it are done. Few
+            are begun before it is asked for them, so little waits in memory.
+
+        Raises:
+            ConfigError: If a seed is no integer >= 0.
+            EnvError: When it is asked for an episode, if an environment or a policy raises or
+                returns something invalid.
+            WorkerError: The same, if a process fails and is not started again.
+        """
+        checked = checked_seeds(seeds)
+        self._round += 1
+        return self._played(checked, self._round, on_step)
+
+    def _played(
+        self, seeds: list[int], round_: int, on_step: Callable[[int], object] | None
+    ) -> Generator[PlayedEpisode, None, None]:
+        self._check_round(round_)
+        waiting = self.waiting = dict[int, PlayedEpisode]()
+        self._queue.drop()
+        action_seed = self.settings.action_seed
+
+        def task_of(number: int) -> EpisodeTask:
+            seed = seeds[number]
+            return EpisodeTask(number, seed, action_seed_of(action_seed, seed))
+
+        self._queue.begin(task_of=task_of, seed_of=seeds.__getitem__)
+        made = self.steps_made
+        try:
+            for number in range(len(seeds)):
+                limit = min(number + WINDOW * self._queue.capacity, len(seeds))
+                while number not in waiting:
+                    self._check_round(round_)
+                    self._queue.advance(limit, self._note)
+                    before, made = made, self.steps_made
+                    if on_step is not None:
+                        on_step(made - before)
+                yield waiting[number]
+                del waiting[number]
+        finally:
+            if self._round == round_:
+                self._queue.drop()
+
+    def _check_round(self, number: int) -> None:
+        if self._is_closed or not len(self._pool):
+            raise EnvError("this player is closed: build a new one")
+        if number != self._round:
+            raise EnvError(
+                "these episodes were called off, since play() was called again: take all episodes "
+                "of one call before the next"
+            )
+
+    def close(self) -> None:
+        """Close the environments and remove unfinished videos; calling it again does nothing."""
+        self._is_closed = True
+        super().close()
+        video_dir = self.settings.video_dir
+        if video_dir is not None:
+            remove_leftovers(Path(video_dir))  # of processes that were killed
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def action_seed_of(action_seed: int, seed: int) -> int:
+    """Seed of what an agent does by chance in an episode, in [0, 2^32).
+
+    Args:
+        action_seed: See `PlaySettings`.
+        seed: Seed of the episode, >= 0.
+    """
+    return int(np.random.SeedSequence([action_seed, seed]).generate_state(1)[0])
+
+
+def checked_seeds(seeds: Iterable[Any]) -> list[int]:
+    """Seeds as plain integers.
+
+    Raises:
+        ConfigError: If one is no integer >= 0.
+    """
+    checked: list[int] = []
+    for i, seed in enumerate(seeds):
+        try:
+            number = operator.index(seed)
+        except TypeError:
+            number = -1
+        if number < 0:
+            raise ConfigError(f"seeds[{i}]", "expected an integer >= 0", seed)
+        checked.append(number)
+    return checked

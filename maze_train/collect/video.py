@@ -1,0 +1,201 @@
+"""Videos of episodes: H.264 in MP4, by the ffmpeg that the package imageio-ffmpeg brings."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze_train.core.errors import EnvError, MissingExtraError, RunDirectoryError
+from maze_train.core.extras import import_extra
+from maze_train.core.files import fsync_directory
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import gymnasium
+
+    from maze_train.core.types import Array
+
+
+DEFAULT_FPS = 30.0
+"""Frames per second, where an environment names none."""
+
+END_S = 60.0
+"""Seconds that ffmpeg may take to finish a file."""
+
+BUILD = 'build the environment with render_mode="rgb_array"'
+
+
+class VideoWriter:
+    """Writes one video, which is complete or not there.
+
+    ffmpeg writes a temporary file, which takes its name when it is closed. The last line of
+    frames whose height or width is odd is repeated, since players show even ones only.
+
+    Args:
+        path: The file, ending in `.mp4`; its folder is created if that above it is there.
+        fps: Frames per second, > 0.
+
+    Raises:
+        MissingExtraError: If imageio-ffmpeg is not installed.
+    """
+
+    def __init__(self, path: Path, fps: float = DEFAULT_FPS) -> None:
+        self.path = path
+        self._fps = fps
+        self._ffmpeg = ffmpeg_path()
+        # The name that `remove_leftovers` removes when this process is dead.
+        self._temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        self._shape: tuple[int, ...] = ()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def add(self, frame: Any) -> None:
+        """Append a frame.
+
+        Args:
+            frame: `[H, W, 3]`, uint8; all of one size.
+
+        Raises:
+            EnvError: If it is something else.
+            RunDirectoryError: If it can not be written.
+        """
+        checked = even_frame(checked_frame(frame))
+        if self._process is None:
+            self._shape = frame.shape
+            self._process = self._started(checked.shape)
+        if frame.shape != self._shape:
+            raise EnvError(
+                f"a frame has the shape {list(frame.shape)}, those before have "
+                f"{list(self._shape)}: expected frames of one size"
+            )
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(checked.data)
+        except OSError as error:
+            raise self._failure(self._messages(self._process) or str(error)) from error
+
+    def close(self) -> None:
+        """Finish the file; calling it again does nothing.
+
+        Raises:
+            RunDirectoryError: If it can not be written; it is not there then.
+        """
+        process = self._process
+        if process is None:
+            return
+        try:
+            found = self._messages(process)
+            if process.returncode:
+                raise self._failure(found or "ffmpeg ended")
+            with self._temporary.open("rb") as file:
+                os.fsync(file.fileno())
+            os.replace(self._temporary, self.path)
+            fsync_directory(self.path.parent)
+        except OSError as error:
+            raise self._failure(str(error)) from error
+        finally:
+            self.discard()
+
+    def _messages(self, process: subprocess.Popen[bytes]) -> str:
+        """Let ffmpeg come to its end; returns its messages."""
+        try:
+            _, found = process.communicate(timeout=END_S)
+        except subprocess.TimeoutExpired as error:
+            raise self._failure(f"ffmpeg did not finish it in {error.timeout:g} s") from error
+        return found[-1000:].decode(errors="replace").strip()
+
+    def discard(self) -> None:
+        """Stop writing and remove what is not finished; calling it again does nothing."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            with suppress(OSError):  # what it did not take is lost
+                process.communicate()
+            self._temporary.unlink(missing_ok=True)
+
+    def _started(self, shape: tuple[int, ...]) -> subprocess.Popen[bytes]:
+        """Start ffmpeg for frames of a shape."""
+        raw = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{shape[1]}x{shape[0]}"]
+        coded = ["-c:v", "libx264", "-preset", "veryfast", "-crf", "20", "-pix_fmt", "yuv420p"]
+        command = [
+            # It ends at the first error, so its messages fit into the pipe.
+            *(self._ffmpeg, "-y", "-loglevel", "error", "-xerror", "-threads", "1"),
+            *(*raw, "-r", f"{self._fps:g}", "-i", "pipe:0", "-an"),
+            # One thread: the cores belong to environments.
+            *(*coded, "-threads", "1", "-movflags", "+faststart", "-f", "mp4"),
+            str(self._temporary.absolute()),
+        ]
+        null, pipe = subprocess.DEVNULL, subprocess.PIPE
+        try:
+            self.path.parent.mkdir(exist_ok=True)
+            # In a session of its own: signals for this job, as Ctrl+C, do not cut the file short.
+            return subprocess.Popen(
+                command, stdin=pipe, stdout=null, stderr=pipe, start_new_session=True
+            )
+        except OSError as error:
+            raise self._failure(str(error)) from error
+
+    def _failure(self, problem: str) -> RunDirectoryError:
+        return RunDirectoryError(f"the video {self.path} can not be written: {problem}")
+
+
+def ffmpeg_path() -> str:
+    """Path of ffmpeg.
+
+    Raises:
+        MissingExtraError: If imageio-ffmpeg is not installed, or brings no ffmpeg.
+    """
+    needed = ("imageio-ffmpeg", "video", "writing videos")
+    try:
+        return str(import_extra(*needed, "imageio_ffmpeg").get_ffmpeg_exe())
+    except RuntimeError as error:  # it brings no ffmpeg, and tells what to do
+        raise MissingExtraError(*needed, str(error)) from error
+
+
+def check_render_mode(env: gymnasium.Env[Any, Any]) -> None:
+    """Refuse an environment that does not show itself as pictures.
+
+    Raises:
+        EnvError: If its render mode is another one.
+    """
+    if env.render_mode != "rgb_array":
+        raise EnvError(f"no video can be made with render_mode = {env.render_mode!r}: {BUILD}")
+
+
+def frames_per_second(env: gymnasium.Env[Any, Any]) -> float:
+    """Frames per second that the metadata of an environment name under `render_fps`, or 30.
+
+    Raises:
+        EnvError: If it is no number > 0.
+    """
+    found = env.metadata.get("render_fps")
+    if found is None:
+        return DEFAULT_FPS
+    is_number = isinstance(found, (int, float, np.number)) and not isinstance(found, bool)
+    if not is_number or not 0.0 < float(found) < float("inf"):
+        raise EnvError(f"metadata['render_fps'] = {found!r}: expected a number > 0")
+    return float(found)
+
+
+def checked_frame(frame: Any) -> Array:
+    """A frame, if it is one."""
+    if isinstance(frame, np.ndarray) and frame.dtype == np.uint8:
+        found: Array = frame
+        if found.ndim == 3 and found.shape[2] == 3 and found.size:
+            return found
+    is_array = isinstance(frame, np.ndarray)
+    given = f"{frame.dtype} {list(frame.shape)}" if is_array else f"{type(frame).__name__}"
+    raise EnvError(f"env.render() gave {given}, expected a frame, uint8 [H, W, 3]: {BUILD}")
+
+
+def even_frame(frame: Array) -> Array:
+    """A frame of even height and width, with rows one after the other in memory."""
+    height, width = frame.shape[:2]
+    if height % 2 or width % 2:
+        # Repeated, not black: two lines share their colour in the file.
+        frame = np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge")
+    return np.ascontiguousarray(frame)

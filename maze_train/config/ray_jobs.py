@@ -1,0 +1,263 @@
+"""Jobs in parallel on the machines of a cluster, where workers start their processes."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.singleton import Singleton
+
+from maze_train.config.sweeps import PROGRAM, JobProcesses, LocalLauncher, StartedJob
+from maze_train.core.checks import check_at_least, check_positive
+from maze_train.core.errors import ConfigError, WorkerError
+from maze_train.core.files import say, tell
+from maze_train.training.outcome import Interruption
+from maze_train.workers.places import Portable
+from maze_train.workers.pool import CallCancelledError, WorkerFailedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from omegaconf import DictConfig
+
+    from maze_train.config.sweeps import JobRecord, ProcessJob
+    from maze_train.workers.places import Place
+    from maze_train.workers.pool import WorkerContext, WorkerPool
+
+
+CALLS = {"begin": "its start", "run": "a job"}
+"""Names of calls in messages."""
+
+POLL_S = 1.0
+"""Longest wait for news of the jobs: a signal that another thread got is noticed after it only."""
+
+MOST_SIGNALS = 3
+"""Signals of which the last one kills the jobs."""
+
+
+@dataclass
+class RayLauncherConf:
+    """Settings of the launcher for a Ray cluster, `hydra.launcher.<name>`."""
+
+    _target_: str = "hydra_plugins.maze_train.RayLauncher"
+
+    address: str = "auto"
+    """`<head>:<port>`: a cluster that runs; `auto`: that of this machine, or of RAY_ADDRESS."""
+
+    n_jobs: int = 0
+    """Jobs at a time; 0: as many as there is room for. >= 0."""
+
+    cpus_per_job: float = 1.0
+    """CPUs that are reserved for a job, > 0."""
+
+    gpus_per_job: float = 0.0
+    """GPUs that are reserved for a job, or a part of one; it sees no others. >= 0."""
+
+    working_dir: str | None = None
+    """Folder with your own modules, which is sent to all machines."""
+
+
+class JobWorker:
+    """Runs jobs where it lives, one after the other, each in a process of its own.
+
+    Args:
+        folders: Directories that the jobs need.
+        context: Where it lives.
+    """
+
+    def __init__(self, folders: Sequence[str], context: WorkerContext) -> None:
+        self._folders, self._context = folders, context
+
+    def begin(self) -> None:
+        """Check that the directories are there.
+
+        Raises:
+            ConfigError: If one is missing.
+        """
+        for folder in self._folders:
+            if not os.path.isdir(folder):
+                raise ConfigError(
+                    "hydra/launcher",
+                    f"the machine {socket.gethostname()} has no folder {folder}; expected that all "
+                    "machines share the folder of the sweep (hydra.sweep.dir) and that from where "
+                    "it is started, at the same paths",
+                    "ray",
+                )
+
+    def run(self, job: Portable[ProcessJob]) -> JobRecord:
+        """The record of a job; one that is cancelled gets a signal, and is waited for."""
+        ended: list[StartedJob] = []
+        beat = self._context.count
+        processes = JobProcesses(ended.append, 1, start_method="spawn", beat=beat)
+        with suppress(CallCancelledError):
+            processes.run([job.value])
+        return ended[0].outcome
+
+
+class JobPool:
+    """Runs jobs with the workers of a place, one each at a time; the others wait.
+
+    A worker that is lost costs the job that it had, and is started again; where it can not be, the
+    others do the rest.
+
+    Args:
+        ended: Called with each job that ended.
+        place: Where the jobs run; their workers may be started again.
+        n_jobs: Most jobs at a time.
+        folders: Directories that the jobs need.
+    """
+
+    def __init__(
+        self,
+        ended: Callable[[StartedJob], None],
+        place: Place,
+        n_jobs: int,
+        folders: Sequence[str],
+    ) -> None:
+        self._ended, self._place, self._n_jobs, self._folders = ended, place, n_jobs, folders
+        self._running: dict[int, StartedJob] = {}
+
+    def run(self, jobs: Iterable[ProcessJob]) -> None:
+        """Run jobs, each of which is asked for when there is room for it.
+
+        Raises:
+            ConfigError: If a machine has not the directories.
+            KeyboardInterrupt: After a signal, when all jobs have ended.
+            WorkerError: If jobs are left, and no worker is.
+        """
+        n_workers = self._place.num_workers(self._n_jobs)
+        makers = [partial(JobWorker, self._folders)] * n_workers
+        pool = self._place.pool(makers, [f"place {i} of jobs" for i in range(n_workers)], CALLS)
+        try:
+            self._run(pool, iter(jobs))
+        except BaseException:
+            self._end(pool)
+            raise
+        finally:
+            pool.close()
+
+    def _run(self, pool: WorkerPool, waiting: Iterator[ProcessJob]) -> None:
+        workers = range(len(pool))
+        for index in workers:
+            pool.call(index, "begin")
+        free: list[int] = []
+        is_last = False
+        while self._running or not is_last:
+            while free and not is_last:
+                job = next(waiting, None)
+                if job is None:
+                    is_last = True
+                else:
+                    self._start(pool, free.pop(0), job)
+            if not (is_last or any(map(pool.pending, workers))):
+                raise WorkerError("all places of jobs are lost, and jobs are left")
+            free += [index for index in pool.ready(POLL_S) if self._take_in(pool, index)]
+
+    def _start(self, pool: WorkerPool, index: int, job: ProcessJob) -> None:
+        say(f"{PROGRAM}: {job.record.title}")
+        pool.call(index, "run", Portable(job, "hydra/launcher"))
+        self._running[index] = StartedJob(job)
+
+    def _take_in(self, pool: WorkerPool, index: int) -> bool:
+        """Take in that a worker has begun, or what became of its job; whether it is free."""
+        started = self._running.pop(index, None)
+        lost: WorkerFailedError | None = None
+        try:
+            record = pool.receive(index)
+        except WorkerFailedError as failure:
+            lost = failure.with_traceback(None)
+        if started is not None:
+            self._note(started, replace(started.job.record, error=lost.text) if lost else record)
+        if lost is None:
+            return True
+        if started is not None:
+            pool.restart(lost, lost.text, "for jobs that wait")
+            pool.call(index, "begin")
+        elif lost.error is not None:
+            raise lost.error
+        else:  # Nothing has room for it.
+            tell(f"note: {lost.text}; jobs run elsewhere")
+            pool.stop(index)
+        return False
+
+    def _note(self, started: StartedJob, record: JobRecord) -> None:
+        started.result = record
+        self._ended(started)
+
+    def _end(self, pool: WorkerPool) -> None:
+        """Let the jobs end; the last signal kills them."""
+        for times in count(2):
+            try:
+                for index in self._running if len(pool) else ():
+                    pool.cancel(index)
+                while self._running and len(pool):
+                    for index in pool.ready(POLL_S):
+                        self._take_in(pool, index)
+                break
+            except KeyboardInterrupt:
+                if times == MOST_SIGNALS:
+                    break
+        for started in self._running.values():
+            self._note(started, replace(started.job.record, error="killed"))
+
+
+class RayLauncher(LocalLauncher):
+    """Runs jobs on the machines of a Ray cluster, as many at a time as there is room for.
+
+    Args:
+        address: Address of the cluster, see `RayPlace`.
+        n_jobs: Jobs at a time; 0: as many as there is room for.
+        cpus_per_job: CPUs that are reserved for a job, > 0.
+        gpus_per_job: GPUs, >= 0.
+        working_dir: Folder that is sent to all machines, from where jobs import.
+    """
+
+    def __init__(
+        self,
+        address: str = "auto",
+        n_jobs: int = 0,
+        cpus_per_job: float = 1.0,
+        gpus_per_job: float = 0.0,
+        working_dir: str | None = None,
+    ) -> None:
+        super().__init__(n_jobs)
+        self._settings: dict[str, Any] = {
+            "address": address,
+            "cpus_per_worker": cpus_per_job,
+            "gpus_per_worker": gpus_per_job,
+            "working_dir": working_dir,
+            "section": "hydra.launcher",
+            "remedy": "hydra.launcher.n_jobs or hydra.launcher.cpus_per_job",
+        }
+
+    def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> JobPool:
+        """What runs so many jobs.
+
+        Raises:
+            ConfigError: If a setting is out of its range.
+        """
+        check_positive("hydra.launcher.cpus_per_job", self._settings["cpus_per_worker"])
+        check_at_least("hydra.launcher.gpus_per_job", self._settings["gpus_per_worker"], 0)
+        from maze_train.workers.ray_pool import RayPlace  # Imported here, since Ray is optional.
+
+        place = RayPlace(
+            self._n_jobs, on_worker_failure="restart", max_worker_restarts=count, **self._settings
+        )
+        sweep_dir = os.path.abspath(str(self._config.hydra.sweep.dir))
+        return JobPool(ended, place, count, [os.getcwd(), sweep_dir])
+
+    def _work(self, config: DictConfig) -> Callable[[], JobRecord | None]:
+        """What a job does in its process."""
+        return partial(self._run_there, Singleton.get_state(), os.getcwd(), config)
+
+    def _run_there(self, state: Any, folder: str, config: DictConfig) -> JobRecord | None:
+        """Run a job in a process that knows nothing of this one."""
+        Singleton.set_state(state)
+        os.chdir(folder)
+        with Interruption():
+            return self._run(config)

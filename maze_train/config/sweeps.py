@@ -1,0 +1,502 @@
+"""Sweeps: jobs in parallel processes, their launcher, and the table `jobs.csv`.
+
+A job has the process group, the signals and the end of a `maze-run` of its own. What it prints goes
+to a file; this process tells when it begins.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from collections import deque
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from io import StringIO
+from itertools import count
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.utils import JobReturn, JobStatus, filter_overrides, run_job, setup_globals
+from hydra.plugins.launcher import Launcher
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from maze_train.core.checks import check_at_least
+from maze_train.core.errors import RunDirectoryError, TrainingError
+from maze_train.core.files import atomic_write, open_own, read_regular, say, tell
+from maze_train.tracking.tracker import duration, readable
+from maze_train.training.outcome import SIGNALS
+from maze_train.workers.places import Portable
+from maze_train.workers.remote import available_cores
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from multiprocessing.process import BaseProcess
+
+    from hydra.types import HydraContext, TaskFunction
+
+
+JOBS_FILE = "jobs.csv"
+COLUMNS = ("job", "settings", "run_dir", "objective", "error")
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """One job that ended."""
+
+    number: int
+    """Number of the job in its sweep; 0 without one."""
+
+    settings: str
+    """What the user chose, as on the command line."""
+
+    run_dir: str
+    """Directory of the results; there may be none after a failure."""
+
+    sweep_dir: str = ""
+    """Directory of the sweep; empty: there is none."""
+
+    objective: float = math.nan
+    """What a sweeper optimises; NaN after a failure."""
+
+    error: str = ""
+    """Message of a failure; empty: there was none."""
+
+    code: int = 0
+    """Exit code."""
+
+    word: ClassVar[str] = "job"
+
+    @property
+    def name(self) -> str:
+        """Word and number of the job."""
+        return f"{self.word} {self.number}"
+
+    @property
+    def title(self) -> str:
+        """Line with which the job begins."""
+        return f"{self.name}: {self.settings}"
+
+    @property
+    def label(self) -> str:
+        """Name of the job for people, with its settings."""
+        return f"{self.name} ({self.settings})"
+
+
+def write_jobs(sweep_dir: Path, records: Iterable[JobRecord]) -> None:
+    """Write the jobs so far; directories within that of the sweep are relative to it.
+
+    Raises:
+        OSError: If the file can not be written.
+    """
+    buffer = StringIO()
+    table = csv.writer(buffer, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for record in sorted(records, key=lambda record: record.number):
+        run_dir = record.run_dir
+        if Path(run_dir).is_relative_to(sweep_dir):
+            run_dir = os.path.relpath(run_dir, sweep_dir)
+        objective = "" if math.isnan(record.objective) else repr(float(record.objective))
+        table.writerow([record.number, record.settings, run_dir, objective, record.error])
+    with atomic_write(sweep_dir / JOBS_FILE) as file:
+        file.write(buffer.getvalue().encode())
+
+
+def read_jobs(sweep_dir: Path) -> list[JobRecord]:
+    """The jobs of a sweep with absolute directories; none if there is no such file.
+
+    Raises:
+        RunDirectoryError: If the file is damaged.
+    """
+    path = sweep_dir / JOBS_FILE
+    if not path.exists():
+        return []
+    try:
+        lines = list(csv.reader(StringIO(read_regular(path).decode())))
+        return [
+            JobRecord(
+                int(number),
+                settings,
+                str(sweep_dir / run_dir),
+                objective=float(objective or "nan"),
+                error=error,
+            )
+            for number, settings, run_dir, objective, error in lines[1:]
+        ]
+    except (OSError, ValueError, csv.Error) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+
+
+LOG_FILE = "job.log"
+PROGRAM = "maze-run"
+FAILURE = 1
+
+STOP = signal.SIGTERM
+"""Signal for jobs whose owner has failed, or is gone."""
+
+PARENT_CHECK_S = 1.0
+"""Seconds between two checks of a job that the process of its owner lives."""
+
+
+@dataclass(frozen=True)
+class ProcessJob:
+    """A job that waits for its process."""
+
+    record: JobRecord
+    """The job as it would be recorded if its process said nothing."""
+
+    log: Path
+    """File for all that it prints."""
+
+    work: Callable[[], JobRecord | None]
+    """Called in its process; gives its record, None if it has not come to one."""
+
+
+@dataclass
+class StartedJob:
+    """A job that is under way, or has ended."""
+
+    job: ProcessJob
+    started_at: float = field(default_factory=time.monotonic, init=False)
+
+    result: JobRecord | None = field(default=None, init=False)
+    """Its record, if there is one: of a process, what it sent before its end."""
+
+    @property
+    def outcome(self) -> JobRecord:
+        """The record of the job, which has ended."""
+        assert self.result is not None
+        return self.result
+
+    @property
+    def log(self) -> Path:
+        """File with what it printed."""
+        return self.job.log
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since its start."""
+        return time.monotonic() - self.started_at
+
+
+@dataclass
+class RunningJob(StartedJob):
+    """A job in a process of this machine."""
+
+    slot: int
+    process: BaseProcess
+    conn: Connection
+
+    @property
+    def outcome(self) -> JobRecord:
+        """The record of the job, whose process has ended."""
+        return self.result or _lost(self.job.record, self.process.exitcode or 0)
+
+
+class JobProcesses:
+    """Runs up to `n_jobs` jobs at a time; the others wait.
+
+    Args:
+        ended: Called with each job that ended.
+        n_jobs: Jobs at a time; 0: one per core.
+        gpus: GPUs of which the jobs see one each in turn.
+        start_method: `fork`, where this process has neither threads nor CUDA; else `spawn`.
+        beat: Called once a second; what it raises ends the jobs.
+    """
+
+    def __init__(
+        self,
+        ended: Callable[[RunningJob], None],
+        n_jobs: int = 0,
+        gpus: Sequence[int] = (),
+        start_method: str = "fork",
+        beat: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._ended, self._start_method, self._beat = ended, start_method, beat
+        self._n_jobs = n_jobs or available_cores()
+        self._gpus = list(gpus)
+        self.is_ending = False
+        """Whether the jobs are asked to end."""
+
+    def run(self, jobs: Iterable[ProcessJob]) -> None:
+        """Run jobs, each of which is asked for when there is room for it.
+
+        Raises:
+            KeyboardInterrupt: After a signal, when all jobs have ended.
+        """
+        free = deque(range(self._n_jobs))
+        waiting = iter(jobs)
+        running: dict[Connection, RunningJob] = {}
+        try:
+            while True:
+                while free and (job := next(waiting, None)) is not None:
+                    with _signals_later():
+                        started = self._start(job, free.popleft())
+                        running[started.conn] = started
+                if not running:
+                    return
+                free.extend(job.slot for job in self._collect(running))
+                self._beat()
+        except BaseException as error:
+            is_signal = isinstance(error, KeyboardInterrupt)
+            self._end(running, getattr(error, "number", signal.SIGINT if is_signal else STOP))
+            raise
+
+    def _start(self, job: ProcessJob, slot: int) -> RunningJob:
+        """Start the process of a job."""
+        say(f"{PROGRAM}: {job.record.title}")
+        sys.stderr.flush()  # What is in a buffer now, the child would write once more.
+        receiver, sender = multiprocessing.Pipe(duplex=False)
+        gpu = self._gpus[slot % len(self._gpus)] if self._gpus else None
+        process: BaseProcess = multiprocessing.get_context(self._start_method).Process(  # type: ignore[attr-defined]  # BaseContext lacks it
+            target=work_in_process,
+            args=(Portable(job, "hydra/launcher"), gpu, os.getpid(), sender),
+            name=f"{PROGRAM} {job.record.name}",
+        )
+        process.start()
+        sender.close()
+        return RunningJob(job, slot, process, receiver)
+
+    def _collect(self, running: dict[Connection, RunningJob]) -> list[RunningJob]:
+        """Wait for the end of a job, for a while, and take in what became of those that ended.
+
+        Not longer: a signal that another thread got would be noticed after it only.
+        """
+        jobs = [
+            running[conn]
+            for conn in wait(list(running), PARENT_CHECK_S)
+            if isinstance(conn, Connection)
+        ]
+        for job in jobs:
+            with _signals_later():
+                if job.result is None:
+                    job.result = _received(job.conn)
+            job.process.join()  # A signal still finds it, should it hang at its end.
+            with _signals_later():
+                job.conn.close()
+                del running[job.conn]
+                self._ended(job)
+        return jobs
+
+    def _end(self, running: dict[Connection, RunningJob], number: int) -> None:
+        """Hand a signal on each time it comes, kill the third time; wait for the jobs."""
+        self.is_ending = True
+        for times in count():
+            try:
+                with _signals_later():  # Each job hears of it before the next one is handed on.
+                    for job in running.values():
+                        _signal(job, number if times < 2 else signal.SIGKILL)
+                while running:
+                    self._collect(running)
+                return
+            except KeyboardInterrupt:
+                continue
+
+
+def work_in_process(
+    sent: Portable[ProcessJob], gpu: int | None, parent: int, sender: Connection
+) -> None:
+    """Do the work of a job in its process, and send its record.
+
+    Args:
+        sent: The job.
+        gpu: The only GPU that it sees; None: all of them.
+        parent: Process of the owner, without which it ends.
+        sender: End of a pipe to the owner.
+    """
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    os.setsid()  # Ctrl-C of the terminal reaches the owner, which hands it on once.
+    threading.Thread(target=_follow, args=(parent,), daemon=True).start()
+    job = sent.value
+    job.log.parent.mkdir(parents=True, exist_ok=True)
+    # Line by line, so that it can be followed; what is continued has lines already.
+    log = open_own(job.log, os.O_WRONLY | os.O_APPEND)
+    sys.stdout = sys.stderr = os.fdopen(log, "a", encoding="utf-8", buffering=1)
+    for descriptor in (1, 2):
+        os.dup2(sys.stdout.fileno(), descriptor)
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = str(gpu)
+    try:
+        record = job.work()
+    except KeyboardInterrupt as stop:
+        sys.exit(128 + getattr(stop, "number", signal.SIGINT))
+    if record is not None:
+        sender.send(record)
+
+
+@contextmanager
+def _signals_later() -> Iterator[None]:
+    """Within this block no signal comes between a job and its place in the books."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def _follow(parent: int) -> None:
+    """End this process when that of the owner is gone; a run saves a checkpoint."""
+    while os.getppid() == parent:
+        time.sleep(PARENT_CHECK_S)
+    os.kill(os.getpid(), STOP)
+
+
+def _signal(job: RunningJob, number: int) -> None:
+    pid = job.process.pid
+    assert pid is not None
+    try:
+        if number == signal.SIGKILL:
+            os.killpg(pid, number)
+        else:
+            os.kill(pid, number)
+    except ProcessLookupError:  # It ended by itself.
+        pass
+
+
+def _received(conn: Connection) -> JobRecord | None:
+    """The record of a job; None if its process ended without one."""
+    try:
+        record: JobRecord = conn.recv()
+    except EOFError:
+        return None
+    return record
+
+
+def _lost(record: JobRecord, code: int) -> JobRecord:
+    """The record of a job whose process ended without one."""
+    number = -code if code < 0 else code - 128
+    if number in signal.valid_signals():
+        reason = f"ended by {signal.Signals(number).name}"
+    else:
+        reason = f"its process ended with exit code {code}"
+    return replace(record, error=reason)
+
+
+LAUNCHER = "hydra_plugins.maze_train.LocalLauncher"
+"""Name of the launcher for Hydra, which takes plug-ins from this namespace only."""
+
+
+@dataclass
+class LocalLauncherConf:
+    """Settings of the launcher, `hydra.launcher.<name>`."""
+
+    _target_: str = LAUNCHER
+
+    n_jobs: int = 0
+    """Jobs at a time; 0: one per core. >= 0."""
+
+    gpus: list[int] = field(default_factory=list)
+    """GPUs of which the jobs see one each in turn (CUDA_VISIBLE_DEVICES); none: all of them."""
+
+
+def stops_at_failures(hydra_settings: Any) -> bool:
+    """Whether the sweeper has to know of a failure: some count them, Hydra's own stops."""
+    sweeper = str(OmegaConf.select(hydra_settings, "sweeper._target_"))
+    return not sweeper.endswith(".BasicSweeper")
+
+
+class LocalLauncher(Launcher):
+    """Runs up to `n_jobs` jobs at a time; the others wait.
+
+    Args:
+        n_jobs: Jobs at a time; 0: one per core.
+        gpus: GPUs of which the jobs see one each in turn.
+    """
+
+    def __init__(self, n_jobs: int = 0, gpus: Sequence[int] = ()) -> None:
+        self._n_jobs = n_jobs
+        self._gpus = list(gpus)
+        self._config = DictConfig({})
+        self._context: HydraContext | None = None
+        self._task: Any = None
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Keep what jobs are made from."""
+        self._context, self._task, self._config = hydra_context, task_function, config
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """Run jobs, and return what became of them in their order.
+
+        Raises:
+            ConfigError: If a setting of the launcher is wrong.
+            KeyboardInterrupt: After a signal, when all jobs have ended.
+        """
+        check_at_least("hydra.launcher.n_jobs", self._n_jobs, 0)
+        setup_globals()
+        Path(str(self._config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
+        ended: dict[int, JobReturn] = {}
+
+        def note(job: StartedJob) -> None:
+            self._task.note(job.outcome)
+            _tell_end(job)
+            ended[job.outcome.number] = self._returned(job.outcome)
+
+        jobs = (self._job(*job) for job in enumerate(job_overrides, initial_job_idx))
+        self._jobs(note, len(job_overrides)).run(jobs)
+        return [ended[number] for number in sorted(ended)]
+
+    def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> Any:
+        """What runs so many jobs."""
+        return JobProcesses(ended, self._n_jobs, self._gpus)
+
+    def _job(self, number: int, overrides: Sequence[str]) -> ProcessJob:
+        """A job with its composed configuration."""
+        assert self._context is not None
+        config = self._context.config_loader.load_sweep_config(self._config, list(overrides))
+        with open_dict(config):
+            config.hydra.job.id = config.hydra.job.num = number
+        HydraConfig.instance().set_config(config)  # The name of its directory refers to the job.
+        settings = " ".join(word.lstrip("+") for word in filter_overrides(overrides))
+        directory = Path(str(config.hydra.sweep.dir), str(config.hydra.sweep.subdir)).absolute()
+        sweep_dir = os.path.abspath(str(config.hydra.sweep.dir))
+        record = JobRecord(number, settings, str(directory), sweep_dir, code=FAILURE)
+        return ProcessJob(record, directory / LOG_FILE, self._work(config))
+
+    def _work(self, config: DictConfig) -> Callable[[], JobRecord | None]:
+        """What a job does in its process."""
+        return partial(self._run, config)
+
+    def _run(self, config: DictConfig) -> JobRecord | None:
+        """Run a job in its process; returns its record, if it has come to one."""
+        assert self._context is not None
+        before = len(self._task.records)
+        with suppress(SystemExit):  # of the job, which has a record then
+            run_job(
+                hydra_context=self._context,
+                task_function=self._task,
+                config=config,
+                job_dir_key="hydra.sweep.dir",
+                job_subdir_key="hydra.sweep.subdir",
+            )
+        records: list[JobRecord] = self._task.records[before:]
+        return records[-1] if records else None
+
+    def _returned(self, record: JobRecord) -> JobReturn:
+        """A job as Hydra's sweepers know it; Hydra's own would stop at a failure."""
+        is_failure = bool(record.error) and stops_at_failures(self._config.hydra)
+        return JobReturn(
+            overrides=record.settings.split(),
+            status=JobStatus.FAILED if is_failure else JobStatus.COMPLETED,
+            _return_value=TrainingError(record.error) if is_failure else record.objective,
+        )
+
+
+def _tell_end(job: StartedJob) -> None:
+    record, took = job.outcome, duration(job.seconds)
+    if record.error:
+        tell(f"{PROGRAM}: error: {record.label}: {record.error}\n  its output: {job.log}")
+    else:
+        best = f", best {readable(record.objective)}" if math.isfinite(record.objective) else ""
+        say(f"{PROGRAM}: job {record.number}: done in {took}{best}")

@@ -1,0 +1,270 @@
+"""Events: statistics that are declared once, with their name, meaning and way of reduction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from maze_train.core.errors import ShapeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from maze_train.core.types import Array, Tensor
+
+
+Reduction: TypeAlias = Literal["mean", "sum", "max", "min", "last"]
+
+# Bounds the memory of an epoch of any length: this many values are kept before they are summed up.
+_PENDING_LIMIT = 65_536
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Event:
+    """One statistic, declared as an attribute of an `EventInterface`.
+
+    Args:
+        doc: Meaning of the number, with its unit.
+        reduce: How values recorded within an epoch become one number: their weighted `mean`, their
+            `sum`, the `max`, the `min`, or the `last` one.
+    """
+
+    doc: str
+    reduce: Reduction = "mean"
+    name: str = field(default="", init=False)
+    """Name of the attribute that holds the event."""
+    tag: str = field(default="", init=False)
+    """`<prefix>/<name>`: the column of metrics.csv and the name in every other writer."""
+
+    def __post_init__(self) -> None:
+        if self.reduce not in ("mean", "sum", "max", "min", "last"):
+            raise ValueError(
+                f"reduce={self.reduce!r}: expected 'mean', 'sum', 'max', 'min' or 'last'"
+            )
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        object.__setattr__(self, "name", name)
+
+    def of_part(self, part: str) -> Event:
+        """The same statistic of one part of something, such as of an action: `<tag>/<part>`.
+
+        Statistics go by tags, so that a part may be named anew each time.
+        """
+        return Event.of_tag(f"{self.tag}/{part}", self.doc, self.reduce)
+
+    @classmethod
+    def of_tag(cls, tag: str, doc: str, reduce: Reduction = "mean") -> Event:
+        """A statistic that no interface declares, such as one that a user names."""
+        event = cls(doc, reduce)
+        object.__setattr__(event, "name", tag.partition("/")[2])
+        object.__setattr__(event, "tag", tag)
+        return event
+
+    def of_owner(self, owner: str) -> Event:
+        """The same statistic of one of several owners, such as policies: `<prefix>/<owner>/<name>`.
+
+        Statistics go by tags, as for `of_part`.
+        """
+        event, prefix = Event(self.doc, self.reduce), self.tag.removesuffix(f"/{self.name}")
+        object.__setattr__(event, "name", self.name)
+        object.__setattr__(event, "tag", f"{prefix}/{owner}/{self.name}")
+        return event
+
+    def _join(self, prefix: str) -> None:
+        object.__setattr__(self, "tag", f"{prefix}/{self.name}")
+
+
+class EventInterface:
+    """A group of events under one prefix; a class to derive from, never instantiated.
+
+        class ActorCriticEvents(EventInterface, prefix="train"):
+            policy_loss = Event("Clipped surrogate loss.")
+
+    The event `ActorCriticEvents.policy_loss` then has the tag `train/policy_loss`. A subclass
+    inherits events with their tags, and the prefix unless it gives one of its own.
+    """
+
+    prefix: ClassVar[str] = ""
+
+    def __init_subclass__(cls, *, prefix: str | None = None, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if prefix is not None:
+            cls.prefix = prefix
+        if not cls.prefix:
+            raise TypeError(f'class {cls.__name__}(EventInterface, prefix="..."): give a prefix')
+        for member in vars(cls).values():
+            if isinstance(member, Event):
+                if member.tag:
+                    raise TypeError(f"{cls.__name__}.{member.name} is {member.tag} already")
+                member._join(cls.prefix)
+
+    @classmethod
+    def events(cls) -> list[Event]:
+        """All events of the group in the order of declaration, inherited ones first."""
+        found: dict[str, Event] = {}
+        for base in reversed(cls.__mro__):
+            found.update({n: e for n, e in vars(base).items() if isinstance(e, Event)})
+        return list(found.values())
+
+
+class _Total:
+    """Running totals of one event: enough to go on, and to be merged exactly."""
+
+    __slots__ = ("reduce", "value", "weight")
+
+    def __init__(self, reduce: Reduction, value: float = 0.0, weight: float = 0.0) -> None:
+        self.reduce = reduce
+        self.value = value
+        self.weight = weight
+
+    def add(self, value: float, weight: float) -> None:
+        """Take in a value, multiplied with its weight already if the reduction is the mean."""
+        if self.weight == 0.0 or self.reduce == "last":
+            self.value = value
+        elif self.reduce in ("mean", "sum"):
+            self.value += value
+        # NaN compares false with everything; it must win, or whether it shows depends on the order.
+        elif math.isnan(value) or (
+            value > self.value if self.reduce == "max" else value < self.value
+        ):
+            self.value = value
+        self.weight += weight
+
+    def result(self) -> float:
+        return self.value / self.weight if self.reduce == "mean" else self.value
+
+
+class Statistics:
+    """Collects values of events and reduces each event to one number.
+
+    `record` only appends: tensors stay on their device, and no value is looked at before `reduce`,
+    `merge` or `state_dict`, which copy all tensors of a device and type to the host at once.
+    NaN is not hidden: a mean, sum, maximum or minimum that meets one is NaN.
+    """
+
+    __slots__ = ("_pending", "_totals")
+
+    def __init__(self) -> None:
+        self._pending: list[tuple[Event, float | Tensor, float]] = []
+        self._totals: dict[str, _Total] = {}
+
+    def record(self, event: Event, value: float | Tensor, weight: float = 1.0) -> None:
+        """Add one value of an event.
+
+        Args:
+            event: Event of the value.
+            value: A number or a tensor of one element, any device, kept without its graph. It is
+                read later: pass a clone of a tensor that is written to again.
+            weight: How much the value counts in a mean, such as the number of samples behind it,
+                >= 0. A value with weight 0 is ignored by every reduction.
+        """
+        if type(value) is not float and getattr(value, "requires_grad", False):
+            value = value.detach()  # type: ignore[union-attr]  # only a tensor has requires_grad
+        self._pending.append((event, value, weight))
+        if len(self._pending) >= _PENDING_LIMIT:
+            self._settle()
+
+    def record_many(self, event: Event, values: Sequence[float] | Array | Tensor) -> None:
+        """Add many values of an event, such as the returns of episodes, each with weight 1."""
+        if isinstance(values, torch.Tensor):
+            for element in values.detach().flatten().clone().unbind():
+                self.record(event, element)
+        else:
+            for number in np.asarray(values, dtype=np.float64).ravel().tolist():
+                self.record(event, number)
+
+    def merge(self, other: Statistics) -> None:
+        """Add everything that `other` recorded, as if it had been recorded here, after ours.
+
+        Exact: means are merged by their sums and weights, not as means of means.
+        """
+        if other._totals:
+            self._settle()
+            for tag, total in other._totals.items():
+                self._total(tag, total.reduce).add(total.value, total.weight)
+        self._pending += other._pending
+        if len(self._pending) >= _PENDING_LIMIT:
+            self._settle()
+
+    def reduce(self) -> dict[str, float]:
+        """One number per event, by tag, in the order of first appearance.
+
+        An event without values is absent. The values stay; `clear` forgets them.
+
+        Raises:
+            ShapeError: If a recorded tensor has more than one element.
+            ValueError: If a weight is negative, or one tag was recorded with two reductions.
+        """
+        self._settle()
+        return {tag: total.result() for tag, total in self._totals.items()}
+
+    def clear(self) -> None:
+        """Forget all values."""
+        self._pending.clear()
+        self._totals.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Totals recorded so far, by tag, as plain values."""
+        self._settle()
+        return {
+            tag: {"reduce": total.reduce, "value": total.value, "weight": total.weight}
+            for tag, total in self._totals.items()
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`, which `state_dict` returned; what was recorded here is lost."""
+        self._pending = []
+        self._totals = {tag: _Total(**total) for tag, total in state.items()}
+
+    # Between processes travel plain numbers: tensors would be shared through file descriptors.
+    def __getstate__(self) -> dict[str, Any]:
+        return self.state_dict()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.load_state_dict(state)
+
+    def _total(self, tag: str, reduce: Reduction) -> _Total:
+        total = self._totals.get(tag)
+        if total is None:
+            total = self._totals[tag] = _Total(reduce)
+        elif total.reduce != reduce:
+            raise ValueError(f"{tag} was recorded with reduce={total.reduce!r} and {reduce!r}")
+        return total
+
+    def _settle(self) -> None:
+        pending, self._pending = self._pending, []
+        numbers = _to_numbers(pending)
+        for (event, _, weight), number in zip(pending, numbers, strict=True):
+            if weight < 0:
+                raise ValueError(f"{event.tag}: weight {weight!r}: expected a number >= 0")
+            if weight == 0:
+                continue
+            value = number * weight if event.reduce == "mean" else number
+            self._total(event.tag, event.reduce).add(value, float(weight))
+
+
+def _to_numbers(pending: list[tuple[Event, float | Tensor, float]]) -> list[float]:
+    """The values as Python numbers, with one transfer per accelerator and type of tensor."""
+    numbers = [math.nan] * len(pending)
+    groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, (event, value, _) in enumerate(pending):
+        if not isinstance(value, torch.Tensor):
+            numbers[i] = float(value)
+        elif value.numel() != 1:
+            raise ShapeError(
+                f"{event.tag}: a recorded tensor has shape {list(value.shape)}, expected 1 element"
+            )
+        elif value.device.type == "cpu":
+            numbers[i] = float(value.item())
+        else:
+            groups.setdefault((value.device, value.dtype), []).append(i)
+    for places in groups.values():
+        tensors = [pending[i][1] for i in places]
+        joined = torch.stack([t.reshape(()) for t in tensors if isinstance(t, torch.Tensor)])
+        for i, number in zip(places, joined.cpu().double().tolist(), strict=True):
+            numbers[i] = number
+    return numbers

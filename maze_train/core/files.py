@@ -1,0 +1,438 @@
+"""Files and directories that are complete or absent, locks of directories, versions, notices."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import stat
+import sys
+import time
+import traceback
+from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, TYPE_CHECKING, Any
+
+from maze_train.core.errors import RunDirectoryError, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+
+MAX_TEXT_NBYTES = 1 << 28
+
+_HELD: dict[Path, tuple[Path, int]] = {}
+"""Directories that this process writes into: the mark of each, and the same file, open."""
+
+
+@contextmanager
+def held(directory: Path, mark: Path) -> Iterator[None]:
+    """Keep what is written below a directory from making it again once it was moved or removed.
+
+    Args:
+        directory: The directory.
+        mark: A file in it, or the directory itself: while that is at its place, so is the
+            directory. It stays open, so that no other file gets its number.
+
+    Raises:
+        OSError: If the mark cannot be opened.
+    """
+    descriptor = os.open(mark, os.O_RDONLY)
+    _HELD[directory] = (mark, descriptor)
+    try:
+        yield
+    finally:
+        _HELD.pop(directory, None)
+        os.close(descriptor)
+
+
+def check_held(path: Path) -> None:
+    """Refuse a path in a directory that is held and is not at its place any more.
+
+    Raises:
+        FileNotFoundError: If it is.
+    """
+    for directory in (path, *path.parents):
+        if directory in _HELD:
+            mark, descriptor = _HELD[directory]
+            with suppress(OSError):
+                if os.path.samestat(os.stat(mark), os.fstat(descriptor)):
+                    continue
+            problem = f"was moved or removed in mid-run ({mark.name} is not that of the start)"
+            raise FileNotFoundError(errno.ENOENT, problem, str(directory))
+
+
+def make_folders(path: Path) -> None:
+    """Create a folder and those above it, but none that is held.
+
+    Raises:
+        OSError: If one cannot be created, or was held and is gone.
+    """
+    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
+    check_held(path)  # after the look: what vanishes from here on fails below
+    for folder in reversed(missing):
+        folder.mkdir(exist_ok=True)
+
+
+WITH_LINKS = (".git", ".venv", "venv", "wandb")
+"""Folders in which other programs make links of their own; no run is written into them by others.
+"""
+
+
+def check_enclosed(directory: Path) -> None:
+    """Refuse a directory below which something leads elsewhere, before anything is written there.
+
+    It is called for each run, study, sweep and data set: whoever writes below it then, this package
+    or another one, writes there and nowhere else. The directory itself may be a link.
+
+    Raises:
+        RunDirectoryError: If a link below it leads out of it, or there is a pipe or a device.
+    """
+    root = Path(os.path.realpath(directory))
+    waiting = [os.fspath(directory)]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as found:
+                entries = list(found)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise RunDirectoryError(f"{folder} can not be read: {error}") from error
+        for entry in entries:
+            if entry.is_symlink():
+                if not Path(os.path.realpath(entry.path)).is_relative_to(root):
+                    raise RunDirectoryError(
+                        f"{entry.path} is a symbolic link that leads out of {directory}, and what "
+                        "is written there would land elsewhere: remove it, or name another "
+                        "directory"
+                    )
+            elif entry.is_dir(follow_symlinks=False):
+                waiting += [] if entry.name in WITH_LINKS else [entry.path]
+            elif not entry.is_file(follow_symlinks=False):
+                raise RunDirectoryError(f"{entry.path} is no regular file: remove it")
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a file to write, or make it; nothing else is opened in its place.
+
+    Raises:
+        OSError: If it can not be opened, is no regular file, or has another name elsewhere.
+    """
+    try:
+        flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o644)
+        found = os.fstat(descriptor)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+            return descriptor
+        os.close(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+            raise
+    raise OSError(errno.EINVAL, "is no regular file: remove it", str(path))
+
+
+def open_regular(path: Path) -> IO[bytes]:
+    """Open a file to read. A pipe or a device is refused at once: it would never end.
+
+    Raises:
+        OSError: If it can not be opened, or is no regular file.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise OSError(errno.EINVAL, "is no regular file", str(path))
+
+
+def read_regular(path: Path, at_most: int = MAX_TEXT_NBYTES) -> bytes:
+    """The content of a regular file of `at_most` bytes.
+
+    Raises:
+        OSError: If it can not be read, is no regular file, or is longer.
+    """
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_size > at_most:
+            raise OSError(errno.EFBIG, f"is longer than {at_most} bytes", str(path))
+        return file.read(at_most)
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file that takes the place of `path` when the block ends without an exception.
+
+    Folders that are missing are created, but none that is `held`.
+
+    Raises:
+        OSError: If the file can not be written; `path` is then as it was.
+    """
+    make_folders(path.parent)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with _new_file(beside) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Write a new file and wait until the disk has its content; its name is not synced.
+
+    Raises:
+        OSError: If the file can not be written; a part of it may be there.
+    """
+    with _new_file(path) as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _new_file(path: Path) -> IO[bytes]:
+    """A file that takes the place of what was there: a link is not followed."""
+    path.unlink(missing_ok=True)
+    return path.open("xb")
+
+
+def fsync_directory(path: Path) -> None:
+    """Wait until the disk has the names of a directory: files created, renamed and removed in it.
+
+    File systems that can not do this are left alone.
+
+    Raises:
+        OSError: If the directory is not there, or the disk fails.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def process_runs(pid: int) -> bool:
+    """Whether a process of this number runs on this machine."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (ProcessLookupError, OverflowError):
+        return False
+    return True
+
+
+def remove_leftovers(directory: Path) -> None:
+    """Remove files that `atomic_write` had not finished in a process that is dead."""
+    for path in directory.glob(".*.tmp"):
+        pid = path.suffixes[-2:-1]
+        if pid and pid[0][1:].isdigit() and not process_runs(int(pid[0][1:])):
+            path.unlink(missing_ok=True)
+
+
+LOCK = ".lock"
+
+TEMPORARY, CLAIM = "pymp-*", "maze_train.lock"
+"""Folders that multiprocessing makes for its sockets, and the file that marks ours."""
+
+LOCK_GRACE_S = 3.0
+"""Seconds for which the workers of a dead process may keep its lock."""
+
+
+@contextmanager
+def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
+    """Keep other processes from using `directory` while the block runs.
+
+    A run writes into its own directory only: links that lead elsewhere are refused. One that was
+    moved or removed meanwhile, or lost its lock, is not written any more (see `files.held`).
+
+    The lock is that of the file `.lock` in the directory (`flock`). It ends with the process,
+    however that ends; the file stays. A file system without locks locks nothing.
+
+    Args:
+        directory: A run directory, or another one, that exists.
+        use: Verb for the message to others.
+
+    Raises:
+        RunDirectoryError: If the lock is taken, the directory can not be written, or something
+            below it leads elsewhere.
+    """
+    import fcntl  # not on Windows
+
+    check_enclosed(directory)
+    missing = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
+    path = directory / LOCK
+    try:
+        # Closed on exec, as all files of Python: a program that is started does not hold the lock.
+        descriptor = open_own(path, os.O_RDWR)
+    except OSError as error:
+        raise RunDirectoryError(f"{directory} can not be locked: {error}") from error
+    try:
+        try:
+            _take_lock(descriptor)
+        except BlockingIOError:
+            raise RunDirectoryError(
+                f"another process ({_owner(descriptor)}) {use} {directory}: wait for its end, "
+                f"or choose another directory"
+            ) from None
+        except OSError as error:
+            if error.errno not in missing:
+                raise RunDirectoryError(f"{path} can not be locked: {error}") from error
+        with suppress(OSError):  # the name is for people; the lock holds without it
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
+        with held(directory, path):
+            yield
+        # A process that was forked meanwhile shares the descriptor, and with it the lock.
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _take_lock(descriptor: int) -> None:
+    """Take a lock; that of a dead process soon falls free, when its workers are gone too.
+
+    Raises:
+        BlockingIOError: If another process holds it.
+    """
+    import fcntl
+
+    deadline = time.monotonic() + LOCK_GRACE_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            found = re.match(r"pid (\d+) on host (.*)", _owner(descriptor))
+            is_dead = (
+                found is not None
+                and found[2] == socket.gethostname()
+                and not process_runs(int(found[1]))
+            )
+            if not is_dead or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+
+
+def _owner(descriptor: int) -> str:
+    """Process that wrote the lock file, as the file says."""
+    text = os.pread(descriptor, 400, 0).decode(errors="replace").strip()
+    return text if re.fullmatch(r"pid \d+ on host \S+", text) else "pid unknown"
+
+
+def claim_temporary() -> None:
+    """Mark multiprocessing's temporary folder as ours, and remove ours of processes that are dead.
+
+    A fork server has its socket there. The folder is removed when its process ends by itself, but
+    not when that is killed. The mark is a file that is locked as long as the process lives.
+    """
+    import fcntl
+    import multiprocessing
+    from multiprocessing.util import get_temp_dir
+
+    if multiprocessing.parent_process() is not None:
+        return  # The folder may be that of the parent, which goes on when this process is killed.
+    directory = Path(get_temp_dir())
+    if (directory / CLAIM).exists():
+        return
+    with suppress(OSError):  # a folder that stays does no harm
+        for path in directory.parent.glob(f"{TEMPORARY}/{CLAIM}"):
+            with suppress(OSError), open_regular(path) as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(path.parent, ignore_errors=True)
+        descriptor = open_own(directory / f".{CLAIM}", os.O_RDWR)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        os.rename(directory / f".{CLAIM}", directory / CLAIM)
+
+
+DIGEST = "sha256"
+"""Key of the digest, which is that of the same text without this key."""
+
+
+def seal(content: dict[str, Any], *, indent: int | None = 2) -> bytes:
+    """The only text of a sealed object with this content; its digest is made anew.
+
+    Args:
+        content: Values of JSON.
+        indent: Spaces per level; None: one line.
+
+    Raises:
+        TypeError: If the content has other values than JSON.
+    """
+    content = {key: value for key, value in content.items() if key != DIGEST}
+    content[DIGEST] = hashlib.sha256(_text(content, indent)).hexdigest()
+    return _text(content, indent)
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """The content of a sealed object, its digest included.
+
+    Raises:
+        ValueError: If the text is not what `seal` makes of any content.
+    """
+    try:
+        content = json.loads(data)
+        if isinstance(content, dict):
+            indent = 2 if data.startswith(b"{\n") else None
+            # Every byte counts: the same content in other words was not written here.
+            if seal(content, indent=indent) == data:
+                return content
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"damaged, or no JSON: {error}") from error
+    raise ValueError(f"its {DIGEST} differs: it was changed, or is damaged")
+
+
+def _text(content: dict[str, Any], indent: int | None) -> bytes:
+    return (json.dumps(content, indent=indent, sort_keys=True) + "\n").encode()
+
+
+PACKAGES = ("maze-train", "torch", "numpy", "gymnasium")
+
+
+@cache
+def versions() -> Mapping[str, str]:
+    """Versions of `python`, `maze_train`, `torch`, `numpy` and `gymnasium`; nothing is imported.
+
+    One that is not known (a copy of the sources that is not installed) is `unknown`.
+    """
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name.replace("-", "_")] = version(name)
+        except PackageNotFoundError:
+            found[name.replace("-", "_")] = "unknown"
+    return MappingProxyType(found)
+
+
+def say(text: str) -> None:
+    """Print a result on standard output."""
+    print(printable(text), flush=True)
+
+
+def tell(text: str) -> None:
+    """Print a line on standard error; a stream that is gone costs the line and not the run."""
+    with suppress(OSError, ValueError):
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+def warn(text: str) -> None:
+    """Print a warning."""
+    tell(f"warning: {text}")
+
+
+def tell_traceback(error: BaseException) -> None:
+    """Print an exception with the places where it was raised."""
+    tell("".join(traceback.format_exception(error)).rstrip())

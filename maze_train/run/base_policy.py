@@ -1,0 +1,394 @@
+"""The policy of an earlier run as the beginning of training: its networks, weights, statistics."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import asdict, fields, is_dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gymnasium.spaces import Box
+
+from maze_train.config.stored import PARTS_OF_POLICY, settings_of_run
+from maze_train.config.writing import CONFIG_FILE
+from maze_train.core.errors import ConfigError, RunDirectoryError, SpaceError
+from maze_train.core.targets import locate
+from maze_train.distributions.mapping import DEFAULTS
+from maze_train.nets.config import ModelConfig
+from maze_train.nets.normalization import ObservationNormalizer
+from maze_train.nets.policy_model import CRITIC_SETTINGS as SETTINGS_OF_CRITICS
+from maze_train.nets.policy_model import input_space
+from maze_train.run.saved_policies import SavedPolicy, load_weights, read_saved_policy
+from maze_train.spaces.agents import agent_spaces
+from maze_train.spaces.describe import check_same_spaces, flat_space, flat_spaces
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from maze_train.config.train_config import TrainConfig
+    from maze_train.core.types import Tensor
+    from maze_train.training.config import AlgorithmConfig
+
+
+WeightsByPart: TypeAlias = "dict[str, dict[str, Tensor]]"
+
+KEY = "base_run"
+
+POLICY_PARTS = ("normalizer", "trunk", "memory", "policy")
+"""Parts of a model that make up its policy; all models name them alike."""
+
+CRITIC_PARTS = ("value_head", "critic", "critics", "target_critics")
+"""Parts that judge. Nothing else is taken over: temperatures are settings of the new run."""
+
+POLICY_SETTINGS = tuple(
+    setting.name for setting in fields(ModelConfig) if setting.name not in SETTINGS_OF_CRITICS
+)
+"""Settings of a model that describe its policy."""
+
+CRITIC_SETTINGS = ("critic", "value_transform", "value_support")
+"""Settings that say what the numbers of a critic mean; its sizes are seen in its weights."""
+
+FREE_SETTINGS = ("orthogonal_init",)
+"""Settings of how weights begin: here they begin with those of the base."""
+
+OWNER = re.compile(r"policies\.[^.]+\.")
+"""Beginning of the names of weights that belong to one of several policies."""
+
+PLAIN_WORD = re.compile(r"[A-Za-z_][\w.]*")
+"""Text that needs no quotes on the command line of `maze-run`."""
+
+
+class SavedBasePolicy:
+    """The policy of the run that `base_run` names.
+
+    Args:
+        config: Configuration of the new run; `base_run` is set, unless a subclass names another.
+
+    Attributes:
+        key: Setting that names the run.
+        directory: The run.
+        is_frozen: Whether the policy stays as it is.
+    """
+
+    key = KEY
+    is_frozen = False
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config, self.directory = config, str(config.base_run)
+
+    @cached_property
+    def saved(self) -> SavedPolicy:
+        """The policy with the configuration of its run; read when it is needed first.
+
+        Raises:
+            ConfigError: If there is none, or its configuration can not be read.
+        """
+        try:
+            return self.read()
+        except RunDirectoryError as error:
+            raise self._refusal(str(error)) from error
+        except ConfigError as error:
+            problem = f"the configuration of its policy can not be read: {error}"
+            raise self._refusal(problem) from error
+
+    def with_networks(self, resumed_dir: Path | None) -> TrainConfig:
+        """Give the configuration of the new run the networks of the policy.
+
+        Settings of `model` about the policy become what they were in the base, with the defaults of
+        its algorithm filled in. Those that are given have to be the same, but for how weights and
+        statistics of observations begin and whether these go on.
+
+        Args:
+            resumed_dir: Directory of a run that is continued, which has its networks already; its
+                base may be gone. None: a new run.
+
+        Raises:
+            ConfigError: If there is no policy, a setting is another one there, or the algorithm can
+                not learn with it.
+        """
+        given, defaults = self.model_of(self.config), ModelConfig()
+        named = {
+            name: value
+            for name in POLICY_SETTINGS
+            if (value := getattr(given, name)) != getattr(defaults, name)
+        }
+        if resumed_dir is not None:
+            stored = settings_of_run(resumed_dir / CONFIG_FILE, self.config, PARTS_OF_POLICY)
+            own = {name: getattr(self.model_of(stored), name) for name in POLICY_SETTINGS}
+        else:
+            config = self.saved.config
+            own = policy_settings(config.model, config.algorithm, self.saved.spaces)
+            self._check_can_learn(own)
+            self._check_settings(named, own)
+            if given.centralized_critic and own["shared_trunk"]:
+                own["shared_trunk"] = None  # the trunk of memories and images is not shared
+        try:
+            return self.with_model(replace(given, **{**own, **named}))
+        except ConfigError as error:
+            raise error.below("model") from None
+
+    def read(self) -> SavedPolicy:
+        """Read the policy, see `saved`."""
+        return read_saved_policy(self.directory, self.config.trust, self.config)
+
+    def model_of(self, config: TrainConfig) -> ModelConfig:
+        """The settings of the networks, in a configuration, that get the weights."""
+        return config.model
+
+    def with_model(self, model: ModelConfig) -> TrainConfig:
+        """The configuration with other settings of these networks."""
+        return replace(self.config, model=model)
+
+    def check_spaces(self, own_spaces: tuple[Any, Any]) -> None:
+        """Refuse a base with other spaces, before a model is built for those of the environment.
+
+        Args:
+            own_spaces: Observation and action space of one environment.
+
+        Raises:
+            ConfigError: If there is no policy, or its spaces are others.
+        """
+        problem = "its policy has the {kind} space {found}, the environment has {wanted}"
+        check_same_spaces(self.key, problem, self.saved.spaces, own_spaces, self.directory)
+
+    def take_over(self, model: nn.Module) -> str:
+        """Write the weights of the policy into a model, with the statistics of observations.
+
+        The policy has to be the same function. Whether statistics change from now on is what
+        `model.normalization.mode` of the new run says. A critic is taken over where the saved model
+        has one of the same kind, with its targets; other parts, such as temperatures, stay as they
+        are.
+
+        Args:
+            model: The model to be trained, for the spaces of the policy; changed in place.
+
+        Returns:
+            A line that names the parts with the weights of the base, and the new ones.
+
+        Raises:
+            ConfigError: If there is no policy, or its networks do not fit.
+        """
+        found, wanted = _by_part(self.saved.weights), _by_part(model.state_dict())
+        self._check_weights(found, wanted)
+        own = self.model_of(self.config)
+        parts, base = [*POLICY_PARTS], self.saved.config.model
+        scaled = [
+            getattr(config.algorithm, "reward_scaling", False)
+            for config in (self.saved.config, self.config)
+        ]
+        same = all(getattr(base, name) == getattr(own, name) for name in CRITIC_SETTINGS)
+        if same and scaled[0] == scaled[1]:
+            parts.extend(CRITIC_PARTS)
+        taken = [
+            part for part in wanted if _kind(part) in parts and _fits(found.get(part), wanted[part])
+        ]
+        chosen = {name: value for part in taken for name, value in found[part].items()}
+        # Targets that are not taken over begin as copies of what is.
+        copied = [part for part in taken if _target(part) in {*wanted} - {*taken}]
+        for part in copied:
+            chosen |= {_target(name): value for name, value in found[part].items()}
+        taken.extend(map(_target, copied))
+        try:
+            load_weights(model, {**model.state_dict(), **chosen}, Path(self.directory))
+        except RunDirectoryError as error:
+            raise self._refusal(str(error)) from error
+        for normalizer in model.modules():
+            if isinstance(normalizer, ObservationNormalizer):
+                is_estimated = own.normalization.mode == "estimated" and bool(normalizer.count > 0)
+                normalizer.frozen.fill_(self.is_frozen or is_estimated)
+        new = [part for part in wanted if part not in taken]
+        text = f"{self.key}: took over {', '.join(taken)}"
+        return f"{text}; new: {', '.join(new)}" if new else text
+
+    def _refusal(self, problem: str) -> ConfigError:
+        return ConfigError(self.key, problem, self.directory)
+
+    def _check_can_learn(self, settings: dict[str, Any]) -> None:
+        """Refuse networks that the algorithm does not build, and say how to train the base instead.
+
+        Settings that are refused are replaced by the defaults of the algorithm, one after the
+        other, until the model can be built: then all of them are known.
+        """
+        algorithm, spaces = self.config.algorithm, self.saved.spaces
+        defaults = {name: getattr(ModelConfig(), name) for name in POLICY_SETTINGS}
+        changed: dict[str, Any] = {}
+        first: ConfigError | SpaceError | None = None
+        if algorithm.learns_from == "dataset" and settings["memory"] is not None:
+            first = ConfigError("model.memory", f"{algorithm.name} learns from single transitions")
+            changed = {name: defaults[name] for name in ("memory", "shared_trunk")}
+        while (error := _build_error(algorithm, {**settings, **changed}, spaces)) is not None:
+            name = "distributions"
+            if isinstance(error, ConfigError):
+                name = error.key.removeprefix("model.").partition(".")[0]
+            if name in changed or name not in settings:
+                problem = f"{algorithm.name} can not build its policy: {error}"
+                raise self._refusal(problem) from error
+            first, changed[name] = first or error, defaults[name]
+        if first is None:
+            return
+        own = policy_settings(ModelConfig(), algorithm, spaces)
+        raise self._refusal(
+            f"{algorithm.name} can not learn with its policy ({first}): train the base with "
+            f"{_overrides({name: own[name] for name in changed})}"
+        ) from first
+
+    def _check_settings(self, named: dict[str, Any], own: dict[str, Any]) -> None:
+        """Refuse other settings: with weights of equal shapes a policy would act otherwise."""
+        here, there = _one_by_one(named), _one_by_one(own)
+        differing = [name for name in here if name in there and _differs(here[name], there[name])]
+        if differing:
+            found = [
+                f"{name}: {_text(there[name])} there, {_text(here[name])} here"
+                for name in differing
+            ]
+            raise self._refusal(
+                f"its policy does not fit the networks of this run ({'; '.join(found)}): leave "
+                "these settings out, then they are those of the base, or set "
+                f"{_overrides({name: there[name] for name in differing})}"
+            )
+
+    def _check_weights(self, found: WeightsByPart, wanted: WeightsByPart) -> None:
+        """Refuse other weights, as other algorithms, own networks and wrappers may have."""
+        for part in {**found, **wanted}:
+            saved, own = found.get(part, {}), wanted.get(part, {})
+            if _kind(part) not in POLICY_PARTS or _fits(saved, own):
+                continue
+            shapes = [
+                (name, _shape(saved.get(name)), _shape(own.get(name)))
+                for name in sorted({*saved, *own})
+            ]
+            differing = [f"{name}: {a} there, {b} here" for name, a, b in shapes if a != b]
+            shown = "; ".join(differing[:3]) + ("; ..." if len(differing) > 3 else "")
+            raise self._refusal(
+                f"the weights of its policy do not fit those of this run ({shown}): "
+                f"{self.saved.advice(self.config.algorithm, self.model_of(self.config))}"
+            )
+
+
+def policy_settings(
+    model: ModelConfig, algorithm: AlgorithmConfig, spaces: tuple[Any, Any]
+) -> dict[str, Any]:
+    """The settings of a policy by name, with the defaults of an algorithm filled in.
+
+    Args:
+        model: Settings of the model.
+        algorithm: Whose defaults these are.
+        spaces: Observation and action space of one environment.
+
+    Raises:
+        SpaceError: If a space can not be described.
+    """
+    resolve = locate(algorithm.model_resolver)
+    if model.centralized_critic:  # its policy was built as one without critic
+        model = replace(model, centralized_critic=None, critic=None)
+    each = _spaces_of_policies(spaces)
+    resolved = [resolve(model, input_space(flat_space(observed))) for observed, _ in each]
+    settings: dict[str, Any] = {}
+    for name in POLICY_SETTINGS:
+        first, *others = (getattr(own, name) for own in resolved)
+        # What differs between agents is filled in for each of them when its policy is built.
+        settings[name] = getattr(model, name) if any(first != own for own in others) else first
+    families = dict(settings["distributions"])
+    # Of all types of spaces, only this one has defaults that differ between algorithms.
+    actions = [leaf for _, space in each for leaf in flat_spaces(space).values()]
+    if any(isinstance(leaf, Box) for leaf in actions):
+        families.setdefault("Box", DEFAULTS["Box"])
+    else:
+        families.pop("Box", None)
+    return {**settings, "distributions": families}
+
+
+def _build_error(
+    algorithm: AlgorithmConfig, settings: dict[str, Any], spaces: tuple[Any, Any]
+) -> ConfigError | SpaceError | None:
+    """Error that says why an algorithm builds no such policy; None: it does."""
+    build_model = locate(algorithm.model_builder)
+    try:
+        for own in _spaces_of_policies(spaces):
+            build_model(ModelConfig(**settings), *own, seed=0, **algorithm.model_settings)
+    except (ConfigError, SpaceError) as error:
+        return error
+    return None
+
+
+def _spaces_of_policies(spaces: tuple[Any, Any]) -> list[tuple[Any, Any]]:
+    """Observation and action space of each agent, or of the only one."""
+    several = agent_spaces(*spaces)
+    return [spaces] if several is None else [several.of(agent) for agent in several.agents]
+
+
+def _one_by_one(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that decide how a policy acts, those of the normalisation one by one."""
+    found = {name: value for name, value in settings.items() if name not in FREE_SETTINGS}
+    normalization = found.pop("normalization", None)
+    if normalization is not None:
+        is_on = normalization.mode != "none"
+        found["normalization.mode"] = "running" if is_on else "none"
+        if is_on:
+            found["normalization.clip"] = normalization.clip
+            found["normalization.exclude"] = normalization.exclude
+    return found
+
+
+def _differs(one: Any, other: Any) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):  # families of distributions
+        return {**DEFAULTS, **one} != {**DEFAULTS, **other}
+    return bool(one != other)
+
+
+def _overrides(settings: Mapping[str, Any]) -> str:
+    """Settings of a model as one types them after `maze-run`."""
+    words = (f"model.{name}={_text(value)}" for name, value in settings.items())
+    return " ".join(shlex.quote(word) if re.search(r"[\s{}'\"]", word) else word for word in words)
+
+
+def _text(value: Any) -> str:
+    """A value as the command line reads it."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_text(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, str) and PLAIN_WORD.fullmatch(value):
+        return value
+    return json.dumps(value)
+
+
+def _by_part(weights: Mapping[str, Tensor]) -> WeightsByPart:
+    parts: WeightsByPart = {}
+    for name, value in weights.items():
+        owner, rest = _split(name)
+        parts.setdefault(owner + rest.partition(".")[0], {})[name] = value
+    return parts
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The policy that a name begins with, if there are several, and the rest."""
+    found = OWNER.match(name)
+    return (found.group(), name[found.end() :]) if found else ("", name)
+
+
+def _kind(part: str) -> str:
+    """What a part is, of whatever policy."""
+    return _split(part)[1]
+
+
+def _target(name: str) -> str:
+    """The name of the target of a part or of a weight."""
+    owner, rest = _split(name)
+    return f"{owner}target_{rest}"
+
+
+def _fits(found: Mapping[str, Tensor] | None, wanted: Mapping[str, Tensor]) -> bool:
+    found = found or {}
+    same_names = found.keys() == wanted.keys()
+    return same_names and all(found[name].shape == wanted[name].shape for name in wanted)
+
+
+def _shape(value: Tensor | None) -> str:
+    return "nothing" if value is None else str(list(value.shape))

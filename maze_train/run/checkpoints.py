@@ -1,0 +1,211 @@
+"""Checkpoints of a run, and how it is continued from one of them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from maze_train.config.overrides import shell_word
+from maze_train.config.resuming import checkpoint_name
+from maze_train.config.stored import given_in_python, modules_to_trust
+from maze_train.config.writing import CHECKPOINTS, writable
+from maze_train.core.errors import RunDirectoryError
+from maze_train.core.files import remove_leftovers, warn
+from maze_train.core.targets import arguments_for
+from maze_train.run.parts import BEST, METRICS, SUMMARY, new_directory
+from maze_train.tracking.tracker import read_rows
+from maze_train.training.callbacks import tell_left_out
+from maze_train.training.checkpoints import Checkpoint, CheckpointInfo, Checkpoints, CheckpointStore
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from maze_train.config.train_config import TrainConfig
+    from maze_train.core.types import Tensor
+    from maze_train.tracking.tracker import MetricsRow
+    from maze_train.training.config import CheckpointConfig
+    from maze_train.training.trainer import Trainer
+
+
+RESULTS = (METRICS, BEST, SUMMARY, "policies", "plots", "profile", "events.out.tfevents.*")
+"""Files and directories of a run besides its configuration and its checkpoints."""
+
+SHOWN_DIFFERENCES = 4
+
+
+class RunCheckpoints:
+    """The checkpoints of a run.
+
+    Args:
+        run_dir: Directory of the run.
+        resume: The run that is continued, or the checkpoint of it; None: the newest one.
+        config: Settings of checkpoints; None: the usual ones.
+        mode: `max` if larger scores are better, `min` if smaller ones are.
+        config_text: Configuration of the run, which every checkpoint keeps.
+    """
+
+    def __init__(
+        self,
+        run_dir: Path,
+        resume: str | None = None,
+        config: CheckpointConfig | None = None,
+        mode: str = "max",
+        config_text: str = "",
+    ) -> None:
+        self._store = CheckpointStore(
+            run_dir / CHECKPOINTS, config, mode=mode, settings=config_text
+        )
+        self._run_dir = run_dir
+        self._name = checkpoint_name(resume)
+
+    def find(self) -> CheckpointInfo | None:
+        """Find the checkpoint from which the run goes on; None: there is none."""
+        infos = self._store.list()[::-1]
+        return next((info for info in infos if self._name in (None, info.path.name)), None)
+
+    def load(self) -> Checkpoint | None:
+        """Load the checkpoint from which the run goes on; None: there is none.
+
+        Raises:
+            RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
+        """
+        return self._store.load(self._name)
+
+    def take_up(self) -> Checkpoint | None:
+        """Load that checkpoint, and remove what killed processes left.
+
+        Without a checkpoint the run begins again, and what it has written so far is put aside. The
+        run directory must be locked.
+
+        Raises:
+            RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
+        """
+        for directory in (self._run_dir, self._run_dir / BEST):
+            remove_leftovers(directory)
+        self._store.clean()
+        checkpoint = self.load()
+        if checkpoint is None:
+            put_aside(self._run_dir)
+        else:
+            self._store.point_to(checkpoint)
+        return checkpoint
+
+    def schedule(self, resumed: Checkpoint | None) -> Checkpoints:
+        """Schedule the checkpoints of a run that continues from one, or begins."""
+        return Checkpoints(self._store, resumed)
+
+
+def put_aside(run_dir: Path) -> None:
+    """Move the results of a run that begins again into a directory below it.
+
+    Raises:
+        ConfigError: If they can not be moved.
+    """
+    if not (run_dir / METRICS).exists() and not (run_dir / BEST).exists():
+        return
+    with writable("run_dir", run_dir):
+        aside = new_directory(run_dir / "before")
+        for path in [path for name in RESULTS for path in sorted(run_dir.glob(name))]:
+            path.rename(aside / path.name)
+    warn(
+        f"{run_dir} has no checkpoint: the run begins again, at step 0; what it had "
+        f"written is in {aside}"
+    )
+
+
+def load_checkpoint(trainer: Trainer, checkpoint: Checkpoint) -> None:
+    """Continue from a checkpoint.
+
+    Raises:
+        RunDirectoryError: If it is that of another algorithm or of other networks.
+    """
+    with fitting(checkpoint):
+        saved = shapes_of(checkpoint.state["learners"]["learner"]["modules"])
+        own = shapes_of(trainer.learners.get_weights())
+        differing = [
+            f"{name} {saved.get(name, 'missing')} there, {own.get(name, 'missing')} here"
+            for name in (saved | own)
+            if saved.get(name) != own.get(name)
+        ]
+        if differing:
+            more = f" and {len(differing) - SHOWN_DIFFERENCES} more"
+            shown = "; ".join(differing[:SHOWN_DIFFERENCES])
+            shown += more if len(differing) > SHOWN_DIFFERENCES else ""
+            raise does_not_fit(checkpoint, f"weights differ: {shown}")
+        trainer.load_state_dict(checkpoint.state)
+        if trainer.callbacks is None:
+            tell_left_out(checkpoint.state.get("callbacks", ()))
+
+
+@contextmanager
+def fitting(checkpoint: Checkpoint) -> Iterator[None]:
+    """Let a state that has other parts than those read in the block be an error of its checkpoint.
+
+    Raises:
+        RunDirectoryError: If it has.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise does_not_fit(checkpoint, f"it has no {error}, as of another algorithm") from error
+    except (TypeError, AttributeError) as error:
+        raise does_not_fit(checkpoint, f"it has other parts ({error})") from error
+
+
+def does_not_fit(checkpoint: Checkpoint, problem: str) -> RunDirectoryError:
+    """The error for a checkpoint whose state is not that of its run."""
+    return RunDirectoryError(
+        f"checkpoint {checkpoint.path} does not fit this run: {problem}; is it a copy from another "
+        "run, or has the environment other spaces now?"
+    )
+
+
+def shapes_of(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, list[int]]:
+    """The shape of every weight, by module and name."""
+    return {
+        f"{module}/{name}": list(value.shape)
+        for module, weights in modules.items()
+        for name, value in weights.items()
+    }
+
+
+def how_to_go_on(run_dir: Path | None, config: TrainConfig) -> str:
+    """The line that says how a run is continued.
+
+    Args:
+        run_dir: Its directory.
+        config: Its configuration.
+    """
+    modules, given = modules_to_trust(config), given_in_python(config)
+    if given:
+        trust = f", trust={modules!r}" if modules else ""
+        return f"to go on: train({arguments_for(given)}, resume={str(run_dir)!r}{trust})"
+    trust = f" trust=[{','.join(modules)}]" if modules else ""
+    return f"to go on: maze-run {shell_word('resume', str(run_dir))}{trust}"
+
+
+def past_rows(run_dir: Path, resumed: Checkpoint, is_kept: bool) -> tuple[MetricsRow, ...]:
+    """The metrics of a run up to the checkpoint from which it is continued.
+
+    A table that is damaged is set aside: the checkpoint is whole, and the run goes on without it.
+
+    Args:
+        run_dir: Directory of the run.
+        resumed: The checkpoint.
+        is_kept: Whether the run writes metrics.csv; then missing rows are told.
+    """
+    table = run_dir / "metrics.csv"
+    try:
+        rows = read_rows(table, resumed.epoch)
+    except RunDirectoryError as error:
+        aside = table.with_suffix(".damaged.csv")
+        os.replace(table, aside)
+        kept = f"it is kept as {aside.name}, and a new one begins after {resumed.path.name}"
+        warn(f"{error}; {kept}")
+        return ()
+    if is_kept and len(rows) < resumed.epoch:
+        missing = f"{resumed.epoch - len(rows)} of {resumed.epoch} epochs"
+        warn(f"metrics.csv lacks {missing} before {resumed.path.name}")
+    return tuple(rows)

@@ -1,0 +1,130 @@
+"""Pieces of a run that do not depend on the algorithm: its directory, evaluators and result."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, writable
+from maze_train.core.errors import ConfigError
+from maze_train.core.files import check_held, tell
+
+if TYPE_CHECKING:
+    from maze_train.tracking.tracker import Tracker
+    from maze_train.training.model_selection import BestModelSelection
+    from maze_train.training.outcome import TrainingSummary
+    from maze_train.training.policy_files import TrainedPolicy
+    from maze_train.training.trainer import Trainer
+
+
+WHOLE = "the directory itself"
+"""What is missing where a run directory was moved or removed."""
+
+
+def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:
+    """Print where an unfinished run stopped, and how to go on."""
+    latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
+    stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
+    if latest is None:
+        tell(f"{stopped}; there is no checkpoint")
+    elif not latest.is_dir():
+        tell(f"{stopped}; the last checkpoint, {latest}, was moved or removed")
+    else:
+        tell(f"{stopped}; last checkpoint: {latest}\n{how_to_go_on}")
+
+
+def missing_results(
+    trainer: Trainer, tracker: Tracker, selection: BestModelSelection, run_dir: Path
+) -> tuple[str, ...]:
+    """Results of a run that ended which could not be written, as on a full disk."""
+    missing = [*tracker.missing, *map(str, selection.missing)]
+    try:
+        check_held(run_dir)
+    except OSError:
+        missing.insert(0, WHOLE)
+    checkpoints = trainer.checkpoints
+    if checkpoints is not None and not checkpoints.holds(trainer.epoch, trainer.updates, False):
+        missing.append("the last checkpoint")
+    return tuple(missing)
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """Result of a finished run."""
+
+    run_dir: Path
+    """Directory of the run."""
+
+    summary: TrainingSummary
+    """The outcome in numbers."""
+
+    history: list[dict[str, float]]
+    """One row of metrics per epoch."""
+
+    policy: TrainedPolicy
+    """The best policy, or the last one if none was selected."""
+
+    missing: tuple[str, ...] = ()
+    """Results that could not be written, as on a full disk; `maze-run` fails then."""
+
+    @property
+    def best_metric(self) -> float:
+        """Best value of the metric that selects the policy; the objective of a sweep."""
+        return self.summary.best_metric
+
+
+BEST, METRICS, SUMMARY = "best", "metrics.csv", "summary.json"
+
+
+def check_is_free(run_dir: str | Path | None) -> None:
+    """Refuse a directory for a new run that holds one already, or the remains of one.
+
+    Raises:
+        ConfigError: If it does.
+    """
+    if run_dir is None:
+        return
+    if (Path(run_dir) / CONFIG_FILE).exists():
+        problem = "holds a run already; continue it with resume=auto, name another directory, or "
+        raise ConfigError("run_dir", f"{problem}remove it", str(run_dir))
+    left = [name for name in (CHECKPOINTS, BEST, METRICS) if (Path(run_dir) / name).exists()]
+    if left:
+        raise ConfigError(
+            "run_dir",
+            f"holds {', '.join(left)} of a run whose {CONFIG_FILE} is missing: restore that file "
+            "(best/ has a copy) to continue it, or name another directory",
+            str(run_dir),
+        )
+
+
+def make_run_dir(run_dir: str | None, default_parent: Path) -> Path:
+    """Create the directory of a new run.
+
+    Args:
+        run_dir: Its name; None: `<default_parent>/<date>_<time>`.
+        default_parent: Where runs of its kind are.
+
+    Raises:
+        ConfigError: If it can not be created.
+    """
+    with writable("run_dir", Path(run_dir or default_parent)):
+        if run_dir is None:
+            return new_directory(default_parent)
+        Path(run_dir).mkdir(parents=True, exist_ok=True)
+        return Path(run_dir)
+
+
+def new_directory(parent: Path) -> Path:
+    """A directory named after the time, with a number if there is one of that second already."""
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    number = 1
+    while True:
+        path = parent / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return path

@@ -1,0 +1,140 @@
+"""The way of a configuration from what a user gives to what a runner gets.
+
+    values by name      Hydra composes them, or a Python user gives them
+    stored_settings     with `resume=<directory>`: the settings of that run, and changes of the user
+    load_config         names of options and dotted keys become mappings, these become dataclasses,
+                        which check themselves; then come the defaults of the algorithm
+    prepare             a base run gives its networks; a trial is shortened; the settings of a run
+                        that is continued are compared; a seed is drawn
+
+`configure` is the way to a `TrainConfig`, `prepare` the rest of it. Runners change nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from maze_train.config.loading import load_config
+from maze_train.config.resuming import continued, run_to_resume, stored_settings
+from maze_train.config.train_config import AUTO, TrainConfig
+from maze_train.core.seeding import draw_seed
+from maze_train.training.config import TRIAL_STEPS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from torch import nn
+
+    from maze_train.nets.config import ModelConfig
+    from maze_train.training.checkpoints import CheckpointInfo
+
+
+class BasePolicy(Protocol):
+    """Policy of the run that `base_run` names, with which another run begins."""
+
+    def with_networks(self, resumed_dir: Path | None) -> TrainConfig:
+        """Give the configuration the networks of the policy."""
+
+    def check_spaces(self, own_spaces: tuple[Any, Any]) -> None:
+        """Refuse a policy for other spaces than those of the environment."""
+
+    def take_over(self, model: nn.Module) -> str:
+        """Give a model the weights of the policy; returns a line that says which."""
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A checked configuration, and what the run begins with."""
+
+    config: TrainConfig
+    """The configuration, with a seed and all defaults."""
+
+    resumed_dir: Path | None = None
+    """Directory of the run that is continued; None: a new run."""
+
+    checkpoint: CheckpointInfo | None = None
+    """Checkpoint at which the run goes on; None: it begins at step 0."""
+
+    bases: tuple[BasePolicy, ...] = ()
+    """Policies whose weights training starts from; none: new weights, or those of a checkpoint."""
+
+
+def configure(values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> TrainConfig:
+    """Make the configuration of a run from plain values.
+
+    Args:
+        values: Values as `load_config` takes them.
+        changes: Settings that are changed in the run that `resume` names; None: the values are not
+            changes, but a whole configuration, also with `resume`.
+
+    Raises:
+        ConfigError: If a setting is wrong, see `load_config` and `stored_settings`.
+        RunDirectoryError: If the configuration of the run is damaged.
+    """
+    resume = values.get("resume")
+    if changes is not None and resume not in (None, AUTO):
+        values = stored_settings(str(resume), changes)
+    return load_config(values)
+
+
+def prepare(config: TrainConfig) -> PreparedRun:
+    """Complete a configuration, and find what the run begins with; nothing is written.
+
+    Raises:
+        ConfigError: If there is no run to continue, a setting differs from it that changes its
+            numbers, or the algorithm can not learn with the policy of the base run.
+        RunDirectoryError: If the configuration of the run that is continued is damaged.
+    """
+    config = config.with_defaults()
+    directory, bases = run_to_resume(config), []
+    sources = [policy for policy, own in config.policies.items() if own.run is not None]
+    for policy in [*[None] * (config.base_run is not None), *sources]:
+        base = _base_policy(config, policy)
+        config = base.with_networks(directory)
+        bases.append(base)
+    config, checkpoint = shortened(config), None
+    if directory is not None:
+        # Imported here, as below: an error in a configuration is reported before PyTorch is needed.
+        from maze_train.run.checkpoints import RunCheckpoints
+
+        checkpoint = RunCheckpoints(directory, config.resume).find()
+        config = continued(config, directory, checkpoint)
+    if config.seed is None:
+        config = replace(config, seed=draw_seed())
+    return PreparedRun(config, directory, checkpoint, () if checkpoint else tuple(bases))
+
+
+def _base_policy(config: TrainConfig, policy: str | None) -> BasePolicy:
+    """The policy of `base_run`, or the one that a policy of several begins with."""
+    from maze_train.run.base_policy import SavedBasePolicy
+    from maze_train.run.policies import PolicySource
+
+    return SavedBasePolicy(config) if policy is None else PolicySource(config, policy)
+
+
+def shortened(config: TrainConfig) -> TrainConfig:
+    """Shorten everything if the run is a trial (`runner.fast_dev_run`)."""
+    if not config.runner.fast_dev_run:
+        return config
+    limit = config.evaluation.max_episode_steps
+    return replace(
+        config,
+        algorithm=config.algorithm.shortened(),
+        evaluation=replace(
+            config.evaluation,
+            n_episodes=min(2, config.evaluation.n_episodes),
+            final_episodes=min(2, config.evaluation.final_episodes),
+            max_episode_steps=min(limit or TRIAL_STEPS, TRIAL_STEPS),
+        ),
+        model=_begins_soon(config.model),
+        policies={
+            key: replace(policy, model=policy.model and _begins_soon(policy.model))
+            for key, policy in config.policies.items()
+        },
+    )
+
+
+def _begins_soon(model: ModelConfig) -> ModelConfig:
+    return replace(model, normalization=replace(model.normalization, n_steps=1))

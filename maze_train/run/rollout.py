@@ -1,0 +1,361 @@
+"""Plays the episodes that a configuration asks for, and writes the results."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack, nullcontext, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from maze_train.collect.episode_player import PlayedEpisode, PlaySettings
+from maze_train.collect.player import RolloutPlayer
+from maze_train.collect.video import ffmpeg_path
+from maze_train.config.writing import CONFIG_FILE, config_to_dict, writable
+from maze_train.core.errors import ConfigError, DatasetError, EnvError
+from maze_train.core.files import atomic_write, check_enclosed, held, tell, versions, warn
+from maze_train.core.hub import is_on_hub
+from maze_train.data.trajectories import DatasetMetadata
+from maze_train.data.trajectory_files import TrajectoryWriter
+from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
+from maze_train.envs.stepped import close_all
+from maze_train.learner.modules import torch_threads
+from maze_train.run.parts import new_directory
+from maze_train.run.policies import with_policies
+from maze_train.run.rollout_report import (
+    EPISODES_FILE,
+    SUMMARY_FILE,
+    RolloutFiles,
+    RolloutProgress,
+    RolloutSummary,
+    summarise,
+)
+from maze_train.run.saved_policies import chosen_policy
+from maze_train.spaces.agents import agent_spaces
+from maze_train.training.build_context import close_quietly
+from maze_train.training.outcome import Interruption
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import gymnasium
+
+    from maze_train.config.rollout_config import RolloutConfig
+    from maze_train.envs.config import EnvConfig
+
+
+ROLLOUT_FILE = "rollout.yaml"
+TRAJECTORIES, VIDEOS, ROLLOUTS = "trajectories", "videos", "rollouts"
+FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "error"
+
+
+@dataclass(frozen=True)
+class RolloutResult:
+    """Result of a rollout."""
+
+    output_dir: Path
+    """Directory of the results."""
+
+    episodes: list[PlayedEpisode]
+    """The episodes by their number, without their trajectories, which `record` writes."""
+
+    summary: RolloutSummary
+    """Numbers over the episodes."""
+
+
+class RolloutRunner:
+    """Plays episodes with a policy, and writes what came of them.
+
+    An episode is a function of the policy and its seed: `runner`, its processes and environments
+    make no difference.
+
+    Args:
+        config: The configuration; it is not changed.
+
+    Raises:
+        ConfigError: If the parts of the configuration do not fit.
+        RunDirectoryError: If the run has no policy, or it is damaged.
+    """
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+    ) -> None:
+        self.policy = chosen_policy(config)
+        if config.env is None:
+            config = replace(config, env=self.policy.env)
+        assert config.env is not None  # what __post_init__ of the configuration has checked
+        self.config = config
+        self.env_config = rendered(config.env, config.render_mode)
+        factory = EnvFactory(self.env_config).for_evaluation()
+        limit = config.max_episode_steps
+        self.env_factory: Callable[[], gymnasium.Env[Any, Any]] = (
+            BoundedEnvFactory(factory, limit) if limit else factory
+        )
+        self.episodes: list[PlayedEpisode] = []
+        self._outputs = Path("outputs").absolute()  # an environment may change the directory
+        self._spaces: tuple[Any, Any] = (None, None)
+
+    def run(self) -> RolloutResult:
+        """Play all episodes.
+
+        Whatever ends the rollout, the episodes up to there are written.
+
+        Raises:
+            ConfigError: Before anything is written, if policy, environment and settings do not fit.
+            Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1.
+            MazeTrainError: If an environment, a policy or a worker failed.
+            RunDirectoryError: If the results can not be written.
+        """
+        config, self.episodes = self.config, []
+        with (
+            torch_threads(config.runner.torch_threads),
+            Interruption() as interruption,
+            ExitStack() as stack,
+        ):
+            self._check_environment()
+            given = config.output_dir
+            was_there = given is not None and Path(given).exists()
+            output_dir = self._make_output_dir()
+            writer = None
+            try:
+                player = self.make_player(output_dir / VIDEOS)
+                stack.callback(close_quietly, player)
+                if config.record_dir is not None:
+                    writer = self._trajectory_writer(Path(config.record_dir))
+            except BaseException:
+                if not was_there:
+                    with suppress(OSError):  # the default has parents that were made for it
+                        for place in (output_dir, *output_dir.parents[: 2 * (given is None)]):
+                            place.rmdir()
+                raise
+            stack.enter_context(held(output_dir, output_dir))
+            self._write_config(output_dir)
+            if config.record and writer is None:
+                writer = self._trajectory_writer(output_dir / TRAJECTORIES)
+            self._play(player, output_dir, writer, interruption)
+        return RolloutResult(output_dir, self.episodes, self._summary)
+
+    def _play(
+        self,
+        player: RolloutPlayer,
+        output_dir: Path,
+        writer: TrajectoryWriter | None,
+        interruption: Interruption,
+    ) -> None:
+        """Play, and write results whatever happens."""
+        seeds = self.config.episode_seeds
+        reason, began = FAILED, time.monotonic()
+        progress = RolloutProgress(len(seeds), self.config.progress)
+        several = agent_spaces(*self._spaces)
+        files = RolloutFiles(output_dir, several.agents if several is not None else ())
+        with interruption.deferred():  # a signal while files are written costs no episodes
+            try:
+                with writer or nullcontext():
+                    try:
+                        with interruption.immediate(), progress:
+                            progress.say([self._title])
+                            for episode in player.play(seeds, on_step=progress.steps):
+                                with interruption.deferred():
+                                    self._keep(episode, writer)
+                                    files.add(episode)
+                                interruption.check()
+                                progress.ended(episode)
+                    finally:
+                        self._keep_waiting(player, writer)
+                reason = FINISHED
+            except KeyboardInterrupt:
+                reason = INTERRUPTED
+                raise
+            finally:
+                spent = time.monotonic() - began
+                files.finish(self.episodes, self._content(reason, spent, player.worker_restarts))
+                if reason != FINISHED:
+                    count = f"{len(self.episodes):,} of {len(seeds):,} episodes"
+                    tell(f"stopped after {count}; results: {output_dir}")
+        progress.say(self._outcome(output_dir))
+
+    def _keep(self, episode: PlayedEpisode, writer: TrajectoryWriter | None) -> None:
+        """Note an episode; its trajectory goes to the writer."""
+        # At first: what the writer can not write stays with it, and is not to be added again.
+        self.episodes.append(replace(episode, trajectory=None))
+        if writer is not None and episode.trajectory is not None:
+            writer.add(episode.trajectory)
+
+    def _keep_waiting(self, player: RolloutPlayer, writer: TrajectoryWriter | None) -> None:
+        """Note episodes that are done, but wait for earlier ones, which are not played any more."""
+        kept = {episode.number for episode in self.episodes}
+        for number in sorted(player.waiting.keys() - kept):
+            self._keep(player.waiting[number], writer)
+
+    def make_player(self, video_dir: Path | None = None) -> RolloutPlayer:
+        """Build the player of the episodes: in this process or in others, as the runner says.
+
+        Args:
+            video_dir: Where videos go, if the configuration asks for them.
+        """
+        config = self.config
+        settings = PlaySettings(
+            deterministic=config.deterministic,
+            record=config.record,
+            video_dir=str(video_dir) if config.video else None,
+            video_every=config.video_interval,
+        )
+        return RolloutPlayer(
+            self.env_factory,
+            self.policy.make_agent,
+            settings,
+            config.runner.place(),
+            num_envs=min(config.runner.concurrency, len(config.episode_seeds)),
+            on_non_finite=config.on_non_finite,
+        )
+
+    # -- checks ----------------------------------------------------------------------------------
+
+    def _check_environment(self) -> None:
+        """Build one environment, and refuse one that does not fit the policy or can not render."""
+        config, mode = self.config, self.config.render_mode
+        setting = ("video", True) if config.video else ("render", config.render)
+        if config.video:
+            ffmpeg_path()
+        try:
+            env = self.env_factory()
+        except ConfigError as error:
+            if mode is None or error.key != "env.kwargs":
+                raise
+            problem = f"needs an environment that takes render_mode={mode!r}: {error.problem}"
+            raise ConfigError(setting[0], problem, setting[1]) from error
+        try:
+            if mode is not None and env.render_mode != mode:
+                has = f"{env_name(self.env_config)} has {env.metadata.get('render_modes')}"
+                problem = f"needs the render mode {mode!r}; {has}"
+                raise ConfigError(setting[0], problem, setting[1])
+            self._spaces = (env.observation_space, env.action_space)
+            if config.policies:
+                self.policy = with_policies(self.policy, config, self._spaces)
+            else:
+                self.policy.check_spaces(env_name(self.env_config), self._spaces)
+        finally:
+            try:
+                close_all([env])
+            except EnvError as error:  # it is not one of those that play
+                warn(str(error))
+
+    # -- files -----------------------------------------------------------------------------------
+
+    def _make_output_dir(self) -> Path:
+        """Create the directory of the results."""
+        given = self.config.output_dir
+        path = self._default_parent() if given is None else Path(given)
+        with writable("output_dir", path):
+            if given is None:
+                return new_directory(path)
+            taken = [CONFIG_FILE, ROLLOUT_FILE, EPISODES_FILE, SUMMARY_FILE, VIDEOS]
+            if self.config.record_dir is None:
+                taken.append(TRAJECTORIES)
+            found = [name for name in taken if (path / name).exists()]
+            if found:
+                problem = f"holds results already ({found[0]}): name another directory, or null"
+                raise ConfigError("output_dir", problem, given)
+            path.mkdir(parents=True, exist_ok=True)
+            return path
+
+    def _default_parent(self) -> Path:
+        """The folder in which a directory named after the time is made."""
+        if self.policy.run_dir is not None and not is_on_hub(self.config.run or ""):
+            check_enclosed(self.policy.run_dir)
+            return self.policy.run_dir / ROLLOUTS
+        return self._outputs / f"{env_name(self.env_config)}-{self.policy.name}-rollout"
+
+    def _write_config(self, output_dir: Path) -> None:
+        """Write what repeats the rollout, in another directory."""
+        config = replace(self.config, output_dir=None)
+        text = yaml.safe_dump(config_to_dict(config), sort_keys=False)
+        with writable("output_dir", output_dir), atomic_write(output_dir / ROLLOUT_FILE) as file:
+            file.write(text.encode())
+
+    def _trajectory_writer(self, directory: Path) -> TrajectoryWriter:
+        """A data set for the episodes: a new one, or that of `record_dir`.
+
+        Raises:
+            ConfigError: If `record_dir` has other spaces, is damaged, or can not be written.
+        """
+        env, policy = self._env_settings, self.policy.settings
+        try:
+            return TrajectoryWriter(directory, DatasetMetadata(*self._spaces, env, policy))
+        except DatasetError as error:
+            if self.config.record_dir is None:
+                raise
+            raise ConfigError("record_dir", str(error), self.config.record_dir) from error
+
+    def _content(self, reason: str, wall_time_s: float, worker_restarts: int) -> dict[str, Any]:
+        """The content of `summary.json`."""
+        return {
+            "stop_reason": reason,
+            "episodes_requested": len(self.config.episode_seeds),
+            **self._summary.as_dict(),
+            **self._seeds,
+            "deterministic": self.policy.deterministic,
+            "env": self._env_settings,
+            "policy": self.policy.settings,
+            "wall_time_s": wall_time_s,
+            "worker_restarts": worker_restarts,
+            "versions": dict(versions()),
+        }
+
+    @property
+    def _summary(self) -> RolloutSummary:
+        return summarise(self.episodes, self.policy.owners)
+
+    @property
+    def _seeds(self) -> dict[str, Any]:
+        """The seeds that were asked for: all of them if they were listed, else the two ends."""
+        seeds = self.config.episode_seeds
+        if self.config.seeds is not None:
+            return {"seeds": seeds}
+        return {"first_seed": seeds[0], "last_seed": seeds[-1]}
+
+    @property
+    def _env_settings(self) -> dict[str, Any]:
+        assert self.config.env is not None
+        return config_to_dict(self.config.env)
+
+    # -- messages --------------------------------------------------------------------------------
+
+    @property
+    def _title(self) -> str:
+        count = len(self.config.episode_seeds)
+        episodes = f"{count:,} episode{'s' if count > 1 else ''}"
+        return f"{self.policy.title} on {env_name(self.env_config)}, {episodes}"
+
+    def _outcome(self, output_dir: Path) -> list[str]:
+        """The lines at the end: numbers, and where the files are."""
+        summary = self._summary
+        lines = ["", *(f"  {line}" for line in summary.lines()), ""]
+        if summary.agents:
+            lines += [*(f"  {line}" for line in summary.agent_lines()), ""]
+        if summary.lost:
+            lines.append(f"  lost      {summary.lost:,} episodes (numbers that are not finite)")
+        lines.append(f"  results   {output_dir}")
+        if self.config.record:
+            lines.append(f"  data set  {self.config.record_dir or output_dir / TRAJECTORIES}")
+        if self.config.video:
+            lines.append(f"  videos    {output_dir / VIDEOS}")
+        return lines
+
+
+def rendered(env: EnvConfig, mode: str | None) -> EnvConfig:
+    """The settings of an environment that renders.
+
+    Raises:
+        ConfigError: If they ask for another way of rendering.
+    """
+    if mode is None:
+        return env
+    given = env.kwargs.get("render_mode", mode)
+    if given != mode:
+        problem = f"expected {mode!r}, or nothing, for the video or window that is asked for"
+        raise ConfigError("env.kwargs.render_mode", problem, given)
+    return replace(env, kwargs={**env.kwargs, "render_mode": mode})

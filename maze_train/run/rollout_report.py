@@ -1,0 +1,323 @@
+"""Report of a rollout: numbers over its episodes, files, and progress for people."""
+
+from __future__ import annotations
+
+import math
+import time
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze_train.core.errors import RunDirectoryError
+from maze_train.tracking.console import Display, ProgressMode
+from maze_train.tracking.tracker import RunInfo, aligned, compact, duration, readable
+from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from maze_train.collect.episode_player import PlayedEpisode
+
+
+EPISODES_FILE, SUMMARY_FILE = "evaluation.csv", "summary.json"
+COLUMNS = ("number", "seed", "return", "length", "success", "terminated", "truncated", "lost")
+
+
+@dataclass(frozen=True)
+class RolloutSummary:
+    """Numbers over the episodes of a rollout; NaN where there is none.
+
+    Episodes that were lost count in `lost` and `env_steps` only. Deviations are those of the
+    episodes themselves (divided by n).
+    """
+
+    episodes: int
+    """Episodes that were played, lost ones included."""
+
+    lost: int
+    """Episodes that were lost: the environment returned numbers that are not finite."""
+
+    env_steps: int
+    """Steps of all episodes."""
+
+    return_mean: float
+    return_std: float
+    return_min: float
+    return_max: float
+    length_mean: float
+    length_std: float
+    length_min: float
+    length_max: float
+
+    success_rate: float
+    """Share of successes among the episodes that reported whether they were one."""
+
+    agents: dict[str, AgentSummary] = field(default_factory=dict)
+    """Numbers of each agent, where there are several."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers by name."""
+        found = asdict(self)
+        if not self.agents:
+            del found["agents"]
+        return found
+
+    def lines(self) -> list[str]:
+        """The numbers as a table for people."""
+        rows = [("", "mean", "std", "min", "max")]
+        for name in ("return", "length"):
+            numbers = (getattr(self, f"{name}_{part}") for part in rows[0][1:])
+            rows.append((name, *map(readable, numbers)))  # type: ignore[arg-type]
+        if math.isfinite(self.success_rate):
+            rows.append(("success", readable(self.success_rate), "", "", ""))
+        return aligned(rows, left=[0])
+
+    def agent_lines(self) -> list[str]:
+        """The numbers of agents as a table for people; empty: there is one agent."""
+        if not self.agents:
+            return []
+        names = ["return_mean", "return_std", "turns_mean", "win_rate", "draw_rate", "loss_rate"]
+        if all(math.isnan(own.win_rate) for own in self.agents.values()):
+            names = names[:3]
+        titles = [name.removesuffix("_mean").removesuffix("_rate") for name in names]
+        rows = [["agent", "policy", *(title.replace("return_", "") for title in titles)]]
+        for agent, own in self.agents.items():
+            numbers = (readable(getattr(own, name)) for name in names)
+            rows.append([agent, own.policy or "-", *numbers])
+        return aligned(rows, left=[0, 1])
+
+
+@dataclass(frozen=True)
+class AgentSummary:
+    """Numbers of one of several agents over the episodes of a rollout."""
+
+    policy: str | None
+    """Id of its policy; None: it has none of its own."""
+
+    return_mean: float
+    return_std: float
+    return_min: float
+    return_max: float
+
+    turns_mean: float
+    """Number of its actions in an episode."""
+
+    win_rate: float
+    """Share of episodes in which its return is larger than those of all agents with another policy;
+    NaN, as the next two: there are none."""
+
+    draw_rate: float
+    """Share of those in which it is as large as the largest one of theirs."""
+
+    loss_rate: float
+    """Share of those in which it is smaller."""
+
+
+def summarise(
+    episodes: Iterable[PlayedEpisode], owners: Mapping[str, str] = MappingProxyType({})
+) -> RolloutSummary:
+    """The numbers over some episodes.
+
+    Args:
+        episodes: The episodes.
+        owners: Id of the policy of each agent, where it is known.
+    """
+    episodes = list(episodes)
+    whole = [episode for episode in episodes if not episode.lost]
+    reported = [episode.success for episode in whole if not math.isnan(episode.success)]
+    return RolloutSummary(
+        len(episodes),
+        len(episodes) - len(whole),
+        sum(episode.length for episode in episodes),
+        *spread([episode.episode_return for episode in whole]),
+        *spread([float(episode.length) for episode in whole]),
+        float(np.mean(reported)) if reported else math.nan,
+        _summaries_of_agents(whole, owners),
+    )
+
+
+def _summaries_of_agents(
+    episodes: Sequence[PlayedEpisode], owners: Mapping[str, str]
+) -> dict[str, AgentSummary]:
+    agents = episodes[0].agent_returns if episodes else {}
+    returns = {a: np.array([episode.agent_returns[a] for episode in episodes]) for a in agents}
+    found: dict[str, AgentSummary] = {}
+    for agent, own in returns.items():
+        others = [returns[a] for a in agents if owners.get(a) != owners.get(agent)]
+        best = np.max(others, axis=0) if others else np.full(len(own), math.nan)
+        rates = (own > best, own == best, own < best)
+        found[agent] = AgentSummary(
+            owners.get(agent),
+            *spread(own.tolist()),
+            float(np.mean([episode.agent_turns[agent] for episode in episodes])),
+            *(float(rate.mean()) if others else math.nan for rate in rates),
+        )
+    return found
+
+
+def spread(values: Sequence[float]) -> tuple[float, float, float, float]:
+    """Mean, standard deviation, least and largest of some numbers; NaN of none."""
+    if not values:
+        return (math.nan,) * 4
+    array = np.array(values, np.float64)
+    return float(array.mean()), float(array.std()), float(array.min()), float(array.max())
+
+
+class RolloutFiles:
+    """The table of the episodes, and the summary.
+
+    A process that is killed leaves the rows up to there.
+
+    Args:
+        directory: Directory of the results.
+        agents: Names of the agents, where there are several.
+
+    Raises:
+        RunDirectoryError: If it can not be written.
+    """
+
+    def __init__(self, directory: Path, agents: Sequence[str] = ()) -> None:
+        self._directory = directory
+        self._run = RunInfo(run_dir=directory)
+        of_agents = [f"{name}/{agent}" for agent in agents for name in ("return", "turns")]
+        self._table = CSVWriter(EPISODES_FILE, (*COLUMNS, *of_agents))
+        self._count = 0
+        with self._writing():
+            self._table.start(self._run)
+
+    def add(self, episode: PlayedEpisode) -> None:
+        """Write the row of an episode; flags are 0 or 1, an unknown success is empty.
+
+        Raises:
+            RunDirectoryError: If the disk does not take it; `finish` tries again.
+        """
+        row = {
+            "number": episode.number,
+            "seed": episode.seed,
+            "return": float(episode.episode_return),
+            "length": episode.length,
+            "terminated": int(episode.terminated),
+            "truncated": int(episode.truncated),
+            "lost": int(episode.lost),
+        }
+        row |= {f"return/{agent}": value for agent, value in episode.agent_returns.items()}
+        row |= {f"turns/{agent}": turns for agent, turns in episode.agent_turns.items()}
+        if not math.isnan(episode.success):
+            row["success"] = float(episode.success)
+        self._count += 1
+        with self._writing():
+            self._table.write(row)
+
+    def finish(self, episodes: Sequence[PlayedEpisode], content: Mapping[str, Any]) -> None:
+        """Write the rows that are missing, and the summary; NaN becomes null.
+
+        Args:
+            episodes: All episodes, those that were added first.
+            content: Content of the summary.
+
+        Raises:
+            RunDirectoryError: If the disk does not take them.
+        """
+        summary = JSONSummaryWriter(SUMMARY_FILE)
+        summary.start(self._run)
+        with self._writing(), closing(self._table):
+            for episode in episodes[self._count :]:
+                self.add(episode)
+            self._table.finish(content)
+            summary.finish(content)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Errors of the disk are those of the directory of the results."""
+        try:
+            yield
+        except OSError as error:
+            problem = f"{self._directory} can not be written: {error}"
+            raise RunDirectoryError(problem) from error
+
+
+class RolloutProgress:
+    """Shows how many episodes were played; a context manager, which gives the terminal back.
+
+    A reader of standard output that goes away costs the display, not the rollout.
+
+    Args:
+        total: Episodes to play.
+        mode: See `Display`.
+        clock: Time in seconds, any origin.
+    """
+
+    def __init__(
+        self,
+        total: int,
+        mode: ProgressMode = "auto",
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._display = Display(mode)
+        self._total = total
+        self._clock = clock
+        self._started_at = clock()
+        self._played = 0
+        self._steps = 0
+        self._counted = 0
+        self._sum_of_returns = 0.0
+
+    def __enter__(self) -> RolloutProgress:
+        self._display.open(self._started_at)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        with self._shown():
+            if self._display.has_bar:
+                self._show(self._clock())
+        with self._shown():
+            self._display.close()
+
+    def say(self, lines: Iterable[str]) -> None:
+        """Print lines, unless everything is quiet."""
+        with self._shown():
+            for line in lines:
+                self._display.say(line)
+
+    def steps(self, count: int) -> None:
+        """Count so many steps."""
+        self._steps += count
+        self._show_if_due()
+
+    def ended(self, episode: PlayedEpisode) -> None:
+        """Take in an episode."""
+        self._played += 1
+        if not episode.lost:
+            self._counted += 1
+            self._sum_of_returns += episode.episode_return
+        self._show_if_due()
+
+    def _show_if_due(self) -> None:
+        now = self._clock()
+        if self._display.is_due(now):
+            with self._shown():
+                self._show(now)
+
+    @contextmanager
+    def _shown(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self._display.silence()
+
+    def _show(self, now: float) -> None:
+        elapsed = now - self._started_at
+        parts = [f"{compact(self._steps):>5} steps"]
+        if elapsed > 0:
+            parts.append(f"{compact(self._steps / elapsed):>5}/s")
+        if self._played:
+            left = elapsed * (self._total - self._played) / self._played
+            parts.append(f"eta {duration(left)}")
+        if self._counted:
+            parts.append(f"return {readable(self._sum_of_returns / self._counted)}")
+        played = f"episode {self._played:>{len(str(self._total))}}/{self._total}"
+        self._display.show(now, played, self._played / self._total, "  ".join(parts))

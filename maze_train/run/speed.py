@@ -1,0 +1,186 @@
+"""Notes at the end of a run about settings with which it would have been faster."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+from gymnasium.vector.utils import batch_space
+
+from maze_train.collect.actors import Actors
+from maze_train.core.errors import EnvError, MazeTrainError
+from maze_train.envs.foreign import make_foreign_env
+from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.training.generators import generators_kept
+from maze_train.training.policy_files import TrainedPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from maze_train.envs.config import EnvConfig
+    from maze_train.envs.vector import MazeVectorEnv
+    from maze_train.training.builder import AlgorithmBuilder
+
+
+TIMES = ("time/env_s", "time/collect_s", "time/epoch_s")
+LEAST_WAIT_S, LEAST_SHARE = 5.0, 0.2
+"""Seconds, and share of the run, that have to be at stake where it is worth a line."""
+
+MORE = 8
+"""Times as many environments, with which actions are chosen for a comparison."""
+
+N_STEPS = 50
+"""Steps of environments that are compared."""
+
+
+def speed_notes(
+    rows: Sequence[Mapping[str, float]], builder: AlgorithmBuilder[Any], policy: TrainedPolicy
+) -> Iterator[str]:
+    """The lines about the speed of a run.
+
+    What another setting would save is measured with the policy and the environments of the run,
+    unless there are actors: these have both.
+
+    Args:
+        rows: Metrics of the epochs of this process.
+        builder: Has the environments of the run, which are stepped, and its settings.
+        policy: The policy, on the CPU.
+    """
+    env_s, collect_s, whole_s = (sum(row.get(name, 0.0) for row in rows) for name in TIMES)
+    source = builder.source
+    if isinstance(source, Actors):
+        if not source.pool.workers:
+            yield from worker_notes(
+                collect_s, whole_s, source.busy_s, len(source.slices), "collected rollouts"
+            )
+        return
+    if not env_s:
+        return
+    with suppress(EnvError):  # Workers that are gone must not cost a finished training.
+        if isinstance(source, PooledVectorEnv) and not source.envs:
+            yield from worker_notes(env_s, whole_s, source.busy_s(), source.n_workers)
+    with suppress(MazeTrainError):  # which must not cost a finished training
+        if builder.context.device.type == "cpu":
+            yield from policy_notes(collect_s - env_s, whole_s, policy, builder.num_envs)
+        yield from native_notes(env_s, whole_s, builder)
+
+
+def policy_notes(
+    policy_s: float, whole_s: float, policy: TrainedPolicy, num_envs: int
+) -> Iterator[str]:
+    """The line where actions for more environments take hardly longer than for those of the run.
+
+    Args:
+        policy_s: Seconds that choosing actions took.
+        whole_s: Seconds of the run.
+        policy: The policy.
+        num_envs: Environments of the run.
+    """
+    if not is_worth_it(policy_s, whole_s):
+        return
+    few_s, many_s = (seconds_to_act(policy, size) for size in (num_envs, MORE * num_envs))
+    if is_worth_it(policy_s * (1 - many_s / (MORE * few_s)), whole_s):
+        yield (
+            "a larger runner.concurrency would pay: choosing actions took "
+            f"{100 * policy_s / whole_s:.0f} % of the time, and for {MORE * num_envs} environments "
+            f"at a time takes {max(many_s / few_s, 1.0):.1f} times as long as for {num_envs}"
+        )
+
+
+def native_notes(env_s: float, whole_s: float, builder: AlgorithmBuilder[Any]) -> Iterator[str]:
+    """The line where the environment has a vector form that is faster.
+
+    Args:
+        env_s: Seconds that stepping environments took.
+        whole_s: Seconds of the run.
+        builder: Has the environments of the run, which are stepped.
+    """
+    config = builder.context.env
+    if not (is_worth_it(env_s, whole_s) and has_vector_form(config)):
+        return
+    native = replace(config, backend="native")
+    with closing(make_foreign_env(native, builder.num_envs, training=True)) as env:
+        native_s, run_s = seconds_to_step(env), seconds_to_step(builder.env)
+    if is_worth_it(env_s * (1 - native_s / run_s), whole_s):
+        yield (
+            f"env.backend=native would be faster: environments took {100 * env_s / whole_s:.0f} % "
+            f"of the time, and their vector form steps {run_s / native_s:.1f} times as fast"
+        )
+
+
+def worker_notes(
+    waited_s: float,
+    whole_s: float,
+    busy_s: float,
+    n_workers: int,
+    work: str = "stepped environments",
+) -> Iterator[str]:
+    """The line with which a run in processes ends, where these would better be others.
+
+    Args:
+        waited_s: Seconds for which the run waited for workers.
+        whole_s: Seconds of the run.
+        busy_s: Seconds for which the workers did their work, summed up.
+        n_workers: How many there are.
+        work: The work.
+    """
+    if not is_worth_it(waited_s, whole_s):
+        return
+    if busy_s < waited_s:
+        yield (
+            f"runner=dev would be faster: the run waited {waited_s:,.0f} s for workers, which "
+            f"{work} for {busy_s:,.0f} s in all"
+        )
+    elif busy_s < waited_s * n_workers / 2:
+        yield (
+            "a larger runner.concurrency would pay: while the run waited for them, the "
+            f"{n_workers} workers {work} for "
+            f"{100 * busy_s / (waited_s * n_workers):.0f} % of the time"
+        )
+
+
+def is_worth_it(saved_s: float, whole_s: float) -> bool:
+    """Whether so many seconds of a run are worth a line."""
+    return saved_s >= LEAST_WAIT_S and saved_s >= LEAST_SHARE * whole_s
+
+
+def has_vector_form(config: EnvConfig) -> bool:
+    """Whether the environment is registered with a vector form that does what the run does."""
+    spec = gymnasium.registry.get(config.id or "")
+    is_plain = config.backend == "gymnasium" and not (config.wrappers or config.training_wrappers)
+    # That of Atari games comes with a preprocessing of its own.
+    is_game = str(config.id).startswith("ALE/")
+    return is_plain and not is_game and spec is not None and spec.vector_entry_point is not None
+
+
+def seconds_to_act(policy: TrainedPolicy, n: int) -> float:
+    """Seconds that the actions of n environments take; the policy that is given acts no further."""
+    own = TrainedPolicy(policy.model, policy.observation_space, policy.action_space)
+    space = batch_space(policy.observation_space, n)
+    space.seed(0)
+    observations = space.sample()
+    with generators_kept():
+        return min(_seconds(lambda: own.act(observations)) for _ in range(20))
+
+
+def seconds_to_step(env: MazeVectorEnv) -> float:
+    """Seconds that some random steps of environments take."""
+    env.action_space.seed(0)
+    actions = [env.action_space.sample() for _ in range(N_STEPS)]
+
+    def play() -> None:
+        for action in actions:
+            env.step(action)
+
+    with generators_kept():
+        env.reset(seed=0)
+        return min(_seconds(play) for _ in range(3))
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

@@ -1,0 +1,293 @@
+"""Compares finished runs: a table per environment, a picture, CSV and Markdown."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from maze_train.config.commands import CompareConfig, load_compare_config
+from maze_train.config.writing import writable
+from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean, nearest, printable
+from maze_train.core.files import atomic_write, warn
+from maze_train.tools.compare_report import (
+    COLORS,
+    Figures,
+    Group,
+    csv_table,
+    differing_settings,
+    draw_comparison,
+    figures,
+    grouped,
+    markdown_table,
+    overall,
+    short,
+    shown,
+    text_table,
+)
+from maze_train.tools.runs import LeftOut, find_runs, is_within, read_run
+from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN
+from maze_train.training.config import EvaluationConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from maze_train.tools.runs import Run
+
+
+CSV_FILE, MARKDOWN_FILE, PICTURE_FILE = "comparison.csv", "comparison.md", "comparison.png"
+ALL_ENVS = "all environments"
+MAX_ROWS = 40
+"""Rows of a table that are printed; the files have all of them."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs side by side."""
+
+    metric: str
+    """The metric that was compared."""
+
+    settings: list[str]
+    """Settings in which runs of one algorithm in one environment differ."""
+
+    groups: list[Group]
+    """Runs that differ in nothing but the seed."""
+
+    figures: list[Figures]
+    """Figures of each group."""
+
+    overall: dict[tuple[str, ...], Figures]
+    """Figures over the environments of `bounds` together, by algorithm and settings."""
+
+    left_out: list[LeftOut]
+    """Runs that do not count, with the reasons."""
+
+    output: Path
+    """Directory of the files."""
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The table: texts and numbers by the names of the columns of comparison.csv."""
+        rows = []
+        for group, found in zip(self.groups, self.figures, strict=True):
+            named = dict(zip(self.settings, group.settings, strict=True))
+            seeds = {"seeds": " ".join(str(run.seed) for run in group.runs)}
+            head = {"environment": group.env, "algorithm": group.algorithm}
+            rows.append({**head, **named, **seeds, **found})
+        for name, found in self.overall.items():
+            named = dict(zip(self.settings, name[1:], strict=True))
+            rows.append({"environment": ALL_ENVS, "algorithm": name[0], **named, **found})
+        return rows
+
+    def sections(self) -> dict[str, list[dict[str, str]]]:
+        """The table in words, by environment."""
+        sections: dict[str, list[dict[str, str]]] = {}
+        for row in self.rows:
+            named = {key: short(row[key]) for key in ("algorithm", *self.settings)}
+            sections.setdefault(row["environment"], []).append({**named, **shown(row)})
+        return sections
+
+    def notes(self) -> list[str]:
+        """Remarks on the figures."""
+        meaning = "IQM: mean of the middle half of the runs; [95 %]: its bootstrap interval"
+        lines = [f"{self.metric}; {meaning}"]
+        if self.overall:
+            lines.append(f"{ALL_ENVS}: values scaled by the bounds, runs of each drawn separately")
+        for group in self.groups:
+            seeds = [str(run.seed) for run in group.runs]
+            twice = sorted({seed for seed in seeds if seeds.count(seed) > 1})
+            if twice:
+                lines.append(
+                    f"{' '.join((*group.name, 'on', group.env))}: several runs have seed "
+                    f"{', '.join(twice)}: repetitions of a run make intervals too narrow"
+                )
+        return lines
+
+    def __str__(self) -> str:
+        """The tables as text for a terminal."""
+        lines: list[str] = []
+        for env, rows in self.sections().items():
+            lines += [env, *(f"  {line}" for line in text_table(rows[:MAX_ROWS]))]
+            if len(rows) > MAX_ROWS:
+                lines.append(f"  and {len(rows) - MAX_ROWS} more in {self.output / CSV_FILE}")
+            lines.append("")
+        lines += self.notes()
+        if self.left_out:
+            lines += ["", f"left out: {len(self.left_out)}"]
+            lines += [f"  {left.name}: {left.reason}" for left in self.left_out]
+        return printable("\n".join(lines))
+
+    def markdown(self) -> str:
+        """The tables as Markdown, with the picture, what was left out, and the directories."""
+        lines = ["# Comparison", "", f"![curves]({PICTURE_FILE})", ""]
+        for env, rows in self.sections().items():
+            lines += [f"## {env}", "", *markdown_table(rows), ""]
+        lines += [f"- {line}" for line in self.notes()]
+        if self.left_out:
+            lines += ["", "## Left out", ""]
+            lines += [f"- `{left.name}`: {left.reason}" for left in self.left_out]
+        lines += ["", "## Runs", ""]
+        for group in self.groups:
+            lines.append(f"- {' '.join((*group.name, 'on', group.env))}")
+            lines += [f"  - seed {run.seed}: `{run.directory}`" for run in group.runs]
+        return "\n".join(lines) + "\n"
+
+
+def compare_runs(
+    runs: str | Path | Sequence[str | Path], output: str | Path | None = None, **settings: Any
+) -> Comparison:
+    """Compare runs, and write tables and a picture: `maze-run -cn compare`.
+
+        comparison = compare_runs(["outputs/sweeps/a"], "outputs/comparison", threshold=475)
+        print(comparison)
+
+    Args:
+        runs: Directories of runs, directories above some, and patterns of these.
+        output: Directory of `comparison.csv`, `comparison.md` and `comparison.png`.
+        **settings: Further settings of `CompareConfig` by name.
+
+    Raises:
+        ConfigError: If a setting is wrong, there is no run, or none has the metric.
+        RunDirectoryError: If none of the runs can be compared; the message has the reasons.
+    """
+    names = [runs] if isinstance(runs, str | Path) else runs
+    given = {"runs": list(map(str, names)), "output": output, **settings}
+    return compare(load_compare_config(given))
+
+
+def compare(config: CompareConfig) -> Comparison:
+    """Compare the runs of a configuration, and write the files."""
+    runs, left_out = _read(config)
+    metric = _metric(runs, config.metric)
+    for run in runs:
+        if not len(run.curve(metric)[2]):
+            left_out.append(LeftOut(str(run.directory), f"metrics.csv has no {metric}"))
+    runs = [run for run in runs if len(run.curve(metric)[2])]
+    _check_ignored(config, {key for run in runs for key in run.settings})
+    keys = differing_settings(runs, config.ignore)
+    groups = grouped(runs, keys)
+    mode = _mode(runs, metric, config)
+    n = config.n_resamples
+    _check_envs(config, {group.env for group in groups})
+    comparison = Comparison(
+        metric=metric,
+        settings=keys,
+        groups=groups,
+        figures=[
+            figures(group, metric, mode, config.threshold_in(group.env), n) for group in groups
+        ],
+        overall=overall(groups, metric, mode, config.bounds, n) if config.bounds else {},
+        left_out=left_out,
+        output=Path(config.output) if config.output else _default_output(),
+    )
+    _write(comparison, mode)
+    return comparison
+
+
+def _read(config: CompareConfig) -> tuple[list[Run], list[LeftOut]]:
+    """The runs that can be compared, and the others with the reasons."""
+    found = find_runs(config.runs)
+    runs, left_out = [], list(found.without_run)
+    for directory in found.directories:
+        try:
+            error = found.errors.get(directory.resolve(), "")
+            runs.append(read_run(directory, error, config.unfinished))
+        except RunDirectoryError as problem:
+            left_out.append(LeftOut(str(directory), str(problem)))
+    if not runs:
+        reasons = "".join(f"\n  {left.name}: {left.reason}" for left in left_out)
+        hint = "\nunfinished=true counts runs that did not come to their end"
+        remedy = "" if config.unfinished else hint
+        raise RunDirectoryError(f"none of these runs can be compared:{reasons}{remedy}")
+    return runs, left_out
+
+
+def _metric(runs: Sequence[Run], metric: str | None) -> str:
+    """The metric that is compared.
+
+    Raises:
+        ConfigError: If no run has it.
+    """
+    selecting = {run.evaluation.selection_metric for run in runs}
+    shared = selecting if len(selecting) == 1 else ()
+    for name in [metric] if metric else [*shared, EVAL_RETURN, TRAIN_RETURN]:
+        if any(len(run.curve(name)[2]) for run in runs):
+            return name
+    known = list(dict.fromkeys(name for run in runs for row in run.rows for name in row))
+    close = nearest(metric or EVAL_RETURN, known)
+    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    problem = f"no run has it; {hint}columns of metrics.csv: {', '.join(known)}"
+    raise ConfigError("metric", problem, metric)
+
+
+def _mode(runs: Sequence[Run], metric: str, config: CompareConfig) -> Literal["max", "min"]:
+    """Which value is the better one: as the configuration, the runs or the metric's name say."""
+    given = {run.evaluation.mode for run in runs if run.evaluation.selection_metric == metric}
+    mode = config.mode if config.mode != "auto" or len(given) != 1 else given.pop()
+    return EvaluationConfig(mode=mode).selection_mode(metric)
+
+
+def _check_envs(config: CompareConfig, envs: set[str]) -> None:
+    """Refuse settings of environments in which there is no run."""
+    for key in ("bounds", "threshold"):
+        value = getattr(config, key)
+        for env in value if isinstance(value, dict) else ():
+            if env not in envs:
+                problem = f"no run is in this environment; there are {', '.join(sorted(envs))}"
+                raise ConfigError(key, problem, env)
+
+
+def _check_ignored(config: CompareConfig, keys: set[str]) -> None:
+    """Warn about what is no setting of the runs, and no section of settings."""
+    for name in config.ignore:
+        if not any(is_within(key, [name]) for key in keys):
+            meant = did_you_mean(nearest(name, keys, count=1))
+            warn(f"ignore: no run has a setting {name!r}{meant}")
+
+
+def _default_output() -> Path:
+    return Path("outputs", "comparisons", datetime.now().strftime("%Y-%m-%d_%H-%M-%S")).absolute()
+
+
+def _write(comparison: Comparison, mode: str) -> None:
+    """Write tables and picture.
+
+    Raises:
+        ConfigError: If they can not be written.
+    """
+    figure = draw_comparison(
+        comparison.groups, drawn_groups(comparison, mode), comparison.metric, "environment steps"
+    )
+    texts = {CSV_FILE: csv_table(comparison.rows), MARKDOWN_FILE: comparison.markdown()}
+    with writable("output", comparison.output):
+        for name, text in texts.items():
+            with atomic_write(comparison.output / name) as file:
+                file.write(text.encode())
+        with atomic_write(comparison.output / PICTURE_FILE) as file:
+            figure.savefig(file, format="png", dpi=110)
+
+
+def drawn_groups(comparison: Comparison, mode: str) -> dict[tuple[str, ...], str]:
+    """What is drawn: the best groups by their mean rank over the environments, each with a text."""
+    sign = -1.0 if mode == "max" else 1.0
+    pairs = list(zip(comparison.groups, comparison.figures, strict=True))
+    ranks: dict[tuple[str, ...], list[int]] = {}
+    for env in dict.fromkeys(group.env for group in comparison.groups):
+        here = [
+            (sign * found["final_iqm"], group.name) for group, found in pairs if group.env == env
+        ]
+        for rank, (_, name) in enumerate(sorted(here)):
+            ranks.setdefault(name, []).append(rank)
+    order = sorted(ranks, key=lambda name: sum(ranks[name]) / len(ranks[name]))
+    drawn = order[: len(COLORS)]
+    settings = comparison.settings
+    labels = {}
+    for name in (group.name for group in comparison.groups):
+        if name in drawn:
+            values = [
+                f"{key}={short(value)}" for key, value in zip(settings, name[1:], strict=True)
+            ]
+            labels[name] = " ".join([name[0], *values])
+    return labels

@@ -1,0 +1,372 @@
+"""Tables and plots of a comparison of runs."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import dataclass
+from io import StringIO
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from maze_train.core.errors import printable
+from maze_train.tools.runs import bootstrap_interval, interquartile_mean, is_within
+from maze_train.tracking.tracker import aligned, compact, duration, readable
+from maze_train.tracking.writers import TEXT_COLOR, cell, decorate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from maze_train.tools.runs import Array, Run
+
+
+Figures: TypeAlias = dict[str, float]
+Row: TypeAlias = dict[str, Any]
+
+ABSENT = "-"
+NOT_SET = "not set"
+"""Value of a setting that some of the runs do not have."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of one algorithm in one environment that differ in nothing but the seed."""
+
+    env: str
+    algorithm: str
+    settings: tuple[str, ...]
+    """Values of the settings in which the runs of the comparison differ."""
+
+    runs: tuple[Run, ...]
+
+    @property
+    def name(self) -> tuple[str, ...]:
+        """Algorithm and settings, which runs in other environments may have as well."""
+        return (self.algorithm, *self.settings)
+
+
+def differing_settings(runs: Iterable[Run], ignore: Sequence[str] = ()) -> list[str]:
+    """The settings in which runs of the same algorithm in the same environment differ.
+
+    Those of two algorithms, or of two environments, differ anyway.
+
+    Args:
+        runs: The runs.
+        ignore: Settings, and sections of settings, that do not count.
+    """
+    alike: dict[tuple[str, str], list[Run]] = {}
+    for run in runs:
+        alike.setdefault((run.env, run.algorithm), []).append(run)
+    differing: dict[str, None] = {}
+    for others in alike.values():
+        for key in dict.fromkeys(key for run in others for key in run.settings):
+            if len({_text(run, key) for run in others}) > 1 and not is_within(key, ignore):
+                differing[key] = None
+    return list(differing)
+
+
+def _text(run: Run, key: str) -> str:
+    return str(run.settings.get(key, NOT_SET))
+
+
+def grouped(runs: Iterable[Run], keys: Sequence[str]) -> list[Group]:
+    """The runs by environment, algorithm and the settings in which they differ."""
+    members: dict[tuple[str, ...], list[Run]] = {}
+    for run in runs:
+        name = (run.env, run.algorithm, *(_text(run, key) for key in keys))
+        members.setdefault(name, []).append(run)
+
+    def order(name: tuple[str, ...]) -> list[tuple[float, str]]:
+        return [(_number(part), part) for part in name]
+
+    return [Group(n[0], n[1], n[2:], tuple(members[n])) for n in sorted(members, key=order)]
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
+
+
+def figures(group: Group, metric: str, mode: str, threshold: float | None, n: int) -> Figures:
+    """The figures of a group by the names of their columns.
+
+    A run that does not reach the threshold counts as infinitely long in the medians; there is none
+    where half of the runs do not reach it.
+
+    Args:
+        group: The runs.
+        metric: Metric that is compared.
+        mode: `max` or `min`: which values are better.
+        threshold: Value for which steps and time are given; None: none.
+        n: Bootstrap samples.
+    """
+    curves = [run.curve(metric) for run in group.runs]
+    better = np.max if mode == "max" else np.min
+    best = np.array([better(values) for _, _, values in curves])
+    found: Figures = {
+        "runs": len(curves),
+        "env_steps": float(np.mean([steps[-1] for steps, _, _ in curves])),
+        "wall_time_s": float(np.mean([seconds[-1] for _, seconds, _ in curves])),
+        **spread("final", [np.array([values[-1] for _, _, values in curves])], n),
+        **spread("best", [best], n),
+    }
+    if threshold is not None:
+        ends = np.array([_reached(curve, threshold, mode) for curve in curves])
+        found["threshold"] = threshold
+        found["reached"] = int(np.isfinite(ends[:, 0]).sum())
+        middle = np.sort(ends, axis=0)[[(len(ends) - 1) // 2, len(ends) // 2]].mean(axis=0)
+        steps, seconds = np.where(np.isfinite(middle), middle, math.nan)
+        found["steps_to_threshold"], found["seconds_to_threshold"] = float(steps), float(seconds)
+    return found
+
+
+def spread(name: str, strata: Sequence[Array], n: int) -> Figures:
+    """Mean, interquartile mean and its interval of values of one or several tasks."""
+    joined = np.concatenate(strata)
+    low, high = bootstrap_interval(strata, n)
+    return {
+        f"{name}_mean": float(joined.mean()),
+        f"{name}_iqm": float(interquartile_mean(joined)),
+        f"{name}_low": float(low),
+        f"{name}_high": float(high),
+    }
+
+
+def _reached(curve: tuple[Array, Array, Array], threshold: float, mode: str) -> tuple[float, float]:
+    """Steps and seconds at the first value that is as good as the threshold; else infinity."""
+    steps, seconds, values = curve
+    good = np.flatnonzero(values >= threshold if mode == "max" else values <= threshold)
+    return (float(steps[good[0]]), float(seconds[good[0]])) if len(good) else (math.inf, math.inf)
+
+
+def overall(
+    groups: Iterable[Group], metric: str, mode: str, bounds: Mapping[str, Sequence[float]], n: int
+) -> dict[tuple[str, ...], Figures]:
+    """The figures over several environments, for what has runs in each of them.
+
+    Args:
+        groups: All groups.
+        metric: Metric that is compared.
+        mode: `max` or `min`: which values are better.
+        bounds: By environment the values that count as 0 and as 1.
+        n: Bootstrap samples.
+
+    Returns:
+        Figures by name of the group: algorithm and settings.
+    """
+    strata: dict[tuple[str, ...], dict[str, tuple[Array, Array]]] = {}
+    for group in groups:
+        if group.env in bounds:
+            zero, one = bounds[group.env]
+            better = np.max if (mode == "max") == (one > zero) else np.min
+            values = [(run.curve(metric)[2] - zero) / (one - zero) for run in group.runs]
+            ends = np.array([v[-1] for v in values]), np.array([better(v) for v in values])
+            strata.setdefault(group.name, {})[group.env] = ends
+    return {
+        name: {
+            "runs": sum(len(final) for final, _ in tasks.values()),
+            **spread("final", [final for final, _ in tasks.values()], n),
+            **spread("best", [best for _, best in tasks.values()], n),
+        }
+        for name, tasks in strata.items()
+        if len(tasks) == len(bounds)
+    }
+
+
+# -- for people ------------------------------------------------------------------------------------
+
+
+def shown(row: Row) -> dict[str, str]:
+    """The figures of a row in words; what does not fit into a line is left to the file."""
+    texts = {"runs": str(row["runs"])}
+    if "env_steps" in row:
+        texts["steps"], texts["time"] = compact(row["env_steps"]), _time(row["wall_time_s"])
+    for name in ("final", "best"):
+        texts[f"{name} mean"] = readable(row[f"{name}_mean"])
+        low, high = row[f"{name}_low"], row[f"{name}_high"]
+        interval = "" if math.isnan(low) else f" [{readable(low)}, {readable(high)}]"
+        texts[f"{name} IQM [95 %]"] = readable(row[f"{name}_iqm"]) + interval
+    if "reached" in row:
+        steps = row["steps_to_threshold"]
+        texts[f"reached {row['threshold']:g}"] = f"{row['reached']} of {row['runs']}"
+        texts["at step"] = ABSENT if math.isnan(steps) else compact(steps)
+        texts["after"] = _time(row["seconds_to_threshold"])
+    return texts
+
+
+def short(value: str) -> str:
+    """The value of a setting for people: a number with four significant digits."""
+    number = _number(value)
+    return f"{number:.4g}" if "." in value and math.isfinite(number) else value
+
+
+def _time(seconds: float) -> str:
+    return ABSENT if math.isnan(seconds) else duration(seconds)
+
+
+def text_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Rows as lines, the columns aligned: words to the left, numbers to the right."""
+    columns = list(rows[0])
+    cells = [[row.get(name, "") for name in columns] for row in rows]
+    figures = {i for line in cells for i, text in enumerate(line) if _is_figure(text)}
+    return aligned([columns, *cells], left={*range(len(columns))} - figures)
+
+
+def _is_figure(text: str) -> bool:
+    return text[:1].isdigit() or text[:2].lstrip("-")[:1].isdigit()
+
+
+def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Rows as a table of Markdown."""
+    columns = list(rows[0])
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[row.get(name, "") for name in columns] for row in rows]
+    return [
+        f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in lines
+    ]
+
+
+def csv_table(rows: Sequence[Row]) -> str:
+    """Rows as CSV, numbers in full; what is not there is empty."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    buffer = StringIO()
+    table = csv.writer(buffer, lineterminator="\n")
+    table.writerow(columns)
+    for row in rows:
+        values = [row.get(name, math.nan) for name in columns]
+        table.writerow(
+            [v if isinstance(v, str) else "" if math.isnan(v) else cell(v) for v in values]
+        )
+    return buffer.getvalue()
+
+
+COLORS = (
+    *("#1f6feb", "#d1242f", "#1a7f37", "#bf8700", "#8250df"),
+    *("#0f8b8d", "#e85aad", "#6e5494", "#7d4e00", "#57606a"),
+)
+"""Colours of the curves; there are no more curves than these."""
+
+N_POINTS = 200
+"""Places at which a curve over several runs is computed, at most."""
+
+N_RESAMPLES = 1_000
+"""Bootstrap samples of a band: enough for the width of a line."""
+
+EXTREMES = (5.0, 95.0)
+"""Percentiles of the values of a row of axes beyond which they may be left out."""
+
+UNITS = ((2 * 3600.0, 3600.0, "h"), (2 * 60.0, 60.0, "min"), (0.0, 1.0, "s"))
+"""Units of time by the longest one that is shown, in seconds."""
+
+
+def draw_comparison(
+    groups: Sequence[Group], labels: Mapping[tuple[str, ...], str], metric: str, step_label: str
+) -> Figure:
+    """A figure of interquartile means with 95 % bands, without the global state of pyplot.
+
+    Single runs are thin lines. A curve over several runs ends where the shortest of them does.
+
+    Args:
+        groups: What is drawn.
+        labels: Text in the legend by name of a group; groups without one are left out.
+        metric: Metric on the y axis.
+        step_label: Unit of the steps.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    labels = {name: _as_text(label) for name, label in labels.items()}
+    envs = list(dict.fromkeys(group.env for group in groups))
+    legend_rows = -(-len(labels) // 2)
+    height = 3.6 * len(envs) + 0.3 * legend_rows
+    figure = Figure(figsize=(11.0, height), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(len(envs), 2, squeeze=False, sharey="row")
+    colors = dict(zip(labels, COLORS, strict=False))
+    for env, (by_steps, by_time) in zip(envs, axes, strict=True):
+        drawn = [group for group in groups if group.env == env and group.name in labels]
+        curves = [[run.curve(metric) for run in group.runs] for group in drawn]
+        longest = max((seconds[-1] for runs in curves for _, seconds, _ in runs), default=0.0)
+        unit, word = next((unit, word) for least, unit, word in UNITS if not longest < least)
+        for group, runs in zip(drawn, curves, strict=True):
+            color, label = colors[group.name], labels[group.name]
+            _draw(by_steps, [(steps, values) for steps, _, values in runs], color, label)
+            _draw(by_time, [(seconds / unit, values) for _, seconds, values in runs], color)
+        by_steps.set_title(
+            _as_text(env), loc="left", fontsize=12, color=TEXT_COLOR, fontweight="bold"
+        )
+        decorate(by_steps, step_label, _as_text(metric))
+        decorate(by_time, f"wall time ({word})", "")
+        by_time.xaxis.set_major_formatter("{x:g}")
+        values = np.concatenate([*(values for runs in curves for _, _, values in runs), []])
+        leave_out_extremes(by_steps, values, values, EXTREMES)
+    handles = {line.get_label(): line for ax in axes[:, 0] for line in ax.lines}
+    shown = [(handles[label], label) for label in labels.values() if label in handles]
+    if shown:
+        lines, texts = zip(*shown, strict=True)
+        figure.legend(lines, texts, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
+    return figure
+
+
+def _as_text(name: str) -> str:
+    """A name as it is: dollar signs begin no formula, which could end the comparison."""
+    return printable(name).replace("$", r"\$")
+
+
+def _draw(axes: Axes, runs: list[tuple[Array, Array]], color: str, label: str = "") -> None:
+    """Draw the runs of a group, and over them their interquartile mean with its band."""
+    runs = [(xs, values) for xs, values in runs if np.isfinite(xs).all()]
+    if not runs:
+        return
+    style: dict[str, Any] = {"color": color, "linewidth": 2.0, "label": label or "_"}
+    start, end = max(xs[0] for xs, _ in runs), min(xs[-1] for xs, _ in runs)
+    if len(runs) == 1 or end < start:
+        for xs, values in runs:
+            axes.plot(xs, values, marker="o" if len(xs) <= 40 else "", markersize=3.0, **style)
+        return
+    for xs, values in runs:
+        axes.plot(xs, values, color=color, linewidth=0.8, alpha=0.3)
+    grid = np.unique(np.concatenate([xs for xs, _ in runs]))
+    grid = grid[(grid >= start) & (grid <= end)]
+    if len(grid) > N_POINTS:
+        grid = np.linspace(start, end, N_POINTS)
+    values = np.stack([np.interp(grid, xs, values) for xs, values in runs])
+    low, high = bootstrap_interval([values], N_RESAMPLES)
+    marker = "o" if len(grid) == 1 else ""
+    axes.plot(grid, interquartile_mean(values, axis=0), marker=marker, **style)
+    axes.fill_between(grid, low, high, color=color, alpha=0.18, linewidth=0)
+
+
+def leave_out_extremes(
+    axes: Axes, values: Array, typical: Array, percentiles: tuple[float, float]
+) -> None:
+    """End the y axis before rare values that would take more than half of it, and say so.
+
+    Args:
+        axes: The axes.
+        values: What is drawn.
+        typical: The values of which nearly all are to be seen.
+        percentiles: Percentiles of these within which none is left out.
+    """
+    values, typical = values[np.isfinite(values)], typical[np.isfinite(typical)]
+    if not len(typical):
+        return
+    lowest, highest = float(values.min()), float(values.max())
+    low, high = np.percentile(typical, percentiles)
+    low, high = low - 0.2 * (high - low), high + 0.2 * (high - low)
+    cut_low, cut_high = low - lowest > high - low > 0, highest - high > high - low > 0
+    if cut_low or cut_high:
+        shown = (low if cut_low else lowest, high if cut_high else highest)
+        margin = 0.05 * (shown[1] - shown[0])
+        axes.set_ylim(shown[0] - margin, shown[1] + margin)
+    style: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "fontsize": 8}
+    if cut_low:
+        axes.text(0.98, 0.02, f"beyond: to {readable(lowest)}", va="bottom", **style)
+    if cut_high:
+        axes.text(0.98, 0.98, f"beyond: to {readable(highest)}", va="top", **style)

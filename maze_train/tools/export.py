@@ -1,0 +1,575 @@
+"""Export of a policy to one file, checked against the policy before it is written."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import logging
+import re
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from gymnasium.spaces import Box
+from torch import nn
+
+from maze_train.collect.collector import Actor, chosen_actions
+from maze_train.collect.fixed_policies import RolloutGenerator
+from maze_train.collect.initial_policies import FixedPolicy
+from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
+from maze_train.config.writing import writable
+from maze_train.core.checks import absolute_path, check_one_of
+from maze_train.core.errors import ConfigError, ExportError, MazeTrainError
+from maze_train.core.extras import import_extra
+from maze_train.core.files import atomic_write, versions, warn
+from maze_train.core.types import as_tree, leaves_by_key
+from maze_train.run.base_policy import CRITIC_PARTS
+from maze_train.run.saved_policies import read_saved_policy
+from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces, part_of, with_name
+from maze_train.spaces.describe import (
+    flat_space,
+    flat_spaces,
+    flatten_value,
+    space_to_dict,
+    unflatten_value,
+)
+from maze_train.spaces.masks import mask_layout
+from maze_train.spaces.tensors import zeros_for
+from maze_train.training.models import modules_of
+from maze_train.training.policy_files import TrainedPolicy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from gymnasium import spaces
+
+    from maze_train.config.commands import ExportConfig
+    from maze_train.core.types import Array, Tensor
+    from maze_train.data.trajectories import Trajectory
+
+
+Inputs: TypeAlias = "dict[str, Tensor]"
+Function: TypeAlias = "Callable[[Inputs], dict[str, Array]]"
+
+DESCRIPTION = "maze_train.json"
+"""Name of the description: of an entry of ONNX's metadata, else of a file in the archive."""
+
+PURPOSE = "format=onnx"
+
+
+class Format(NamedTuple):
+    """A kind of file."""
+
+    suffix: str
+    """End of its name."""
+
+    write: Callable[[PolicyStep, Inputs, str], bytes]
+    """Gives the content for a policy, examples of its inputs, and a description in JSON."""
+
+    load: Callable[[bytes], Function]
+    """Gives a function that runs the content."""
+
+
+def write_onnx(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
+    """The policy as ONNX.
+
+    Raises:
+        ExportError: If it can not be recorded.
+        MissingExtraError: If a package is missing.
+    """
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        import_extra(package, "onnx", PURPOSE)
+    program = recorded(step, inputs)
+    with torch.no_grad():
+        outputs = list(step(inputs))
+    with quiet("ONNX can not hold the policy"):
+        program = program.run_decompositions({torch.ops.aten.softplus.default: _softplus})
+        found: Any = torch.onnx.export(
+            program,
+            dynamic_shapes=any_number(inputs),
+            input_names=list(inputs),
+            output_names=outputs,
+            dynamo=True,
+            verbose=False,
+        )
+        found.model.metadata_props[DESCRIPTION] = description
+        content: bytes = found.model_proto.SerializeToString()
+    return content
+
+
+def load_onnx(content: bytes) -> Function:
+    """A function that runs the policy with onnxruntime."""
+    runtime = import_extra("onnxruntime", "onnx", PURPOSE)
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+
+    def run(inputs: Inputs) -> dict[str, Array]:
+        arrays = {key: value.numpy() for key, value in inputs.items()}
+        return dict(zip(names, session.run(names, arrays), strict=True))
+
+    return run
+
+
+def write_torch_export(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
+    """The policy as an archive of `torch.export`."""
+    buffer, program = io.BytesIO(), recorded(step, inputs)
+    with quiet("PyTorch can not write the policy"):
+        torch.export.save(program, buffer, extra_files={DESCRIPTION: description})
+    return buffer.getvalue()
+
+
+def load_torch_export(content: bytes) -> Function:
+    """A function that runs the policy with PyTorch."""
+    return arrays_of(torch.export.load(io.BytesIO(content)).module())
+
+
+def write_torchscript(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
+    """The policy as TorchScript, which PyTorch discourages since version 2.13."""
+    buffer = io.BytesIO()
+    with quiet("PyTorch can not record the policy"), torch.no_grad():
+        module = torch.jit.trace(step, (inputs,), strict=False, check_trace=False)  # type: ignore[no-untyped-call]  # untyped in torch
+        torch.jit.save(module, buffer, _extra_files={DESCRIPTION: description})
+    return buffer.getvalue()
+
+
+def load_torchscript(content: bytes) -> Function:
+    """A function that runs the policy with PyTorch."""
+    with quiet("PyTorch can not read what it wrote"):
+        return arrays_of(torch.jit.load(io.BytesIO(content)))  # type: ignore[no-untyped-call]  # untyped in torch
+
+
+def arrays_of(module: Any) -> Function:
+    """A module on tensors by name as a function that returns arrays."""
+
+    def run(inputs: Inputs) -> dict[str, Array]:
+        with torch.no_grad():
+            return {name: output.numpy() for name, output in module(inputs).items()}
+
+    return run
+
+
+def recorded(step: PolicyStep, inputs: Inputs) -> Any:
+    """The operations of a policy for any number of environments, an `ExportedProgram`."""
+    with quiet("PyTorch can not record the policy"), torch.no_grad():
+        return torch.export.export(step, (inputs,), dynamic_shapes=any_number(inputs), strict=False)
+
+
+def any_number(inputs: Inputs) -> Any:
+    """The first dimension of all inputs, which may be any number n."""
+    n = torch.export.Dim("n")
+    return ({name: {0: n} for name in inputs},)
+
+
+@contextmanager
+def quiet(problem: str) -> Iterator[None]:
+    """What PyTorch warns of and logs does not concern users; what it raises becomes one error.
+
+    Raises:
+        ExportError: If something is raised.
+    """
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        found = f"{problem}: {type(error).__name__}: {lines[0]}"
+        remedy = "networks of your own may not choose what they compute by values of tensors"
+        raise ExportError(f"{found}; {remedy}, or try another format") from error
+    finally:
+        logging.disable(before)
+
+
+def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
+    """The function log(1 + exp(β x)) / β: onnxruntime has none for float64."""
+    scaled = x * beta
+    return (scaled.clamp(min=0.0) + (-scaled.abs()).exp().log1p()) / beta
+
+
+FORMATS = {
+    "onnx": Format(".onnx", write_onnx, load_onnx),
+    "torchscript": Format(".ts", write_torchscript, load_torchscript),
+    "torch_export": Format(".pt2", write_torch_export, load_torch_export),
+}
+
+
+OBS, STATE = "obs", "state"
+ACTION, PARAMS, NEXT_STATE = "action", "params", "next_state"
+"""Names of inputs and outputs; Dict and Tuple spaces have one for each part, such as `obs/goal`."""
+
+
+TARGET_POLICY = "target_policy"
+"""Part of a model that serves learning alone, as critics do."""
+
+
+class PolicyStep(nn.Module):
+    """The most likely actions of a policy, from tensors by name to tensors by name.
+
+    - `obs`: observations as the environment gives them, in its data types, `[n, ...]`. Of several
+      agents those of each, `obs/agents/<name>`, and, with a memory, `obs/acts`.
+    - `state`: the memory `[n, S]`, zeros where an episode begins; of policies that have one.
+    - `action`: actions as the environment takes them.
+    - `params`: parameters of their distribution, `[n, param_size]` for each part.
+    - `next_state`: the memory after the observations, the `state` of the next call.
+
+    Args:
+        policy: The policy; networks are copied.
+
+    Attributes:
+        keys: Leaves of the observations that are read; the key of a lone one is empty.
+        state_size: S; 0: there is no memory.
+
+    Raises:
+        ConfigError: If a policy has no networks.
+    """
+
+    def __init__(self, policy: TrainedPolicy) -> None:
+        super().__init__()
+        _check_networks(policy.model)
+        model: Any = copy.deepcopy(policy.model)
+        self.model = model.cpu().eval().requires_grad_(False)
+        for module in modules_of(self.model).values():
+            for name in (*CRITIC_PARTS, TARGET_POLICY):
+                module._modules.pop(name, None)
+            # Numbers such as the share of random actions: they are constants from now on.
+            for name, buffer in list(module.named_buffers(recurse=False)):
+                if not buffer.dim():
+                    delattr(module, name)
+                    setattr(module, name, buffer.item())
+        space = flat_space(policy.observation_space)
+        zeros: dict[str, Tensor] = leaves_by_key(zeros_for(space, (1,)))
+        self._family: Any = model.distribution
+        self.state_size = int(getattr(model, "state_size", 0))
+        self.keys = list(zeros)
+        if agent_spaces(policy.observation_space, policy.action_space) is not None:
+            read = (AGENTS, ACTS) if self.state_size else (AGENTS,)
+            self.keys = [key for key in zeros if key.partition("/")[0] in read]
+        self._dtypes = {key: zeros[key].dtype for key in self.keys}
+        self._is_single = "" in zeros
+
+    def forward(self, inputs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Outputs by name."""
+        leaves = leaves_by_key(part_of(inputs, OBS))
+        obs = {key: leaves[key].to(dtype) for key, dtype in self._dtypes.items()}
+        actor = Actor(self.model, 0)
+        actor.hidden_state = inputs.get(STATE, actor.hidden_state)
+        params = actor.params(as_tree(obs, has_keys=not self._is_single))
+        family = self._family
+        actions = family.to_env(chosen_actions(family, params, None, deterministic=True))
+        parts = dict(zip(family.parts, family.split(params), strict=True))
+        outputs = {**with_name(ACTION, actions), **with_name(PARAMS, parts.get("", parts))}
+        if self.state_size:
+            outputs[NEXT_STATE] = actor.hidden_state
+        return outputs
+
+    @property
+    def families(self) -> dict[str, str]:
+        """Name of the distribution of each part of an action."""
+        return {key: type(part).__name__ for key, part in self._family.parts.items()}
+
+    def inputs(self, leaves: Mapping[str, Any], state: Tensor) -> dict[str, Tensor]:
+        """Inputs by name of observations by leaf, arrays `[n, ...]`, and of a memory `[n, S]`."""
+        tensors = {key: torch.from_numpy(leaves[key]) for key in self.keys}
+        found = with_name(OBS, as_tree(tensors, has_keys=not self._is_single))
+        return {**found, STATE: state} if self.state_size else found
+
+
+def _check_networks(model: Any) -> None:
+    """Refuse policies that are no networks: random ones, and code of users."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError("policy", "has no networks, which alone can be exported", type(model))
+    for name, module in modules_of(model).items():
+        if isinstance(module, FixedPolicy):
+            problem = "acts at random, or by code of its own, which can not be exported"
+            remedy = "name one of the agents with networks, agent=<name>"
+            raise ConfigError(f"policies.{name}.source", f"{problem}; {remedy}")
+
+
+BATCHES = ((1, 8), (31, 32))
+"""Numbers of environments and of steps of the comparison."""
+
+OBSERVATIONS = sum(n * steps for n, steps in BATCHES)
+
+EPISODES, STEPS = 4, 250
+"""Episodes that are played at a time for observations, and steps after which they end."""
+
+TOLERANCE = 1e-4
+"""Largest difference of a number x, in units of max(1, |x|): sums in another order are rounded
+otherwise."""
+
+MAX_OTHER_CHOICES = 5
+"""Observations for which another discrete action may be chosen: rounding decides between two that
+are equally good."""
+
+
+class Differences(NamedTuple):
+    """Differences between a file and a policy."""
+
+    largest: float
+    """Largest difference of a number x, in units of max(1, |x|)."""
+
+    other_choices: int
+    """Observations for which other discrete actions were chosen."""
+
+
+def played_observations(env: Any, policy: Any) -> dict[str, Array]:
+    """Observations of episodes in which a policy draws its actions, by leaf, `[1000, ...]`.
+
+    Raises:
+        ConfigError: If the policy does not fit the environment.
+        EnvError: If the environment can not be built, or fails.
+    """
+    episodes: list[Trajectory] = []
+    with RolloutGenerator(
+        env, policy, deterministic=False, concurrency=EPISODES, max_episode_steps=STEPS
+    ) as generator:
+        while sum(episode.num_steps for episode in episodes) < OBSERVATIONS:
+            episodes += generator.rollout(EPISODES)
+    columns = [leaves_by_key(episode.obs) for episode in episodes]
+    return {key: np.concatenate([own[key] for own in columns])[:OBSERVATIONS] for key in columns[0]}
+
+
+def observations_of_agent(
+    observations: Mapping[str, Array] | None, agent: str, number: int
+) -> dict[str, Array]:
+    """What one of several agents observed where it acted, again and again; empty if it never did.
+
+    Args:
+        observations: Observations of all agents by leaf, `[1000, ...]`, or None.
+        agent: Its name.
+        number: Its number.
+    """
+    rows = np.flatnonzero(observations[ACTS][:, number]) if observations else ()
+    if observations is None or not len(rows):
+        return {}
+    own = leaves_by_key(part_of(part_of(observations, AGENTS), agent))
+    return {key: leaf[np.resize(rows, OBSERVATIONS)] for key, leaf in own.items()}
+
+
+def drawn_observations(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
+) -> dict[str, Array]:
+    """Observations of a space by leaf, `[1000, ...]`, the same each time; some action is legal.
+
+    Real numbers are standard normal, clipped to their bounds, all others uniform.
+    """
+    found = {key: _drawn(leaf) for key, leaf in flat_spaces(observation_space).items()}
+    masks = mask_layout(observation_space, action_space)
+    for row in range(OBSERVATIONS if masks is not None else 0):
+        if masks is not None and masks.illegal_part({k: leaf[row] for k, leaf in found.items()}):
+            for key in masks.leaves:
+                found[key][row] = 1
+    return found
+
+
+def _drawn(leaf: spaces.Space[Any]) -> Array:
+    if isinstance(leaf, Box) and leaf.dtype.kind == "f":
+        numbers = np.random.default_rng(0).standard_normal((OBSERVATIONS, *leaf.shape))
+        return np.clip(numbers, leaf.low, leaf.high).astype(leaf.dtype)
+    leaf = copy.deepcopy(leaf)
+    leaf.seed(0)
+    return np.stack([leaf.sample() for _ in range(OBSERVATIONS)])
+
+
+def differences(
+    policy: TrainedPolicy, step: PolicyStep, run: Function, observations: Mapping[str, Array]
+) -> Differences:
+    """Compare what a file does with what the policy does, for batches of two sizes.
+
+    A memory goes on through the steps; the file is given that of the policy.
+
+    Args:
+        policy: The policy.
+        step: The same as a function of tensors.
+        run: Runs the file.
+        observations: Observations by leaf, `[1000, ...]`.
+
+    Raises:
+        ExportError: If the file fails, or differs by more than rounding.
+    """
+    own = TrainedPolicy(policy.model, policy.observation_space, policy.action_space)
+    start, found = 0, []
+    for n, steps in BATCHES:
+        state = torch.zeros(n, step.state_size)
+        for _ in range(steps):
+            rows = {key: leaf[start : start + n] for key, leaf in observations.items()}
+            start += n
+            inputs = step.inputs(rows, state)
+            with torch.no_grad():
+                outputs = step(inputs)
+            state = outputs.get(NEXT_STATE, state)
+            expected = {name: output.numpy() for name, output in outputs.items()}
+            action = own.act(unflatten_value(own.observation_space, rows.get("", rows)))
+            expected.update(with_name(ACTION, flatten_value(own.action_space, action)))
+            try:
+                given = run(inputs)
+            except Exception as error:
+                problem = f"the file can not be run: {type(error).__name__}: {error}"
+                raise ExportError(problem) from error
+            found.append(_compared(given, expected))
+    largest, other = float(np.max([x for x, _ in found])), sum(count for _, count in found)
+    if not largest <= TOLERANCE or other > MAX_OTHER_CHOICES:
+        raise ExportError(
+            f"the file acts otherwise than the policy: of {OBSERVATIONS:,} observations {other} "
+            f"have other discrete actions (at most {MAX_OTHER_CHOICES} may), and numbers x differ "
+            f"by up to {largest:.1e} max(1, |x|) (at most {TOLERANCE:g}); networks of your own may "
+            "not choose what they compute by values of tensors, nor keep something between calls"
+        )
+    return Differences(largest, other)
+
+
+def _compared(given: dict[str, Array], expected: dict[str, Array]) -> Differences:
+    """Differences in one batch; NaN where a number is none."""
+    forms = [{k: (x.dtype, x.shape) for k, x in found.items()} for found in (given, expected)]
+    if forms[0] != forms[1]:
+        raise ExportError(f"the file gives {forms[0]}, the policy {forms[1]}")
+    is_other, gaps = np.zeros(len(next(iter(expected.values()))), np.bool_), [0.0]
+    for name, array in expected.items():
+        if array.dtype.kind != "f":
+            is_other |= (given[name] != array).reshape(len(array), -1).any(1)
+    for name, array in expected.items():
+        if array.dtype.kind == "f":
+            gap = np.abs(given[name] - array) / np.maximum(1.0, np.abs(array))
+            gaps.append(float(gap[~is_other].max(initial=0.0)))
+    return Differences(float(np.max(gaps)), int(is_other.sum()))
+
+
+EXAMPLES = 7
+"""Observations with which a policy is recorded."""
+
+
+@dataclass(frozen=True)
+class Export:
+    """A policy that was exported."""
+
+    path: Path
+    """The file."""
+
+    inputs: dict[str, str]
+    """Data type and shape of each input by name."""
+
+    outputs: dict[str, str]
+    """The same of each output."""
+
+    source: str
+    """Origin of the observations on which file and policy were compared."""
+
+    differences: Differences
+    """Differences between them."""
+
+    def __str__(self) -> str:
+        """The facts as text for a terminal."""
+        largest, other = self.differences
+        found = f"{OBSERVATIONS:,} observations of {self.source}, largest difference {largest:.1e}"
+        if other:
+            found += f"; {other} have other actions, where two are equally good but for rounding"
+        rows = [("file", f"{self.path}, {self.path.stat().st_size:,} bytes")]
+        rows += [("input", f"{name}: {form}") for name, form in self.inputs.items()]
+        rows += [("output", f"{name}: {form}") for name, form in self.outputs.items()]
+        return "\n".join(f"  {word:<9}{text}" for word, text in [*rows, ("compared", found)])
+
+
+def run_export(config: ExportConfig) -> Export:
+    """Export the policy of a run, compared in its environment if that can be built.
+
+    Raises:
+        ConfigError: If a setting is wrong, or a policy has no networks.
+        ExportError: If the policy can not be recorded, or the file acts otherwise.
+        MissingExtraError: If a package of the format is missing.
+        RunDirectoryError: If there is no policy, or it is damaged.
+    """
+    saved = read_saved_policy(config.run, config.trust)
+    policy = TrainedPolicy(saved.make_model(), *saved.spaces)  # type: ignore[arg-type]  # an ActingModel
+    observations = None
+    try:
+        uses = (*PARTS_OF_POLICY, *PARTS_OF_ENV)
+        env = read_saved_policy(config.run, config.trust, uses=uses).config.env
+        observations = played_observations(env, policy)
+    except MazeTrainError as error:
+        warn(f"compared on observations drawn from the space, not on episodes: {error}")
+    name = "policy" if config.agent is None else f"policy_{config.agent}"
+    output = config.output or saved.run_dir / f"{name}{FORMATS[config.format].suffix}"
+    return export_policy(policy, output, config.format, config.agent, observations=observations)
+
+
+def export_policy(
+    policy: TrainedPolicy,
+    output: str | Path,
+    format: str = "onnx",
+    agent: str | None = None,
+    env: Any = None,
+    observations: Mapping[str, Array] | None = None,
+) -> Export:
+    """Write a policy as one file, after its content was compared with the policy.
+
+    Args:
+        policy: The policy.
+        output: The file; one that is there is replaced.
+        format: `onnx`, `torchscript` or `torch_export`.
+        agent: Of several agents the one whose policy it is; None: all of them in one file.
+        env: Environment in which both are compared, as `RolloutGenerator` takes it; None:
+            observations are drawn from the observation space.
+        observations: Observations by leaf, `[1000, ...]`, in place of both.
+
+    Raises:
+        ConfigError: If an argument is wrong, or a policy has no networks.
+        EnvError: If the environment can not be built, or fails.
+        ExportError: If the policy can not be recorded, or the file acts otherwise.
+        MissingExtraError: If a package of the format is missing.
+    """
+    check_one_of("format", format, FORMATS)
+    path, kind = Path(absolute_path("output", str(output))), FORMATS[format]
+    if observations is None and env is not None:
+        observations = played_observations(env, policy)
+    if agent is not None:
+        number, policy = policy_of_agent(policy, agent)
+        observations = observations_of_agent(observations, agent, number)
+    step, source = PolicyStep(policy), "the environment"
+    if not observations:
+        source = "the space"
+        observations = drawn_observations(policy.observation_space, policy.action_space)
+    examples = {key: leaf[:EXAMPLES] for key, leaf in observations.items()}
+    inputs = step.inputs(examples, torch.zeros(EXAMPLES, step.state_size))
+    with torch.no_grad():
+        forms = {"inputs": forms_of(inputs), "outputs": forms_of(step(inputs))}
+    spaces = {
+        name: space_to_dict(getattr(policy, name)) for name in ("observation_space", "action_space")
+    }
+    described = {**forms, "distributions": step.families, **spaces, "versions": dict(versions())}
+    # JSON has no infinity, but numbers that all readers take for it.
+    text = re.sub(r"([\[ ]-?)Infinity(?=[,\]}])", r"\g<1>1e999", json.dumps(described))
+    content = kind.write(step, inputs, text)
+    found = differences(policy, step, kind.load(content), observations)
+    with writable("output", path), atomic_write(path) as file:
+        file.write(content)
+    return Export(path, forms["inputs"], forms["outputs"], source, found)
+
+
+def policy_of_agent(policy: TrainedPolicy, agent: str) -> tuple[int, TrainedPolicy]:
+    """Number of one of several agents, and its policy, on its own observations.
+
+    Raises:
+        ConfigError: If there is no such agent.
+    """
+    several = agent_spaces(policy.observation_space, policy.action_space)
+    if several is None:
+        raise ConfigError("agent", "the environment has one agent: leave it out", agent)
+    check_one_of("agent", agent, several.agents)
+    joint: Any = policy.model
+    own = TrainedPolicy(joint.policies[joint.agents[agent]], *several.of(agent))
+    return several.agents.index(agent), own
+
+
+def forms_of(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """Data type and shape of tensors by name, the first dimension of which is any number n."""
+    return {
+        name: f"{str(x.dtype).removeprefix('torch.')} [{', '.join(map(str, ['n', *x.shape[1:]]))}]"
+        for name, x in tensors.items()
+    }

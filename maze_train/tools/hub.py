@@ -1,0 +1,348 @@
+"""A policy as a repository on the Hugging Face hub, with its card."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import yaml
+
+from maze_train.config.commands import load_push_config
+from maze_train.config.stored import given_in_python, modules_to_trust
+from maze_train.config.train_config import DevRunnerConfig
+from maze_train.config.writing import config_to_dict, dotted_name
+from maze_train.core.conversion import join
+from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.files import read_regular, versions
+from maze_train.core.hub import HUB, POLICY_FILES, first_line, hub_package
+from maze_train.core.targets import TARGET
+from maze_train.run.parts import METRICS, SUMMARY
+from maze_train.run.rollout import ROLLOUTS, VIDEOS
+from maze_train.run.saved_policies import read_saved_policy
+from maze_train.tools.runs import task_name
+from maze_train.tracking.tracker import ENV_STEPS, EPOCH, read_rows
+from maze_train.training.policy_files import PolicyWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+    from maze_train.config.commands import PushConfig
+    from maze_train.config.train_config import TrainConfig
+    from maze_train.run.parts import TrainingResult
+    from maze_train.run.saved_policies import SavedPolicy
+
+
+CURVE, FILM = "learning_curve.png", "replay.mp4"
+SHOWN = ("env", "model", "policies", "algorithm")
+"""Sections of the settings that the card shows."""
+
+
+class Score(NamedTuple):
+    """Return of a policy in the episodes of an evaluation."""
+
+    mean: float
+    std: float
+    episodes: int
+    origin: str
+    """Evaluation that it comes from."""
+
+    def __str__(self) -> str:
+        """Mean and deviation, in the form that the hub's lists of results have."""
+        return f"{self.mean:.2f} +/- {self.std:.2f}"
+
+
+def score_of(run_dir: Path, epoch: int | None) -> Score | None:
+    """The return of the policy of an epoch: of the test after training, else of its evaluation.
+
+    None: it was not evaluated, or the files of its run are not there.
+
+    Raises:
+        RunDirectoryError: If the metrics are damaged.
+    """
+    origin, row = "the test after training, in episodes that selected nothing", None
+    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+        tests = json.loads(read_regular(run_dir / SUMMARY))["final_test"].values()
+        row = next((test for test in tests if test["epoch"] == epoch), None)
+    if row is None:
+        origin = "the evaluation in training that selected it"
+        rows = {of.get(EPOCH): of for of in read_rows(run_dir / METRICS)}
+        row = {name.removeprefix("eval/"): value for name, value in rows.get(epoch, {}).items()}
+    with suppress(KeyError, TypeError, ValueError):
+        mean, std = (float(row[f"episode_return_{name}"]) for name in ("mean", "std"))
+        return Score(mean, std, int(row["episodes"]), origin)
+    return None
+
+
+def model_card(
+    saved: SavedPolicy, settings: Mapping[str, Any], name: str, files: Collection[str]
+) -> str:
+    """The README.md of a repository.
+
+    Args:
+        saved: The policy.
+        settings: Those that others get.
+        name: What `load_policy` takes.
+        files: Names of the picture and the film, as far as they are there.
+    """
+    task, epoch = task_name(settings), saved.score.get("epoch")
+    algorithm, title = saved.config.algorithm.name, title_of(saved)
+    score = score_of(saved.run_dir, epoch)
+    rows = {row.get(EPOCH): row for row in read_rows(saved.run_dir / METRICS)}
+    steps = rows.get(epoch, {}).get(ENV_STEPS)
+    facts = {
+        "algorithm": algorithm,
+        "environment": f"`{task}`",
+        "mean return": score and f"{score} over {score.episodes} episodes: {score.origin}",
+        "environment steps": steps and f"{steps:,.0f}",
+        "epoch, seed": f"{epoch}, {saved.config.seed}",
+        "versions": ", ".join(f"{key} {value}" for key, value in versions().items()),
+    }
+    shown = {key: settings[key] for key in SHOWN if settings.get(key)}
+    return "\n".join(
+        [
+            f"---\n{yaml.safe_dump(_header(algorithm, task, title, score), sort_keys=False)}---",
+            f"# {title}\n",
+            *([f"![Returns over environment steps]({CURVE})\n"] if CURVE in files else []),
+            *([f"[A film of an episode]({FILM})\n"] if FILM in files else []),
+            "| | |\n| --- | --- |",
+            *(f"| {key} | {value} |" for key, value in facts.items() if value),
+            f"\n## Use\n\n{_use(saved, name)}",
+            "## Settings\n\nThose that make the numbers; `config.yaml` has all that were pushed.\n",
+            f"```yaml\n{yaml.safe_dump(shown, sort_keys=False)}```\n",
+        ]
+    )
+
+
+def title_of(saved: SavedPolicy) -> str:
+    """Algorithm and environment of a policy, for people."""
+    return f"{saved.config.algorithm.name.upper()} on {task_name(config_to_dict(saved.config))}"
+
+
+def _header(algorithm: str, task: str, title: str, score: Score | None) -> dict[str, Any]:
+    """What the hub reads: words to search for, and the result."""
+    tags = ["maze-train", "reinforcement-learning", "deep-reinforcement-learning", algorithm, task]
+    header: dict[str, Any] = {
+        "library_name": "maze-train",
+        "pipeline_tag": "reinforcement-learning",
+        "tags": tags,
+    }
+    if score is not None:
+        kind = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
+        metric = {"type": "mean_reward", "name": "mean_reward", "value": str(score)}
+        result = {
+            "task": kind,
+            "dataset": {"name": task, "type": task},
+            "metrics": [{**metric, "verified": False}],
+        }
+        header["model-index"] = [{"name": title, "results": [result]}]
+    return header
+
+
+def _use(saved: SavedPolicy, name: str) -> str:
+    """Commands and code that use the policy."""
+    modules, own = modules_to_trust(saved.config), given_in_python(saved.config)
+    word = f" trust=[{','.join(modules)}]" if modules else ""
+    argument = f", trust={modules!r}" if modules else ""
+    lines = [
+        f'```bash\npip install "maze-train[hub]"\nmaze-run -cn rollout run={name}{word}\n```\n',
+        "```python\nfrom maze_train import load_policy\n",
+        f'policy = load_policy("{name}"{argument})',
+        "action = policy.act(observation)\n```\n",
+    ]
+    if modules:
+        lines.append(f"It needs the code of {', '.join(modules)}, which is run.\n")
+    if own:
+        lines.append(f"These parts were given in Python, and have to be given: {', '.join(own)}.\n")
+    return "\n".join(lines)
+
+
+CARD = "README.md"
+OWN_FILES = (*POLICY_FILES, METRICS, CURVE, FILM)
+MAX_NBYTES = 1 << 28
+
+SHARED = ("env", "model", "policies", "policies_to_train", "algorithm", "seed", "total_steps")
+SHARED_OF_RUNNER = ("concurrency", "envs_per_actor", "dataset")
+"""Settings that others get: those that made the numbers. The others are of a machine and its user:
+directories, writers of metrics and callbacks with their addresses and tokens."""
+
+SECRET_KEY = re.compile(r"(^|_)(token|secret|passw(or)?d|credentials?|(api|access)_?key)s?$", re.I)
+SECRET = re.compile(r"\bhf_\w{20,}|://[^/\s]*:[^/\s]*@")
+LOCAL = re.compile(r"[/~\\]|file:|[A-Za-z]:[/\\]")
+
+
+def write_repository(folder: Path, saved: SavedPolicy, config: PushConfig, name: str) -> list[str]:
+    """Write the files of a repository, and see that the policy can be loaded from them.
+
+    Args:
+        folder: An empty directory.
+        saved: The policy.
+        config: What is wanted besides.
+        name: What `load_policy` will take.
+
+    Returns:
+        Keys of the settings that were left out or shortened.
+
+    Raises:
+        ConfigError: If the film can not be read.
+        RunDirectoryError: If the policy can not be loaded from what was written.
+    """
+    settings, left_out = shared_settings(saved.config)
+    score = {key: saved.score.get(key) for key in ("score", "epoch")}
+    PolicyWriter(*saved.spaces, yaml.safe_dump(settings, sort_keys=False))(
+        folder, saved.weights, score
+    )
+    read_saved_policy(folder, config.trust).make_model()
+    run = saved.run_dir
+    found = {METRICS: run / METRICS, CURVE: run / "plots" / CURVE, FILM: film_of(saved)}
+    sources = {file: path for file, path in found.items() if path and lies_in(run, path)}
+    if config.film is not None:
+        sources[FILM] = Path(config.film)
+    for file, path in sources.items():
+        try:
+            (folder / file).write_bytes(read_regular(path, MAX_NBYTES))
+        except OSError as error:
+            key = "film" if file == FILM else "run"
+            raise ConfigError(key, f"can not be read: {error}", str(path)) from error
+    if config.card:
+        text = model_card(saved, settings, name, set(sources))
+        (folder / CARD).write_text(text, encoding="utf-8")
+    return left_out
+
+
+def lies_in(run: Path, path: Path) -> bool:
+    """Whether a file is one of a run: no link of a stranger's run to another file of the user."""
+    return path.is_file() and path.resolve().is_relative_to(run.resolve())
+
+
+def film_of(saved: SavedPolicy) -> Path | None:
+    """The newest film of this policy, of rollouts of its run; None: there is none."""
+    for folder in sorted((saved.run_dir / ROLLOUTS).glob("*"), reverse=True):
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            played = json.loads(read_regular(folder / SUMMARY))["policy"]["epoch"]
+            films = sorted((folder / VIDEOS).glob("*.mp4"))
+            if films and played == saved.score.get("epoch"):
+                return films[0]
+    return None
+
+
+def shared_settings(config: TrainConfig) -> tuple[dict[str, Any], list[str]]:
+    """The settings of a policy that others get, as plain values.
+
+    Of a path only the last part stays, and nothing of what is named as a secret.
+
+    Returns:
+        The settings, and the keys of those that were changed so.
+    """
+    settings = config_to_dict(config)
+    runner = {key: settings["runner"][key] for key in SHARED_OF_RUNNER}
+    found = {key: settings[key] for key in SHARED}
+    found["runner"] = {TARGET: dotted_name(DevRunnerConfig), **runner}
+    changed: list[str] = []
+    return _cleaned(found, "", changed), changed
+
+
+def _cleaned(node: Any, key: str, changed: list[str]) -> Any:
+    if SECRET_KEY.search(key.rpartition(".")[2]) and node is not None:
+        changed.append(key)
+        return None
+    if isinstance(node, dict):
+        return {name: _cleaned(value, join(key, name), changed) for name, value in node.items()}
+    if isinstance(node, list):
+        return [_cleaned(value, f"{key}[{i}]", changed) for i, value in enumerate(node)]
+    if not isinstance(node, str):
+        return node
+    home = str(Path.home())
+    if SECRET.search(node):
+        changed.append(key)
+        return None
+    if LOCAL.match(node) or (len(home) > 1 and home in node):
+        changed.append(key)
+        return re.split(r"[/\\]", node.rstrip("/\\"))[-1]
+    return node
+
+
+@dataclass(frozen=True)
+class PushedPolicy:
+    """A policy that was uploaded."""
+
+    name: str
+    """What `load_policy` takes: `hf://<owner>/<name>`, with the revision if it is not the main one.
+    """
+
+    url: str
+    """Address of the commit."""
+
+    files: list[str]
+    """Files that were uploaded."""
+
+    left_out: list[str]
+    """Keys of settings that were left out, or shortened, since they hold a path of this machine or
+    a secret."""
+
+    def __str__(self) -> str:
+        """Lines for people."""
+        lines = [f"{self.name}: {', '.join(self.files)}"]
+        if self.left_out:
+            keys, reason = ", ".join(self.left_out), "paths of this machine, secrets"
+            lines.append(f"left out of config.yaml, or shortened ({reason}): {keys}")
+        return "\n".join([*lines, self.url])
+
+
+def push_to_hub(
+    run: str | Path | TrainingResult, repo_id: str, *, token: str | None = None, **settings: Any
+) -> PushedPolicy:
+    """Upload a policy to the Hugging Face hub: `maze-run -cn push`.
+
+        pushed = push_to_hub("outputs/a", "me/cartpole-ppo", private=True)
+        policy = load_policy(pushed.name)
+
+    What goes there: the policy, its metrics, curve and film, and a card. Of the configuration that
+    is what the policy needs, without directories of this machine.
+
+    Args:
+        run: Directory of a run, whose best policy is pushed, of one saved policy, or the result of
+            `train`.
+        repo_id: Repository, `<owner>/<name>`.
+        token: Access token of the hub; None: that of `HF_TOKEN`, or of `hf auth login`.
+        **settings: Further settings of `PushConfig` by name.
+
+    Raises:
+        ConfigError: If a setting is wrong, or the policy names what is not trusted.
+        MissingExtraError: If the extra `hub` is not installed.
+        RunDirectoryError: If there is no policy, it can not be loaded again, or the hub refuses it.
+    """
+    directory = str(getattr(run, "run_dir", run))
+    return push(load_push_config({"run": directory, "repo_id": repo_id, **settings}), token)
+
+
+def push(config: PushConfig, token: str | None = None) -> PushedPolicy:
+    """Upload the policy of a configuration, see `push_to_hub`."""
+    package, saved = hub_package(), read_saved_policy(str(config.run), config.trust)
+    name = f"{HUB}{config.repo_id}" + (f"@{config.revision}" if config.revision else "")
+    with TemporaryDirectory() as place:
+        folder = Path(place)
+        left_out = write_repository(folder, saved, config, name)
+        files = sorted(path.name for path in folder.iterdir())
+        try:
+            api = package.HfApi(token=token, library_name="maze_train")
+            api.create_repo(config.repo_id, private=config.private, exist_ok=True)
+            if config.revision:
+                api.create_branch(config.repo_id, branch=config.revision, exist_ok=True)
+            commit = api.upload_folder(
+                repo_id=config.repo_id,
+                folder_path=folder,
+                revision=config.revision,
+                commit_message=title_of(saved),
+                # Those of an earlier push that has them.
+                delete_patterns=[file for file in OWN_FILES if file not in files],
+            )
+        except Exception as error:  # of the hub's library, or of the HTTP library that it uses
+            problem = f"{config.run} was not pushed to {config.repo_id}: {first_line(error)}"
+            remedy = "a token that may write is set by `hf auth login`, or by HF_TOKEN"
+            raise RunDirectoryError(f"{problem}; {remedy}") from error
+    return PushedPolicy(name, str(commit.commit_url), files, left_out)

@@ -1,0 +1,290 @@
+"""Runs that are compared, and aggregates over them.
+
+Source: Agarwal, Schwarzer, Castro, Courville, Bellemare (2021), Deep Reinforcement Learning at the
+Edge of the Statistical Precipice, arXiv:2108.13264, sections 4.1 and 4.3.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import math
+import os
+import re
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from maze_train.config.stored import read_settings
+from maze_train.config.sweeps import JOBS_FILE, read_jobs
+from maze_train.config.writing import CONFIG_FILE
+from maze_train.core.conversion import build_dataclass
+from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.files import read_regular
+from maze_train.core.targets import TARGET
+from maze_train.envs.config import EnvConfig
+from maze_train.envs.factory import env_name
+from maze_train.tracking.services import flattened
+from maze_train.tracking.tracker import ENV_STEPS, VALIDATION_LOSS, read_rows
+from maze_train.training.config import EvaluationConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from maze_train.tracking.tracker import MetricsRow
+
+
+METRICS_FILE, SUMMARY_FILE = "metrics.csv", "summary.json"
+WALL_TIME = "time/total_s"
+PACKAGE = "maze_train.algorithms."
+NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "tracking", "checkpoint")
+"""Settings, and sections of settings, that change no number of a run but its sample."""
+
+SELECTING = ("n_episodes", "opponents", "metric", "mode")
+"""Settings of evaluation that say which policy is the best one."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A run that does not count, and the reason."""
+
+    name: str
+    """Directory of the run, or job of a sweep."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run directory holds."""
+
+    directory: Path
+    env: str
+    algorithm: str
+    seed: Any
+    settings: dict[str, Any]
+    """Settings by dotted key, without those of `NOT_COMPARED`."""
+
+    rows: list[MetricsRow]
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    """What selected its best policy."""
+
+    def curve(self, metric: str) -> tuple[Array, Array, Array]:
+        """Steps, seconds and values of all finite values of a metric."""
+        found = [(row[ENV_STEPS], row.get(WALL_TIME, np.nan), row.get(metric)) for row in self.rows]
+        points = [point for point in found if point[2] is not None and np.isfinite(point[2])]
+        steps, seconds, values = np.array(points, np.float64).reshape(-1, 3).T
+        return steps, seconds, values
+
+
+@dataclass(frozen=True)
+class Found:
+    """Directories of runs, and jobs of sweeps that failed."""
+
+    directories: list[Path]
+    errors: dict[Path, str]
+    """Errors of jobs by the directory of their run."""
+
+    without_run: list[LeftOut]
+    """Jobs that failed before there was a directory."""
+
+
+def find_runs(names: Iterable[str]) -> Found:
+    """The runs in some directories, each once, in the order of the names.
+
+    Args:
+        names: Directories of runs, directories above some, and patterns of these.
+
+    Raises:
+        ConfigError: If a name leads to no run.
+        RunDirectoryError: If the jobs of a sweep can not be read.
+    """
+    found = Found([], {}, [])
+    for name in names:
+        roots = sorted(glob.glob(name)) if glob.has_magic(name) else [name]
+        before = len(found.directories) + len(found.without_run)
+        known = {path.resolve() for path in found.directories}
+        repeated = False
+        for root in roots:
+            for path in _below(Path(root).absolute(), found):
+                repeated |= path.resolve() in known
+                if path.resolve() not in known:
+                    known.add(path.resolve())
+                    found.directories.append(path)
+        if len(found.directories) + len(found.without_run) == before and not repeated:
+            problem = f"there is no run: expected a directory with {CONFIG_FILE}, or one above some"
+            raise ConfigError("runs", problem, name)
+    return found
+
+
+def _below(root: Path, found: Found) -> Iterator[Path]:
+    """Directories of runs in one directory; what lies within a run is none of its own."""
+    for folder, names, files in os.walk(root):
+        path = Path(folder)
+        names.sort(key=lambda name: (len(name), name))  # numbers in their order
+        if JOBS_FILE in files:
+            for job in read_jobs(path):
+                run_dir = Path(job.run_dir)
+                try:
+                    is_run = (run_dir / CONFIG_FILE).is_file()
+                except OSError as error:  # such as a name that is too long
+                    job, is_run = replace(job, error=f"run_dir: {error.strerror}"), False
+                if is_run and not run_dir.is_relative_to(path):
+                    yield run_dir
+                if job.error and is_run:
+                    found.errors[run_dir.resolve()] = job.error
+                elif job.error:
+                    left = LeftOut(f"{path.name}: {job.label}", job.error)
+                    found.without_run.extend([left] if left not in found.without_run else [])
+        if CONFIG_FILE in files:
+            names.clear()
+            yield path
+
+
+def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
+    """Read a run; nothing that its configuration names is imported.
+
+    Args:
+        directory: Its directory.
+        error: Failure of its job; a run that was continued and came to its end counts all the same.
+        unfinished: Whether it counts although it did not come to its end.
+
+    Raises:
+        RunDirectoryError: If it has no metrics, did not come to its end, or a file is damaged; the
+            message is the reason why it can not be compared.
+    """
+    settings = read_settings(directory)
+    rows = read_rows(directory / METRICS_FILE)
+    problem = "" if unfinished else _stopped(directory, settings, rows, error)
+    if not rows:
+        empty = "has no rows" if (directory / METRICS_FILE).exists() else "is missing"
+        problem = problem or f"{METRICS_FILE} {empty}"
+    if problem:
+        raise RunDirectoryError(problem)
+    if not all(math.isfinite(row.get(ENV_STEPS, math.nan)) for row in rows):
+        raise RunDirectoryError(f"{METRICS_FILE} is damaged: a row has no {ENV_STEPS}")
+    try:
+        flat = {
+            key: value
+            for key, value in flattened(settings).items()
+            if not is_within(key, NOT_COMPARED)
+        }
+        algorithm, seed = algorithm_name(settings["algorithm"]), settings.get("seed")
+        given = settings.get("evaluation", {})
+        selecting = {key: given[key] for key in SELECTING if key in given}
+        evaluation = build_dataclass(EvaluationConfig, selecting, "evaluation")
+        evaluation = _with_loss(evaluation, settings, rows)
+        return Run(directory, task_name(settings), algorithm, seed, flat, rows, evaluation)
+    except (KeyError, TypeError, AttributeError, ConfigError) as cause:
+        raise RunDirectoryError(f"{CONFIG_FILE} is not that of a run: {cause}") from cause
+
+
+def _with_loss(
+    evaluation: EvaluationConfig, settings: Mapping[str, Any], rows: Sequence[MetricsRow]
+) -> EvaluationConfig:
+    """What selected the best policy: a loss, where a data set was learned from and none played."""
+    env = settings["env"]
+    has_env = bool(env.get("id") or env.get(TARGET))
+    if not (settings["runner"].get("dataset") and evaluation.goes_by_loss(has_env)):
+        return evaluation
+    names = [name for name in rows[-1] if re.fullmatch(r"train/(.+/)?policy_loss", name)]
+    names = [VALIDATION_LOSS] if VALIDATION_LOSS in rows[-1] else names
+    return replace(evaluation, metric=names[0]) if names else evaluation
+
+
+def _stopped(
+    directory: Path, settings: Mapping[str, Any], rows: Sequence[MetricsRow], error: str
+) -> str:
+    """The reason why a run did not come to its end; empty: it did, or nothing tells."""
+    path = directory / SUMMARY_FILE
+    if not path.exists():
+        is_written = settings.get("tracking", {}).get("summary", False)
+        return error or ("has not ended, or was killed (no summary.json)" if is_written else "")
+    try:
+        summary = json.loads(read_regular(path))
+        reason, updates = str(summary["stop_reason"]), float(summary.get("updates", math.inf))
+    except (OSError, ArithmeticError, ValueError, LookupError, TypeError, RecursionError) as error:
+        raise RunDirectoryError(f"{SUMMARY_FILE} is damaged: {error}") from error
+    words = {"error": "failed (stop_reason error)", "interrupted": "was interrupted"}
+    if reason in words:
+        return error or words[reason]
+    if rows and rows[-1].get("updates", 0) > updates:
+        return error or "was continued after its end, and has not ended since, or was killed"
+    return ""
+
+
+def algorithm_name(settings: Mapping[str, Any]) -> str:
+    """The name of an algorithm: that of its folder here, or the class of a user."""
+    target = str(settings[TARGET])
+    if target.startswith(PACKAGE):
+        return target.removeprefix(PACKAGE).partition(".")[0]
+    return target.rpartition(".")[2]
+
+
+def task_name(settings: Mapping[str, Any]) -> str:
+    """The name of an environment; without one that of the data set that was learned from."""
+    env, dataset = settings["env"], settings["runner"].get("dataset")
+    if env.get("id") or env.get(TARGET) or not dataset:
+        return env_name(EnvConfig(id=env.get("id"), target=env.get(TARGET)))
+    return str(dataset if isinstance(dataset, str) else dataset.get(TARGET))
+
+
+def is_within(key: str, sections: Iterable[str]) -> bool:
+    """Whether a dotted key is one of some, or lies in the section of one."""
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+Array: TypeAlias = "NDArray[np.float64]"
+
+CONFIDENCE = 0.95
+_CHUNK = 1 << 22  # numbers that are resampled at once
+
+
+def interquartile_mean(values: Any, axis: int = -1) -> Array:
+    """Mean of the middle half: of n values, floor(n / 4) are left out at each end.
+
+    Args:
+        values: Numbers; less than 4 of them have the plain mean.
+        axis: Axis over which the mean is taken.
+    """
+    ordered = np.sort(np.asarray(values, np.float64), axis=axis)
+    n = ordered.shape[axis]
+    middle = np.arange(n // 4, n - n // 4)
+    mean: Array = np.take(ordered, middle, axis=axis).mean(axis=axis)
+    return mean
+
+
+def bootstrap_interval(
+    strata: Sequence[Any], n_resamples: int = 10_000, seed: int = 0
+) -> tuple[Array, Array]:
+    """Percentile interval of 95 % of the interquartile mean over all values of all strata.
+
+    A bootstrap sample draws from each stratum as many runs as it has, with replacement, so that
+    every task keeps its weight.
+
+    Args:
+        strata: Runs of each task: `[n_i, ...]`, the same trailing axes in all of them.
+        n_resamples: Bootstrap samples, >= 1.
+        seed: Seed of the samples; equal data have equal intervals.
+
+    Returns:
+        Lower and upper ends, `[...]`; NaN where no stratum has two runs.
+    """
+    arrays = [np.asarray(stratum, np.float64) for stratum in strata]
+    shape = arrays[0].shape[1:]
+    if max(map(len, arrays)) < 2:
+        return np.full(shape, math.nan), np.full(shape, math.nan)
+    rng = np.random.default_rng(seed)
+    chunk = max(1, _CHUNK // sum(array.size for array in arrays))
+    means = []
+    for start in range(0, n_resamples, chunk):
+        count = min(chunk, n_resamples - start)
+        drawn = [array[rng.integers(len(array), size=(count, len(array)))] for array in arrays]
+        means.append(interquartile_mean(np.concatenate(drawn, axis=1), axis=1))
+    outside = 50.0 * (1.0 - CONFIDENCE)
+    low, high = np.percentile(np.concatenate(means), [outside, 100.0 - outside], axis=0)
+    return low, high

@@ -1,0 +1,583 @@
+"""Searches for settings with Optuna: the study, its trials, their processes."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import os
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import yaml
+
+from maze_train.config.help import CONFIGURATION_ERRORS, explain
+from maze_train.config.search_config import GROUP, load_search_config
+from maze_train.config.sweeps import (
+    FAILURE,
+    LOG_FILE,
+    PROGRAM,
+    JobProcesses,
+    JobRecord,
+    ProcessJob,
+    RunningJob,
+)
+from maze_train.config.train_config import AUTO
+from maze_train.config.writing import LOADER, MAX_BYTES, check_plain, config_to_dict, writable
+from maze_train.core.errors import (
+    ConfigError,
+    MazeTrainError,
+    RunDirectoryError,
+    TrainingError,
+    did_you_mean,
+    nearest,
+)
+from maze_train.core.extras import import_extra
+from maze_train.core.files import (
+    atomic_write,
+    exclusive,
+    open_own,
+    read_regular,
+    say,
+    tell,
+    tell_traceback,
+)
+from maze_train.core.targets import TARGET
+from maze_train.envs.factory import EnvFactory
+from maze_train.run.pipeline import configure, prepare
+from maze_train.run.runner import TrainingRunner
+from maze_train.tools.runs import is_within, task_name
+from maze_train.tools.search_report import (
+    ERROR,
+    SECONDS,
+    SearchResult,
+    Space,
+    result_of,
+    shown,
+    text_of,
+    write_picture,
+    write_tables,
+)
+from maze_train.tracking.services import flattened
+from maze_train.tracking.tracker import VALIDATION_LOSS, duration, readable
+from maze_train.training.callbacks import Callback
+from maze_train.training.config import EvaluationConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from optuna.storages import BaseStorage
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+
+    from maze_train.config.search_config import SearchConfig
+    from maze_train.config.train_config import TrainConfig
+    from maze_train.training.callbacks import TrainingView
+
+
+STUDY = "search"
+"""Name of the study in its journal."""
+
+JOURNAL_FILE, SETTINGS_FILE = "study.journal", "study.yaml"
+DEFAULTS = {"median": {"n_warmup_steps": 30}}
+"""Arguments of samplers and pruners that differ from those of Optuna."""
+
+MAY_DIFFER = ("tracking", "checkpoint", "trust")
+"""Sections of settings that change no value of a trial."""
+
+
+def optuna() -> Any:
+    """The package Optuna, which tells failures only.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+    """
+    package = import_extra("optuna", "optuna", "a search")
+    package.logging.set_verbosity(package.logging.ERROR)
+    return package
+
+
+def open_journal(directory: Path) -> BaseStorage:
+    """The storage of the study in a directory; each process opens its own.
+
+    Raises:
+        RunDirectoryError: If the file can not be read, or holds another journal.
+    """
+    storages = optuna().storages
+    path = directory / JOURNAL_FILE
+    with reading_journal(directory):
+        os.close(open_own(path, os.O_RDWR))  # Optuna follows links
+        storage: BaseStorage = storages.JournalStorage(
+            storages.journal.JournalFileBackend(str(path))
+        )
+    return storage
+
+
+@contextmanager
+def reading_journal(directory: Path) -> Iterator[None]:
+    """Let what a journal holds, and Optuna does not expect, be an error of the study's directory.
+
+    Raises:
+        RunDirectoryError: If reading it fails in the block.
+    """
+    damages = (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError)
+    try:
+        yield
+    except (*damages, RuntimeError, AssertionError) as error:
+        problem = f"{type(error).__name__}: {error}"
+        raise RunDirectoryError(f"{directory / JOURNAL_FILE} can not be read: {problem}") from error
+
+
+def release_journal(directory: Path) -> None:
+    """Remove the lock that a process which was killed left on a journal, and Optuna waits for.
+
+    Nobody else may use the directory.
+
+    Raises:
+        RunDirectoryError: If it can not be removed.
+    """
+    lock = directory / f"{JOURNAL_FILE}.lock"
+    try:
+        lock.unlink(missing_ok=True)
+    except OSError as error:
+        raise RunDirectoryError(f"{lock} can not be removed: {error}; remove it") from error
+
+
+def open_study(storage: BaseStorage, mode: str) -> Study:
+    """The study in a storage, which begins if there is none.
+
+    Args:
+        storage: The storage.
+        mode: `max` or `min`: whether larger or smaller values are better.
+    """
+    study: Study = optuna().create_study(
+        storage=storage, study_name=STUDY, direction=f"{mode}imize", load_if_exists=True
+    )
+    return study
+
+
+def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
+    """Write what the trials of a study have in common, or compare it with what was written.
+
+    Raises:
+        ConfigError: If the study in the directory is one of other settings.
+        RunDirectoryError: If the file is damaged.
+    """
+    path = directory / SETTINGS_FILE
+    text = yaml.safe_dump(dict(settings), sort_keys=False)
+    if not path.exists():
+        with writable("study", directory), atomic_write(path) as file:
+            file.write(text.encode())
+        return
+    try:
+        text_before = read_regular(path, MAX_BYTES).decode()
+        check_plain(text_before)
+        before = flattened(yaml.load(text_before, LOADER))
+    except (OSError, ValueError, ArithmeticError, yaml.YAMLError, AttributeError) as error:
+        raise RunDirectoryError(f"{path} is damaged: {error}") from error
+    now = flattened(yaml.safe_load(text))
+    for key in before | now:
+        if key not in before and not key.startswith(f"{GROUP}."):
+            continue  # a setting of a newer version
+        if str(before.get(key)) != str(now.get(key)) and not is_within(key, MAY_DIFFER):
+            problem = f"the study in {directory} has {before.get(key)}; to go on with it, set it "
+            problem += "so; else name another directory: study=<directory>"
+            raise ConfigError(key, problem, now.get(key))
+
+
+def part_named(kind: str, node: str | Mapping[str, Any], seed: int | None = None) -> Any:
+    """A sampler or pruner of Optuna.
+
+    Args:
+        kind: `sampler` or `pruner`.
+        node: First part of the name of its class, or a mapping with `name` and its arguments.
+        seed: For a class that takes one; added to that of the arguments.
+
+    Raises:
+        ConfigError: If there is none of that name, or it does not take the arguments.
+    """
+    given: dict[str, Any] = {"name": node} if isinstance(node, str) else dict(node)
+    name, module = str(given.pop("name", "")), getattr(optuna(), f"{kind}s")
+    suffix = kind.capitalize()
+    classes = {
+        key.removesuffix(suffix).lower(): getattr(module, key)
+        for key in dir(module)
+        if key.endswith(suffix) and not key.startswith("Base")
+    }
+    cls = classes.get(name.lower())
+    if cls is None:
+        hint = did_you_mean(nearest(name, classes, count=1), "", " ")
+        raise ConfigError(kind, f"unknown; {hint}allowed: {', '.join(classes)}", name)
+    if seed is not None and "seed" in inspect.signature(cls).parameters:
+        given["seed"] = int(given.get("seed") or 0) + seed
+    try:
+        return cls(**{**DEFAULTS.get(name.lower(), {}), **given})
+    except (TypeError, ValueError, ImportError) as error:
+        raise ConfigError(kind, str(error).replace(".__init__()", ""), node) from error
+
+
+GRID = 5
+"""Percents of a run from one report to the next."""
+
+
+@dataclass(frozen=True)
+class TrialRecord(JobRecord):
+    """One trial that ended; its value is the objective."""
+
+    pruned_at: int = 0
+    """Percent of the run at which it was pruned; 0: it came to its end."""
+
+    word: ClassVar[str] = "trial"
+
+
+@dataclass(frozen=True)
+class TrialTask:
+    """What a process has to know to carry out a trial."""
+
+    number: int
+    study: Path
+    """Directory of the study."""
+
+    settings: Mapping[str, Any]
+    """The settings of the runs without seed and directory."""
+
+    seeds: Sequence[int]
+    metric: str | None
+    """Column of metrics.csv; None: the one that selects the best policy."""
+
+    mode: Literal["max", "min"]
+    value: str
+    """`best` or `final`."""
+
+    pruner: Any
+    """Pruner of Optuna."""
+
+    def directory_of(self, seed: int) -> Path:
+        """The directory of a run."""
+        directory = self.study / str(self.number)
+        return directory / f"seed_{seed}" if len(self.seeds) > 1 else directory
+
+
+class PruningCallback(Callback):
+    """Reports the metric of a run to its study, and ends the run when the pruner says so.
+
+    Trials may have epochs of different lengths, so values are reported by the percent of the run
+    that is done, on a grid that is the same for all: the last value holds at each point that was
+    passed since.
+
+    Args:
+        task: The trial.
+        metric: Column of the metrics.
+    """
+
+    def __init__(self, task: TrialTask, metric: str) -> None:
+        self.pruned_at = 0
+        self._metric, self._pruner = metric, task.pruner
+        self._storage = open_journal(task.study)  # of this process; the other one has its own
+        self._study = open_study(self._storage, task.mode)
+        study_id = self._storage.get_study_id_from_name(STUDY)
+        self._id = self._storage.get_trial_id_from_study_id_trial_number(study_id, task.number)
+
+    def on_run_start(self, run: TrainingView) -> None:
+        """End a run that was pruned, and interrupted before it came to its end."""
+        self._prune(run)
+
+    def on_epoch_end(self, run: TrainingView) -> None:
+        """Report the metric, if the epoch has it."""
+        value = run.metrics.get(self._metric, math.nan)
+        percent = math.floor(100 * run.progress.fraction + 1e-9)
+        known = self._storage.get_trial(self._id).intermediate_values
+        if math.isfinite(value):
+            for step in range(GRID, percent + 1, GRID):
+                if step not in known:
+                    self._storage.set_trial_intermediate_value(self._id, step, value)
+        self._prune(run)
+
+    def _prune(self, run: TrainingView) -> None:
+        trial = self._storage.get_trial(self._id)
+        if not run.stop_reason and trial.last_step and self._pruner.prune(self._study, trial):
+            self.pruned_at = trial.last_step
+            run.stop(f"pruned at {self.pruned_at} %")
+
+
+def run_trial(task: TrialTask, record: TrialRecord) -> TrialRecord:
+    """Carry out a trial; a failure is in its record, and its traceback on standard error."""
+    try:
+        values = []
+        for seed in task.seeds:
+            value, pruned_at = _run(task, seed, is_first=seed == task.seeds[0])
+            values.append(value)
+            if pruned_at:
+                return replace(record, objective=value, pruned_at=pruned_at, code=0)
+        return replace(record, objective=math.fsum(values) / len(values), code=0)
+    except Exception as error:
+        tell_traceback(error)
+        if isinstance(error, CONFIGURATION_ERRORS):
+            return replace(record, error=explain(error))
+        kind = "" if isinstance(error, MazeTrainError) else f"{type(error).__name__}: "
+        return replace(record, error=f"{kind}{error}")
+
+
+def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
+    """Make a run, or go on with it; returns its value, and the percent at which it was pruned.
+
+    Raises:
+        TrainingError: If it has no value.
+    """
+    run_dir = str(task.directory_of(seed))
+    values = {**task.settings, "seed": seed, "run_dir": run_dir, "resume": AUTO}
+    values["tracking.csv"] = True
+    runner = TrainingRunner(prepare(configure(values)))
+    metric = task.metric or runner.builder.selection_metric
+    pruning = PruningCallback(task, metric) if is_first else None
+    runner.callbacks.extend([pruning] if pruning else [])
+    history = runner.run().history
+    found = [row[metric] for row in history if math.isfinite(row.get(metric, math.nan))]
+    if not found:
+        known = ", ".join(history[-1]) if history else "nothing"
+        raise TrainingError(f"no finite {metric}; metrics.csv has {known}")
+    best = max(found) if task.mode == "max" else min(found)
+    value = best if task.value == "best" else found[-1]
+    return value, pruning.pruned_at if pruning else 0
+
+
+def search(
+    env: Any = None,
+    algorithm: str | dict[str, Any] = "ppo",
+    ranges: str | Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> SearchResult:
+    """Search for good settings: `maze-run -cn search`.
+
+        result = search(
+            "CartPole-v1",
+            "ppo",
+            {"algorithm.lr": {"low": 1e-4, "high": 1e-2, "log": True}},
+            n_trials=20,
+            total_steps=20_000,
+            study="studies/cartpole",
+        )
+        train("CartPole-v1", "ppo", **result.best)
+
+    Trials run in forks of this process, which must not have used a GPU.
+
+    Args:
+        env: A registered id, an environment class or function with a name, or the settings of the
+            `env` section as a mapping; as in `train`.
+        algorithm: The name of an algorithm, or its settings as a mapping with `_target_`.
+        ranges: Ranges by dotted setting, `{"low": a, "high": b}` or a list of values; or the name
+            of a file of `conf/search`.
+        **settings: Settings of `SearchConfig` and of the runs by name.
+
+    Raises:
+        ConfigError: If a setting or a range is wrong; nothing has been written then.
+        TrainingError: If all trials failed.
+        MissingExtraError: If Optuna is not installed.
+    """
+    if env is not None and not isinstance(env, str | dict):
+        env = {TARGET: EnvFactory.from_any(env).config.target}
+    given = {} if env is None else {"env": env}
+    given |= {} if ranges is None else {"search": ranges}
+    config, shared = load_search_config({**given, "algorithm": algorithm, **settings})
+    words = [f"{key}={text_of(value)}" for key, value in flattened(shared).items()]
+    return run_search(config, shared, words)
+
+
+def run_search(
+    config: SearchConfig,
+    settings: Mapping[str, Any],
+    given: Sequence[str] = (),
+    directory: str | None = None,
+) -> SearchResult:
+    """Begin a study, or go on with it; returns its result.
+
+    Args:
+        config: The search.
+        settings: Values of the settings that all runs have, as `configure` takes them.
+        given: The settings of the user, as on the command line, for the best command.
+        directory: Directory of the study, unless the configuration names one.
+
+    Raises:
+        ConfigError: If a setting is wrong; nothing has been written then.
+        KeyboardInterrupt: After a signal, when all trials have ended; the study can go on.
+        TrainingError: If all trials failed.
+    """
+    for kind in ("sampler", "pruner"):
+        part_named(kind, getattr(config, kind))
+    base = configure(settings)
+    if not base.tracking.csv:
+        tell("note: trials write metrics.csv all the same, since they go on with what it holds")
+    space = Space(config.ranges, settings)
+    default = Path("outputs", "studies", f"{task_name(config_to_dict(base))}-{base.algorithm.name}")
+    path = Path(config.study or directory or default).absolute()
+    with writable("study", path):
+        path.mkdir(parents=True, exist_ok=True)
+    with exclusive(path, "searches in"):
+        return _Search(config, settings, base, space, path, given).run()
+
+
+class _Search:
+    """A search under way.
+
+    Args:
+        config: The search.
+        settings: Values of the settings that all runs have.
+        base: The configuration that they make.
+        space: The ranges.
+        directory: Directory of the study.
+        given: The settings of the user, as on the command line.
+    """
+
+    def __init__(
+        self,
+        config: SearchConfig,
+        settings: Mapping[str, Any],
+        base: TrainConfig,
+        space: Space,
+        directory: Path,
+        given: Sequence[str],
+    ) -> None:
+        self.config, self.settings, self.base = config, settings, base
+        self.space, self.directory, self.given = space, directory, given
+        self.metric = config.metric or _selection_metric(base)
+        evaluation = base.evaluation if config.metric is None else EvaluationConfig()
+        own_mode = None if config.mode == "auto" else config.mode
+        self.mode = own_mode or evaluation.selection_mode(self.metric)
+        self.seed = base.seed or 0
+        self._check_settings()
+        release_journal(directory)
+        self.storage = open_journal(directory)
+        with reading_journal(directory):
+            self.study = open_study(self.storage, self.mode)
+            self._result()
+        self.processes = JobProcesses(self._take, config.n_jobs, config.gpus)
+
+    def _check_settings(self) -> None:
+        own = {
+            "search": {
+                key: {name: value for name, value in vars(found).items() if value is not None}
+                for key, found in self.space.ranges.items()
+            },
+            "metric": self.metric,
+            "mode": self.mode,
+            "value": self.config.value,
+            "n_seeds": self.config.n_seeds,
+        }
+        values = {**config_to_dict(self.base), "seed": self.seed}
+        values = {key: value for key, value in values.items() if key not in ("run_dir", "resume")}
+        check_settings(self.directory, {**own, **values})
+
+    def run(self) -> SearchResult:
+        """Run the trials that are missing."""
+        before = len(self.study.trials)
+        if before:
+            is_full = before >= self.config.n_trials
+            rest = "goes on" if not is_full else "begins no other one; set n_trials to have more"
+            tell(f"{PROGRAM}: the study in {self.directory} has {before} trials, and {rest}")
+        try:
+            self.processes.run(self._jobs())
+        except KeyboardInterrupt:
+            self._write()
+            tell(f"{PROGRAM}: the same command goes on with the study in {self.directory}")
+            raise
+        result = self._write()
+        if not result.best and all(row["state"] == "failed" for row in result.rows):
+            raise TrainingError(
+                f"all {len(result.rows)} trials failed; the last one: {result.rows[-1]['error']}"
+            )
+        return result
+
+    def _write(self) -> SearchResult:
+        result = self._result()
+        write_tables(result)
+        write_picture(result, self.study, self.space)
+        return result
+
+    def _result(self) -> SearchResult:
+        return result_of(self.study, self.space, self.directory, self.metric, self.given)
+
+    # -- trials ----------------------------------------------------------------------------------
+
+    def _jobs(self) -> Iterator[ProcessJob]:
+        """Trials that were interrupted, then new ones, each chosen when there is room for it."""
+        from optuna.trial import TrialState
+
+        for trial in self.study.get_trials(states=(TrialState.RUNNING,)):
+            if trial.params.keys() == self.space.ranges.keys():
+                yield self._job(trial)
+            else:  # the process ended while the settings were chosen
+                self._fail(trial.number, "its settings were not chosen")
+        if not self.study.trials and self.config.begin_with_given:
+            try:
+                self.study.enqueue_trial(self.space.given(self.base))
+            except ConfigError as error:
+                tell(f"note: no trial has the settings as they are: {error}")
+        while True:
+            waiting = self.study.get_trials(states=(TrialState.WAITING,))
+            number = len(self.study.trials) - len(waiting)
+            if number >= self.config.n_trials:
+                return
+            # A new one for each trial, so that a study that was stopped goes on as if it was not.
+            self.study.sampler = part_named("sampler", self.config.sampler, self.seed + number)
+            trial_number = self.study.ask(self.space.distributions).number
+            yield self._job(self.study.trials[trial_number])
+
+    def _job(self, trial: FrozenTrial) -> ProcessJob:
+        found = self.space.settings_of(trial.params)
+        task = TrialTask(
+            number=trial.number,
+            study=self.directory,
+            settings={**self.settings, **found},
+            seeds=range(self.seed, self.seed + self.config.n_seeds),
+            metric=self.config.metric,
+            mode=self.mode,
+            value=self.config.value,
+            pruner=part_named("pruner", self.config.pruner),
+        )
+        words = " ".join(f"{key}={shown(text_of(value))}" for key, value in found.items())
+        directory = self.directory / str(trial.number)
+        record = TrialRecord(trial.number, words, str(directory), code=FAILURE)
+        return ProcessJob(record, directory / LOG_FILE, lambda: run_trial(task, record))
+
+    def _take(self, job: RunningJob) -> None:
+        """Tell the study what became of a trial; one that a signal ended can go on."""
+        from optuna.trial import TrialState
+
+        record = job.outcome
+        assert isinstance(record, TrialRecord)
+        took = duration(job.seconds)
+        trial = self.study.trials[record.number]
+        seconds = trial.user_attrs.get(SECONDS, 0.0) + job.seconds
+        self.storage.set_trial_user_attr(trial._trial_id, SECONDS, seconds)
+        if job.result is None and self.processes.is_ending:
+            say(f"{PROGRAM}: {record.name}: interrupted after {took}")
+            return
+        if record.error:
+            self._fail(record.number, record.error)
+            tell(f"{PROGRAM}: error: {record.label}: {record.error}\n  its output: {job.log}")
+        elif record.pruned_at:
+            self.study.tell(record.number, state=TrialState.PRUNED)
+            say(f"{PROGRAM}: {record.name}: pruned at {record.pruned_at} % after {took}")
+        else:
+            self.study.tell(record.number, record.objective)
+            best = f"best {readable(self.study.best_value)} of trial {self.study.best_trial.number}"
+            value = readable(record.objective)
+            say(f"{PROGRAM}: {record.name}: {value} after {took}; {best}")
+        write_tables(self._result())
+
+    def _fail(self, number: int, error: str) -> None:
+        from optuna.trial import TrialState
+
+        trial = self.study.trials[number]
+        self.storage.set_trial_user_attr(trial._trial_id, ERROR, error)
+        self.study.tell(number, state=TrialState.FAIL)
+
+
+def _selection_metric(config: TrainConfig) -> str:
+    """The metric that selects the best policy, as far as the settings say it."""
+    evaluation, env = config.evaluation, config.env
+    has_env = env.id is not None or env.target is not None
+    if config.algorithm.learns_from == "dataset" and evaluation.goes_by_loss(has_env):
+        return VALIDATION_LOSS
+    return evaluation.selection_metric

@@ -1,0 +1,464 @@
+"""The outcome of a search: table, plot, best settings, and the space that was searched."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from maze_train.config.search_config import GROUP, LINEAR, SearchRange
+from maze_train.config.sweeps import PROGRAM
+from maze_train.config.writing import config_to_dict, writable
+from maze_train.core.conversion import join
+from maze_train.core.errors import ConfigError, printable
+from maze_train.core.files import atomic_write
+from maze_train.run.pipeline import configure
+from maze_train.tools.compare_report import (
+    csv_table,
+    leave_out_extremes,
+    markdown_table,
+    short,
+    text_table,
+)
+from maze_train.tracking.tracker import duration, readable
+from maze_train.tracking.writers import decorate
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from optuna.distributions import BaseDistribution
+    from optuna.study import Study
+    from optuna.trial import FrozenTrial
+
+    from maze_train.config.train_config import TrainConfig
+
+
+def text_of(value: Any) -> str:
+    """A value as on the command line; of an object that has no text there, its class."""
+    plain = str(value) if isinstance(value, str) else value
+    try:
+        text: str = yaml.safe_dump([plain], default_flow_style=True, width=math.inf)
+    except yaml.representer.RepresenterError:
+        return f"<{type(value).__name__}>"
+    return text.strip()[1:-1]
+
+
+def shown(text: str) -> str:
+    """A value for people: a number, also one that begins a schedule, with four digits."""
+    number = text.removeprefix(LINEAR)
+    return text[: len(text) - len(number)] + short(number)
+
+
+def short_names(keys: Collection[str]) -> dict[str, str]:
+    """Names for people by setting: the last part, where it belongs to one setting."""
+    last = [key.rpartition(".")[2] for key in keys]
+    return {
+        key: name if last.count(name) == 1 else key for key, name in zip(keys, last, strict=True)
+    }
+
+
+class Space:
+    """The ranges of a search, checked against the settings of its runs.
+
+    Args:
+        ranges: Ranges by dotted name of the setting.
+        settings: Values of the other settings, as `configure` takes them.
+
+    Raises:
+        ConfigError: If there is no such setting, or it does not take the ends of its range or one
+            of its choices.
+    """
+
+    def __init__(self, ranges: Mapping[str, SearchRange], settings: Mapping[str, Any]) -> None:
+        self.ranges = dict(ranges)
+        self._settings = settings
+        self._choices = {
+            key: {text_of(choice): choice for choice in found.choices or ()}
+            for key, found in self.ranges.items()
+        }
+        self._as_set: dict[str, dict[str, str]] = {}  # texts of choices by those of the settings
+        self.distributions = {key: self._distribution(key) for key in self.ranges}
+        """Distributions of Optuna by setting; choices are texts."""
+
+    def texts(self, key: str) -> list[str]:
+        """The choices of a setting as texts; empty: it has a range."""
+        return list(self._choices[key])
+
+    def number(self, key: str, text: str) -> float:
+        """The number that a text stands for, of a setting with a range."""
+        return float(text.removeprefix(LINEAR))
+
+    def settings_of(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings of a trial by dotted name, from Optuna's parameters."""
+        return {key: self._setting(key, params[key]) for key in self.ranges}
+
+    def given(self, config: TrainConfig) -> dict[str, Any]:
+        """Optuna's parameters for the settings as they are.
+
+        Raises:
+            ConfigError: If one does not lie in its range.
+        """
+        values, params = config_to_dict(config), {}
+        for key, found in self.ranges.items():
+            value = _select(values, key)
+            if found.linear and isinstance(value, str):
+                value = float(value.removeprefix(LINEAR))
+            if found.low is None or found.high is None:
+                params[key] = self._as_set[key].get(text_of(value))
+                is_in = params[key] is not None
+            else:
+                params[key] = value
+                is_in = isinstance(value, int | float) and found.low <= value <= found.high
+            if not is_in:
+                raise ConfigError(key, "lies outside of its range", value)
+        return params
+
+    def _setting(self, key: str, value: Any) -> Any:
+        if self._choices[key]:
+            return self._choices[key][value]
+        return f"{LINEAR}{value!r}" if self.ranges[key].linear else value
+
+    def _distribution(self, key: str) -> BaseDistribution:
+        from optuna.distributions import (
+            CategoricalDistribution,
+            FloatDistribution,
+            IntDistribution,
+        )
+
+        found = self.ranges[key]
+        if self._choices[key]:
+            self._as_set[key] = {text_of(self._accepted(key, t)): t for t in self._choices[key]}
+            return CategoricalDistribution(list(self._choices[key]))
+        assert found.low is not None
+        assert found.high is not None
+        ends = [self._accepted(key, end) for end in (found.low, found.high)]
+        step = found.step
+        if all(isinstance(end, int) for end in (*ends, 1 if step is None else step)):
+            return IntDistribution(int(ends[0]), int(ends[1]), found.log, int(step or 1))
+        return FloatDistribution(float(found.low), float(found.high), found.log, step)
+
+    def _accepted(self, key: str, value: Any) -> Any:
+        """A value as the configuration has it.
+
+        Raises:
+            ConfigError: If it is refused.
+        """
+        setting = self._setting(key, value)
+        try:
+            return _select(config_to_dict(configure({**self._settings, key: setting})), key)
+        except ConfigError as error:
+            problem = f"a run does not take it: {error}"
+            raise ConfigError(join(GROUP, key), problem, setting) from error
+
+
+def _select(node: Any, key: str) -> Any:
+    """The value of a setting by dotted name; None where there is none."""
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
+
+
+Row = dict[str, Any]
+
+BLUE, GREY, RED = "#1f6feb", "#9aa5b1", "#d1242f"
+COLUMNS = 3
+"""Settings beside each other, at most."""
+
+SHOWN = {True: (25.0, 100.0), False: (0.0, 75.0)}
+"""By whether larger is better: percentiles of the values of ended trials, between which the picture
+shows all."""
+
+MIN_TRIALS = 4
+"""Trials that come to their end for which importances are told."""
+
+
+def draw_search(rows: Sequence[Row], study: Study, space: Space, metric: str) -> Figure:
+    """A figure of the trials of a study, without the global state of pyplot.
+
+    Args:
+        rows: The trials, see `SearchResult.rows`.
+        study: The study, for the importance of its settings.
+        space: The settings.
+        metric: Name of the value.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    shown = [row for row in rows if row["state"] in ("complete", "pruned")]
+    shown = [row for row in shown if np.isfinite(row["value"])]
+    weights = _importances(study)
+    names = short_names(space.ranges)
+    n_columns = min(COLUMNS, len(names))
+    n_rows = -(-len(names) // n_columns)
+    figure = Figure(figsize=(11.0, 3.2 * (1 + n_rows)), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    parts: Any = figure.subfigures(2, 1, height_ratios=[1, n_rows])
+    top, below = parts
+    ratios = {"width_ratios": [2, 1] if weights else [1]}
+    first, *second = top.subplots(1, 1 + bool(weights), squeeze=False, gridspec_kw=ratios)[0]
+    _draw_history(first, shown, study.direction.name == "MAXIMIZE", metric)
+    for axes in second:
+        _draw_importances(axes, {names[key]: weight for key, weight in weights.items()})
+    for i, (key, name) in enumerate(names.items()):
+        axes = below.add_subplot(n_rows, n_columns, i + 1, sharey=first)
+        _draw_setting(axes, shown, key, space)
+        axes.set_xlabel(name)
+    figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
+    return figure
+
+
+def _importances(study: Study) -> dict[str, float]:
+    """Importance of each setting (PED-ANOVA of Optuna), from the largest; they sum to 1."""
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+
+    done = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
+    varied = {key for trial in done for key in trial.params}
+    if len(done) < MIN_TRIALS or len(varied) < 2 or len({trial.value for trial in done}) < 2:
+        return {}
+    found: dict[str, float] = get_param_importances(study, evaluator=PedAnovaImportanceEvaluator())
+    return found
+
+
+def _draw_history(axes: Axes, rows: Sequence[Row], larger_is_better: bool, metric: str) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    numbers = {state: [r["trial"] for r in rows if r["state"] == state] for state in _STYLES}
+    for state, style in _STYLES.items():
+        values = [row["value"] for row in rows if row["state"] == state]
+        if values:
+            axes.plot(numbers[state], values, linestyle="", label=state, **style)
+    done = [row for row in rows if row["state"] == "complete"]
+    best = np.maximum if larger_is_better else np.minimum
+    reached = np.array([row["value"] for row in done], float)
+    levels = best.accumulate(reached)
+    axes.step(numbers["complete"], levels, where="post", color=RED, label="best so far", zorder=1)
+    decorate(axes, "trial", metric)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlim(left=-0.5)
+    shown = np.array([row["value"] for row in rows], float)
+    leave_out_extremes(axes, shown, reached, SHOWN[larger_is_better])
+
+
+_STYLES: dict[str, dict[str, Any]] = {
+    "complete": {"marker": "o", "color": BLUE, "markersize": 5.0},
+    "pruned": {"marker": "x", "color": GREY, "markersize": 5.0},
+}
+
+
+def _draw_importances(axes: Axes, weights: dict[str, float]) -> None:
+    axes.barh(list(weights), list(weights.values()), color=BLUE, height=0.6)
+    decorate(axes, "importance", "")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.invert_yaxis()  # the largest one above
+
+
+def _draw_setting(axes: Axes, rows: Sequence[Row], key: str, space: Space) -> None:
+    """Draw the values by the settings of the trials."""
+    found = space.ranges[key]
+    order = {text: i for i, text in enumerate(space.texts(key))}
+    for state, style in _STYLES.items():
+        some = [row for row in rows if row["state"] == state]
+        places = [order[row[key]] if order else space.number(key, row[key]) for row in some]
+        axes.plot(places, [row["value"] for row in some], linestyle="", **style)
+    decorate(axes, key, "")
+    if order:
+        axes.set_xticks(list(order.values()), list(order))
+        axes.set_xlim(-0.5, len(order) - 0.5)
+        return
+    assert found.low is not None
+    assert found.high is not None
+    margin = 0.03 * (found.high - found.low)
+    if found.log:
+        axes.set_xlim(found.low / 1.1, found.high * 1.1)
+        axes.set_xscale("log")
+    else:
+        axes.set_xlim(found.low - margin, found.high + margin)
+        axes.xaxis.set_major_formatter("{x:g}")
+
+
+CSV_FILE, MARKDOWN_FILE, PICTURE_FILE = "trials.csv", "trials.md", "search.png"
+BEST_FILE = "best.yaml"
+MAX_ROWS = 10
+"""Trials that are printed; the files have all of them."""
+
+STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "interrupted"}
+ERROR, SECONDS = "error", "seconds"
+"""Attributes of a trial: the message of one that failed, and how long it took."""
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """A search: its trials, and the best one."""
+
+    study: Path
+    """Directory of the study."""
+
+    metric: str
+    """The metric that decides."""
+
+    rows: list[dict[str, Any]]
+    """One row per trial: texts and numbers by the names of the columns of trials.csv."""
+
+    settings: tuple[str, ...]
+    """The settings that were searched."""
+
+    best: dict[str, Any]
+    """The best settings by dotted name; empty: no trial came to its end."""
+
+    best_trial: int | None
+    """Number of the best trial."""
+
+    best_value: float
+    """Its value; NaN: there is none."""
+
+    given: tuple[str, ...] = ()
+    """Settings of all runs, as on the command line."""
+
+    larger_is_better: bool = True
+
+    @property
+    def line(self) -> str:
+        """The command that trains with the best settings."""
+        kept = [word for word in self.given if word.partition("=")[0] not in self.best]
+        found = [f"{key}={text_of(value)}" for key, value in self.best.items()]
+        return shlex.join([PROGRAM, *kept, *found])
+
+    @property
+    def outcome(self) -> str:
+        """How many trials there were, and the best one, in a line."""
+        states = [row["state"] for row in self.rows]
+        counts = [f"{states.count(s)} {s}" for s in STATES.values() if s in states]
+        plural = "" if len(states) == 1 else "s"
+        line = f"{len(states)} trial{plural} ({', '.join(counts)})"
+        if self.best_trial is None:
+            return f"{line}, none of which came to its end"
+        return f"{line}; best: trial {self.best_trial}, {self.metric} {readable(self.best_value)}"
+
+    def _ranked(self) -> list[dict[str, Any]]:
+        """Trials that came to their end from the best one, then those that were pruned, others."""
+        order = list(STATES.values())
+        sign = -1.0 if self.larger_is_better else 1.0
+
+        def rank(row: dict[str, Any]) -> tuple[int, float]:
+            value = row["value"]
+            return order.index(row["state"]), math.inf if math.isnan(value) else sign * value
+
+        return sorted(self.rows, key=rank)
+
+    def _words(self, rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+        """Rows for people."""
+        names = {"done_percent": "done", "seconds": "time", **short_names(self.settings)}
+        return [
+            {names.get(name, name): _word(name, value) for name, value in row.items()}
+            for row in rows
+        ]
+
+    def __str__(self) -> str:
+        """The best trials and the best settings as text for a terminal."""
+        ranked = self._ranked()
+        words = [
+            {key: text for key, text in row.items() if key not in ("run_dir", "error")}
+            for row in self._words(ranked[:MAX_ROWS])
+        ]
+        lines = text_table(words) if words else []
+        if len(ranked) > MAX_ROWS:
+            lines.append(f"and {len(ranked) - MAX_ROWS} more in {self.study / CSV_FILE}")
+        lines += ["", self.outcome]
+        return printable("\n".join([*lines, "", self.line] if self.best else lines))
+
+    def markdown(self) -> str:
+        """All trials as Markdown, with the picture and the best settings."""
+        lines = ["# Search", "", self.outcome, ""]
+        if self.best:
+            lines += ["```bash", self.line, "```", "", f"![trials]({PICTURE_FILE})", ""]
+        lines += markdown_table(self._words(self._ranked())) if self.rows else []
+        return "\n".join(lines) + "\n"
+
+    def best_yaml(self) -> str:
+        """The best settings by dotted name, as `train` takes them, below where they come from."""
+        head = f"# Trial {self.best_trial} of {len(self.rows)}: {self.metric} {self.best_value!r}"
+        return f"{head}\n# {self.line}\n{yaml.safe_dump(self.best, sort_keys=False)}"
+
+
+def result_of(
+    study: Study, space: Space, directory: Path, metric: str, given: Sequence[str]
+) -> SearchResult:
+    """The result of a study as it is."""
+    trials = [trial for trial in study.trials if trial.state.name in STATES]
+    mode = study.direction.name
+    done = [t for t in trials if t.state.name == "COMPLETE" and t.value is not None]
+    best = study.best_trial if done else None
+    return SearchResult(
+        study=directory,
+        metric=metric,
+        rows=[_row(trial, space) for trial in trials],
+        settings=tuple(space.ranges),
+        best=space.settings_of(best.params) if best else {},
+        best_trial=best.number if best else None,
+        best_value=float(best.value or 0.0) if best else math.nan,
+        given=tuple(given),
+        larger_is_better=mode == "MAXIMIZE",
+    )
+
+
+def write_tables(result: SearchResult) -> None:
+    """Write tables and best settings.
+
+    Raises:
+        ConfigError: If they can not be written.
+    """
+    texts = {MARKDOWN_FILE: result.markdown()}
+    texts |= {CSV_FILE: csv_table(result.rows)} if result.rows else {}
+    texts |= {BEST_FILE: result.best_yaml()} if result.best else {}
+    with writable("study", result.study):
+        for name, text in texts.items():
+            with atomic_write(result.study / name) as file:
+                file.write(text.encode())
+
+
+def write_picture(result: SearchResult, study: Study, space: Space) -> None:
+    """Draw the trials, if there is one that came to its end.
+
+    Raises:
+        ConfigError: If the picture can not be written.
+    """
+    if result.best:
+        figure = draw_search(result.rows, study, space, result.metric)
+        with writable("study", result.study), atomic_write(result.study / PICTURE_FILE) as file:
+            figure.savefig(file, format="png", dpi=110)
+
+
+def _row(trial: FrozenTrial, space: Space) -> dict[str, Any]:
+    values = trial.intermediate_values
+    last = values[max(values)] if values else math.nan
+    took = trial.duration.total_seconds() if trial.duration else math.nan  # of earlier versions
+    known = trial.params.keys() >= space.ranges.keys()
+    settings = space.settings_of(trial.params) if known else {}
+    return {
+        "trial": trial.number,
+        "state": STATES[trial.state.name],
+        "value": last if trial.value is None else trial.value,
+        **{key: text_of(settings[key]) if key in settings else "" for key in space.ranges},
+        "done_percent": 100 if trial.state.name == "COMPLETE" else max(values, default=0),
+        "seconds": trial.user_attrs.get(SECONDS, took),
+        "run_dir": str(trial.number),
+        "error": str(trial.user_attrs.get(ERROR, "")),
+    }
+
+
+def _word(name: str, value: Any) -> str:
+    if name == "seconds":
+        return "" if math.isnan(value) else duration(value)
+    if name == "value":
+        return "" if math.isnan(value) else readable(value)
+    if name == "done_percent":
+        return f"{value} %"
+    return shown(value) if isinstance(value, str) else str(value)
