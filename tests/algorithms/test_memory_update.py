@@ -16,7 +16,7 @@ from maze_train.core.types import tree_map
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
 
-sys.path.append(str(Path(__file__).parents[1] / "rollout"))
+sys.path.append(str(Path(__file__).parents[1] / "collect"))
 from actor_envs import ActorEnv
 
 T, B = 12, 3

@@ -18,7 +18,7 @@ from leftovers import left_in
 
 from maze_train.core.types import StatePart
 
-PARTS = Path(__file__).parents[1] / "runners"
+PARTS = Path(__file__).parents[1] / "run"
 CONTEXT = multiprocessing.get_context("forkserver")
 # Children are forked from a process that has everything imported: they begin in milliseconds.
 CONTEXT.set_forkserver_preload(

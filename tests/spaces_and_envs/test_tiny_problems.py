@@ -14,7 +14,7 @@ from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
 from tiny_problems import ORDERS, QUESTIONS, QUIET, STEPS, Doors, Order, Recall, learn
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "runners"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from recorded import record
 
 from maze_train import ModelConfig, build_actor_critic, train
