@@ -247,11 +247,11 @@ from maze_train.training.checkpoints import CheckpointStore as CheckpointStore
 from maze_train.training.config import AlgorithmConfig as AlgorithmConfig
 from maze_train.training.config import CheckpointConfig as CheckpointConfig
 from maze_train.training.config import EvaluationConfig as EvaluationConfig
+from maze_train.training.evaluators import BestModelSelection as BestModelSelection
 from maze_train.training.evaluators import Evaluator as Evaluator
+from maze_train.training.evaluators import ModelSelectionBase as ModelSelectionBase
 from maze_train.training.evaluators import MultiEvaluator as MultiEvaluator
 from maze_train.training.evaluators import RolloutEvaluator as RolloutEvaluator
-from maze_train.training.model_selection import BestModelSelection as BestModelSelection
-from maze_train.training.model_selection import ModelSelectionBase as ModelSelectionBase
 from maze_train.training.outcome import Interrupted as Interrupted
 from maze_train.training.outcome import Limits as Limits
 from maze_train.training.outcome import TrainingSummary as TrainingSummary

@@ -31,7 +31,7 @@ from maze_train.config.overrides import (
     overrides_of,
 )
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
-from maze_train.core.files import say, tell
+from maze_train.core.notices import say, tell
 from maze_train.training.outcome import Interrupted, Interruption
 
 if TYPE_CHECKING:

@@ -37,7 +37,7 @@ from maze_train.core.errors import (
     RunDirectoryError,
     foreign_cause,
 )
-from maze_train.core.files import say, tell, tell_traceback, warn
+from maze_train.core.notices import say, tell, tell_traceback, warn
 from maze_train.run.pipeline import configure, prepare
 
 if TYPE_CHECKING:

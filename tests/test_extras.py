@@ -10,7 +10,7 @@ import gymnasium
 import pytest
 
 from maze_train.core.errors import ConfigError, MissingExtraError
-from maze_train.core.extras import import_extra
+from maze_train.core.targets import import_extra
 from maze_train.envs.factory import EnvFactory
 from maze_train.jobs import report
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from maze_train.core.errors import ConfigError, EnvError
-from maze_train.core.files import say, tell, tell_traceback, warn
+from maze_train.core.notices import say, tell, tell_traceback, warn
 from maze_train.tracking.console import Display
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def test_what_is_not_printable_is_shown_as_text(capsys: pytest.CaptureFixture[st
     tell_traceback(EnvError(name))
     out, err = capsys.readouterr()
     assert out == f"{shown}\n{shown}\n"
-    assert err == f"{shown}\nmaze_train.errors.EnvError: {shown}\n"
+    assert err == f"{shown}\nmaze_train.core.errors.EnvError: {shown}\n"
     assert str(ConfigError("env", name)) == f"env: {shown}"
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from maze_train.collect.actor_worker import ActorPolicy, ActorWorker, WeightsWriter, weights_nbytes
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import ConfigError
-from maze_train.core.files import warn
+from maze_train.core.notices import warn
 from maze_train.data.rollout import join_rollouts
 from maze_train.data.turns import join_policy_rollouts
 from maze_train.workers.places import Portable, ThisProcess

@@ -12,7 +12,8 @@ from maze_train.collect.config import SNAPSHOT
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.events import Event, EventInterface
 from maze_train.core.types import tree_map
-from maze_train.spaces.agents import ACTS, AGENTS, part_of
+from maze_train.spaces.agents import ACTS, AGENTS
+from maze_train.spaces.tensors import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze_train.core.errors import EnvError, MissingExtraError, RunDirectoryError
-from maze_train.core.extras import import_extra
 from maze_train.core.files import fsync_directory
+from maze_train.core.targets import import_extra
 
 if TYPE_CHECKING:
     from pathlib import Path

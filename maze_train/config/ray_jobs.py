@@ -15,7 +15,7 @@ from hydra.core.singleton import Singleton
 from maze_train.config.sweeps import PROGRAM, JobProcesses, LocalLauncher, StartedJob
 from maze_train.core.checks import check_at_least, check_positive
 from maze_train.core.errors import ConfigError, WorkerError
-from maze_train.core.files import say, tell
+from maze_train.core.notices import say, tell
 from maze_train.training.outcome import Interruption
 from maze_train.workers.places import Portable
 from maze_train.workers.pool import CallCancelledError, WorkerFailedError

@@ -14,7 +14,7 @@ from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, config_to_dict
 from maze_train.core.checks import absolute_path
 from maze_train.core.conversion import TUPLE
 from maze_train.core.errors import ConfigError, RunDirectoryError
-from maze_train.core.files import tell
+from maze_train.core.notices import tell
 from maze_train.core.targets import TARGET, Given, has_no_name
 from maze_train.tracking.tracker import aligned
 from maze_train.training.config import RANDOM

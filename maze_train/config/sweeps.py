@@ -31,7 +31,8 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import RunDirectoryError, TrainingError
-from maze_train.core.files import atomic_write, open_own, read_regular, say, tell
+from maze_train.core.files import atomic_write, open_own, read_regular
+from maze_train.core.notices import say, tell
 from maze_train.tracking.tracker import duration, readable
 from maze_train.training.outcome import SIGNALS
 from maze_train.workers.places import Portable

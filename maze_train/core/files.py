@@ -11,9 +11,7 @@ import re
 import shutil
 import socket
 import stat
-import sys
 import time
-import traceback
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +19,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any
 
-from maze_train.core.errors import RunDirectoryError, printable
+from maze_train.core.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -415,24 +413,3 @@ def versions() -> Mapping[str, str]:
         except PackageNotFoundError:
             found[name.replace("-", "_")] = "unknown"
     return MappingProxyType(found)
-
-
-def say(text: str) -> None:
-    """Print a result on standard output."""
-    print(printable(text), flush=True)
-
-
-def tell(text: str) -> None:
-    """Print a line on standard error; a stream that is gone costs the line and not the run."""
-    with suppress(OSError, ValueError):
-        print(printable(text), file=sys.stderr, flush=True)
-
-
-def warn(text: str) -> None:
-    """Print a warning."""
-    tell(f"warning: {text}")
-
-
-def tell_traceback(error: BaseException) -> None:
-    """Print an exception with the places where it was raised."""
-    tell("".join(traceback.format_exception(error)).rstrip())

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.core.errors import RunDirectoryError
-from maze_train.core.extras import import_extra
-from maze_train.core.files import tell
+from maze_train.core.notices import tell
+from maze_train.core.targets import import_extra
 
 if TYPE_CHECKING:
     import os

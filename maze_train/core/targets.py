@@ -1,4 +1,4 @@
-"""Objects named in configuration: `{_target_: package.module.Name, key: value, ...}`."""
+"""Objects named in configuration, `{_target_: package.module.Name, ...}`, and optional packages."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maze_train.core.errors import ConfigError, did_you_mean, nearest
+from maze_train.core.errors import ConfigError, MissingExtraError, did_you_mean, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -260,3 +260,27 @@ def _built(
     if kind is not None and not isinstance(built, kind):
         raise ConfigError(key, f"expected a {_public_name(kind)}", type(built).__name__)
     return built
+
+
+def import_extra(package: str, extra: str, purpose: str, module: str | None = None) -> Any:
+    """Import a module of an optional dependency.
+
+    Args:
+        package: Name of the package, as pip knows it.
+        extra: Name of the extra that installs it.
+        purpose: Feature that needs it.
+        module: Name of the module; None: that of the package.
+
+    Raises:
+        MissingExtraError: If the package is not installed, or can not be imported.
+    """
+    module = module or package
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        # One that is raised inside of the package does not say that the package is missing.
+        is_missing = isinstance(error, ModuleNotFoundError) and (
+            f"{module}.".startswith(f"{error.name}.")
+        )
+        problem = None if is_missing else f"{type(error).__name__}: {error}"
+        raise MissingExtraError(package, extra, purpose, problem) from error

@@ -29,8 +29,7 @@ from maze_train.core.errors import (
     ShapeError,
     SpaceError,
 )
-from maze_train.core.extras import import_extra
-from maze_train.core.targets import TARGET, build_target
+from maze_train.core.targets import TARGET, build_target, import_extra
 from maze_train.core.types import tree_map
 from maze_train.data.trajectories import DatasetMetadata, Trajectory
 from maze_train.data.trajectory_dataset import TrajectoryDataset

@@ -12,7 +12,7 @@ import numpy as np
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import DatasetError
-from maze_train.core.files import warn
+from maze_train.core.notices import warn
 from maze_train.data.trajectories import (
     DatasetMetadata,
     Trajectory,

@@ -32,8 +32,8 @@ from maze_train.core.files import (
     seal,
     unseal,
     versions,
-    warn,
 )
+from maze_train.core.notices import warn
 from maze_train.data.trajectories import (
     PART_NBYTES,
     DatasetMetadata,

@@ -13,13 +13,9 @@ from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.replay_memory import ENDS
 from maze_train.data.rollout import Rollout, join_rollouts
 from maze_train.data.rollout_slots import RolloutLayout
-from maze_train.spaces.agents import (
-    ACTS,
-    AGENTS,
+from maze_train.spaces.agents import ACTS, AGENTS, REWARDS, TERMINATED, TRUNCATED
+from maze_train.spaces.tensors import (
     JOINT_ACTS,
-    REWARDS,
-    TERMINATED,
-    TRUNCATED,
     flat_space_of,
     joined,
     joint_view,

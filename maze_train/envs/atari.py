@@ -20,7 +20,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
-from maze_train.core.extras import import_extra
+from maze_train.core.targets import import_extra
 from maze_train.envs.wrappers import ObservationStackWrapper
 
 if TYPE_CHECKING:

@@ -20,9 +20,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, nearest
-from maze_train.core.extras import import_extra
-from maze_train.core.files import tell
-from maze_train.core.targets import Given, maker_of
+from maze_train.core.notices import tell
+from maze_train.core.targets import Given, import_extra, maker_of
 from maze_train.envs.atari import register_atari
 from maze_train.envs.registered import build_failure, missing_dependency, nearest_ids
 

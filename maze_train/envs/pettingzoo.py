@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, nearest
-from maze_train.core.extras import import_extra
+from maze_train.core.targets import import_extra
 from maze_train.envs.agents import JointEnv, MultiAgentEnv, Turn, check_mapping, shortened
 from maze_train.envs.monitoring import MaskOfInfo, mask_size
 from maze_train.spaces.describe import MASK_KEY

@@ -13,7 +13,7 @@ import gymnasium
 from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, UnregisteredEnv
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, MissingExtraError, nearest
-from maze_train.core.extras import import_extra
+from maze_train.core.targets import import_extra
 from maze_train.envs.atari import register_atari
 from maze_train.envs.faults import explained
 

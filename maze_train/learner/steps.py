@@ -20,7 +20,7 @@ from torch._dynamo.utils import calculate_time_spent
 
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.events import Event, EventInterface
-from maze_train.core.files import warn
+from maze_train.core.notices import warn
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.learner.optimizers import norm_of
 from maze_train.learner.part import OwnStatistics

@@ -11,7 +11,7 @@ from torch import nn
 
 from maze_train.distributions.mapping import distribution_for
 from maze_train.distributions.soft import SoftActions
-from maze_train.functional.soft_actor_critic import EntropyTerms
+from maze_train.functional.losses import EntropyTerms
 from maze_train.nets.blocks import activation
 from maze_train.nets.own import build_own
 from maze_train.nets.policy_model import (

@@ -19,9 +19,9 @@ from maze_train.core.seeding import Seeds
 from maze_train.nets.actor_critic import ActorCriticModel, build_critic
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import input_space
-from maze_train.spaces.agents import (
-    ACTS,
-    AGENTS,
+from maze_train.spaces.agents import ACTS, AGENTS
+from maze_train.spaces.describe import flat_space
+from maze_train.spaces.tensors import (
     JOINT,
     OWN_LEAF,
     joined,
@@ -30,7 +30,6 @@ from maze_train.spaces.agents import (
     with_name,
     without_joint,
 )
-from maze_train.spaces.describe import flat_space
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -24,7 +24,8 @@ from maze_train.nets.blocks import MLP, activation
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import Policy, PolicyModel, readable
 from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
-from maze_train.spaces.agents import AGENTS, part_of
+from maze_train.spaces.agents import AGENTS
+from maze_train.spaces.tensors import part_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

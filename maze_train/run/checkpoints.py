@@ -11,7 +11,8 @@ from maze_train.config.resuming import checkpoint_name
 from maze_train.config.stored import given_in_python, modules_to_trust
 from maze_train.config.writing import CHECKPOINTS, writable
 from maze_train.core.errors import RunDirectoryError
-from maze_train.core.files import remove_leftovers, warn
+from maze_train.core.files import remove_leftovers
+from maze_train.core.notices import warn
 from maze_train.core.targets import arguments_for
 from maze_train.run.parts import BEST, METRICS, SUMMARY, new_directory
 from maze_train.tracking.tracker import read_rows

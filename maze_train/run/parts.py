@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, writable
 from maze_train.core.errors import ConfigError
-from maze_train.core.files import check_held, tell
+from maze_train.core.files import check_held
+from maze_train.core.notices import tell
 
 if TYPE_CHECKING:
     from maze_train.tracking.tracker import Tracker
-    from maze_train.training.model_selection import BestModelSelection
+    from maze_train.training.evaluators import BestModelSelection
     from maze_train.training.outcome import TrainingSummary
     from maze_train.training.policy_files import TrainedPolicy
     from maze_train.training.trainer import Trainer

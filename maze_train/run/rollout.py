@@ -15,8 +15,9 @@ from maze_train.collect.player import RolloutPlayer
 from maze_train.collect.video import ffmpeg_path
 from maze_train.config.writing import CONFIG_FILE, config_to_dict, writable
 from maze_train.core.errors import ConfigError, DatasetError, EnvError
-from maze_train.core.files import atomic_write, check_enclosed, held, tell, versions, warn
+from maze_train.core.files import atomic_write, check_enclosed, held, versions
 from maze_train.core.hub import is_on_hub
+from maze_train.core.notices import tell, warn
 from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_files import TrajectoryWriter
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name

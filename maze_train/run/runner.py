@@ -17,7 +17,8 @@ from gymnasium import spaces
 from maze_train.collect.league import make_snapshots
 from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.core.errors import RunDirectoryError
-from maze_train.core.files import exclusive, tell
+from maze_train.core.files import exclusive
+from maze_train.core.notices import tell
 from maze_train.core.seeding import Seeds
 from maze_train.core.targets import TARGET, locate
 from maze_train.envs.factory import EnvFactory, env_name
@@ -54,9 +55,14 @@ from maze_train.training.builder import make_builder
 from maze_train.training.callbacks import own_callbacks
 from maze_train.training.config import check_selection
 from maze_train.training.contexts import RunContexts, UpdateClock, find_device
-from maze_train.training.evaluators import MultiEvaluator, earlier_test, final_test, own_evaluators
+from maze_train.training.evaluators import (
+    BestModelSelection,
+    MultiEvaluator,
+    earlier_test,
+    final_test,
+    own_evaluators,
+)
 from maze_train.training.generators import generators_kept, generators_of_run
-from maze_train.training.model_selection import BestModelSelection
 from maze_train.training.outcome import Interruption, Limits, TrainingSummary
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 from maze_train.training.trainer import Contexts, TrainerServices

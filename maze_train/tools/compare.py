@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from maze_train.config.commands import CompareConfig, load_compare_config
 from maze_train.config.writing import writable
 from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean, nearest, printable
-from maze_train.core.files import atomic_write, warn
+from maze_train.core.files import atomic_write
+from maze_train.core.notices import warn
 from maze_train.tools.compare_report import (
     COLORS,
     Figures,

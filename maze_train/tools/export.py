@@ -25,12 +25,13 @@ from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.config.writing import writable
 from maze_train.core.checks import absolute_path, check_one_of
 from maze_train.core.errors import ConfigError, ExportError, MazeTrainError
-from maze_train.core.extras import import_extra
-from maze_train.core.files import atomic_write, versions, warn
+from maze_train.core.files import atomic_write, versions
+from maze_train.core.notices import warn
+from maze_train.core.targets import import_extra
 from maze_train.core.types import as_tree, leaves_by_key
 from maze_train.run.base_policy import CRITIC_PARTS
 from maze_train.run.saved_policies import read_saved_policy
-from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces, part_of, with_name
+from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
 from maze_train.spaces.describe import (
     flat_space,
     flat_spaces,
@@ -39,7 +40,7 @@ from maze_train.spaces.describe import (
     unflatten_value,
 )
 from maze_train.spaces.masks import mask_layout
-from maze_train.spaces.tensors import zeros_for
+from maze_train.spaces.tensors import part_of, with_name, zeros_for
 from maze_train.training.models import modules_of
 from maze_train.training.policy_files import TrainedPolicy
 

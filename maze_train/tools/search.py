@@ -33,17 +33,9 @@ from maze_train.core.errors import (
     did_you_mean,
     nearest,
 )
-from maze_train.core.extras import import_extra
-from maze_train.core.files import (
-    atomic_write,
-    exclusive,
-    open_own,
-    read_regular,
-    say,
-    tell,
-    tell_traceback,
-)
-from maze_train.core.targets import TARGET
+from maze_train.core.files import atomic_write, exclusive, open_own, read_regular
+from maze_train.core.notices import say, tell, tell_traceback
+from maze_train.core.targets import TARGET, import_extra
 from maze_train.envs.factory import EnvFactory
 from maze_train.run.pipeline import configure, prepare
 from maze_train.run.runner import TrainingRunner

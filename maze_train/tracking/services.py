@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from maze_train.core.errors import ConfigError
-from maze_train.core.extras import import_extra
+from maze_train.core.targets import import_extra
 from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from maze_train.core.errors import RunDirectoryError
-from maze_train.core.files import read_regular, warn
+from maze_train.core.files import read_regular
+from maze_train.core.notices import warn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Mapping, Sequence

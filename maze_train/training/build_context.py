@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.league import League, LeagueCollector
 from maze_train.core.errors import ConfigError, EnvError
-from maze_train.core.files import warn
+from maze_train.core.notices import warn
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.pooled import PooledVectorEnv

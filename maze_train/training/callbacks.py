@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.core.errors import CallbackError, ConfigError, one_of
 from maze_train.core.events import Event
-from maze_train.core.files import tell, warn
+from maze_train.core.notices import tell, warn
 from maze_train.core.targets import build_target
 from maze_train.training.generators import generators_kept
 

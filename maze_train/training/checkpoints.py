@@ -29,9 +29,9 @@ from maze_train.core.files import (
     fsync_directory,
     process_runs,
     read_regular,
-    warn,
     write_synced,
 )
+from maze_train.core.notices import warn
 from maze_train.data.state_files import dumps
 from maze_train.training.checkpoint_files import (
     MANIFEST,

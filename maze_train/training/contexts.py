@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from maze_train.core.errors import ConfigError, TrainingError
-from maze_train.core.files import atomic_write, warn
+from maze_train.core.files import atomic_write
+from maze_train.core.notices import warn
 from maze_train.learner.modules import CUBLAS, REPEATABLE
 from maze_train.tracking.tracker import duration
 from maze_train.training.trainer import Contexts

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from maze_train.core.events import Event, EventInterface
-from maze_train.core.files import tell
+from maze_train.core.notices import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -28,7 +28,8 @@ from maze_train.collect.collector import (
     env_actions,
 )
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
-from maze_train.core.files import atomic_write, read_regular, warn
+from maze_train.core.files import atomic_write, read_regular
+from maze_train.core.notices import warn
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.spaces.describe import (

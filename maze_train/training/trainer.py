@@ -19,8 +19,8 @@ from maze_train.data.state_files import dumps, loads
 from maze_train.learner.config import Progress
 from maze_train.tracking.tracker import RunInfo, Tracker
 from maze_train.training.callbacks import Callbacks
+from maze_train.training.evaluators import check_metric
 from maze_train.training.generators import generator_states, load_generator_states
-from maze_train.training.model_selection import check_metric
 from maze_train.training.outcome import (
     Interrupted,
     Interruption,
@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from maze_train.training.callbacks import Callback
     from maze_train.training.checkpoints import Checkpoints
     from maze_train.training.config import AlgorithmConfig
-    from maze_train.training.evaluators import Evaluator
-    from maze_train.training.model_selection import BestModelSelection
+    from maze_train.training.evaluators import BestModelSelection, Evaluator
 
 
 # Imported where a trainer writes its state to a file by itself.

@@ -21,7 +21,8 @@ from multiprocessing.reduction import recv_handle, send_handle
 from typing import TYPE_CHECKING, Any
 
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, foreign_cause
-from maze_train.core.files import process_runs, warn
+from maze_train.core.files import process_runs
+from maze_train.core.notices import warn
 from maze_train.workers.pool import (
     CallCancelledError,
     PrivateMemory,

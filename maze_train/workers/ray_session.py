@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.core.checks import check_at_least, check_one_of, check_positive
 from maze_train.core.errors import ConfigError, WorkerError
-from maze_train.core.extras import import_extra
-from maze_train.core.files import tell
+from maze_train.core.notices import tell
+from maze_train.core.targets import import_extra
 from maze_train.workers.pool import LOOPBACK
 from maze_train.workers.remote import RemotePlace, available_cores
 

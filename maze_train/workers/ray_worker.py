@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from maze_train.core.files import warn
+from maze_train.core.notices import warn
 from maze_train.workers.pool import PrivateMemory
 from maze_train.workers.process import (
     BEATS,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from maze_train.core.checks import check_at_least, check_one_of, check_positive
 from maze_train.core.errors import WorkerError
-from maze_train.core.files import warn
+from maze_train.core.notices import warn
 from maze_train.workers.pool import WorkerFailedError, WorkerPool
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from maze_train.collect.fixed_policies import own_policy, random_policy
 from maze_train.collect.league import LeagueModel
 from maze_train.core.errors import ConfigError
 from maze_train.nets.joint import JointModel
-from maze_train.spaces.agents import part_of
 from maze_train.spaces.describe import unflatten_value
+from maze_train.spaces.tensors import part_of
 
 SEEN = spaces.Box(-1.0, 1.0, (2,), np.float32)
 ACTIONS = [

@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import sweep
 
-from maze_train.functional.soft_actor_critic import (
+from maze_train.functional.losses import (
     EntropyTerms,
     soft_policy_loss,
     soft_state_values,

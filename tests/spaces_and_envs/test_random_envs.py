@@ -36,7 +36,7 @@ from maze_train import (
 from maze_train.core.types import tree_leaves
 from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
 from maze_train.spaces.describe import flat_spaces
-from maze_train.training.model_selection import copy_of_weights
+from maze_train.training.evaluators import copy_of_weights
 from maze_train.training.policy_files import PolicyWriter, read_spaces, read_weights
 
 T, B = 4, 3

@@ -8,7 +8,7 @@ from practice import make_model, make_ppo
 
 from maze_train.data.state_files import dumps, loads
 from maze_train.learner.optimizers import get_flat_parameters
-from maze_train.training.model_selection import BestModelSelection
+from maze_train.training.evaluators import BestModelSelection
 
 
 def fill(model, value):

@@ -15,7 +15,7 @@ from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, S
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
 from maze_train.nets.policy_model import build_policy
-from maze_train.training.model_selection import copy_of_weights
+from maze_train.training.evaluators import copy_of_weights
 from maze_train.training.policy_files import (
     PolicyWriter,
     TrainedPolicy,

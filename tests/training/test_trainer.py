@@ -9,7 +9,7 @@ from practice import CountingTrainer, ScriptedEvaluator, make_model, make_ppo
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, EventInterface
-from maze_train.training.model_selection import BestModelSelection
+from maze_train.training.evaluators import BestModelSelection
 from maze_train.training.outcome import Limits
 
 

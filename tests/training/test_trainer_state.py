@@ -13,7 +13,7 @@ from maze_train.core.errors import TrainingError
 from maze_train.learner.optimizers import get_flat_parameters
 from maze_train.training.checkpoints import Checkpoints, CheckpointStore
 from maze_train.training.config import CheckpointConfig
-from maze_train.training.model_selection import BestModelSelection
+from maze_train.training.evaluators import BestModelSelection
 from maze_train.training.outcome import Interrupted, Interruption, Limits, TimeEvents
 
 EPOCHS = 4

@@ -26,7 +26,7 @@ from maze_train.algorithms.bc.trainer import (
     validation_name,
 )
 from maze_train.core.errors import ConfigError, DatasetError, did_you_mean, nearest
-from maze_train.core.files import tell, warn
+from maze_train.core.notices import tell, warn
 from maze_train.core.targets import build_target
 from maze_train.core.types import tree_leaves
 from maze_train.data.datasets import open_dataset

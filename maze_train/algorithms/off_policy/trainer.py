@@ -13,7 +13,7 @@ from maze_train.algorithms.off_policy.learner import ReplayEvents, ReplayTimeEve
 from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.initial_policies import GivenPolicy, RandomAgents, RandomPolicy
 from maze_train.core.errors import ConfigError, DatasetError, SpaceError, TrainingError
-from maze_train.core.files import tell
+from maze_train.core.notices import tell
 from maze_train.core.targets import TARGET, Given, build_target, locate
 from maze_train.core.types import tree_map
 from maze_train.data.datasets import open_dataset
@@ -24,8 +24,9 @@ from maze_train.data.turns import PolicyReplayBuffers, TurnReplayBuffer
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.learner.config import scheduled_value
 from maze_train.learner.modules import DEFAULT_MODULE
-from maze_train.spaces.agents import agent_spaces, flat_space_of
+from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.describe import check_same_spaces
+from maze_train.spaces.tensors import flat_space_of
 from maze_train.training.build_context import close_quietly
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.contexts import available_disk, available_memory, readable_nbytes

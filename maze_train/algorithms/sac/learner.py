@@ -14,7 +14,7 @@ from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event
 from maze_train.core.targets import TARGET, locate
-from maze_train.functional.soft_actor_critic import (
+from maze_train.functional.losses import (
     soft_policy_loss,
     soft_state_values,
     temperature_loss,
