@@ -59,7 +59,7 @@ class Attack(NamedTuple):
     """Puts it below the directory."""
     refused: tuple[str, ...] = ()
     """Commands that end with one message; the others may succeed, and do no harm."""
-    says: str = r"is a symbolic link that leads out of|is no regular file|no saved policy"
+    says: str = r"is a symbolic link that leads out|no regular file|no saved policy|pt is damaged"
     """In the message; a policy that can not be read is another reason to end."""
 
 
