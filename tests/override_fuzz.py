@@ -27,10 +27,11 @@ VALUES = (
     "nan", "inf", "-inf", "[]", "[1]", "[[1]]", "[nan]", "[[0,1],[1e18,2]]", "{}", "{a: 1}",
     "{a: {b: [1]}}", "{_target_: os.getcwd}", "{_target_: 3}", "it's", "'it s'", "jos\u00e9",
     "\u65e5\u672c", "a b", '"', "a=b", "x" * 300, "${seed}", "${nothing}", "???", "\\", "[", "}",
-    "linear_1", "auto", "random", "../..", "0,1", "range(0,3)", "\x1b[31m", "a\nb", "\x00",
+    "linear_1", "auto", "random", "a/../b", "0,1", "range(0,3)", "\x1b[31m", "a\nb", "\x00",
     "os.path", "hf://a/b", "minari:a/b-v0", "[a,b]", "*", "default",
 )  # fmt: skip
-"""Of wrong types, huge, tiny, not finite, nested, empty, or with letters that few write."""
+"""Of wrong types, huge, tiny, not finite, nested, empty, or with letters that few write; as paths
+they stay below the working directory."""
 AMOUNTS = ("n_trials", "n_seeds", "n_jobs", "n_episodes")
 """Settings that may ask for hours of work: of these no large numbers are drawn."""
 HYDRA = (
