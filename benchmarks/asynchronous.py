@@ -3,7 +3,7 @@
     python benchmarks/asynchronous.py [--rounds 1] [--seconds 20] [--only pong]
         [--actors 1 2 4] [--peers-python sf=VENV/bin/python rllib=VENV/bin/python]
 
-The peers need other versions of gymnasium, so each runs in a virtual environment of its own, from
+The peers need other versions of gymnasium, so each runs in its own virtual environment, from
 its script in `asynchronous_peers/`. All sides have the same networks, rollouts of 20 steps, 16
 (Pong: 8) environments per actor, updates of about 640 (320) transitions, and one thread of PyTorch
 in each process. Each measurement is a fresh process, the sides in turn. What is counted are the
@@ -125,7 +125,7 @@ def end_descendants(grace: float) -> None:
 
     Args:
         grace: Seconds in which they may end by themselves, >= 0. Cleaners always have some: they
-            remove shared memory and semaphores when nobody else is left.
+            remove shared memory and semaphores when no one else is left.
     """
     if sys.platform != "linux":
         return

@@ -5,7 +5,7 @@
 A run is a directory, or `<run>@final` for the policy that training ended with. It plays each seat
 against random moves and, in tic-tac-toe, against perfect play, with its most likely actions and
 with sampled ones. The perfect player draws among all moves of the best outcome, so it does not play
-one game only. Seeds are those of the environments; moves of the players are drawn anew.
+one game only. Seeds are those of the environments; moves of the players are drawn again.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@
 
 All sides learn from the same 102,400 recorded transitions, begin with the same weights of a network
 with two hidden layers of tanh units, and make the same gradient steps: mean negative log-likelihood
-minus 0.001 times the entropy, Adam with a learning rate of 0.001, no weight decay, shuffled anew in
-each pass, one thread. `cartpole` has 4 observed numbers and 2 choices, `halfcheetah` 17 and a box
-of 6. The data are random: no environment is needed. `imitation` is the library with the critic that
-its own policies have (as large as the policy, computed and not trained); `imitation-slim` has a
-critic without hidden layers. The peer runs in a virtual environment of its own, each side from its
+minus 0.001 times the entropy, Adam with a learning rate of 0.001, no weight decay, shuffled again
+in each pass, one thread. `cartpole` has 4 observed numbers and 2 choices, `halfcheetah` 17 and a
+box of 6. The data are random: no environment is needed. `imitation` is the library with the critic
+that its own policies have (as large as the policy, computed and not trained); `imitation-slim` has
+a critic without hidden layers. The peer runs in its own virtual environment, each side from its
 script in `cloning_peers/`, which says what is logged.
 
 Each measurement is a fresh process, the sides in turn; it makes 200 updates to warm up, and then

@@ -1,13 +1,13 @@
-"""Steps per second on Ray beside processes of this machine and RLlib, and what crosses the network.
+"""Steps per second on Ray, in processes of this machine and in RLlib; bytes over the network.
 
     python benchmarks/cluster.py [--rounds 1] [--seconds 10] [--only cartpole] [--workers 2]
         [--algorithms ppo impala] [--sides local ray ...] [--rllib-python VENV/bin/python]
 
-Each measurement is a fresh process with a Ray of its own, the sides in turn; start-up and a warm-up
+Each measurement is a fresh process with its own Ray, the sides in turn; start-up and a warm-up
 are outside. PPO has 8 environments, rollouts of 128 steps, 4 passes in minibatches of 256; with
 `actors` they are collected where the environments are (`runner.envs_per_actor`), as RLlib does.
 IMPALA is that of `asynchronous.py`. Networks are the same, one thread of PyTorch in each process.
-RLlib needs a virtual environment of its own where its gymnasium is another one.
+RLlib needs its own virtual environment where its gymnasium is another one.
 
 The table shows medians over the rounds: steps per second; microseconds per step of the learner, and
 of a worker that collects (all of them summed up); bytes per step, as they are pickled, of calls, of

@@ -1,4 +1,4 @@
-"""Environment steps per second of `algorithm.compile`, beside gradients by hand and by autograd.
+"""Environment steps per second of `algorithm.compile`, next to gradients by hand and by autograd.
 
     python benchmarks/compiled.py [--rounds 3] [--seconds 6] [--only ppo-64]
 

@@ -11,8 +11,8 @@ which every episode has 200 steps. EvoTorch has two ways to step single environm
 and `VecGymNE` (batch), and a third, `native`: `VecGymNE` with gymnasium's CartPole that steps all
 environments as arrays, which few environments have and the other sides have no use for.
 
-With one worker all happens in one process, with more in so many additional processes. Each peer
-runs in a virtual environment of its own, each side from its script in `evolution_peers/`. Each
+With one worker all happens in one process, with more in that many additional processes. Each peer
+runs in its own virtual environment, each side from its script in `evolution_peers/`. Each
 measurement is a fresh process, the sides in turn, with one thread of PyTorch in each process. What
 is counted are whole updates after a warm-up; start-up is outside. The table shows medians over the
 rounds, and medians of the ratios of steps/s to the best peer of the same round: of those that step

@@ -1,4 +1,4 @@
-"""Policies of every family as files: difference, size, and speed beside `load_policy`.
+"""Policies of every family as files: difference, size, and speed next to `load_policy`.
 
     python benchmarks/export.py --work outputs/export
 

@@ -1,4 +1,4 @@
-"""Steps per second of PPO with several agents beside those of others, same settings, in one run.
+"""Steps per second of PPO with several agents next to those of others, same settings, in one run.
 
     python benchmarks/several_agents.py [--rounds 3] [--seconds 20]
         [--sides SB3 RLlib dev local] [--rllib-python VENV/bin/python]

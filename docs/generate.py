@@ -195,7 +195,7 @@ def render_events() -> str:
         ]
         also = [base.__name__ for base in group.__bases__ if base is not EventInterface]
         text = " ".join([f"`{group.__name__}`:", *str(inspect.getdoc(group)).split()])
-        text += "".join(f" Besides those of `{name}`:" for name in also)
+        text += "".join(f" In addition to those of `{name}`:" for name in also)
         parts.append("\n".join([*textwrap.wrap(text, WIDTH), "", TABLE_HEAD, *rows]))
     return "\n\n".join(parts) + "\n"
 
@@ -270,7 +270,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _is_section(value: Any) -> bool:
-    """Whether a default is a mapping of settings of its own."""
+    """Whether a default is a mapping of its own settings."""
     return dataclasses.is_dataclass(value) and not isinstance(value, Schedule)
 
 

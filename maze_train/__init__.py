@@ -1,7 +1,7 @@
 """Config-driven reinforcement-learning training.
 
-The public names are those in `__init__.pyi` beside this file. They are imported when they are first
-used, so that `import maze_train` is quick.
+The public names are those in `__init__.pyi` next to this file. They are imported when they are
+first used, so that `import maze_train` is quick.
 """
 
 from __future__ import annotations

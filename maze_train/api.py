@@ -56,7 +56,7 @@ def train(
     algorithm: str | dict[str, Any] | None = None,
     **overrides: Any,
 ) -> TrainingResult:
-    """Train a policy, or go on training one.
+    """Train a policy, or continue training one.
 
         result = train(env="CartPole-v1", algorithm="ppo", total_steps=50_000)
         action = result.policy.act(observation)
@@ -214,7 +214,7 @@ def make_env(
     Raises:
         ConfigError: If it names what is neither of this package or gymnasium, nor trusted, or was
             made in Python.
-        EnvError: If it can not be built.
+        EnvError: If it cannot be built.
         RunDirectoryError: If the configuration is missing or damaged.
     """
     directory = local_directory(run_dir)

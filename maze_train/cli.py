@@ -31,7 +31,7 @@ from maze_train.config.overrides import (
     overrides_of,
 )
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
-from maze_train.core.notices import say, tell
+from maze_train.core.notices import notify, say
 from maze_train.training.outcome import Interrupted, Interruption
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         number = stop.number if isinstance(stop, Interrupted) else signal.SIGINT
         name = signal.Signals(number).name
         words = {"SIGINT": "interrupted", "SIGTERM": "terminated"}
-        tell(f"{PROGRAM}: {words.get(name, f'ended by {name}')}")
+        notify(f"{PROGRAM}: {words.get(name, f'ended by {name}')}")
         # What is left to do is to end what was started; a further Ctrl-C would leave it behind.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 128 + number

@@ -37,7 +37,7 @@ from maze_train.core.errors import (
     RunDirectoryError,
     foreign_cause,
 )
-from maze_train.core.notices import say, tell, tell_traceback, warn
+from maze_train.core.notices import notify, say, tell_traceback, warn
 from maze_train.run.pipeline import configure, prepare
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Job:
         if self.records and self.records[0].sweep_dir:
             self._compare(self.records[0].sweep_dir)
             if codes:
-                tell(f"{PROGRAM}: {len(codes)} of {len(self.records)} jobs failed")
+                notify(f"{PROGRAM}: {len(codes)} of {len(self.records)} jobs failed")
         return min(codes, default=DONE)
 
     def _compare(self, sweep_dir: str) -> None:
@@ -137,7 +137,7 @@ class Job:
             try:
                 compare({"runs": [glob.escape(sweep_dir)], "output": sweep_dir})
             except MazeTrainError as error:
-                tell(f"note: the runs are not compared: {error}")
+                notify(f"note: the runs are not compared: {error}")
 
     def _drop_empty(self, settings: Any) -> None:
         """Remove the directory that Hydra made for the job, if nothing was put there."""
@@ -168,7 +168,7 @@ def do(composed: DictConfig, name: str | None, directory: str | None, overrides:
 
 
 def _given_directory(composed: DictConfig) -> str | None:
-    """The directory that the user names for the results, as far as it can be told."""
+    """The directory that the user names for the results, as far as it can be reported."""
     for key in ("run_dir", "output_dir", "resume"):
         found = OmegaConf.select(composed, key, throw_on_resolution_failure=False)
         if found not in (None, AUTO):
@@ -203,7 +203,7 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
     if result.missing:
         remedy = "put it back" if WHOLE in result.missing else "make room"
         raise RunDirectoryError(
-            f"training came to its end, but these could not be written to {result.run_dir}: "
+            f"training finished, but these could not be written to {result.run_dir}: "
             f"{', '.join(result.missing)}; {remedy} and continue the run, which writes them"
         )
     return result.best_metric
@@ -341,7 +341,7 @@ def report(
         tell_traceback(error)
     elif isinstance(error, EnvError) and foreign_cause(error) is not None:
         tell_traceback(error.__cause__ or error)  # where the user's environment raised
-    tell(f"{PROGRAM}: error: {label}{message_of(error, argv)}")
+    notify(f"{PROGRAM}: error: {label}{message_of(error, argv)}")
     return CONFIGURATION_ERROR if is_configuration else FAILURE
 
 

@@ -63,7 +63,7 @@ class Heaps(MultiAgentEnv):
     stone or not, and is truncated after two turns. Observations are one buffer per agent.
 
     Args:
-        most: The heap has from 6 to so many stones.
+        most: The heap has from 6 to that many stones.
         render_mode: `rgb_array` shows the heap.
     """
 
@@ -129,7 +129,7 @@ class HeapsFromBehind(Heaps):
 
 
 class LuckyHeaps(Heaps):
-    """The heap is drawn by chance that no seed controls; the state can be told."""
+    """The heap is drawn by chance that no seed controls; the state can be reported."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -29,7 +29,7 @@ def pytest_configure() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast tests, then slow ones, then those that train; otherwise in the usual order.
 
-    Processes that are spawned import everything anew: `make test` does without them. Names have to
+    Processes that are spawned import everything again: `make test` does without them. Names have to
     be the same in every process that runs tests.
     """
     for item in items:
@@ -98,5 +98,5 @@ def no_file_is_left(no_process_is_left: None) -> Iterator[None]:
     before = open_files()
     yield
     if open_files() - before:
-        gc.collect()  # Mapped memory is open until nobody has it.
+        gc.collect()  # Mapped memory is open until no one has it.
     assert not open_files() - before

@@ -2,7 +2,7 @@
 
     python tests/override_fuzz.py <command> <seed> <count>
 
-It has a process of its own, since an override may abort it.
+It has its own process, since an override may abort it.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ def test_imports_point_downward() -> None:
 
 
 def shared_algorithms() -> set[str]:
-    """Folders of algorithms that have no name of their own: families share them."""
+    """Folders of algorithms that have no separate name: families share them."""
     return {
         module.name.split(".")[2]
         for module in modules().values()

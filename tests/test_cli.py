@@ -33,7 +33,7 @@ from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 
 @dataclass(kw_only=True)
 class MyConfig(PPOAlgorithmConfig):
-    '''An algorithm of one's own.'''
+    '''a custom algorithm.'''
     name: ClassVar[str] = "mine"
     bonus: float = 0.5
 """
@@ -101,7 +101,7 @@ def test_what_is_given_is_what_the_runner_gets(
         ),
         ((*PPO, "+seed=0,1"), " +seed=0,1: a value with commas: add -m"),
         ((*PPO, "seed=range(0,3)"), "'seed=range(0,3)' requires --multirun"),
-        ((*PPO, "+algorithm.lr=[1"), " +algorithm.lr=[1: can not be read"),
+        ((*PPO, "+algorithm.lr=[1"), " +algorithm.lr=[1: cannot be read"),
         ((*PPO, "--config-name", "train", "lr=1"), " lr = 1: unknown; did you mean algorithm.lr?"),
         ((*PPO, "runner=null"), "runner = 'null': no such option"),
         ((*PPO, "--multi"), "--multi: no such option; did you mean --multirun?"),
@@ -120,7 +120,7 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*PPO, "hydra.verbose=3"), "hydra.verbose = '3': expected true, false or names"),
         (
             (*PPO, "model.hidden_sizes=[8]", "model.hidden_sizes.a=1"),
-            "model.hidden_sizes.a = 1: can not be set in the configuration: invalid literal",
+            "model.hidden_sizes.a = 1: cannot be set in the configuration: invalid literal",
         ),
         ((*PPO, "runner.torch_threads=1e308"), "expected a number in [0, 1024]"),
         ((*PPO, "learner_group.n_learners=1e18"), "expected a number in [1, 1024]"),
@@ -185,7 +185,7 @@ def test_the_exit_code_tells_what_happened(
     message: str,
     has_traceback: bool,
 ) -> None:
-    """Expected failures are told in one message, surprises with their traceback."""
+    """Expected failures are reported in one message, surprises with their traceback."""
     maze_run.train = raises(error)
     assert maze_run(*PPO) == code
     text = capfd.readouterr().err
@@ -270,7 +270,7 @@ def test_how_batches_of_a_sweep_go_on(
 
 @pytest.mark.parametrize("how", [("--config-dir", "own"), ("hydra.searchpath=[own]",)])
 def test_files_of_the_user_are_options(maze_run: CommandLine, how: tuple[str, ...]) -> None:
-    """An algorithm class, an environment and networks of one's own need no registration."""
+    """An algorithm class, an environment and custom networks need no registration."""
     maze_run.write("my_package_of_algorithms.py", OWN_ALGORITHM)
     target = "my_package_of_algorithms.MyConfig"
     maze_run.write("own/algorithm/mine.yaml", f"_target_: {target}\nbonus: 2\n")
@@ -288,7 +288,7 @@ def test_files_of_the_user_are_options(maze_run: CommandLine, how: tuple[str, ..
 def test_files_of_the_user_are_named_in_messages(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A misspelled option of one's own is answered with the nearest one; so is a broken file."""
+    """A custom misspelled option is answered with the nearest one; so is a broken file."""
     maze_run.write("own/algorithm/mine.yaml", "defaults: [ppo, _self_]\n")
     maze_run.write("own/algorithm/broken.yaml", "a: [1\n")
     maze_run.write("own/env/labyrinth.yaml", "_target_: my.Env\n")
@@ -306,7 +306,7 @@ def test_files_of_the_user_are_named_in_messages(
 def test_a_primary_config_and_groups_of_the_user(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A user's primary config extends ours and may have groups of its own."""
+    """A user's primary config extends ours and may have its own groups."""
     maze_run.write("own/mine.yaml", "defaults: [train, {task: easy}, _self_]\nseed: 7\n")
     for name, seed in (("easy", 1), ("hard", 2)):
         maze_run.write(f"own/task/{name}.yaml", f"# @package _global_\ntotal_steps: {seed}\n")

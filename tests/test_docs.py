@@ -156,7 +156,7 @@ def check_command(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *arguments = shlex.split(line.replace("launcher=ray", "launcher=local"))
     if lacks_an_extra(line):
         return
-    if "-cn search" in line:  # each is a study of its own, whose trials are alike
+    if "-cn search" in line:  # each is its own study, whose trials are alike
         arguments += ["n_trials=1", f"study=studies/{abs(hash(line))}"]
     if program == "maze-run":
         with monkeypatch.context() as patch:

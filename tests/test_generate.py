@@ -146,7 +146,7 @@ def test_the_table_has_a_row_for_each_setting() -> None:
 def test_tables_in_pages_are_replaced_and_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """An old table between the markers is reported, then written anew; text around it stays."""
+    """An old table between the markers is reported, then written again; text around it stays."""
     page = tmp_path / "docs" / "algorithms" / "ppo.md"
     page.parent.mkdir(parents=True)
     name = "maze_train.algorithms.ppo.config.PPOAlgorithmConfig"

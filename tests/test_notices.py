@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from maze_train.core.errors import ConfigError, EnvError
-from maze_train.core.notices import say, tell, tell_traceback, warn
+from maze_train.core.notices import notify, say, tell_traceback, warn
 from maze_train.tracking.console import Display
 
 if TYPE_CHECKING:
@@ -27,13 +27,13 @@ def test_lines_go_to_standard_error(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A warning says that it is one; a reader who is gone costs the line and nothing else."""
-    tell("a line")
+    notify("a line")
     warn("look out")
     assert capsys.readouterr() == ("", "a line\nwarning: look out\n")
     monkeypatch.setattr(sys, "stderr", Gone())
-    tell("nobody reads this")
+    notify("no one reads this")
     sys.stderr.close()
-    tell("nor this")
+    notify("nor this")
 
 
 def test_what_is_not_printable_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,7 +42,7 @@ def test_what_is_not_printable_is_shown_as_text(capsys: pytest.CaptureFixture[st
     shown = r"\x1b]0;title\x07a\rb\u202ec\udc80 d"
     say(name)
     Display("lines").say(name)
-    tell(name)
+    notify(name)
     tell_traceback(EnvError(name))
     out, err = capsys.readouterr()
     assert out == f"{shown}\n{shown}\n"

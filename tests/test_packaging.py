@@ -24,7 +24,7 @@ TIMEOUT_S = 180
 
 @dataclass(frozen=True)
 class Installation:
-    """The package as pip installs it from a source distribution, in a folder of its own."""
+    """The package as pip installs it from a source distribution, in its own folder."""
 
     target: Path
     archive: Path
@@ -43,7 +43,7 @@ class Installation:
 
 @pytest.fixture(scope="module")
 def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
-    """The working tree, copied (a build writes beside the sources), packed and installed."""
+    """The working tree, copied (a build writes next to the sources), packed and installed."""
     pytest.importorskip("setuptools", "77")
     sources, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("target")
     ignore = shutil.ignore_patterns("__pycache__")

@@ -17,7 +17,7 @@ MISSING = tuple(prefix for each in OTHERS if not each.installed for prefix in ea
 TRIAL = ("runner=dev", "runner.fast_dev_run=true", "tracking.progress=quiet", "tracking.plot=false")
 
 
-# Box2D's bindings warn while their module is created, and can not pass on an error from there.
+# Box2D's bindings warn while their module is created, and cannot pass on an error from there.
 @pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")
 @pytest.mark.parametrize("preset", everyday(0, map(str, PRESETS)))
 def test_a_preset_works(preset: str, tmp_path: Path) -> None:

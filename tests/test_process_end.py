@@ -35,7 +35,7 @@ STARTUP_S = 90.0
 
 
 class Process:
-    """A `maze-run` in a process group of its own, whose output is read while it runs."""
+    """A `maze-run` in its own process group, whose output is read while it runs."""
 
     def __init__(self, cwd: Path, argv: tuple[str, ...], terminal: bool = False) -> None:
         self.output = ""
@@ -58,7 +58,7 @@ class Process:
             return True
         try:
             chunk = os.read(self.read_end, 65536)
-        except OSError:  # how a pseudo-terminal says that nobody is left to write
+        except OSError:  # how a pseudo-terminal says that no one is left to write
             return False
         self.output += chunk.decode(errors="replace")
         return bool(chunk)
@@ -188,7 +188,7 @@ def test_a_terminal_that_is_closed(start: Start, tmp_path: Path, runner: tuple[s
 
 
 def test_a_reader_that_goes_away(start: Start, tmp_path: Path) -> None:
-    """A run whose standard output is closed, as by `| head -1`, goes on to its end."""
+    """A run whose standard output is closed, as by `| head -1`, continues to its end."""
     process = start(*ENDLESS, "total_steps=60000")
     process.wait_for(r"epoch +[1-9]")
     process.stop_reading()

@@ -1,4 +1,4 @@
-"""Scores of presets: runs that go on, rows that grow stale, and the page."""
+"""Scores of presets: runs that continue, rows that grow stale, and the page."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def row_of(cell: Cell, seed: int, value: float = 100.0, settings: str = "") -> R
 def test_a_killed_run_goes_on_and_becomes_a_row(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It is told and has no row; the next call goes on at its checkpoint; a third one runs none."""
+    """It is reported and has no row; the next call continues it; a third one runs none."""
     node = f"{{_target_: test_scores.KilledOnce, notes: {tmp_path / 'notes'}}}"
     scores = scores_in(tmp_path, f"callbacks=[{node}]")
     arguments = ["--seeds", "1", "--parallel", "1"]

@@ -208,10 +208,10 @@ def test_a_signal_ends_all_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixt
 def test_an_error_of_the_sweep_ends_all_jobs(
     maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """No job goes on without one who knows of it."""
+    """No job continues without one who knows of it."""
     errors = [OSError("a full disk")]
 
-    def tell(*_: object) -> None:
+    def notify(*_: object) -> None:
         if errors:
             raise errors.pop()
 
@@ -221,7 +221,7 @@ def test_an_error_of_the_sweep_ends_all_jobs(
         return 1.0
 
     maze_run.train = train
-    monkeypatch.setattr("maze_train.config.sweeps._tell_end", tell)
+    monkeypatch.setattr("maze_train.config.sweeps._tell_end", notify)
     assert maze_run(*SWEEP, *LOCAL, "seed=0,1") == 1
     assert capfd.readouterr().err.endswith("maze-run: error: OSError: a full disk\n")
     assert ",0,,ended by SIGTERM\n" in (maze_run.folder / "s/jobs.csv").read_text()

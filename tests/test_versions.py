@@ -14,7 +14,7 @@ from maze_train.core.files import versions
 
 
 def test_versions() -> None:
-    """Those of Python and of what results depend on; the mapping can not be changed."""
+    """Those of Python and of what results depend on; the mapping cannot be changed."""
     found = versions()
     assert list(found) == ["python", "maze_train", "torch", "numpy", "gymnasium"]
     assert found["python"] == platform.python_version()
@@ -24,7 +24,7 @@ def test_versions() -> None:
 
 
 def test_sources_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What has no version is told as unknown."""
+    """What has no version is reported as unknown."""
 
     def missing(name: str) -> str:
         raise metadata.PackageNotFoundError(name)

@@ -6,7 +6,7 @@ What is counted are the transitions in the losses of finished updates, without t
 peer appends to episodes in order to compute the value of their last observation.
 """
 
-# The peer lives in a virtual environment of its own, where types are not checked.
+# The peer lives in its own virtual environment, where types are not checked.
 # mypy: disable-error-code="import-not-found, misc"
 
 from __future__ import annotations

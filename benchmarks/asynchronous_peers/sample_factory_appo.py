@@ -5,7 +5,7 @@
 What is counted are the transitions of finished updates, by the clock of the learner's process.
 """
 
-# The peer lives in a virtual environment of its own, where types are not checked.
+# The peer lives in its own virtual environment, where types are not checked.
 # mypy: disable-error-code="import-not-found, misc, no-untyped-call"
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ def measure(
     """Time training of about `seconds`, and print the result as a line of JSON.
 
     Args:
-        train: Makes so many updates, one full batch each.
+        train: Makes that many updates, one full batch each.
         loss: The loss of the whole data, entropy bonus included.
         batch_size: Transitions per update.
         seconds: About how long to measure, > 0.

@@ -2,14 +2,14 @@
 
     python imitation_bc.py --folder FOLDER --case cartpole --size 32 --batch-size 32
 
-Its progress bar is off; its logger has no output and is told of the first batch of a call only.
-What its interface can not switch off: each update also computes the critic's values, the mean
+Its progress bar is off; its logger has no output and is reported of the first batch of a call only.
+What its interface cannot switch off: each update also computes the critic's values, the mean
 chance of the recorded actions, and the L2 norm of all weights. The critic has hidden layers as
 large as those of the policy, as in the library's own FeedForward32Policy; with `--way slim` it has
 none.
 """
 
-# The peer lives in a virtual environment of its own, where types are not checked.
+# The peer lives in its own virtual environment, where types are not checked.
 # mypy: disable-error-code="import-not-found, misc, no-untyped-call"
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def main() -> None:
     load_weights(arguments.folder, arguments.size, layers)
     with np.load(arguments.folder / ARRAYS, allow_pickle=False) as file:
         arrays = {name: file[name] for name in file.files}
-    # No information beside the transitions, as flatten_trajectories gives where there is none.
+    # No information next to the transitions, as flatten_trajectories gives where there is none.
     infos = np.array([{}] * len(arrays["acts"]))
     trainer = BC(
         observation_space=case.observation_space,

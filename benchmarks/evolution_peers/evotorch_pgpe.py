@@ -9,7 +9,7 @@ with more in Ray actors (their gradients as well, which is what the peer advises
 are the episodes of finished updates, whose returns are their lengths here.
 """
 
-# The peer lives in a virtual environment of its own, where types are not checked.
+# The peer lives in its own virtual environment, where types are not checked.
 # mypy: disable-error-code="import-not-found, misc, no-untyped-call"
 
 from __future__ import annotations

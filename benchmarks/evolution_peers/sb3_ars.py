@@ -6,7 +6,7 @@ With one worker the policies are evaluated one after the other in this process; 
 processes of the peer's `AsyncEval`. What is counted are the episodes of finished updates.
 """
 
-# The peer lives in a virtual environment of its own, where types are not checked.
+# The peer lives in its own virtual environment, where types are not checked.
 # mypy: disable-error-code="import-not-found, misc, no-untyped-call"
 
 from __future__ import annotations

@@ -6,7 +6,7 @@
 `table.yaml` says which presets, how many seeds, in which order, and what others have published. A
 run is one process with one thread, in `outputs/scores`; what is kept of it is one line in
 `benchmarks/scores/<preset>.jsonl`, and `docs/scores.md` has tables and pictures of all lines. A run
-that was interrupted goes on at the next call, and a preset that changed is run again.
+that was interrupted continues at the next call, and a preset that changed is run again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from maze_train.config.sweeps import (
 from maze_train.config.train_config import AUTO
 from maze_train.config.writing import CHECKPOINTS
 from maze_train.core.files import exclusive
-from maze_train.core.notices import tell
+from maze_train.core.notices import notify
 from maze_train.jobs import message_of
 from maze_train.run.pipeline import configure, prepare
 from maze_train.run.rollout import TRAJECTORIES
@@ -126,14 +126,14 @@ class Scores:
         return ProcessJob(record, directory.with_suffix(f".{LOG_FILE}"), work)
 
     def _take(self, job: RunningJob) -> None:
-        """Keep the row of a run that came to its end."""
+        """Keep the row of a run that finished."""
         record, took = job.outcome, duration(job.seconds)
         cell, seed, directory = self._jobs[record.number]
         if job.result is None and self.processes.is_ending:
             print(f"{record.name}: interrupted after {took}", flush=True)
         elif record.error:
             self.failures += 1
-            tell(f"error: {record.label}: {record.error}\n  its output: {job.log}")
+            notify(f"error: {record.label}: {record.error}\n  its output: {job.log}")
         else:
             row = measured(directory, cell, seed)
             Rows.read(self.rows, cell).add(cell, row)
@@ -187,7 +187,7 @@ def main(argv: Sequence[str] | None = None, scores: Scores | None = None) -> int
             signal.setitimer(signal.ITIMER_REAL, 3600 * given.max_hours)
             scores.run(given.only, given.seeds, given.parallel)
     except KeyboardInterrupt:
-        tell("stopped; the same command goes on")
+        notify("stopped; the same command continues")
         return 130
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)

@@ -1,4 +1,4 @@
-"""The page of all scores: tables over seeds beside published figures, and pictures."""
+"""The page of all scores: tables over seeds next to published figures, and pictures."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ Results of the presets, written by `make scores` from one line per run in `bench
 [below](#how-to-repeat-them).
 
 - *final* is the policy that training ended with, *best* the one that evaluations chose, which
-  `load_policy` gives. Both play 100 episodes after training with seeds of their own.
+  `load_policy` gives. Both play 100 episodes after training with their own seeds.
 - IQM and intervals are those of [comparing runs](compare.md#what-the-figures-are), over seeds.
 - *ahead*, *equal* and *behind* say whether the interval lies above the highest published figure,
   holds it, or lies below; *one seed* has none. *3x steps*: with three times the steps of the
   published one. Protocols differ: see [sources](#sources).
 - *bc (of ppo)* learns from 100 episodes of the best policy of PPO with the same seed; its steps are
-  recorded ones, each counted anew in each pass, and its time is without that of PPO.
+  recorded ones, each counted again in each pass, and its time is without that of PPO.
 - Seeds are 0, 1 and so on. Older presets were chosen by hand with some of these seeds; those that
   are searched for or tried out since have seeds from 1000 on for it, and say so in their head.
 - [Benchmarks](benchmarks.md#results-of-the-presets) has earlier single runs of some presets.
@@ -67,9 +67,9 @@ python -m benchmarks.scores --page-only
 
 It runs what has no line for the settings of now, one process with one thread per core, in
 `outputs/scores/`, and keeps a line per run: settings' fingerprint, seed, version, commit, machine,
-figures, and the curve in 40 points. After Ctrl-C, or `--max-hours`, the same command goes on at the
-checkpoints. A run that fails is told, and has no line. `benchmarks/scores/table.yaml` says what is
-run, in which order, and what others have published. Wall times are those of busy machines.
+figures, and the curve in 40 points. After Ctrl-C, or `--max-hours`, the same command continues at
+the checkpoints. A run that fails is reported, and has no line. `benchmarks/scores/table.yaml` says
+what is run, in which order, and what others have published. Wall times are those of busy machines.
 """
 
 
@@ -138,7 +138,8 @@ class Score:
 def beside(figures: Figures, name: str, published: dict[str, Any] | None) -> str:
     """Whether the interval of a figure lies above, around or below a published one.
 
-    Steps that differ by more than a quarter are told as a multiple of those of the published one.
+    Steps that differ by more than a quarter are reported as a multiple of those of the published
+    one.
     """
     if published is None:
         return ABSENT

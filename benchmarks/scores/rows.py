@@ -111,7 +111,7 @@ class Rows:
 
 
 def measured(directory: Path, cell: Cell, seed: int) -> Row:
-    """The row of a run that came to its end.
+    """The row of a run that finished.
 
     Raises:
         RunDirectoryError: If it did not, or its files are damaged.

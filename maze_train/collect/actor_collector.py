@@ -29,7 +29,7 @@ class ActorCollector:
     started again, within the budget of its pool: its actors are put back where they were after
     their last rollouts, which come with their states for that, and collect again what did not
     arrive. So the numbers are those of a run in which nothing failed. An actor that makes its
-    worker fail twice in a row begins anew, with new episodes and other random numbers.
+    worker fail twice in a row starts over, with new episodes and other random numbers.
 
     Args:
         actors: The actors.
@@ -76,7 +76,7 @@ class ActorCollector:
         }
         self.env_s = 0.0
         self._has_begun = False
-        # How often each actor began anew, with other random numbers.
+        # How often each actor started over, with other random numbers.
         self._generations = [0] * actors.num_actors
         self._states: list[Any] = [None] * actors.num_actors
         self._is_set_up = [False] * len(actors.slices)
@@ -200,7 +200,7 @@ class ActorCollector:
 
         Args:
             failure: The failure.
-            failed: An actor that begins anew, since it made the worker fail before.
+            failed: An actor that starts over, since it made the worker fail before.
 
         Raises:
             MazeTrainError: If it is not to be started again.
@@ -231,7 +231,7 @@ class ActorCollector:
         return lost
 
     def state_dict(self) -> dict[str, Any]:
-        """State of each actor, and how often it began anew; valid between two rollouts."""
+        """State of each actor, and how often it started over; valid between two rollouts."""
         states = self._results("state_dict")
         return {"actors": [s for own in states for s in own], "generations": self._generations[:]}
 
@@ -242,7 +242,7 @@ class ActorCollector:
             Which environments begin a new episode, `[B]` bool.
 
         Raises:
-            EnvError: If an environment can not be put back, and new episodes are not allowed.
+            EnvError: If an environment cannot be put back, and new episodes are not allowed.
         """
         self._states, self._generations = list(state["actors"]), list(state["generations"])
         self._is_set_up = [False] * len(self._is_set_up)

@@ -78,7 +78,7 @@ class _SharedWeights:
     """Two buffers and a header over the same memory in several processes.
 
     The writer fills the buffer that is not the newest one and then says that it is. A reader that
-    was so slow that its buffer is written again sees that by the stamp, and reads once more. Nobody
+    was so slow that its buffer is written again sees that by the stamp, and reads once more. No one
     ever waits for a lock, so that no process can leave one behind.
     """
 
@@ -118,7 +118,7 @@ class WeightsWriter(_SharedWeights):
     @torch.no_grad()
     def publish(self, weights_seq_no: int) -> None:
         """Make the weights as they are now those that readers get."""
-        # Asked for anew each time: a module may replace its buffers.
+        # Asked for again each time: a module may replace its buffers.
         state = {SEQ_NO: torch.tensor([weights_seq_no]), **acting_state(self._model)}
         for key, view in self._views[0].items():
             if state[key].shape != view.shape:
@@ -313,7 +313,7 @@ class ActorPolicy:
         return self.splits_turns and bool(self.members)
 
     def layout(self, env: Any, num_envs: int) -> Any:
-        """Layout of rollouts of so many environments in a slot.
+        """Layout of rollouts of that many environments in a slot.
 
         Args:
             env: Has `single_observation_space` and `frame_stack`.

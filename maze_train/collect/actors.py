@@ -63,7 +63,7 @@ class Actors:
 
     Raises:
         SpaceError: If the environments differ in their spaces.
-        WorkerError: If an environment can not be built, or a worker dies or hangs.
+        WorkerError: If an environment cannot be built, or a worker dies or hangs.
     """
 
     policy: ActorPolicy
@@ -223,7 +223,7 @@ class DistributedActors:
     rollout is collected when the learner asks for it, so none ever waits, and the numbers are the
     same each time. Elsewhere, actors act while the learner learns. An actor fills one slot after
     the other and announces each with a few bytes; when all of them wait for the learner, it pauses.
-    Nobody holds a lock that a process could leave behind.
+    No one holds a lock that a process could leave behind.
 
     In this process, what an environment raises goes through. Elsewhere, an actor that raises, dies
     or hangs ends training with a `WorkerError`. With `on_worker_failure="restart"` it is started
@@ -245,7 +245,7 @@ class DistributedActors:
 
     Raises:
         SpaceError: If the environments differ in their spaces.
-        WorkerError: If an environment can not be built, or an actor dies or hangs.
+        WorkerError: If an environment cannot be built, or an actor dies or hangs.
     """
 
     def __init__(
@@ -271,7 +271,7 @@ class DistributedActors:
             "allow_new_episodes": allow_new_episodes,
             "info_keys": info_keys,
         }
-        # How often each actor began anew, with other random numbers.
+        # How often each actor started over, with other random numbers.
         self._generations = [0] * num_actors
         self._news = FinishedEpisodes()  # between two calls of `gather`
         self._queue: deque[CollectedRollout] = deque()
@@ -341,7 +341,7 @@ class DistributedActors:
                 through, and nothing is lost then.
 
         Raises:
-            ConfigError: If there is no room for so many rollouts.
+            ConfigError: If there is no room for that many rollouts.
             WorkerError: If an actor fails and is not started again, or they are closed.
         """
         if count > self.num_actors * self.num_slots:
@@ -442,7 +442,7 @@ class DistributedActors:
             self._queue.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts, published weights, how often actors began anew; in this process, all of them.
+        """Counts, published weights, how often actors started over; in this process, all of them.
 
         Of actors elsewhere, environments and rollouts in flight are not kept.
         """
@@ -481,7 +481,7 @@ class DistributedActors:
             self._pool.ask(actor, "load_state_dict", actor, collector)
 
     def _begin_anew(self) -> None:
-        """Go on with new episodes in all environments, without what was in flight."""
+        """Continue with new episodes in all environments, without what was in flight."""
         dropped = self.counts.in_flight
         self.counts.dropped += dropped
         self._generations = [generation + 1 for generation in self._generations]

@@ -1,6 +1,6 @@
 """Agents that act in slots of environments: policies of users, random actions.
 
-Each row is an episode of its own: what is done there follows from the policy, the seed that the
+Each row is its own episode: what is done there follows from the policy, the seed that the
 episode began with, and what was observed in it.
 """
 
@@ -109,7 +109,7 @@ class PolicyAgent(SlotAgent):
             problem, parts = f": {error}", []
         except Exception as error:  # whatever NumPy or the class of the action raises
             text = f"{type(error).__name__}: {error}"
-            raise self._fault(row, f"its action can not be read: {text}") from error
+            raise self._fault(row, f"its action cannot be read: {text}") from error
         if problem or any(value is None for _, value in parts):
             raise self._fault(
                 row,

@@ -168,7 +168,7 @@ class RolloutCollector:
     """Steps vectorised environments with a policy, T steps at a time.
 
     Episodes continue from one rollout to the next. The random numbers of actions are drawn for a
-    whole rollout at once, from a generator of its own: which process steps the environments makes
+    whole rollout at once, from its own generator: which process steps the environments makes
     no difference.
 
     Args:
@@ -177,7 +177,7 @@ class RolloutCollector:
         env_seed: Seed of the episodes.
         action_seed: Seed of the actions.
         device: Where the policy lives.
-        allow_new_episodes: Whether an environment that can not be put back where a state says
+        allow_new_episodes: Whether an environment that cannot be put back where a state says
             begins a new episode; else that is an error.
         records_log_probs: Whether rollouts have the log-probabilities of their actions; the model
             needs a `Distribution` then.
@@ -306,7 +306,7 @@ class RolloutCollector:
             memory = self._memory if self._actor is None else self._actor.hidden_state
             self._actor, self._memory = Actor(model, self.num_envs, self.device), None
             if memory is not None and memory.shape == self._actor.hidden_state.shape:
-                # Episodes go on where another model acts, such as the first that was not random.
+                # Episodes continue where another model acts, such as the first that was not random.
                 self._actor.hidden_state = memory.to(self.device)
             self._storage = RolloutStorage(
                 self.env.single_observation_space,
@@ -333,7 +333,7 @@ class RolloutCollector:
         infos: dict[str, Any],
         reports: FinishedEpisodes,
     ) -> None:
-        """Keep final observations that somebody needs, and what infos report."""
+        """Keep final observations that someone needs, and what infos report."""
         assert self._storage is not None
         kept = truncated | terminated if self.keeps_terminal_obs else truncated & ~terminated
         for env in kept.nonzero()[0]:
@@ -371,7 +371,7 @@ class RolloutCollector:
             Which environments begin a new episode, `[B]` bool.
 
         Raises:
-            EnvError: If an environment can not be put back, and new episodes are not allowed.
+            EnvError: If an environment cannot be put back, and new episodes are not allowed.
         """
         lost = np.zeros(self.num_envs, np.bool_)
         self.generator.set_state(state["generator"])
@@ -391,7 +391,7 @@ class RolloutCollector:
         return lost
 
     def _begin_anew(self) -> None:
-        """Begin new episodes in environments that can not be put back.
+        """Begin new episodes in environments that cannot be put back.
 
         Raises:
             EnvError: If that is not allowed.
@@ -399,7 +399,7 @@ class RolloutCollector:
         if not self._allow_new_episodes:
             raise EnvError(
                 f"the running episodes of {type(self.env).__name__} were not kept, because vector "
-                "environments of others can not be put back where they were: set "
+                "environments of others cannot be put back where they were: set "
                 "checkpoint.allow_new_episodes=true to begin new ones, or use env.backend=gymnasium"
             )
         # Others than those that were played before, and the same each time.

@@ -235,7 +235,7 @@ class EpisodePlayer:
 
         Raises:
             EnvError: If an environment or a policy raises or returns something invalid.
-            RunDirectoryError: If a video can not be written.
+            RunDirectoryError: If a video cannot be written.
         """
         while self._waiting and len(self._playing) < len(self.slots):
             self._start(self._waiting.popleft())

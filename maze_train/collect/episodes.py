@@ -225,7 +225,7 @@ class EpisodeTracker:
         return finished
 
     def forget(self, envs: Array) -> None:
-        """Begin anew in some environments, `[B]` bool: their episodes were lost."""
+        """Begin again in some environments, `[B]` bool: their episodes were lost."""
         self.returns[envs] = self.lengths[envs] = 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -77,7 +77,7 @@ class RolloutGenerator(RolloutPlayer):
 
     Raises:
         ConfigError: If a setting is wrong, or a policy is for other spaces.
-        EnvError: If an environment can not be built.
+        EnvError: If an environment cannot be built.
         MissingExtraError: If a package that is needed is not installed.
     """
 
@@ -122,7 +122,7 @@ class RolloutGenerator(RolloutPlayer):
 
         Args:
             n_episodes: How many, >= 1.
-            seeds: Their seeds, so many; None: the next ones, so that another call plays others.
+            seeds: Their seeds, that many; None: the next ones, so that another call plays others.
 
         Raises:
             ConfigError: If these are not as described, or the settings record nothing.
@@ -337,7 +337,7 @@ class EpisodicPolicy(FixedPolicy):
 def fixed_policy(
     source: Any, key: str, observation_space: Space[Any], action_space: Space[Any]
 ) -> nn.Module:
-    """The policy that a setting names, where it is none of a run.
+    """The policy that a setting names, where it is not one of a run.
 
     Args:
         source: `random`, or a node that names a policy of the user.
@@ -372,7 +372,7 @@ def own_policy(
         action_space: Their action space.
 
     Raises:
-        ConfigError: If it can not be built, or gives neither a module that acts, nor an object with
+        ConfigError: If it cannot be built, or gives neither a module that acts, nor an object with
             a method `act(observation)`, nor a function, or its `reset` needs an argument.
     """
 

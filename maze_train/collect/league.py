@@ -114,7 +114,7 @@ class League:
         return self.snapshots[number if number in self.snapshots else next(iter(self.snapshots))]
 
     def draw(self, count: int) -> Tensor:
-        """Seats of the agents in so many new episodes, `[count, A]` float32."""
+        """Seats of the agents in that many new episodes, `[count, A]` float32."""
         size = len(self.agents)
         against = torch.rand(count, generator=self._generator) < self.config.share
         own = torch.randint(size, (count,), generator=self._generator)
@@ -317,7 +317,7 @@ class LeagueCollector:
         leagues: The leagues.
         learners: They get a frozen module for each snapshot.
         epoch_length: Updates per epoch, one rollout each.
-        module_ids: Modules of the checkpoint from which the run goes on; those of snapshots are
+        module_ids: Modules of the checkpoint from which the run continues; those of snapshots are
             made, and get their weights with it.
     """
 

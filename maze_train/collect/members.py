@@ -157,7 +157,7 @@ def num_reals(distribution: Distribution) -> int:
 
 
 class MemberActions:
-    """Chooses the actions of members, each with random numbers of its own.
+    """Chooses the actions of members, each with random its own numbers.
 
     Args:
         distribution: The family of action distributions.
@@ -258,7 +258,7 @@ class SharedNoiseTable:
     indices instead of vectors. The numbers are one stream of one generator,
     `numpy.random.default_rng(seed)`: no part of the table repeats another one. Pieces may overlap.
 
-    Nobody writes to the numbers, though nothing prevents it: all processes would see it. A worker
+    No one writes to the numbers, though nothing prevents it: all processes would see it. A worker
     that gets the table as an argument of a call maps the same memory.
 
     Args:

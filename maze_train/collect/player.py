@@ -215,8 +215,8 @@ class RolloutPlayer(PlayerPool):
             they stay there when it ends early. One counts as taken when the next is asked for.
 
     Raises:
-        ConfigError: If a setting is wrong, or something can not be sent to another process.
-        EnvError: If an environment can not be built, or can not make videos that are asked for; it
+        ConfigError: If a setting is wrong, or something cannot be sent to another process.
+        EnvError: If an environment cannot be built, or cannot make videos that are asked for; it
             is a WorkerError where a worker process fails.
         MissingExtraError: If a package that is needed is not installed.
         SpaceError: If the environments differ in their spaces.

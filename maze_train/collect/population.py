@@ -328,7 +328,7 @@ class ESDistributedRollouts(PlayerPool):
         on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
 
     Raises:
-        EnvError: If an environment can not be built; it is a WorkerError where a worker process
+        EnvError: If an environment cannot be built; it is a WorkerError where a worker process
             fails.
         SpaceError: If the environments differ in their spaces.
     """

@@ -61,7 +61,7 @@ class VideoWriter:
 
         Raises:
             EnvError: If it is something else.
-            RunDirectoryError: If it can not be written.
+            RunDirectoryError: If it cannot be written.
         """
         checked = even_frame(checked_frame(frame))
         if self._process is None:
@@ -82,7 +82,7 @@ class VideoWriter:
         """Finish the file; calling it again does nothing.
 
         Raises:
-            RunDirectoryError: If it can not be written; it is not there then.
+            RunDirectoryError: If it cannot be written; it is not there then.
         """
         process = self._process
         if process is None:
@@ -132,7 +132,7 @@ class VideoWriter:
         null, pipe = subprocess.DEVNULL, subprocess.PIPE
         try:
             self.path.parent.mkdir(exist_ok=True)
-            # In a session of its own: signals for this job, as Ctrl+C, do not cut the file short.
+            # In its own session: signals for this job, as Ctrl+C, do not cut the file short.
             return subprocess.Popen(
                 command, stdin=pipe, stdout=null, stderr=pipe, start_new_session=True
             )
@@ -140,7 +140,7 @@ class VideoWriter:
             raise self._failure(str(error)) from error
 
     def _failure(self, problem: str) -> RunDirectoryError:
-        return RunDirectoryError(f"the video {self.path} can not be written: {problem}")
+        return RunDirectoryError(f"the video {self.path} cannot be written: {problem}")
 
 
 def ffmpeg_path() -> str:

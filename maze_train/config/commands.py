@@ -195,7 +195,7 @@ KEYS = {
     "rollout": {"run", "policy", "n_episodes"},
     "search": {"n_trials", "sampler"},
 }
-"""Commands beside training, which are names of primary configs, and keys that only theirs have."""
+"""Commands next to training, which are names of primary configs, and keys that only theirs have."""
 
 
 def command_of(name: str | None, values: Mapping[Any, Any]) -> str:

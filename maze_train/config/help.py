@@ -86,7 +86,7 @@ Examples
 
 Exit codes: 0 done, 1 failure, 2 configuration error, 130 interrupted,
 143 terminated, 129 ended by SIGHUP, 138 ended by SIGUSR1. Configuration errors and
-expected failures are told in one message; HYDRA_FULL_ERROR=1 shows the traceback as well.
+expected failures are reported in one message; HYDRA_FULL_ERROR=1 shows the traceback as well.
 """
 
 
@@ -137,7 +137,7 @@ def explain(error: BaseException, argv: Sequence[str] = ()) -> str:
     if isinstance(error, MissingConfigException):
         return str(_missing_config(error, config_folders(argv)))
     if isinstance(error, OverrideParseException):
-        return as_typed(f"{error.override}: can not be read: {_first_line(error)}", argv)
+        return as_typed(f"{error.override}: cannot be read: {_first_line(error)}", argv)
     if isinstance(error, HydraException):
         return as_typed(_composition(error), argv)
     if isinstance(error, OmegaConfBaseException):
@@ -157,7 +157,7 @@ def unsettable(error: BaseException) -> ConfigError | None:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         override = frame.f_locals.get("override")
         if frame.f_code.co_name == "_apply_overrides_to_config" and override is not None:
-            problem = f"can not be set in the configuration: {_first_line(error)}"
+            problem = f"cannot be set in the configuration: {_first_line(error)}"
             return ConfigError(override.key_or_group, problem, override.value())
     return None
 

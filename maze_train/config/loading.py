@@ -93,7 +93,7 @@ def named(node: Any, key: str = "") -> Any:
     if key.endswith(f".{TARGET}"):
         return Given(node)
     if place == "env" and not callable(node):
-        return node  # one environment can not be many
+        return node  # one environment cannot be many
     if place in (*PARTS, *FUNCTIONS) or place.rpartition(".")[0] in OF_SEVERAL:
         return {TARGET: Given(node)}
     return node

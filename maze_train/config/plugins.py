@@ -145,7 +145,7 @@ def is_registered(env_id: str) -> bool:
     """Whether gymnasium or PettingZoo knows an id; the module of `module:Id` is imported.
 
     Raises:
-        ConfigError: If that module can not be imported, or PettingZoo does not know it.
+        ConfigError: If that module cannot be imported, or PettingZoo does not know it.
         MissingExtraError: If PettingZoo is not installed.
     """
     import gymnasium

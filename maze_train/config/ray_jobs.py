@@ -15,7 +15,7 @@ from hydra.core.singleton import Singleton
 from maze_train.config.sweeps import PROGRAM, JobProcesses, LocalLauncher, StartedJob
 from maze_train.core.checks import check_at_least, check_positive
 from maze_train.core.errors import ConfigError, WorkerError
-from maze_train.core.notices import say, tell
+from maze_train.core.notices import notify, say
 from maze_train.training.outcome import Interruption
 from maze_train.workers.places import Portable
 from maze_train.workers.pool import CallCancelledError, WorkerFailedError
@@ -63,7 +63,7 @@ class RayLauncherConf:
 
 
 class JobWorker:
-    """Runs jobs where it lives, one after the other, each in a process of its own.
+    """Runs jobs where it lives, one after the other, each in its own process.
 
     Args:
         folders: Directories that the jobs need.
@@ -102,7 +102,7 @@ class JobWorker:
 class JobPool:
     """Runs jobs with the workers of a place, one each at a time; the others wait.
 
-    A worker that is lost costs the job that it had, and is started again; where it can not be, the
+    A worker that is lost costs the job that it had, and is started again; where it cannot be, the
     others do the rest.
 
     Args:
@@ -181,7 +181,7 @@ class JobPool:
         elif lost.error is not None:
             raise lost.error
         else:  # Nothing has room for it.
-            tell(f"note: {lost.text}; jobs run elsewhere")
+            notify(f"note: {lost.text}; jobs run elsewhere")
             pool.stop(index)
         return False
 
@@ -236,7 +236,7 @@ class RayLauncher(LocalLauncher):
         }
 
     def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> JobPool:
-        """What runs so many jobs.
+        """What runs that many jobs.
 
         Raises:
             ConfigError: If a setting is out of its range.

@@ -14,7 +14,7 @@ from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, config_to_dict
 from maze_train.core.checks import absolute_path
 from maze_train.core.conversion import TUPLE
 from maze_train.core.errors import ConfigError, RunDirectoryError
-from maze_train.core.notices import tell
+from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, Given, has_no_name
 from maze_train.tracking.tracker import aligned
 from maze_train.training.config import RANDOM
@@ -133,7 +133,7 @@ def continued(
     Args:
         config: The configuration.
         directory: Directory of the run.
-        checkpoint: From where it goes on. Its settings are those that the run had, whatever has
+        checkpoint: From where it continues. Its settings are those that the run had, whatever has
             become of its `config.yaml`; None, or one of an older version: those of that file.
 
     Raises:
@@ -169,7 +169,7 @@ def continued(
             now.get(key),
         )
     if free:
-        tell(f"changed since {place}:{table}")
+        notify(f"changed since {place}:{table}")
     return config
 
 

@@ -140,7 +140,7 @@ class RolloutConfig:
             problem = "expected `random`, or a mapping with the key `_target_`"
             raise ConfigError("policy", problem, self.policy)
         if self.policies and isinstance(self.policy, dict):
-            problem = "acts for all agents: expected random, or null, beside policies"
+            problem = "acts for all agents: expected random, or null, next to policies"
             raise ConfigError("policy", problem, self.policy)
         for key, own in self.policies.items():
             self._check_one_of_several(f"policies.{key}", own)
@@ -164,7 +164,7 @@ class RolloutConfig:
         if self.env.backend != "gymnasium":
             raise ConfigError(
                 "env.backend",
-                "every episode of a rollout has a seed of its own, which only single environments "
+                "every episode of a rollout has its own seed, which only single environments "
                 "take: set it to gymnasium",
                 self.env.backend,
             )

@@ -76,7 +76,7 @@ class SearchRange:
 
 @dataclass(kw_only=True)
 class SearchConfig:
-    """Everything that defines a search, besides the settings of its runs."""
+    """Everything that defines a search, in addition to the settings of its runs."""
 
     search: dict[str, Any] = field(default_factory=dict)
     """Ranges by setting, `search.algorithm.lr={low: 1e-4, high: 1e-2, log: true}` or, of some
@@ -87,7 +87,7 @@ class SearchConfig:
     """Trials of the study, those included that it has already. >= 1."""
 
     n_jobs: int = 1
-    """Trials at a time, each in a process of its own; 0: one per core. >= 0."""
+    """Trials at a time, each in its own process; 0: one per core. >= 0."""
 
     gpus: list[int] = field(default_factory=list)
     """GPUs of which the trials see one each in turn (CUDA_VISIBLE_DEVICES); none: all of them."""
@@ -97,7 +97,7 @@ class SearchConfig:
     default 0); their mean is its value. The first one decides whether it is pruned. >= 1."""
 
     study: str | None = None
-    """Directory of the study; one that holds a study goes on with it. null:
+    """Directory of the study; one that holds a study continues with it. null:
     outputs/studies/<env>-<algorithm>."""
 
     metric: str | None = None
@@ -216,6 +216,6 @@ def load_search_config(node: Mapping[str, Any]) -> tuple[SearchConfig, dict[str,
         own.pop(GROUP, None)
     for key in ("run_dir", "resume"):
         if settings.pop(key, None) is not None:
-            problem = "trials have directories in that of the study, and go on with it"
+            problem = "trials have directories in that of the study, and continue with it"
             raise ConfigError(key, f"{problem}: leave it out, and name study=<directory>")
     return build_config(SearchConfig, own), settings

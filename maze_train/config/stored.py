@@ -120,7 +120,7 @@ def parsed_settings(text: str, path: Path) -> dict[str, Any]:
 
 
 def _problem_of(node: Any) -> str:
-    """Name the reason why values can not be those of a written configuration; empty: they can."""
+    """Name the reason why values cannot be those of a written configuration; empty: they can."""
     if not isinstance(node, dict):
         return f"got {type(node).__name__}"
     for key, value in node.items():
@@ -289,7 +289,7 @@ def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tup
             if found is None:
                 return None
             if isinstance(found, ModuleType):  # such as one that this module imports for itself
-                return f" ({name} is a module of its own)", ""
+                return f" ({name} is its own module)", ""
     except ConfigError:
         return None
     except ImportError as error:  # of a name that is imported when it is first used

@@ -1,6 +1,6 @@
 """Sweeps: jobs in parallel processes, their launcher, and the table `jobs.csv`.
 
-A job has the process group, the signals and the end of a `maze-run` of its own. What it prints goes
+A job has the process group, the signals and the end of its own `maze-run`. What it prints goes
 to a file; this process tells when it begins.
 """
 
@@ -32,7 +32,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import RunDirectoryError, TrainingError
 from maze_train.core.files import atomic_write, open_own, read_regular
-from maze_train.core.notices import say, tell
+from maze_train.core.notices import notify, say
 from maze_train.tracking.tracker import duration, readable
 from maze_train.training.outcome import SIGNALS
 from maze_train.workers.places import Portable
@@ -96,7 +96,7 @@ def write_jobs(sweep_dir: Path, records: Iterable[JobRecord]) -> None:
     """Write the jobs so far; directories within that of the sweep are relative to it.
 
     Raises:
-        OSError: If the file can not be written.
+        OSError: If the file cannot be written.
     """
     buffer = StringIO()
     table = csv.writer(buffer, lineterminator="\n")
@@ -449,7 +449,7 @@ class LocalLauncher(Launcher):
         return [ended[number] for number in sorted(ended)]
 
     def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> Any:
-        """What runs so many jobs."""
+        """What runs that many jobs."""
         return JobProcesses(ended, self._n_jobs, self._gpus)
 
     def _job(self, number: int, overrides: Sequence[str]) -> ProcessJob:
@@ -497,7 +497,7 @@ class LocalLauncher(Launcher):
 def _tell_end(job: StartedJob) -> None:
     record, took = job.outcome, duration(job.seconds)
     if record.error:
-        tell(f"{PROGRAM}: error: {record.label}: {record.error}\n  its output: {job.log}")
+        notify(f"{PROGRAM}: error: {record.label}: {record.error}\n  its output: {job.log}")
     else:
         best = f", best {readable(record.objective)}" if math.isfinite(record.objective) else ""
         say(f"{PROGRAM}: job {record.number}: done in {took}{best}")

@@ -186,7 +186,7 @@ class TrainConfig:
     """The learners."""
 
     callbacks: list[dict[str, Any]] = field(default_factory=list)
-    """Called while the run goes on, each `{_target_: my_package.MyCallback, key: value}`; for
+    """Called while the run continues, each `{_target_: my_package.MyCallback, key: value}`; for
     example `{_target_: maze_train.StopAtReturn, threshold: 475}`."""
 
     seed: int | None = None

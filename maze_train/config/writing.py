@@ -60,7 +60,7 @@ def write_config(run_dir: Path, text: str) -> None:
     """Write the configuration of a run.
 
     Raises:
-        ConfigError: If it can not be written, or not be read again.
+        ConfigError: If it cannot be written, or not be read again.
     """
     try:
         check_plain(text)
@@ -75,12 +75,12 @@ def writable(key: str, directory: Path) -> Iterator[None]:
     """Let errors of the disk be those of the setting that names a directory.
 
     Raises:
-        ConfigError: If something can not be written within the block.
+        ConfigError: If something cannot be written within the block.
     """
     try:
         yield
     except OSError as error:
-        problem = f"can not be written: {error}; name another place: {key}=<path>"
+        problem = f"cannot be written: {error}; name another place: {key}=<path>"
         raise ConfigError(key, problem, str(directory)) from error
 
 

@@ -39,7 +39,7 @@ def absolute_path(key: str, name: str) -> str:
         path.lstat()
         path.joinpath(*["x" * (LONGEST_BELOW // 2)] * 2).lstat()
     except ValueError as error:
-        raise ConfigError(key, f"can not be a path: {error}", name) from error
+        raise ConfigError(key, f"cannot be a path: {error}", name) from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             problem = f"this path of {len(str(path))} characters is too long: choose a shorter one"

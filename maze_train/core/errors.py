@@ -1,17 +1,15 @@
 """All exceptions of the package.
 
-MazeTrainError
-├── ConfigError          a setting is unknown, of a wrong type, out of range, or contradictory
-├── ShapeError           tensors that must agree in shape do not
-├── SpaceError           a space that the package can not handle, or a value outside its space
-├── EnvError             an environment could not be built, raised, or returned something invalid
-│   └── WorkerError      a process that steps environments raised, died or hung
-├── TrainingError        training can not go on (non-finite loss or gradient, nothing to learn from)
-│   └── CallbackError    a callback, or an evaluator of the user, raised
-├── RunDirectoryError    a run directory is missing, incomplete, damaged, or already taken
-├── ExportError          a policy can not be exported, or the file would act otherwise
-├── DatasetError         a data set of trajectories is missing, damaged, foreign, or does not fit
-└── MissingExtraError    an optional dependency is not installed, or broken
+MazeTrainError ├── ConfigError          a setting is unknown, of a wrong type, out of range, or
+contradictory ├── ShapeError           tensors that must agree in shape do not ├── SpaceError
+a space that the package cannot handle, or a value outside its space ├── EnvError             an
+environment could not be built, raised, or returned something invalid │   └── WorkerError      a
+process that steps environments raised, died or hung ├── TrainingError        training cannot
+continue (non-finite loss or gradient, nothing to learn from) │   └── CallbackError    a callback,
+or an evaluator of the user, raised ├── RunDirectoryError    a run directory is missing, incomplete,
+damaged, or already taken ├── ExportError          a policy cannot be exported, or the file would
+act otherwise ├── DatasetError         a data set of trajectories is missing, damaged, foreign, or
+does not fit └── MissingExtraError    an optional dependency is not installed, or broken
 """
 
 from __future__ import annotations
@@ -84,7 +82,7 @@ class ShapeError(MazeTrainError):
 
 
 class SpaceError(MazeTrainError):
-    """A space that the package can not handle, or a value outside its space."""
+    """A space that the package cannot handle, or a value outside its space."""
 
 
 class EnvError(MazeTrainError):
@@ -96,7 +94,7 @@ class WorkerError(EnvError):
 
 
 class TrainingError(MazeTrainError):
-    """Training can not go on."""
+    """Training cannot continue."""
 
 
 class CallbackError(TrainingError):
@@ -115,7 +113,7 @@ class RunDirectoryError(MazeTrainError):
 
 
 class ExportError(MazeTrainError):
-    """A policy can not be exported, or the file would act otherwise."""
+    """A policy cannot be exported, or the file would act otherwise."""
 
 
 class DatasetError(MazeTrainError):

@@ -52,7 +52,7 @@ class Event:
     def of_part(self, part: str) -> Event:
         """The same statistic of one part of something, such as of an action: `<tag>/<part>`.
 
-        Statistics go by tags, so that a part may be named anew each time.
+        Statistics go by tags, so that a part may be named again each time.
         """
         return Event.of_tag(f"{self.tag}/{part}", self.doc, self.reduce)
 
@@ -112,7 +112,7 @@ class EventInterface:
 
 
 class _Total:
-    """Running totals of one event: enough to go on, and to be merged exactly."""
+    """Running totals of one event: enough to continue, and to be merged exactly."""
 
     __slots__ = ("reduce", "value", "weight")
 

@@ -104,7 +104,7 @@ def check_enclosed(directory: Path) -> None:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            raise RunDirectoryError(f"{folder} can not be read: {error}") from error
+            raise RunDirectoryError(f"{folder} cannot be read: {error}") from error
         for entry in entries:
             if entry.is_symlink():
                 if not Path(os.path.realpath(entry.path)).is_relative_to(root):
@@ -123,7 +123,7 @@ def open_own(path: Path, flags: int) -> int:
     """Open a file to write, or make it; nothing else is opened in its place.
 
     Raises:
-        OSError: If it can not be opened, is no regular file, or has another name elsewhere.
+        OSError: If it cannot be opened, is no regular file, or has another name elsewhere.
     """
     try:
         flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -142,7 +142,7 @@ def open_regular(path: Path) -> IO[bytes]:
     """Open a file to read. A pipe or a device is refused at once: it would never end.
 
     Raises:
-        OSError: If it can not be opened, or is no regular file.
+        OSError: If it cannot be opened, or is no regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -155,7 +155,7 @@ def read_regular(path: Path, at_most: int = MAX_TEXT_NBYTES) -> bytes:
     """The content of a regular file of `at_most` bytes.
 
     Raises:
-        OSError: If it can not be read, is no regular file, or is longer.
+        OSError: If it cannot be read, is no regular file, or is longer.
     """
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > at_most:
@@ -170,7 +170,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     Folders that are missing are created, but none that is `held`.
 
     Raises:
-        OSError: If the file can not be written; `path` is then as it was.
+        OSError: If the file cannot be written; `path` is then as it was.
     """
     make_folders(path.parent)
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
@@ -189,7 +189,7 @@ def write_synced(path: Path, data: bytes) -> None:
     """Write a new file and wait until the disk has its content; its name is not synced.
 
     Raises:
-        OSError: If the file can not be written; a part of it may be there.
+        OSError: If the file cannot be written; a part of it may be there.
     """
     with _new_file(path) as file:
         file.write(data)
@@ -206,7 +206,7 @@ def _new_file(path: Path) -> IO[bytes]:
 def fsync_directory(path: Path) -> None:
     """Wait until the disk has the names of a directory: files created, renamed and removed in it.
 
-    File systems that can not do this are left alone.
+    File systems that cannot do this are left alone.
 
     Raises:
         OSError: If the directory is not there, or the disk fails.
@@ -264,7 +264,7 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
         use: Verb for the message to others.
 
     Raises:
-        RunDirectoryError: If the lock is taken, the directory can not be written, or something
+        RunDirectoryError: If the lock is taken, the directory cannot be written, or something
             below it leads elsewhere.
     """
     import fcntl  # not on Windows
@@ -276,7 +276,7 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
         # Closed on exec, as all files of Python: a program that is started does not hold the lock.
         descriptor = open_own(path, os.O_RDWR)
     except OSError as error:
-        raise RunDirectoryError(f"{directory} can not be locked: {error}") from error
+        raise RunDirectoryError(f"{directory} cannot be locked: {error}") from error
     try:
         try:
             _take_lock(descriptor)
@@ -287,7 +287,7 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
             ) from None
         except OSError as error:
             if error.errno not in missing:
-                raise RunDirectoryError(f"{path} can not be locked: {error}") from error
+                raise RunDirectoryError(f"{path} cannot be locked: {error}") from error
         with suppress(OSError):  # the name is for people; the lock holds without it
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
@@ -342,7 +342,7 @@ def claim_temporary() -> None:
     from multiprocessing.util import get_temp_dir
 
     if multiprocessing.parent_process() is not None:
-        return  # The folder may be that of the parent, which goes on when this process is killed.
+        return  # The folder may be that of the parent, which continues when this process is killed.
     directory = Path(get_temp_dir())
     if (directory / CLAIM).exists():
         return
@@ -361,7 +361,7 @@ DIGEST = "sha256"
 
 
 def seal(content: dict[str, Any], *, indent: int | None = 2) -> bytes:
-    """The only text of a sealed object with this content; its digest is made anew.
+    """The only text of a sealed object with this content; its digest is made again.
 
     Args:
         content: Values of JSON.

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.core.errors import RunDirectoryError
-from maze_train.core.notices import tell
+from maze_train.core.notices import notify
 from maze_train.core.targets import import_extra
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def hub_package() -> Any:
 def fetched(name: str) -> Path:
     """The files of a policy in a repository, in the cache of the hub's library.
 
-    If the hub can not be reached, what was downloaded before is used, and a line says so. For a
+    If the hub cannot be reached, what was downloaded before is used, and a line says so. For a
     commit that was, the hub is not asked.
 
     Args:
@@ -70,7 +70,7 @@ def fetched(name: str) -> Path:
     Raises:
         MissingExtraError: If the extra `hub` is not installed.
         RunDirectoryError: If the name is malformed, repository or revision are not there, the files
-            are too large, or the hub can not be reached and there is no earlier download.
+            are too large, or the hub cannot be reached and there is no earlier download.
     """
     repo_id, at, branch = name.removeprefix(HUB).partition("@")
     revision = branch if at else None
@@ -101,7 +101,7 @@ def fetched(name: str) -> Path:
         if found is None:
             remedy = "it was not downloaded before, so it needs a connection once"
             raise RunDirectoryError(f"{problem}; {remedy}") from error
-    tell(f"note: {problem}; commit {found.name[:12]} is used, which was downloaded before")
+    notify(f"note: {problem}; commit {found.name[:12]} is used, which was downloaded before")
     return found
 
 

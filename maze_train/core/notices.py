@@ -1,4 +1,4 @@
-"""Lines for people: the only way of text to the terminal, besides the display of progress."""
+"""Lines for people: apart from the display of progress, the only way of text to the terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def say(text: str) -> None:
     print(printable(text), flush=True)
 
 
-def tell(text: str) -> None:
+def notify(text: str) -> None:
     """Print a line on standard error; a stream that is gone costs the line and not the run."""
     with suppress(OSError, ValueError):
         print(printable(text), file=sys.stderr, flush=True)
@@ -22,9 +22,9 @@ def tell(text: str) -> None:
 
 def warn(text: str) -> None:
     """Print a warning."""
-    tell(f"warning: {text}")
+    notify(f"warning: {text}")
 
 
 def tell_traceback(error: BaseException) -> None:
     """Print an exception with the places where it was raised."""
-    tell("".join(traceback.format_exception(error)).rstrip())
+    notify("".join(traceback.format_exception(error)).rstrip())

@@ -85,7 +85,7 @@ def locate(path: str, key: str = TARGET) -> Any:
     `package.module.Name`, `package.module:Name` and attributes of classes are understood.
 
     Raises:
-        ConfigError: If the module can not be imported or has no such attribute, or the object was
+        ConfigError: If the module cannot be imported or has no such attribute, or the object was
             given in Python and is not there.
     """
     if isinstance(path, Given):
@@ -132,7 +132,7 @@ def imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
     """The longest module that a dotted path begins with, imported, and the names that follow.
 
     Raises:
-        ConfigError: If there is none, or it can not be imported.
+        ConfigError: If there is none, or it cannot be imported.
     """
     parts = path.replace(":", ".").split(".")
     if not all(part.isidentifier() for part in parts) or len(parts) < 2:
@@ -161,7 +161,7 @@ def maker_of(path: str, key: str, kind: type | None = None, *others: type) -> Ca
         *others: Further bases, one of which it may have instead.
 
     Raises:
-        ConfigError: If it can not be found, or makes no such part.
+        ConfigError: If it cannot be found, or makes no such part.
     """
     found = locate(path, key)
     if isinstance(path, Given) and path.is_made(kind):
@@ -199,7 +199,7 @@ def function_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
         key: Dotted name of the node in the configuration, for error messages.
 
     Raises:
-        ConfigError: If it can not be found, or is none.
+        ConfigError: If it cannot be found, or is none.
     """
     function = maker_of(node[TARGET], f"{key}.{TARGET}")
     return partial(function, **{name: value for name, value in node.items() if name != TARGET})
@@ -221,7 +221,7 @@ def build_target(
         **kwargs: Arguments that the caller supplies.
 
     Raises:
-        ConfigError: If a target can not be found, makes no such part, or refuses its arguments.
+        ConfigError: If a target cannot be found, makes no such part, or refuses its arguments.
     """
     _check_targets(node, key, kind)
     return _built(node, args, kwargs, key, kind)
@@ -272,7 +272,7 @@ def import_extra(package: str, extra: str, purpose: str, module: str | None = No
         module: Name of the module; None: that of the package.
 
     Raises:
-        MissingExtraError: If the package is not installed, or can not be imported.
+        MissingExtraError: If the package is not installed, or cannot be imported.
     """
     module = module or package
     try:

@@ -62,9 +62,9 @@ def load_minari(dataset_id: str) -> TrajectoryDataset:
         dataset_id: Such as `D4RL/door/human-v2`.
 
     Raises:
-        DatasetError: If there is no such data set, it can not be read, holds no episodes, or an
+        DatasetError: If there is no such data set, it cannot be read, holds no episodes, or an
             episode that is no `Trajectory`.
-        SpaceError: If a space has a leaf that the package can not describe (Text, Graph ...).
+        SpaceError: If a space has a leaf that the package cannot describe (Text, Graph ...).
         ShapeError: If observations or actions do not have the shape of their space.
         MissingExtraError: If Minari or what it reads with is not installed.
     """
@@ -83,7 +83,7 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
 
     Raises:
         DatasetError: See `load_minari`, as for the others; also while episodes are read.
-        SpaceError: If a space has a leaf that the package can not describe.
+        SpaceError: If a space has a leaf that the package cannot describe.
         ShapeError: If observations or actions do not have the shape of their space.
         MissingExtraError: If Minari or what it reads with is not installed.
     """
@@ -102,7 +102,7 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
     except (ImportError, *UNREADABLE) as error:
         if isinstance(error, ImportError):
             import_extra("h5py", "minari", f"reading {name}")
-        raise DatasetError(f"{name} can not be read: {error!r}") from error
+        raise DatasetError(f"{name} cannot be read: {error!r}") from error
     views = FlatView(source.observation_space), FlatView(source.action_space)
     metadata = DatasetMetadata(
         source.observation_space, source.action_space, *_origin(dataset_id, known)
@@ -136,12 +136,12 @@ def _episodes(
         try:
             episode = next(episodes)
         except (*UNREADABLE, StopIteration) as error:
-            raise DatasetError(f"{name} can not be read: {error!r}") from error
+            raise DatasetError(f"{name} cannot be read: {error!r}") from error
         label = f"{name}: episode {episode.id}"
         flags = [np.asarray(x, bool) for x in (episode.terminations, episode.truncations)]
         if any(flag[:-1].any() for flag in flags):
             raise DatasetError(
-                f"{label} goes on after a step that terminated or truncated it: cut it into "
+                f"{label} continues after a step that terminated or truncated it: cut it into "
                 f"episodes with Minari before"
             )
         try:
@@ -183,8 +183,8 @@ def save_minari(
         Its directory.
 
     Raises:
-        DatasetError: If there is one of this name, the name is malformed, or it can not be written.
-        SpaceError: If a key of a Dict space can not be kept by HDF5.
+        DatasetError: If there is one of this name, the name is malformed, or it cannot be written.
+        SpaceError: If a key of a Dict space cannot be kept by HDF5.
         MissingExtraError: If Minari (0.5.4 or newer) or h5py is not installed.
     """
     purpose = "writing a Minari data set"
@@ -295,7 +295,7 @@ def _check_keys(space: spaces.Space[Any]) -> None:
         for key, part in space.spaces.items():
             if not isinstance(key, str) or "/" in key or "\0" in key or key in (".", ".."):
                 raise SpaceError(
-                    f"the key {key!r} of {space} can not be kept in a Minari data set: expected a "
+                    f"the key {key!r} of {space} cannot be kept in a Minari data set: expected a "
                     f"string without '/'"
                 )
             _check_keys(part)
@@ -340,9 +340,9 @@ def open_dataset(
     Raises:
         DatasetError: If there is no such data set, it is damaged, or the function returned
             something else.
-        ConfigError: If the function can not be found or refuses its arguments.
+        ConfigError: If the function cannot be found or refuses its arguments.
         ShapeError: If a `Trajectory` does not have the shapes of the spaces.
-        SpaceError: If its numbers do not fit the spaces, or a space can not be described.
+        SpaceError: If its numbers do not fit the spaces, or a space cannot be described.
         MissingExtraError: If Minari is needed and not installed.
     """
     if isinstance(source, Mapping):

@@ -70,9 +70,10 @@ class FrameStacks:
 class FrameMemory:
     """Memory for `num_rows` rows of stacked observations of B environments.
 
-    An observation that goes on from the one before shares all frames but the newest with it. Where
-    it does not (an episode begins, or a wrapper around the stack takes several steps at once), its
-    older frames are kept in addition, unless they repeat the newest one or a frame before.
+    An observation that continues from the one before shares all frames but the newest with it.
+    Where it does not (an episode begins, or a wrapper around the stack takes several steps at
+    once), its older frames are kept in addition, unless they repeat the newest one or a frame
+    before.
 
     Args:
         space: Space of one stacked observation, `[n, *frame]`, newest frame last.

@@ -133,14 +133,14 @@ class BaseReplayBuffer(ABC):
     """Whether rollouts need the last observations of terminated episodes as well."""
 
     entry_nbytes: ClassVar[int] = 0
-    """Bytes that a transition takes besides its columns."""
+    """Bytes that a transition takes in addition to its columns."""
 
     growing: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Arguments whose value grows to 1 over the run, and where each begins by default."""
 
     @abstractmethod
     def add_rollout(self, rollout: Rollout) -> None:
-        """Store a rollout; it goes on where the last one ended, unless `interrupt` was called."""
+        """Store a rollout; it continues where the last one ended, unless `interrupt` was called."""
 
     @abstractmethod
     def add_transition(self, transition: Transition) -> None:
@@ -157,7 +157,7 @@ class BaseReplayBuffer(ABC):
         """Learn what only an environment can tell, before the first rollout.
 
         Args:
-            make_env: Gives an environment of those that collect, in this process, which nobody
+            make_env: Gives an environment of those that collect, in this process, which no one
                 steps.
         """
 
@@ -316,8 +316,8 @@ class UniformReplayBuffer(BaseReplayBuffer):
     def add_transition(self, transition: Transition) -> None:
         """Store one step.
 
-        It goes on where the last one ended if its observation is the one that the last step led to;
-        both are stored once then. If it is not, no sample reaches from one to the other.
+        It continues where the last one ended if its observation is the one that the last step led
+        to; both are stored once then. If it is not, no sample reaches from one to the other.
 
         Raises:
             ConfigError: If the buffer is for several environments.
@@ -370,7 +370,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         """The row for the first step, and whether it holds the first observation already."""
         memory = self._memory
         if not self._continues:
-            # A row of its own for the observation before the interruption, if there is one.
+            # its own row for the observation before the interruption, if there is one.
             return memory.head + (memory.head > 0), False
         if not self._may_jump:
             return memory.head, True

@@ -183,7 +183,7 @@ class Column:
         """The slots that have memory, by index: `[size, *shape]`."""
 
     def resize(self, num_slots: int) -> None:
-        """Allocate memory for so many slots, at least those in use; what they hold stays."""
+        """Allocate memory for that many slots, at least those in use; what they hold stays."""
         rows = self._allocated(num_slots)
         rows[: len(self._rows)].copy_(self._rows)
         self._rows = rows
@@ -323,7 +323,7 @@ def _moved(array: Array, kept: slice, size: int) -> Array:
 class FrameColumn:
     """Stacks `[n, *frame]`, newest frame last, put together from the frames of n rows.
 
-    Where a stack does not go on from the one in the row before (an episode begins, or a wrapper
+    Where a stack does not continue from the one in the row before (an episode begins, or a wrapper
     took several steps at once), it is stored separately as a whole. The `depth` of a row says how
     many rows back that was, at most n - 1: its stack consists of the newest frames of as many rows,
     and of what the whole stack has to give.
@@ -392,10 +392,11 @@ class FrameColumn:
 
 
 def _newest_frames(stacks: Tensor | FrameStacks) -> tuple[Tensor, Array]:
-    """Newest frames `[rows, envs, *frame]`; whether stacks go on, `[rows - 1, envs]`."""
+    """Newest frames `[rows, envs, *frame]`; whether stacks continue, `[rows - 1, envs]`."""
     rows, num_envs, n = stacks.shape[:3]
     if isinstance(stacks, FrameStacks):
-        # Frames with one number are equal, and `FrameMemory` numbers those of stacks that go on so.
+        # Frames with one number are equal, and `FrameMemory` numbers those of stacks that continue
+        # so.
         numbers = stacks.numbers.view(rows, num_envs, n)
         newest = stacks.frames.index_select(0, numbers[..., -1].flatten())
         newest = newest.view(rows, num_envs, *newest.shape[1:])

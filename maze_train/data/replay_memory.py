@@ -106,7 +106,7 @@ class ReplayMemory:
         self._versions = np.zeros(-(-self.ring.num_slots // self._segment_slots), np.int64)
 
     def reserve(self, num_rows: int) -> None:
-        """Allocate memory for so many rows; otherwise the first row allocates that of all."""
+        """Allocate memory for that many rows; otherwise the first row allocates that of all."""
         num_slots = min(num_rows, self.ring.num_slots)
         if num_slots > self._num_allocated:
             for column in self._large:

@@ -333,7 +333,7 @@ class _Leaves:
         """Keep the current stacks as the environment gave them: to act on, they must be whole."""
         for key in self._stacks:
             part = self._space if self._is_single else self._space[key]  # type: ignore[index]  # a Dict
-            # A copy only of what tensors can not share: other dtypes and orders, read-only arrays.
+            # A copy only of what tensors cannot share: other dtypes and orders, read-only arrays.
             whole = np.require(leaves[key], storage_dtype(part), ["C", "W"])
             self._latest[key] = torch.from_numpy(whole)
 

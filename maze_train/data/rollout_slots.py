@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 PAGE = 4096
-"""Slots begin on pages of their own, so that writing to one takes no memory of the others."""
+"""Slots begin on their own pages, so that writing to one takes no memory of the others."""
 
 Name: TypeAlias = tuple[str, str, str]
 """Name of a tensor in a slot: column of the rollout, key of the leaf, and for stacked frames also
@@ -237,7 +237,7 @@ class RolloutReplay:
         """New rollouts, and kept ones after them; the new ones are kept from now on.
 
         Args:
-            rollout: Rollouts of actors side by side, in memory that nobody writes to again.
+            rollout: Rollouts of actors side by side, in memory that no one writes to again.
         """
         batch = rollout
         if self._rollouts:
@@ -254,7 +254,7 @@ class RolloutReplay:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The kept rollouts, each as a part of its own, and the random state."""
+        """The kept rollouts, each as its own part, and the random state."""
         return {
             "generator": self.generator.get_state(),
             "added": self._added,

@@ -2,7 +2,7 @@
 
 One file in the safetensors format. Its tensor `tree.json` is the tree as strict JSON; all other
 tensors are those that the tree names. One file is verified and read in one go, needs one fsync, and
-serves checkpoints and single files alike. In a checkpoint, large parts are files of their own.
+serves checkpoints and single files alike. In a checkpoint, large parts are their own files.
 
 See `state_trees` for what stands for a tensor or a part in JSON.
 
@@ -17,7 +17,7 @@ JSON has no tensors, tuples, int keys, NaN or integers of any size. They are obj
     {"~": "float", "value": "nan" or "inf" or "-inf"}
     {"~": "str", "utf8": hexadecimal}               with half of a surrogate pair
     {"~": "part", "version": "7", "content": {...}}
-    {"~": "part", "version": "7", "file": name}     where the content is a file of its own
+    {"~": "part", "version": "7", "file": name}     where the content is its own file
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Packer:
         """The values of JSON that stand for what the state holds at `path`.
 
         Raises:
-            TypeError: If it can not be stored; names the path.
+            TypeError: If it cannot be stored; names the path.
         """
         if len(path) > MAX_DEPTH:
             raise self._error(path[:4], f"is nested deeper than {MAX_DEPTH} levels")
@@ -115,7 +115,7 @@ class Packer:
             return self._pack_array(value, path)
         if type(value) is StatePart:
             return self._pack_part(value, path)
-        raise self._error(path, f"is of type {type(value).__name__}, which can not be stored")
+        raise self._error(path, f"is of type {type(value).__name__}, which cannot be stored")
 
     def _items(self, values: list[Any] | tuple[Any, ...], path: TreePath) -> list[Any]:
         return [self.pack(value, (*path, i)) for i, value in enumerate(values)]
@@ -141,15 +141,15 @@ class Packer:
         try:
             return marker | {"file": self._write_part(path, value)}
         except TypeError as error:
-            raise self._error(path, f"is a part that can not be stored: {error}") from error
+            raise self._error(path, f"is a part that cannot be stored: {error}") from error
 
     def _pack_tensor(self, value: Tensor, path: TreePath) -> dict[str, Any]:
         name = str(value.dtype).removeprefix("torch.")
         if value.layout is not torch.strided or value.is_meta or value.is_quantized:
             raise self._error(path, "is no dense tensor: call .to_dense() before")
         if name not in NATIVE and name not in AS_BYTES:
-            raise self._error(path, f"is a tensor of {name}, which can not be stored")
-        # A copy of its own, as safetensors refuses tensors that share memory.
+            raise self._error(path, f"is a tensor of {name}, which cannot be stored")
+        # its own copy, as safetensors refuses tensors that share memory.
         data = value.detach().cpu().resolve_conj().resolve_neg()
         data = data.clone(memory_format=torch.contiguous_format)
         if name not in NATIVE:
@@ -207,7 +207,7 @@ class Unpacker:
 
     Args:
         tensors: The tensors; those that were used are taken out.
-        open_part: Gives parts that are files of their own; None: there are none.
+        open_part: Gives parts that are their own files; None: there are none.
     """
 
     def __init__(self, tensors: dict[str, Tensor], open_part: OpenPart | None = None) -> None:

@@ -148,7 +148,7 @@ def leaf_specs(
     """The arrays of an episode by name, such as `obs` or, for a leaf of a Dict, `obs/goal`.
 
     Raises:
-        SpaceError: If a space can not be flattened.
+        SpaceError: If a space cannot be flattened.
     """
     specs = {
         _name(group, key): LeafSpec(group, leaf)
@@ -192,7 +192,7 @@ def checked_trajectory(
     Raises:
         ShapeError: If keys or shapes are not those of the spaces.
         SpaceError: If an array is of another kind than its leaf, a number does not fit its data
-            type, or an action or a discrete observation is none of its space.
+            type, or an action or a discrete observation is not one of its space.
     """
     arrays = {key: np.asarray(array) for key, array in arrays_of(trajectory).items()}
     check_shapes(name, arrays, specs, [trajectory.num_steps])
@@ -220,7 +220,7 @@ def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:
     is_number = array.dtype.kind in "fiub"
     if not is_number or not (both_integers or np.can_cast(array.dtype, dtype, "same_kind")):
         raise SpaceError(
-            f"{name} has the data type {array.dtype}, which can not be kept as {dtype}, the data "
+            f"{name} has the data type {array.dtype}, which cannot be kept as {dtype}, the data "
             f"type of the space: convert it, or correct the space"
         )
     with np.errstate(all="ignore"):
@@ -231,7 +231,7 @@ def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:
             fits = (copy == array) & (copy.astype(array.dtype) == array)
     if not fits.all():
         row = int(np.argwhere(~fits)[0, 0])
-        raise SpaceError(f"{name}[{row}] = {array[row]} can not be kept as {dtype}")
+        raise SpaceError(f"{name}[{row}] = {array[row]} cannot be kept as {dtype}")
     return copy
 
 
@@ -260,7 +260,7 @@ def trajectories_as_rollout(
 
     Raises:
         ShapeError: If observations or actions do not have the shape of their space.
-        SpaceError: If an action is none of the space.
+        SpaceError: If an action is not one of the space.
     """
     episodes = list(trajectories)
     if not episodes:
@@ -335,7 +335,7 @@ class DatasetMetadata:
     """Properties that all episodes of a data set share.
 
     Raises:
-        SpaceError: If a space has a leaf that can not be described.
+        SpaceError: If a space has a leaf that cannot be described.
     """
 
     observation_space: spaces.Space[Any]
@@ -510,7 +510,7 @@ def check_part(part: TrajectoryPart, specs: Mapping[str, LeafSpec]) -> None:
 
 
 def check_content(part: TrajectoryPart, specs: Mapping[str, LeafSpec]) -> None:
-    """Read a part, and refuse numbers that are not finite, or are none of a space.
+    """Read a part, and refuse numbers that are not finite, or are not among a space.
 
     Raises:
         DatasetError: Naming the array and the row.

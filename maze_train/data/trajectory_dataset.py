@@ -80,7 +80,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
                 used; otherwise they are read now. Each of them stays open. Smaller files are read
                 now in both cases, so that many small parts take no open files.
             verify: Whether every file is read once, and compared with its digest; numbers that are
-                not finite and actions that are none of the space are then refused as well.
+                not finite and actions that are not among the space are then refused as well.
             on_damaged: `raise`: a part that is damaged is an error; `skip`: it is left out with a
                 warning.
 
@@ -107,10 +107,10 @@ class TrajectoryDataset(Sequence[Trajectory]):
                     damaged += 1
                     warn(f"{error}; {file.name} is left out")
         except OSError as error:
-            raise DatasetError(f"{path} can not be read: {error}{_remedy(error)}") from error
+            raise DatasetError(f"{path} cannot be read: {error}{_remedy(error)}") from error
         if not parts:
             problem = f"all {damaged} parts are damaged" if damaged else "it has no episodes"
-            raise DatasetError(f"the data set {path} can not be used: {problem}")
+            raise DatasetError(f"the data set {path} cannot be used: {problem}")
         return cls(parts, metadata)
 
     @classmethod

@@ -77,7 +77,7 @@ def new_content(metadata: DatasetMetadata) -> dict[str, Any]:
     """The content of `dataset.json` for a data set without parts.
 
     Raises:
-        SpaceError: If a space can not be saved.
+        SpaceError: If a space cannot be saved.
         DatasetError: If `env` or `policy` hold other than plain values.
     """
     for name, mapping in (("env", metadata.env), ("policy", metadata.policy)):
@@ -138,7 +138,7 @@ def read_content(directory: Path) -> dict[str, Any]:
     except OSError as error:
         if error.errno in LIMITS:
             raise
-        raise DatasetError(f"{path}: can not be read: {error}") from error
+        raise DatasetError(f"{path}: cannot be read: {error}") from error
     except ValueError as error:
         raise DatasetError(f"{path}: {error}") from error
     schema, version = content.get("schema"), content.get("version")
@@ -202,7 +202,7 @@ def part_files(directory: Path, content: Mapping[str, Any]) -> list[tuple[Path, 
     Files are opened by names that are made here, never by those in a `dataset.json`.
 
     Raises:
-        OSError: If the directory can not be read.
+        OSError: If the directory cannot be read.
     """
     if content["version"] > 1:
         return [(_part_path(directory, i), entry) for i, entry in enumerate(content["parts"])]
@@ -273,7 +273,7 @@ def read_part(
     except OSError as error:
         if error.errno in LIMITS:
             raise
-        raise DatasetError(f"{path}: can not be read: {error}") from error
+        raise DatasetError(f"{path}: cannot be read: {error}") from error
     except MALFORMED as error:
         raise DatasetError(f"{path}: not the content of a part: {error!r}") from error
     check_part(part, specs)
@@ -287,7 +287,7 @@ def mapped_or_read(path: Path, entry: Mapping[str, Any], *, mmap: bool, verify: 
 
     Raises:
         DatasetError: If the file is missing, or has not the size and the digest of its entry.
-        OSError: If it can not be read.
+        OSError: If it cannot be read.
     """
     if not path.is_file():  # a pipe would never end
         raise DatasetError(f"{path}: missing, or no file")
@@ -336,7 +336,7 @@ def _read_arrays_v1(
     Raises:
         DatasetError: If a file is missing or damaged.
         ValueError: If the manifest was changed or a file is malformed, as other errors of that.
-        OSError: If a file can not be read.
+        OSError: If a file cannot be read.
     """
     content = unseal(read_regular(directory / MANIFEST_V1))
     arrays = {key: np.array(content[key]) for key in ("lengths", "terminated", "truncated")}
@@ -381,8 +381,8 @@ class TrajectoryWriter:
     Raises:
         ConfigError: If `part_nbytes` or `part_seconds` is not > 0.
         DatasetError: If another writer uses the data set, it has other spaces, is damaged or of
-            version 1 of the format, can not be created, or the directory holds something else.
-        SpaceError: If a space can not be saved.
+            version 1 of the format, cannot be created, or the directory holds something else.
+        SpaceError: If a space cannot be saved.
     """
 
     def __init__(
@@ -432,7 +432,7 @@ class TrajectoryWriter:
         except RunDirectoryError as error:
             raise DatasetError(str(error)) from error
         except OSError as error:
-            raise DatasetError(f"{self.directory} can not be written: {error}") from error
+            raise DatasetError(f"{self.directory} cannot be written: {error}") from error
         found = read_content(self.directory)
         self._compare(found, content)
         return found
@@ -473,8 +473,8 @@ class TrajectoryWriter:
         Raises:
             ShapeError: If keys or shapes are not those of the spaces.
             SpaceError: If an array is of another kind than its leaf, an integer or the size of a
-                float does not fit the data type, or an action is none of the space.
-            DatasetError: If the writer is closed, or a part can not be written; then its episodes
+                float does not fit the data type, or an action is not one of the space.
+            DatasetError: If the writer is closed, or a part cannot be written; then its episodes
                 are kept, and `flush` tries again.
         """
         if self._closed:

@@ -61,7 +61,7 @@ def split_episodes(
 class TransitionData:
     """The transitions of some episodes of a data set, numbered from 0 in their order.
 
-    The last observation of an episode, on which nobody acted, is not among them.
+    The last observation of an episode, on which no one acted, is not among them.
 
     Where an environment has several agents, they are those of some of them: what an agent observed
     and did in the steps in which it acted. These are the beginnings of its turns, see
@@ -79,7 +79,7 @@ class TransitionData:
         num_samples: Number N of transitions.
 
     Raises:
-        SpaceError: If an action is none of the space.
+        SpaceError: If an action is not one of the space.
     """
 
     def __init__(
@@ -264,7 +264,7 @@ class BatchSource(Protocol):
 
 
 class BatchLoader:
-    """Gives minibatches without end: each pass has every sample once, in an order of its own.
+    """Gives minibatches without end: each pass has every sample once, in its own order.
 
     The last minibatch of a pass is smaller when the sizes do not divide. Minibatch k follows from
     the seed and k alone, so that neither workers nor an interruption change anything.

@@ -89,9 +89,9 @@ class TurnSplitter:
         as_steps: Whether there are as many rows as steps, and a rollout of every policy, whoever
             acted: T steps never end more than T turns of an agent.
         at_end: Whether rows that are no turns come before those that are, and show the observation
-            of the next turn, so that the rollouts of a column go on where the one before ended.
+            of the next turn, so that the rollouts of a column continue where the one before ended.
         centralized: Policies with a centralised critic: their observations have what all agents
-            observe beside the own ones (`spaces.agent_trees.with_joint`).
+            observe next to the own ones (`spaces.agent_trees.with_joint`).
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class TurnSplitter:
         if rollout.valid is not None:
             lost |= ~rollout.valid.unsqueeze(-1)
         joint, last_joint = joint_view(obs), joint_view(last_obs)
-        # Whoever was cut off acts no more, but would have gone on; see `_Turns.rollout`.
+        # Whoever was cut off acts no more, but would have continued; see `_Turns.rollout`.
         last_joint[JOINT_ACTS] = (~terminated).to(joint[JOINT_ACTS].dtype)
         states: list[Tensor | None] = [None] * len(self._state_sizes)
         if rollout.hidden_states is not None:
@@ -471,14 +471,14 @@ class PolicyRolloutsReplay:
 
 
 WAITS = 16
-"""Bit of the flags of a row, beside those of `ReplayMemory`: the agent of the column does nothing
-in it, and goes on in a later one."""
+"""Bit of the flags of a row, next to those of `ReplayMemory`: the agent of the column does nothing
+in it, and continues in a later one."""
 
 
 class TurnReplayBuffer(UniformReplayBuffer):
     """The last turns of agents with one policy; each is equally likely to be sampled.
 
-    Columns are agents in environments, and samples of several steps are of so many turns of one
+    Columns are agents in environments, and samples of several steps are of that many turns of one
     agent, however many rows it waits in between. Rollouts are those of a `TurnSplitter` with
     `at_end`.
     """

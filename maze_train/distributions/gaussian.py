@@ -54,7 +54,7 @@ class BoxBounds:
     def __init__(self, space: Box) -> None:
         self._env_dtype = env_dtype(space)
         self._is_integer = not self._env_dtype.is_floating_point
-        # float32 can not hold the bounds of an int32 box; float64 holds all but those of int64.
+        # float32 cannot hold the bounds of an int32 box; float64 holds all but those of int64.
         self.work_dtype = torch.float64 if self._is_integer else self._env_dtype
         self._low = Constant(_inner_bound(space.low, towards=np.inf))
         self._high = Constant(_inner_bound(space.high, towards=-np.inf))
@@ -110,7 +110,7 @@ class BoxScale:
 
 
 def _inner_bound(bound: Array, towards: float) -> Array:
-    """A bound as float64; where that type can not hold it, the next number inside the box."""
+    """A bound as float64; where that type cannot hold it, the next number inside the box."""
     values = bound.astype(np.float64)
     if not np.issubdtype(bound.dtype, np.integer):
         return values
@@ -120,7 +120,7 @@ def _inner_bound(bound: Array, towards: float) -> Array:
 
 
 def _check_intervals(family: type[Distribution], space: Box) -> None:
-    """Refuse a box that [-1, 1] can not be scaled to."""
+    """Refuse a box that [-1, 1] cannot be scaled to."""
     name = family.__name__
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise SpaceError(

@@ -207,7 +207,7 @@ def distribution_for(
     Raises:
         ConfigError: If an override is not a known family, or is not a family at all, names no part,
             does not fit its space, or is set up wrongly.
-        SpaceError: If a space is of another kind, or its family can not handle its bounds.
+        SpaceError: If a space is of another kind, or its family cannot handle its bounds.
     """
     given = dict(overrides or {})
     for key, override in given.items():

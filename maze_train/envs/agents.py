@@ -40,7 +40,7 @@ REMEMBERED = ("_shown", "_acting", "_was_cut", "_returns")
 class Turn:
     """What a reset or a step of a `MultiAgentEnv` brings.
 
-    An agent that is in `obs` and has not ended acts next. The episode is over when nobody does.
+    An agent that is in `obs` and has not ended acts next. The episode is over when no one does.
     """
 
     obs: Mapping[str, Any]
@@ -60,7 +60,7 @@ class Turn:
 class MultiAgentEnv(ABC):
     """Base of environments with several agents.
 
-    One that can not be put back by its seed and its actions has `state_dict()`, which returns plain
+    One that cannot be put back by its seed and its actions has `state_dict()`, which returns plain
     values and arrays, and `load_state_dict(state)`.
 
     Attributes:
@@ -88,7 +88,7 @@ class MultiAgentEnv(ABC):
 
     @abstractmethod
     def step(self, actions: dict[str, Any]) -> Turn:
-        """Go on to the next turn.
+        """Continue to the next turn.
 
         Args:
             actions: One action of each agent that acts, and of no other.
@@ -110,7 +110,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     the order of `possible_agents`, which `metadata["agents"]` tells as well. Before its first
     observation an agent is shown something of its space (as near to 0 as it may be, all actions
     legal). The reward is the mean of the rewards over all possible agents, so one that is given to
-    all of them counts once. When nobody acts, the episode is truncated if the episode of an agent
+    all of them counts once. When no one acts, the episode is truncated if the episode of an agent
     was, otherwise it is terminated. Infos are under the names of their agents, and `agent_returns`
     has the sum of rewards of each agent since the reset.
 
@@ -122,11 +122,11 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         env: The environment.
 
     Raises:
-        EnvError: If names of agents can not be used; in reset and step also if a turn names an
+        EnvError: If names of agents cannot be used; in reset and step also if a turn names an
             unknown agent or one that has ended before, an observation is not of its space or an
             agent that acts has no legal action, the last observation of a truncated agent is
-            missing, or nobody acts after a reset.
-        SpaceError: If a space can not be flattened, or a mask does not fit the actions.
+            missing, or no one acts after a reset.
+        SpaceError: If a space cannot be flattened, or a mask does not fit the actions.
     """
 
     def __init__(self, env: MultiAgentEnv) -> None:
@@ -162,7 +162,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         obs, _ = self._read(turn)
         if not self._acting:
             raise EnvError(
-                f"reset() gave observations of {sorted(turn.obs)}, and nobody acts: expected those "
+                f"reset() gave observations of {sorted(turn.obs)}, and no one acts: expected those "
                 "of the agents that act first"
             )
         return obs, self._infos(turn)
@@ -172,7 +172,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     ) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """Let those act whose turn it is."""
         if not self._acting:
-            raise EnvError("step() was called while nobody acts: call reset() first")
+            raise EnvError("step() was called while no one acts: call reset() first")
         turn = self.env.step({agent: action[agent] for agent in self._acting})
         obs, total = self._read(turn)
         is_over = not self._acting
@@ -235,7 +235,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         return np.array([agent in chosen for agent in self.agents], np.int8)
 
     def _check(self, turn: Turn, terminated: set[str], truncated: set[str]) -> None:
-        """Refuse a turn with agents that can not be meant."""
+        """Refuse a turn with agents that cannot be meant."""
         named = {
             "obs": turn.obs.keys(),
             "rewards": turn.rewards.keys(),
@@ -358,7 +358,7 @@ def checked_names(possible_agents: Sequence[str]) -> tuple[str, ...]:
     """The names of agents.
 
     Raises:
-        EnvError: If there are none, one can not be a part of a key, or two are the same.
+        EnvError: If there are none, one cannot be a part of a key, or two are the same.
     """
     agents = tuple(possible_agents)
     wrong = [name for name in agents if not isinstance(name, str) or not name or "/" in name]

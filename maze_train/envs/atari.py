@@ -48,7 +48,7 @@ class AtariPreprocessing(gymnasium.Wrapper[Any, Any, Any, Any]):
     frame, is drawn here. Neither needs the game to be loaded again, which takes 60 ms.
 
     Args:
-        env: A game made with `frameskip=1`, whatever its `obs_type`, without wrappers of its own:
+        env: A game made with `frameskip=1`, whatever its `obs_type`, without its own wrappers:
             the emulator is asked directly, which would pass them over.
         noop_max: Most frames without action at the beginning, >= 0; 0: none.
         frame_skip: Frames per step, >= 1.
@@ -194,7 +194,7 @@ class AtariPreprocessing(gymnasium.Wrapper[Any, Any, Any, Any]):
 class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Ends an episode where a life is lost, without beginning a new game; for training only.
 
-    The reset after the loss of a life goes on with the same game by one step without action,
+    The reset after the loss of a life continues with the same game by one step without action,
     whatever its seed; only after the end of a game does a reset begin a new one.
 
     Args:
@@ -202,7 +202,7 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         noop: The action that does nothing.
 
     Attributes:
-        goes_on: Whether the next reset goes on with the game that is running; set it to False to
+        goes_on: Whether the next reset continues with the game that is running; set it to False to
             have a new one begin.
 
     Raises:
@@ -220,7 +220,7 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Go on with the game after the loss of a life, else begin a new one."""
+        """Continue with the game after the loss of a life, else begin a new one."""
         ended = {}
         if self.goes_on:
             self.goes_on = False
@@ -228,7 +228,7 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             if not (terminated or truncated):
                 self._lives = lives_of(info)
                 return obs, info
-            # The report of a game that ended in that step, which nobody else sees.
+            # The report of a game that ended in that step, which no one else sees.
             ended = {"episode": info["episode"]} if "episode" in info else {}
         obs, info = self.env.reset(seed=seed, options=options)
         self._lives = lives_of(info)
@@ -238,7 +238,7 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Step; terminated also where a life was lost."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         lives = lives_of(info)
-        # Some games go on for a few frames after the last life.
+        # Some games continue for a few frames after the last life.
         lost = 0 < lives < self._lives
         self._lives = lives
         self.goes_on = lost and not (terminated or truncated)

@@ -20,7 +20,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, nearest
-from maze_train.core.notices import tell
+from maze_train.core.notices import notify
 from maze_train.core.targets import Given, import_extra, maker_of
 from maze_train.envs.atari import register_atari
 from maze_train.envs.registered import build_failure, missing_dependency, nearest_ids
@@ -96,7 +96,7 @@ def check_settings(config: EnvConfig) -> None:
         if getattr(config, key):
             raise ConfigError(
                 f"env.{key}",
-                "wrappers of single environments can not wrap the vector environment of "
+                "wrappers of single environments cannot wrap the vector environment of "
                 f"env.backend={config.backend}: remove them, or use env.backend=gymnasium",
                 getattr(config, key),
             )
@@ -182,11 +182,11 @@ def build_native(
         )
     if config.max_episode_steps is None and autoreset_mode(env) is not AutoresetMode.DISABLED:
         if limit is not None and own_limit is None:
-            tell(
+            notify(
                 f"note: evaluations of {name} have no limit of steps, since it resets itself and "
-                "takes no max_episode_steps: an episode that never ends goes on forever"
+                "takes no max_episode_steps: an episode that never ends continues forever"
             )
-        limit = None  # Nobody asked for one, and only the environment itself could keep to it.
+        limit = None  # No one asked for one, and only the environment itself could keep to it.
     stack = int(kwargs["stack_num"]) if is_atari else 1
     return Backend(env, is_atari, {"": stack} if stack > 1 else {}, limit)
 
@@ -244,7 +244,7 @@ def load_creator(name: str, spec: EnvSpec | None, kwargs: Mapping[str, Any]) -> 
     """The class or function that makes the vector environment.
 
     Raises:
-        ConfigError: If it can not be imported, does not make vector environments, or is one that is
+        ConfigError: If it cannot be imported, does not make vector environments, or is one that is
             made already, with arguments.
     """
     if kwargs and isinstance(name, Given) and name.is_made(VectorEnv):
@@ -332,7 +332,7 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     Raises:
         EnvError: If it declares none, or an unknown one.
     """
-    # An environment without metadata of its own shares the dict of the base class, where ale-py
+    # its own environment without metadata shares the dict of the base class, where ale-py
     # writes the mode of the environment that it built last.
     shared = env.metadata is VectorEnv.metadata
     declared = None if shared else env.metadata.get("autoreset_mode")
@@ -386,7 +386,7 @@ stand for (Machado et al. 2018, section 5); EnvPool's own default is 0."""
 
 
 class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
-    """An EnvPool whose seeds are given at reset: each reset builds it anew.
+    """An EnvPool whose seeds are given at reset: each reset builds it again.
 
     A step that ends an episode at the time limit counts as truncated, also where the episode would
     have ended by itself: EnvPool does not tell these apart.

@@ -55,7 +55,7 @@ class EnvFactory:
             **kwargs: Keyword arguments for the environment, added to those of a config.
 
         Raises:
-            ConfigError: If `env` is none of these.
+            ConfigError: If `env` is not one of these.
         """
         if isinstance(env, EnvFactory):
             merged = replace(env.config, kwargs={**env.config.kwargs, **kwargs})
@@ -70,7 +70,7 @@ class EnvFactory:
             raise ConfigError(
                 "env",
                 "expected an id, an EnvConfig, or a class or function that returns an env; "
-                "one environment can not be many",
+                "one environment cannot be many",
                 env,
             )
         return cls(EnvConfig(target=Given(env), kwargs=kwargs))
@@ -191,7 +191,7 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
     except MazeTrainError:
         raise
     except BaseException as error:
-        # The message alone: a traceback through an installed package helps nobody, and repeats what
+        # The message alone: a traceback through an installed package helps no one, and repeats what
         # the environment quotes of a file that a stranger's settings name.
         entry = str(getattr(gymnasium.registry.get(env_id), "entry_point", ""))
         cause = None if entry.startswith(("gymnasium", "minigrid.")) else error
@@ -224,7 +224,7 @@ def own_maker(target: str) -> Callable[..., Any]:
     """The class or function of environments that a dotted path names.
 
     Raises:
-        ConfigError: If it can not be found, or makes no environments.
+        ConfigError: If it cannot be found, or makes no environments.
     """
     key = "env._target_"
     found = locate(target, key)

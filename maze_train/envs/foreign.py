@@ -152,7 +152,7 @@ def make_foreign_env(
         ConfigError: If the settings name no such environment, or do not fit its backend.
         EnvError: If building the environment failed, or it does not say how it resets.
         MissingExtraError: If a package that it needs is not installed.
-        SpaceError: If a space can not be flattened.
+        SpaceError: If a space cannot be flattened.
     """
     check_settings(config)
     build = build_native if config.backend == "native" else build_envpool
@@ -185,9 +185,9 @@ class ForeignVectorEnv(MazeVectorEnv):
     of `num_envs` values per key.
 
     In `atari_training` the loss of a life ends an episode (Mnih et al. 2015, Methods): `terminated`
-    is set, and the game goes on, so the next episode begins with the frame that the last one ended
-    with. Rewards are their signs. `infos["final_info"]["episode"]` has the raw return `r` and the
-    length `l` of whole games, under the mask `infos["final_info"]["_episode"]`.
+    is set, and the game continues, so the next episode begins with the frame that the last one
+    ended with. Rewards are their signs. `infos["final_info"]["episode"]` has the raw return `r` and
+    the length `l` of whole games, under the mask `infos["final_info"]["_episode"]`.
 
     Args:
         env: The vector environment, with its autoreset mode in `metadata["autoreset_mode"]`. It is
@@ -206,7 +206,7 @@ class ForeignVectorEnv(MazeVectorEnv):
     Raises:
         ConfigError: If `max_episode_steps` is given for another mode.
         EnvError: If the environment does not say how it resets.
-        SpaceError: If a space can not be flattened.
+        SpaceError: If a space cannot be flattened.
     """
 
     def __init__(
@@ -289,7 +289,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         ignored = self._resetting
         any_ignored = ignored.any()
         if any_ignored:
-            rewards[ignored] = 0.0  # Whatever it was: nobody learns from it.
+            rewards[ignored] = 0.0  # Whatever it was: no one learns from it.
             terminated &= ~ignored
             truncated &= ~ignored
         self._lengths += ~ignored
@@ -385,7 +385,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         return np.array(infos["lives"])
 
     def _lost_lives(self, infos: Mapping[str, Any], excluded: Mask) -> Mask:
-        """Mask of the environments where a life was lost while the game goes on."""
+        """Mask of the environments where a life was lost while the game continues."""
         before, self._lives = self._lives, self._read_lives(infos)
         # At 0 lives some games show a few more frames before they end, which then is the end.
         lost: Mask = (self._lives < before) & (self._lives > 0) & ~excluded
@@ -416,7 +416,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         }
 
     def _given_final_obs(self, infos: Mapping[str, Any], ended: Mask) -> Columns:
-        """`infos["final_obs"]` by leaf; rows of episodes that go on mean nothing."""
+        """`infos["final_obs"]` by leaf; rows of episodes that continue mean nothing."""
         given = infos.get("final_obs")
         rows_given = isinstance(given, np.ndarray) and given.dtype == object
         if given is None or (rows_given and any(given[i] is None for i in np.flatnonzero(ended))):
@@ -437,7 +437,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         return columns
 
     def _start_episodes(self, columns: Columns, ended: Mask) -> Columns:
-        """The observations to go on from; counts begin anew."""
+        """The observations to continue from; counts start over."""
         self._returns[ended] = 0.0
         self._lengths[ended] = 0
         if self.mode is AutoresetMode.DISABLED and ended.any():

@@ -155,8 +155,8 @@ class EpisodeRecord:
     """Record from which one environment is put back where it was.
 
     The record starts at its base: the start of the running episode, or an earlier one where the
-    running episode went on with the game of those before, or the state that the environment gave of
-    itself.
+    running episode continued with the game of those before, or the state that the environment gave
+    of itself.
     """
 
     episodes: int
@@ -272,8 +272,8 @@ class Journal:
 
         Args:
             indices: The environments.
-            continuing: Those whose new episode goes on with the game of the old one, so that it can
-                not be replayed alone.
+            continuing: Those whose new episode continues with the game of the old one, so that it
+                can not be replayed alone.
         """
         now = self._first + self._row
         for i in indices:
@@ -287,7 +287,7 @@ class Journal:
         self._bases[i] = RecordStart(self.episodes[i], self._first + self._row, own=own)
 
     def load(self, records: Sequence[EpisodeRecord]) -> None:
-        """Go on from records that all environments were put back by."""
+        """Continue from records that all environments were put back by."""
         self._restart()
         self.episodes = [record.episodes for record in records]
         self._episode_starts = [-record.steps for record in records]

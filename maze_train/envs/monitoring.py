@@ -29,9 +29,9 @@ def layers_of(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:
 
 
 def continuing_layers(env: gymnasium.Env[Any, Any]) -> list[Any]:
-    """The layers whose next reset may go on with the game that is running.
+    """The layers whose next reset may continue with the game that is running.
 
-    They have the attribute `goes_on`: whether it will. Setting it to False makes it begin anew.
+    They have the attribute `goes_on`: whether it will. Setting it to False makes it start over.
     """
     return [layer for layer in layers_of(env) if hasattr(layer, "goes_on")]
 
@@ -83,7 +83,7 @@ class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return obs, reward, terminated, truncated, info
 
     def report(self) -> dict[str, float]:
-        """Return and length of the episode, which is over; begins to count anew."""
+        """Return and length of the episode, which is over; begins to count again."""
         report = {"r": self._return, "l": self._length}
         self._return, self._length = 0.0, 0
         return report

@@ -153,7 +153,7 @@ class ParallelAgents(PettingZooAgents):
         return self._turn(obs, {}, {}, {}, infos)
 
     def step(self, actions: dict[str, Any]) -> Turn:
-        """Go on to the next turn."""
+        """Continue to the next turn."""
         return self._turn(*by_agent("step", self.env.step(actions), STEP))
 
     def _first_infos(self) -> Mapping[str, Mapping[str, Any]]:
@@ -195,7 +195,7 @@ class CyclingAgents(ParallelAgents):
     """
 
     def step(self, actions: dict[str, Any]) -> Turn:
-        """Go on to the next turn."""
+        """Continue to the next turn."""
         env = self.env.unwrapped
         rewards = dict.fromkeys(env.agents, 0.0)
         for _ in range(len(env.agents)):
@@ -226,7 +226,7 @@ class AlternatingAgents(PettingZooAgents):
         return self._turn({})
 
     def step(self, actions: dict[str, Any]) -> Turn:
-        """Go on to the next turn."""
+        """Continue to the next turn."""
         (action,) = actions.values()
         self.env.step(action)
         # Agents that leave take their rewards with them.
@@ -360,7 +360,7 @@ def installed() -> dict[str, str]:
 
 
 def other_kinds() -> tuple[type, ...]:
-    """Classes beside gymnasium's whose environments can be run, of packages that are imported."""
+    """Classes next to gymnasium's whose environments can be run, of packages that are imported."""
     others = kinds() if "pettingzoo" in sys.modules else ()
     return (MultiAgentEnv, *others)
 

@@ -193,9 +193,9 @@ class PooledVectorEnv(MazeVectorEnv):
     Raises:
         ConfigError: If there is no factory, or one refuses its settings, or an argument is out of
             its range.
-        EnvError: If an environment can not be built, or differs in its spaces from the first. It
+        EnvError: If an environment cannot be built, or differs in its spaces from the first. It
             is a WorkerError where a worker process raises, dies or hangs.
-        SpaceError: If a space can not be flattened, or differs between workers.
+        SpaceError: If a space cannot be flattened, or differs between workers.
     """
 
     def __init__(

@@ -142,7 +142,7 @@ def missing_dependency(env_id: str, error: Exception) -> MazeTrainError:
         return ConfigError("env.id", text, env_id)
     cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
     lowered = text.lower()
-    # An error inside a package is none of a missing one, whatever text it was given.
+    # An error inside a package is not one of a missing one, whatever text it was given.
     name = cause.name if isinstance(cause, ImportError) else None
     if name is not None and not (
         isinstance(cause, ModuleNotFoundError) and name.lower() in lowered

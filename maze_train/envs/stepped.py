@@ -55,8 +55,8 @@ class SteppedEnvs(ABC):
 
     Raises:
         ConfigError: If a factory refuses its settings.
-        EnvError: If an environment can not be built, or differs in its spaces from the first.
-        SpaceError: If a space can not be flattened.
+        EnvError: If an environment cannot be built, or differs in its spaces from the first.
+        SpaceError: If a space cannot be flattened.
     """
 
     obs: dict[str, Array]
@@ -105,7 +105,7 @@ class SteppedEnvs(ABC):
         Args:
             actions: Actions by leaf, [at least count, ...]; environments may change them.
             count: Number of environments.
-            infos: Takes the infos of rows that go on, if they are asked for.
+            infos: Takes the infos of rows that continue, if they are asked for.
 
         Returns:
             The sum of the magnitudes of the rewards.
@@ -136,7 +136,7 @@ class SteppedEnvs(ABC):
 
     @abstractmethod
     def _end_episode(self, i: int, obs: Any, info: Any) -> tuple[Any, Any] | None:
-        """Note the end of an episode; returns what to go on from, None if the row means nothing."""
+        """Note the end of an episode; returns where to continue, None if the row means nothing."""
 
     def _built(self, actions: Mapping[str, Array], count: int) -> Iterable[Any]:
         """The first actions in the form of the space, one after the other."""
@@ -265,7 +265,7 @@ class EnvSlots(SteppedEnvs):
     Vector environments begin the next episode where one ended. Here the caller says which
     episode a slot plays, by its seed, and steps the first slots only, so that slots which have
     nothing to play cost nothing. Where a wrapper ends an episode without a new game
-    (`EpisodicLifeWrapper`), the episode of the slot goes on until the game is over.
+    (`EpisodicLifeWrapper`), the episode of the slot continues until the game is over.
 
     Args:
         env_factories: One function per slot, each of which returns a new environment.
@@ -291,8 +291,8 @@ class EnvSlots(SteppedEnvs):
 
     Raises:
         ConfigError: If a factory refuses its settings.
-        EnvError: If an environment can not be built, or differs in its spaces from the first.
-        SpaceError: If a space can not be flattened, or masks do not fit the actions.
+        EnvError: If an environment cannot be built, or differs in its spaces from the first.
+        SpaceError: If a space cannot be flattened, or masks do not fit the actions.
     """
 
     def __init__(
@@ -422,7 +422,7 @@ class EnvSlots(SteppedEnvs):
             raise self._fault(slot, error) from error
 
     def _end_episode(self, slot: int, obs: Any, info: Any) -> tuple[Any, Any] | None:
-        """Note how an episode ended, unless the game goes on."""
+        """Note how an episode ended, unless the game continues."""
         if self._goes_on(slot) and not self.truncations[slot]:
             obs, end = self._next_life(slot, obs, info)
             if end is None:
@@ -436,7 +436,7 @@ class EnvSlots(SteppedEnvs):
         return None
 
     def _next_life(self, slot: int, obs: Any, info: Any) -> tuple[Any, Any]:
-        """Go on with a game; returns the observation to act on, and None.
+        """Continue with a game; returns the observation to act on, and None.
 
         Going on takes steps without the agent, which may end the game. Then the observation is the
         one after the last step of the agent, and comes with the end of the game.
@@ -492,10 +492,10 @@ class EnvSlots(SteppedEnvs):
 
 
 class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Remembers how the game ended last that a layer around it goes on with.
+    """Remembers how the game ended last that a layer around it continues with.
 
     Attributes:
-        end: Whether it terminated, whether it was truncated, and the last info; None: it goes on.
+        end: Whether it terminated, whether it was truncated, and the last info; None: it continues.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
@@ -511,7 +511,7 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def watched_game(continuing: Sequence[Any]) -> _Game | None:
-    """Watch the game that the layers go on with; None if there are none."""
+    """Watch the game that the layers continue with; None if there are none."""
     if not continuing or not isinstance(continuing[-1], gymnasium.Wrapper):
         return None
     continuing[-1].env = game = _Game(continuing[-1].env)
@@ -519,7 +519,7 @@ def watched_game(continuing: Sequence[Any]) -> _Game | None:
 
 
 def going_on(env: gymnasium.Env[Any, Any]) -> Any:
-    """Go on with a game; returns the observation. Limits of steps around it count on."""
+    """Continue with a game; returns the observation. Limits of steps around it count on."""
     around = takewhile(lambda layer: not hasattr(layer, "goes_on"), layers_of(env))
     limits = [layer for layer in around if isinstance(layer, TimeLimit)]
     elapsed = [layer._elapsed_steps for layer in limits]

@@ -37,7 +37,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     Autoreset is SAME_STEP: where an episode ends, the returned observation is the first of the next
     episode, and `infos["final_obs"][i]` and `infos["final_info"]` belong to the last step of the
     old one, under the masks `infos["_final_obs"]` and `infos["_final_info"]`. Every episode starts
-    from a seed of its own, see `maze_train.core.seeding.EpisodeSeeds`.
+    from its own seed, see `maze_train.core.seeding.EpisodeSeeds`.
 
     A step has two halves, so that the caller can compute while environments are on their way:
     `step_async` sends the actions, and `step_wait` waits for what they bring. `step` is both. What
@@ -55,7 +55,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     only then. Such a row is no transition: `infos["ignored"][i]` is True as well, the reward is 0,
     the flags are False, and the returned observation is the first of the next episode.
 
-    `state_dict` and `load_state_dict` let the running episodes go on in other objects, where
+    `state_dict` and `load_state_dict` let the running episodes continue in other objects, where
     `can_be_restored` is set.
 
     Args:
@@ -75,13 +75,13 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         can_be_restored: Whether the running episodes can be kept: not those of vector environments
             of other packages.
         first_env: Number of the first environment in messages.
-        tell: Takes a line for people about what environments turn out to do; None: nobody reads it.
+        tell: Takes a line for people about what environments turn out to do; None: no one reads it.
     """
 
     root_seed: int | None = None
     first_env: int = 0
     can_be_restored: bool = False
-    tell: Callable[[str], object] | None = None
+    notify: Callable[[str], object] | None = None
     frame_stack: dict[str, int]
     monitored: bool
     _buffers: StepBuffers
@@ -173,7 +173,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         It does not depend on how the environments are spread over processes.
 
         Raises:
-            EnvError: If the state is not known, or can not be kept.
+            EnvError: If the state is not known, or cannot be kept.
         """
         raise self._not_restored("state_dict()")
 
@@ -193,13 +193,13 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
         Raises:
             EnvError: If the state does not fit, an environment raises, or it does not do the same
-                again and must not begin a new episode; or episodes can not be restored.
+                again and must not begin a new episode; or episodes cannot be restored.
         """
         raise self._not_restored("load_state_dict()")
 
     def _not_restored(self, call: str) -> EnvError:
         return EnvError(
-            f"{call}: the running episodes of {type(self).__name__} can not be kept, because "
+            f"{call}: the running episodes of {type(self).__name__} cannot be kept, because "
             "vector environments of others neither tell their state nor take one seed per "
             "episode: use env.backend=gymnasium"
         )
@@ -473,5 +473,5 @@ def converted(key: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
     if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and dtype.kind != "f"):
         raise SpaceError(f"{name} has dtype {array.dtype}, its space says {dtype}")
     if array.dtype.kind in "iu" and dtype.kind in "iu" and (array.astype(dtype) != array).any():
-        raise SpaceError(f"{name} holds {array.min()} to {array.max()}, which {dtype} can not hold")
+        raise SpaceError(f"{name} holds {array.min()} to {array.max()}, which {dtype} cannot hold")
     return array

@@ -55,7 +55,7 @@ class StepReport:
     lost: list[int] = field(default_factory=list)
     """Environments whose row is no transition, because their episode was given up."""
     continuing: list[int] = field(default_factory=list)
-    """Environments whose new episode goes on with the game of the old one."""
+    """Environments whose new episode continues with the game of the old one."""
 
     def add(self, other: StepReport) -> None:
         """Append the report of the environments that follow."""
@@ -228,7 +228,7 @@ class EnvWorker(SteppedEnvs):
         return report
 
     def own_states(self) -> list[dict[str, Any] | None] | str:
-        """States that environments give of themselves, or None; a text if one can not."""
+        """States that environments give of themselves, or None; a text if one cannot."""
         states: list[dict[str, Any] | None] = []
         for i, env in enumerate(self.envs):
             try:
@@ -268,7 +268,7 @@ class EnvWorker(SteppedEnvs):
             raise self._fault(i, error) from error
 
     def _go_on(self, i: int) -> tuple[Any, dict[str, Any]]:
-        """Start the next episode, which may go on with the game; returns observation and info."""
+        """Start the next episode, perhaps in the same game; returns observation and info."""
         obs, info = self.envs[i].reset(seed=self._next_seed(i), options=None)
         return obs, checked_info(info)
 

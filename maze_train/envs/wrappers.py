@@ -104,7 +104,7 @@ class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode and take random actions."""
         if seed is not None:
-            # Streams of their own: the environment draws from the seed itself.
+            # their own Streams: the environment draws from the seed itself.
             seeds = Seeds(seed)
             self._random = seeds.generator("number of initial steps")
             self._seeds = seeds.generator("further resets")

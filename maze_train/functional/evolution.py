@@ -26,7 +26,7 @@ def _check_returns(returns: Tensor) -> torch.dtype:
     if not returns.isfinite().all():
         wrong = int((~returns.isfinite()).sum())
         raise TrainingError(
-            f"{wrong} of {returns.numel()} returns are not finite, so they can not be compared; "
+            f"{wrong} of {returns.numel()} returns are not finite, so they cannot be compared; "
             "the environment gives such rewards, or very large ones"
         )
     return returns.dtype if returns.is_floating_point() else torch.get_default_dtype()
@@ -109,7 +109,7 @@ def shaped_returns(returns: Tensor, shaping: str) -> Tensor:
         default dtype.
 
     Raises:
-        ConfigError: If `shaping` is none of these.
+        ConfigError: If `shaping` is not one of these.
         ShapeError: If there are no returns.
         TrainingError: If a return is not finite.
     """

@@ -25,7 +25,7 @@ class Accumulation:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew; what is gathered is forgotten."""
+        """Begin again; what is gathered is forgotten."""
         self._minibatches = 0
         self._taken_part: dict[ModuleOptimizer, int] = {}
         self._sums: dict[nn.Parameter, Tensor] = {}
@@ -47,7 +47,7 @@ class Accumulation:
         return self._minibatches == self._count
 
     def take(self) -> list[ModuleOptimizer]:
-        """Give each optimizer the mean over the minibatches that it took part in; begin anew."""
+        """Give each optimizer the mean over the minibatches that it took part in; start over."""
         for optimizer, count in self._taken_part.items():
             for param in optimizer.owned():
                 if param in self._sums:

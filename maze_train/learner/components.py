@@ -76,7 +76,7 @@ def merged(current: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, An
 
 
 def write(state: Mapping[str, Any], path: str | Path) -> None:
-    """Write a state to one file that can not run code, whole or not at all.
+    """Write a state to one file that cannot run code, whole or not at all.
 
     Args:
         state: The state.

@@ -54,7 +54,7 @@ class Schedule:
                 )
             self.points = [[0.0, self.start], [1.0, self.end]]
         elif self.start is not None or self.end is not None:
-            raise ConfigError("points", "can not be combined with start and end", self.points)
+            raise ConfigError("points", "cannot be combined with start and end", self.points)
         if not self.points or any(len(point) != 2 for point in self.points):
             raise ConfigError("points", "expected a list of pairs [x, value]", self.points)
         xs = [x for x, _ in self.points]
@@ -123,12 +123,12 @@ class LearnerGroupConfig:
 
     n_learners: int = 1
     """Learners that share out the samples of each minibatch, with the numbers of one; one is in the
-    main process, each other one in a process of its own, for which the settings of `runner=local`
+    main process, each other one in its own process, for which the settings of `runner=local`
     hold. In [1, 1024]."""
 
     device: str | None = None
     """Device of the learners, with the networks that act; null: `algorithm.device`. `cuda`: each
-    learner has a GPU of its own, in their order."""
+    learner has its own GPU, in their order."""
 
     n_cpus_per_learner: int = 0
     """Threads of PyTorch of each learner during updates; 0: `runner.torch_threads`. In [0,
@@ -139,7 +139,7 @@ class LearnerGroupConfig:
     gathered; 0: each update is waited for. >= 0."""
 
     drop_when_full: bool = False
-    """Whether a batch is dropped, and counted, when so many wait; else it waits for room."""
+    """Whether a batch is dropped, and counted, when that many wait; else it waits for room."""
 
     def __post_init__(self) -> None:
         convert_fields(self)
@@ -198,7 +198,7 @@ def scheduled_value(setting: float | Schedule, progress: Progress) -> float:
 class Freeze:
     """Parameters that stay as they are in some updates; `trunk` alone: the trunk, in all of them.
 
-    Updates count from 0. With a `period`, `start` and `stop` hold in every one anew: `{params:
+    Updates count from 0. With a `period`, `start` and `stop` hold in every one again: `{params:
     [policy], period: 10, stop: 5}` and `{params: [critic], period: 10, start: 5}` let critic and
     policy learn in turns, 5 updates each.
     """
@@ -244,7 +244,7 @@ class GradientSettings:
     module_settings: ClassVar[tuple[str, ...]] = (
         *("lr", "lr_scheduler", "optimizer", "max_grad_norm", "grad_clip_by"),
     )
-    """Settings, besides those of its bases, that a module may have of its own."""
+    """Settings, in addition to those of its bases, that its own module may have."""
 
     lr_scheduler: dict[str, Any] | None = None
     """Scheduler of PyTorch of a learning rate that is a number, called after each update (with a
@@ -291,10 +291,10 @@ class GradientSettings:
 
         Args:
             module_id: Its id.
-            overrides: Settings of its own; None: those of `overrides`.
+            overrides: its own Settings; None: those of `overrides`.
 
         Raises:
-            ConfigError: If one is unknown, is none of a module, or has a wrong value.
+            ConfigError: If one is unknown, is not one of a module, or has a wrong value.
         """
         own = self.overrides.get(module_id, {}) if overrides is None else overrides
         settings: Self = settings_for_module(self, module_id, own)
@@ -310,7 +310,7 @@ def gradient_settings(config: Any) -> GradientSettings:
 
 
 def settings_for_module(config: Any, module_id: str, own: Mapping[str, Any]) -> Any:
-    """Settings of an algorithm, of any class, with those that a module has of its own.
+    """Settings of an algorithm, of any class, with those that its own module has.
 
     Raises:
         ConfigError: If one is unknown, is not a setting of a module, or has a wrong value.

@@ -25,7 +25,7 @@ class Optimizer(torch.optim.Optimizer, ABC):
     There are two ways to use one:
 
     - as any optimizer of PyTorch: `SGD(params, lr=0.1)`, gradients in `param.grad`, `step()`;
-    - with a gradient that somebody else estimated: `SGD(lr=0.1)`, `setup(policy)` once, then
+    - with a gradient that someone else estimated: `SGD(lr=0.1)`, `setup(policy)` once, then
       `update(gradient)`. To climb, pass the negative of the direction of ascent.
 
     A subclass writes `_compute_step`. As its entries do not know of each other, a flat vector of

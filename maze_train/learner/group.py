@@ -59,7 +59,7 @@ class Job(NamedTuple):
 
 
 class UpdateQueue:
-    """Makes updates one after the other in a thread of this process, while others go on.
+    """Makes updates one after the other in a thread of this process, while others continue.
 
     Args:
         update: Makes an update, in the thread.
@@ -117,7 +117,7 @@ class UpdateQueue:
             BaseException: What one of them raised.
         """
         if threading.current_thread() is self._thread:
-            raise TrainingError("an update can not wait for its own end: call this after it")
+            raise TrainingError("an update cannot wait for its own end: call this after it")
         with self._changed:
             self._changed.wait_for(lambda: not self._jobs and not self._is_running)
             self._check()
@@ -198,24 +198,24 @@ Result = TypeVar("Result")
 
 
 class LearnerGroup:
-    """The learners of a trainer: one in this process, and further ones in processes of their own.
+    """The learners of a trainer: one in this process, and further ones in their own processes.
 
     All get the same experience, and have the same weights and the same state to the bit. Each
     computes a part of the values of experience and every n-th sample of a minibatch; one exchange
     per gradient step sums the gradients (see `Shard`). The first learner, whose modules act and are
     saved, is that of this process. The others are started at the first call that needs them.
 
-    A learner that dies or hangs is started again where `place` says so: all learners then go on
+    A learner that dies or hangs is started again where `place` says so: all learners then continue
     from before the update.
 
     Args:
         learner: The first learner.
-        settings: Settings of the group; a number: so many learners, and defaults.
+        settings: Settings of the group; a number: that many learners, and defaults.
         place: Where the workers of the run live; None: in this process, and the learners in
             processes of this machine.
 
     Raises:
-        ConfigError: If the modules can not be trained by several learners, or there are too few
+        ConfigError: If the modules cannot be trained by several learners, or there are too few
             GPUs.
     """
 
@@ -274,9 +274,9 @@ class LearnerGroup:
         size: int = 1,
         after: Callable[[], object] = lambda: None,
     ) -> Statistics:
-        """Let the learners learn from a copy of experience, in a thread, and go on meanwhile.
+        """Let the learners learn from a copy of experience, in a thread, and continue meanwhile.
 
-        The modules may change at any time then: who acts needs weights of its own, which `after`
+        The modules may change at any time then: who acts needs its own weights, which `after`
         may give away. All other methods wait until the updates have ended.
 
         Args:
@@ -345,7 +345,7 @@ class LearnerGroup:
         """Add a module to every learner; see `Learner.add_module`.
 
         Raises:
-            ConfigError: As there, or if several learners can not train it.
+            ConfigError: As there, or if several learners cannot train it.
         """
         how: dict[str, Any] = {"frozen": frozen, "like": like, "overrides": overrides}
         added = self._learner.add_module(module_id, module, **how)
@@ -397,6 +397,6 @@ class LearnerGroup:
         self._change()
 
     def _change(self) -> None:
-        """Make the other learners equal to the first one, which was changed, before they go on."""
+        """Make the other learners equal to the first one, which was changed, before they run."""
         if self._others is not None:
             self._others.are_equal = False

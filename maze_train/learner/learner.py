@@ -63,7 +63,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
               step is left out, unless no step of `most_empty_updates` updates is left; `zero`:
               entries that are not finite count 0.
             - `gradient_accumulation`, if there is one: minibatches whose mean gradient a step
-              follows; 1: each has a step of its own.
+              follows; 1: each has its own step.
             - those of `GradientSettings`, if it derives from it.
             - `matmul_precision`, if there is one: precision of products of float32 matrices in
               updates: `highest` (the default), `high` or `medium`, see `modes.matmul_precision`.
@@ -363,7 +363,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         """After each gradient step that was applied: target networks."""
 
     def after_minibatch(self, number: int) -> None:
-        """After each minibatch, counted from 0, with or without a step of its own."""
+        """After each minibatch, counted from 0, with or without its own step."""
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, after everything: adaptive coefficients, running statistics."""

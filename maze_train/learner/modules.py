@@ -270,14 +270,14 @@ class LearnerModules:
             frozen: Whether it never learns, such as an opponent that stays as it is: it gets no
                 optimizer, and its experience is dropped.
             like: Id of the module that is copied, if weights are given.
-            overrides: Settings of its own, as in `algorithm.overrides`.
+            overrides: its own Settings, as in `algorithm.overrides`.
 
         Returns:
             The module, on the device of the learner.
 
         Raises:
             ConfigError: If the id is taken or is none, the weights do not fit, the module lacks
-                what this learner needs, or a setting is none of a module.
+                what this learner needs, or a setting is not one of a module.
         """
         if isinstance(module, Mapping):
             weights, module = module, deepcopy(self._known(like))

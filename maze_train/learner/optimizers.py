@@ -157,7 +157,7 @@ class FlatParameters:
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
         self.grad.zero_()
-        # Somebody else may have replaced or dropped the gradients, as `module.zero_grad()` does.
+        # Someone else may have replaced or dropped the gradients, as `module.zero_grad()` does.
         for param, view in zip(self.params, self._grad_views, strict=True):
             if param.grad is not view:
                 param.grad = view
@@ -208,7 +208,7 @@ class ModuleOptimizer:
         clipping: Bound of the gradient, and the quantity that is bounded, see `clip_gradients`.
 
     Raises:
-        ConfigError: If the optimizer can not be found or refuses its arguments, does not have these
+        ConfigError: If the optimizer cannot be found or refuses its arguments, does not have these
             parameters, or has two schedules.
     """
 
@@ -408,7 +408,7 @@ class ModuleOptimizer:
 
         Without a gradient they would still move: by weight decay, and by the moments. A parameter,
         or a group that is one flat vector, which is held as a whole takes no part in steps, so that
-        its moments stay as they are too. Those of other held parameters go on, and are to be
+        its moments stay as they are too. Those of other held parameters continue, and are to be
         forgotten (`reset`) before these move again.
         """
         held = {id(param) for param in params}
@@ -462,13 +462,13 @@ class ModuleOptimizer:
 
 
 def _needs(step: Any, argument: str) -> bool:
-    """Whether a method can not be called without an argument."""
+    """Whether a method cannot be called without an argument."""
     parameter = inspect.signature(step).parameters.get(argument)
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
 def _can_be_short(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step of fused Adam is only its kernel: it has moments, and nobody listens."""
+    """Whether a step of fused Adam is only its kernel: it has moments, and no one listens."""
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     return bool(optimizer.state) and not hooks and "step" not in vars(optimizer)
 

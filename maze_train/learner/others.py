@@ -164,7 +164,7 @@ class Address:
 class MeetingPlace:
     """An address at which learners find each other once.
 
-    On one machine nobody but this user can read or write there. On a cluster it is open to those
+    On one machine no one but this user can read or write there. On a cluster it is open to those
     who reach the address of the machine, which is the only one that is listened on.
 
     Args:
@@ -258,7 +258,7 @@ def join(
         rank: Number of this learner.
         count: Number of learners.
         timeout_s: Seconds that an exchange may take.
-        gpu: Where this learner lives, if each has a GPU of its own, as NCCL needs it; else None.
+        gpu: Where this learner lives, if each has its own GPU, as NCCL needs it; else None.
         listener: That of the `MeetingPlace`, for the first learner.
     """
     if gpu is not None:
@@ -346,7 +346,7 @@ class OtherLearners:
             the next call.
 
     Raises:
-        ConfigError: If the modules can not be trained by several learners, or there are too few
+        ConfigError: If the modules cannot be trained by several learners, or there are too few
             GPUs.
     """
 
@@ -532,7 +532,9 @@ class OtherLearners:
         unknown = WorkerFailedError(0, "learner 1 answered too late or lost its connection")
         self._end_meeting()  # A process that is forked would take the connection with it.
         for failure in failures or [unknown]:
-            others.pool.restart(failure, failure.text, "all learners go on from before the update")
+            others.pool.restart(
+                failure, failure.text, "all learners continue from before the update"
+            )
             others.forget(failure.index)
         self.are_equal = False
 

@@ -50,7 +50,7 @@ class Part:
         """Say which module has the loss that is computed next."""
 
     def rows(self, size: int) -> slice:
-        """The rows that the learner computes, of so many that have no part in a minibatch."""
+        """The rows that the learner computes, of that many that have no part in a minibatch."""
         return slice(0, size)
 
     def join_rows(self, values: Tensor, size: int) -> Tensor:
@@ -65,7 +65,7 @@ class Part:
         """Random numbers of the learner's samples, out of those for the whole minibatch.
 
         Args:
-            draw: Draws numbers for so many samples, `[n, ...]`.
+            draw: Draws numbers for that many samples, `[n, ...]`.
             size: Samples of the learner.
         """
         return draw(size)

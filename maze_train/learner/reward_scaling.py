@@ -40,7 +40,7 @@ class RewardScaler:
         gamma: Discount of the agent, in [0, 1].
         clip: Bound of the scaled rewards, > 0; 0: none.
 
-    Source: Engstrom et al. (2020), arXiv:2005.12729, algorithm 1, with the sum starting anew in
+    Source: Engstrom et al. (2020), arXiv:2005.12729, algorithm 1, with the sum starting again in
     each episode.
     """
 
@@ -61,7 +61,7 @@ class RewardScaler:
             done: Whether an episode ended at the step, `[T, B]` bool.
             valid: Whether a row is a transition, `[T, B]` bool; None: all are. Other rows do not
                 count, and their rewards are scaled like the others. A new episode begins after
-                them; where `done` is set, the one before goes on, in which an agent only waits.
+                them; where `done` is set, the one before continues, in which an agent only waits.
 
         Returns:
             Scaled rewards, `[T, B]`, a new tensor in the dtype of the rewards.
@@ -110,7 +110,7 @@ class RewardScaler:
         return float((var + EPSILON) ** 0.5)
 
     def forget(self, envs: Tensor) -> None:
-        """Begin the sums of some environments anew: their episodes were lost.
+        """Begin the sums of some environments again: their episodes were lost.
 
         Args:
             envs: Which, `[B]` bool; of several agents, each has B sums, agent by agent.

@@ -73,7 +73,7 @@ class Shard(Part):
         return parts
 
     def turn_to(self, module_id: str) -> None:
-        """Go on with the sizes of a module."""
+        """Continue with the sizes of a module."""
         self._size, self._share = self._sizes[module_id]
         self.statistics.share = self._share
 
@@ -191,7 +191,7 @@ def shard_rows(batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
     sizes = {len(leaf) for tree in trees.values() for leaf in tree_leaves(tree)}
     if len(sizes) != 1:
         raise TrainingError(
-            f"a minibatch of the type {type(batch).__name__} can not be shared out: expected a "
+            f"a minibatch of the type {type(batch).__name__} cannot be shared out: expected a "
             "dataclass of tensors with one row per sample, a method Learner.shard of your own, or "
             "learner_group.n_learners=1"
         )

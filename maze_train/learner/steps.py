@@ -139,7 +139,7 @@ class GradientSteps:
             statistics.record(LearnerEvents.skipped_steps, left_out)
 
     def _bad(self) -> list[int]:
-        """Minibatches, or steps where nobody looked before, whose gradient was not finite."""
+        """Minibatches, or steps where no one looked before, whose gradient was not finite."""
         if self._looks or not self.norms:
             return self.skipped
         bad: list[int] = (~torch.isfinite(torch.stack(self.norms))).nonzero().flatten().tolist()
@@ -306,7 +306,7 @@ class CompiledLosses(Compiled):
         except (dynamo.exc.Unsupported, dynamo.exc.UserError) as error:
             raise ConfigError(
                 "algorithm.compile",
-                f"the loss of {type(self._learner).__name__} can not be compiled as a whole "
+                f"the loss of {type(self._learner).__name__} cannot be compiled as a whole "
                 f"({str(error).splitlines()[0]}); expected forward or none",
                 "update",
             ) from error

@@ -203,7 +203,7 @@ def build_actor_critic(
 
 
 def build_critic(config: ModelConfig, space: spaces.Space[Any], head: ValueHead) -> nn.Module:
-    """A network of its own, or a linear layer on what it shares with the policy."""
+    """Its own network, or a linear layer on what it shares with the policy."""
     config = resolve(config, space)
     if config.shared_trunk:
         return head_of_trunk(config, head.output_size, VALUE_GAIN)

@@ -74,7 +74,7 @@ def activation(name: str) -> Callable[[Tensor], Tensor]:
     are those of autograd: none of the functions that overwrite needs its argument for them.
 
     Raises:
-        ConfigError: If there is none of that name.
+        ConfigError: If there is not one of that name.
     """
     check_one_of("activation", name, ACTIVATIONS)
     return FUNCTIONS[name]

@@ -167,7 +167,7 @@ class ModelConfig:
         if self.critic_hidden_sizes is not None and shares and not self.centralized_critic:
             raise ConfigError(
                 "critic_hidden_sizes",
-                "a shared trunk leaves the critic no layers of its own; leave it out",
+                "a shared trunk leaves the critic no separate layers; leave it out",
                 self.critic_hidden_sizes,
             )
         if self.trunk is not None and not shares:

@@ -166,7 +166,7 @@ class TemplateCritics(nn.Module):
 
 
 class OwnCritics(nn.Module):
-    """E critics that a user wrote, each with weights of its own.
+    """E critics that a user wrote, each with its own weights.
 
     Args:
         members: Networks that map observations and `[N, action_size]` to `[N, output_size]`.
@@ -209,7 +209,7 @@ def build_critics(
         output_size: Values that a critic gives.
 
     Raises:
-        ConfigError: If a network of one's own does not fit.
+        ConfigError: If a custom network does not fit.
     """
     if config.critic is None:
         return TemplateCritics(space, config, size, action_size, output_size)

@@ -229,10 +229,10 @@ class JointModel(nn.Module):
 
 
 def acting_alone(models: Mapping[str, nn.Module]) -> JointModel:
-    """The model in which each agent acts with a model of its own.
+    """The model in which each agent acts with its own model.
 
     Args:
-        models: Models by agent; PyTorch can not name modules as agents may be named.
+        models: Models by agent; PyTorch cannot name modules as agents may be named.
     """
     numbers = {agent: str(i) for i, agent in enumerate(models)}
     return JointModel({numbers[agent]: own for agent, own in models.items()}, numbers)
@@ -312,7 +312,7 @@ class CentralizedActorCritic(ActorCriticModel):
     """An actor-critic with a centralised critic; see `ActorCriticModel`.
 
     To act, it reads the observation of its agent. To learn, it reads those that a `TurnSplitter`
-    gives it, which have the observations of all agents beside the own one.
+    gives it, which have the observations of all agents next to the own one.
     """
 
     is_centralized = True
@@ -344,7 +344,7 @@ def build_centralized(
         seed: Seed of the initial weights.
 
     Raises:
-        ConfigError: If the algorithm has other critics than those of states, or a network can not
+        ConfigError: If the algorithm has other critics than those of states, or a network cannot
             be built.
     """
     plain = replace(config, centralized_critic=None, critic=None, critic_hidden_sizes=None)

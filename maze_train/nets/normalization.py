@@ -188,7 +188,7 @@ class ObservationNormalizer(nn.Module):
 
 
 def _is_vector(leaf: spaces.Box) -> bool:
-    """Whether the entries of a Box are numbers of their own, and there are any."""
+    """Whether the entries of their own Box are numbers, and there are any."""
     return not is_image(leaf) and math.prod(leaf.shape) > 0
 
 

@@ -53,7 +53,7 @@ def build_own(
             reads observations only.
 
     Raises:
-        ConfigError: If the network can not be built, fails, or has another output.
+        ConfigError: If the network cannot be built, fails, or has another output.
     """
     sizes = {"output_size": output_size}
     inputs, described = [sampled_for(space, ROWS)], f"observations of {space}"
@@ -102,7 +102,7 @@ def wrapped(node: Mapping[str, Any], model: nn.Module, space: spaces.Space[Any])
 
 
 def _try_out(model: Any, param_size: int, space: spaces.Space[Any]) -> None:
-    """Refuse a model that can not act on observations of a flat space."""
+    """Refuse a model that cannot act on observations of a flat space."""
     obs = sampled_for(space, ROWS)
     if isinstance(obs, dict):
         # A sampled mask may leave no legal action, which environments must not do.
@@ -138,7 +138,7 @@ def build_value_transform(node: Mapping[str, Any]) -> ValueTransform:
     """Build a value transform, and try it on a few returns.
 
     Raises:
-        ConfigError: If it can not be built, or does not do what `ValueTransform` says.
+        ConfigError: If it cannot be built, or does not do what `ValueTransform` says.
     """
     transform: ValueTransform = build_target(node, key=TRANSFORM_KEY)
     _check_transform(transform)

@@ -85,14 +85,14 @@ class SavedBasePolicy:
         """The policy with the configuration of its run; read when it is needed first.
 
         Raises:
-            ConfigError: If there is none, or its configuration can not be read.
+            ConfigError: If there is none, or its configuration cannot be read.
         """
         try:
             return self.read()
         except RunDirectoryError as error:
             raise self._refusal(str(error)) from error
         except ConfigError as error:
-            problem = f"the configuration of its policy can not be read: {error}"
+            problem = f"the configuration of its policy cannot be read: {error}"
             raise self._refusal(problem) from error
 
     def with_networks(self, resumed_dir: Path | None) -> TrainConfig:
@@ -100,7 +100,7 @@ class SavedBasePolicy:
 
         Settings of `model` about the policy become what they were in the base, with the defaults of
         its algorithm filled in. Those that are given have to be the same, but for how weights and
-        statistics of observations begin and whether these go on.
+        statistics of observations begin and whether these continue.
 
         Args:
             resumed_dir: Directory of a run that is continued, which has its networks already; its
@@ -225,14 +225,14 @@ class SavedBasePolicy:
             if isinstance(error, ConfigError):
                 name = error.key.removeprefix("model.").partition(".")[0]
             if name in changed or name not in settings:
-                problem = f"{algorithm.name} can not build its policy: {error}"
+                problem = f"{algorithm.name} cannot build its policy: {error}"
                 raise self._refusal(problem) from error
             first, changed[name] = first or error, defaults[name]
         if first is None:
             return
         own = policy_settings(ModelConfig(), algorithm, spaces)
         raise self._refusal(
-            f"{algorithm.name} can not learn with its policy ({first}): train the base with "
+            f"{algorithm.name} cannot learn with its policy ({first}): train the base with "
             f"{_overrides({name: own[name] for name in changed})}"
         ) from first
 
@@ -280,7 +280,7 @@ def policy_settings(
         spaces: Observation and action space of one environment.
 
     Raises:
-        SpaceError: If a space can not be described.
+        SpaceError: If a space cannot be described.
     """
     resolve = locate(algorithm.model_resolver)
     if model.centralized_critic:  # its policy was built as one without critic

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 RESULTS = (METRICS, BEST, SUMMARY, "policies", "plots", "profile", "events.out.tfevents.*")
-"""Files and directories of a run besides its configuration and its checkpoints."""
+"""Files and directories of a run in addition to its configuration and its checkpoints."""
 
 SHOWN_DIFFERENCES = 4
 
@@ -62,12 +62,12 @@ class RunCheckpoints:
         self._name = checkpoint_name(resume)
 
     def find(self) -> CheckpointInfo | None:
-        """Find the checkpoint from which the run goes on; None: there is none."""
+        """Find the checkpoint from which the run continues; None: there is none."""
         infos = self._store.list()[::-1]
         return next((info for info in infos if self._name in (None, info.path.name)), None)
 
     def load(self) -> Checkpoint | None:
-        """Load the checkpoint from which the run goes on; None: there is none.
+        """Load the checkpoint from which the run continues; None: there is none.
 
         Raises:
             RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
@@ -102,7 +102,7 @@ def put_aside(run_dir: Path) -> None:
     """Move the results of a run that begins again into a directory below it.
 
     Raises:
-        ConfigError: If they can not be moved.
+        ConfigError: If they cannot be moved.
     """
     if not (run_dir / METRICS).exists() and not (run_dir / BEST).exists():
         return
@@ -182,20 +182,20 @@ def how_to_go_on(run_dir: Path | None, config: TrainConfig) -> str:
     modules, given = modules_to_trust(config), given_in_python(config)
     if given:
         trust = f", trust={modules!r}" if modules else ""
-        return f"to go on: train({arguments_for(given)}, resume={str(run_dir)!r}{trust})"
+        return f"to continue: train({arguments_for(given)}, resume={str(run_dir)!r}{trust})"
     trust = f" trust=[{','.join(modules)}]" if modules else ""
-    return f"to go on: maze-run {shell_word('resume', str(run_dir))}{trust}"
+    return f"to continue: maze-run {shell_word('resume', str(run_dir))}{trust}"
 
 
 def past_rows(run_dir: Path, resumed: Checkpoint, is_kept: bool) -> tuple[MetricsRow, ...]:
     """The metrics of a run up to the checkpoint from which it is continued.
 
-    A table that is damaged is set aside: the checkpoint is whole, and the run goes on without it.
+    A table that is damaged is set aside: the checkpoint is whole, and the run continues without it.
 
     Args:
         run_dir: Directory of the run.
         resumed: The checkpoint.
-        is_kept: Whether the run writes metrics.csv; then missing rows are told.
+        is_kept: Whether the run writes metrics.csv; then missing rows are reported.
     """
     table = run_dir / "metrics.csv"
     try:

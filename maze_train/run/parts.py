@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, writable
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import check_held
-from maze_train.core.notices import tell
+from maze_train.core.notices import notify
 
 if TYPE_CHECKING:
     from maze_train.tracking.tracker import Tracker
@@ -25,15 +25,15 @@ WHOLE = "the directory itself"
 
 
 def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:
-    """Print where an unfinished run stopped, and how to go on."""
+    """Print where an unfinished run stopped, and how to continue."""
     latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
     stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
     if latest is None:
-        tell(f"{stopped}; there is no checkpoint")
+        notify(f"{stopped}; there is no checkpoint")
     elif not latest.is_dir():
-        tell(f"{stopped}; the last checkpoint, {latest}, was moved or removed")
+        notify(f"{stopped}; the last checkpoint, {latest}, was moved or removed")
     else:
-        tell(f"{stopped}; last checkpoint: {latest}\n{how_to_go_on}")
+        notify(f"{stopped}; last checkpoint: {latest}\n{how_to_go_on}")
 
 
 def missing_results(
@@ -108,7 +108,7 @@ def make_run_dir(run_dir: str | None, default_parent: Path) -> Path:
         default_parent: Where runs of its kind are.
 
     Raises:
-        ConfigError: If it can not be created.
+        ConfigError: If it cannot be created.
     """
     with writable("run_dir", Path(run_dir or default_parent)):
         if run_dir is None:

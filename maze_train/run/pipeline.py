@@ -55,7 +55,7 @@ class PreparedRun:
     """Directory of the run that is continued; None: a new run."""
 
     checkpoint: CheckpointInfo | None = None
-    """Checkpoint at which the run goes on; None: it begins at step 0."""
+    """Checkpoint at which the run continues; None: it begins at step 0."""
 
     bases: tuple[BasePolicy, ...] = ()
     """Policies whose weights training starts from; none: new weights, or those of a checkpoint."""
@@ -84,7 +84,7 @@ def prepare(config: TrainConfig) -> PreparedRun:
 
     Raises:
         ConfigError: If there is no run to continue, a setting differs from it that changes its
-            numbers, or the algorithm can not learn with the policy of the base run.
+            numbers, or the algorithm cannot learn with the policy of the base run.
         RunDirectoryError: If the configuration of the run that is continued is damaged.
     """
     config = config.with_defaults()

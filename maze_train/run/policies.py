@@ -76,7 +76,7 @@ class NamedPolicy:
         """A new model that acts.
 
         Raises:
-            ConfigError: If it can not be built, or does not act.
+            ConfigError: If it cannot be built, or does not act.
             RunDirectoryError: If the saved weights do not fit.
         """
         if self.saved is not None:
@@ -174,7 +174,7 @@ def with_policies(
         spaces: Observation and action space of the environment.
 
     Raises:
-        ConfigError: If there is one agent, agents and policies do not fit, or one can not be built.
+        ConfigError: If there is one agent, agents and policies do not fit, or one cannot be built.
         RunDirectoryError: If saved weights do not fit.
     """
     several = agent_spaces(*spaces)

@@ -17,7 +17,7 @@ from maze_train.config.writing import CONFIG_FILE, config_to_dict, writable
 from maze_train.core.errors import ConfigError, DatasetError, EnvError
 from maze_train.core.files import atomic_write, check_enclosed, held, versions
 from maze_train.core.hub import is_on_hub
-from maze_train.core.notices import tell, warn
+from maze_train.core.notices import notify, warn
 from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_files import TrajectoryWriter
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
@@ -108,7 +108,7 @@ class RolloutRunner:
             ConfigError: Before anything is written, if policy, environment and settings do not fit.
             Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1.
             MazeTrainError: If an environment, a policy or a worker failed.
-            RunDirectoryError: If the results can not be written.
+            RunDirectoryError: If the results cannot be written.
         """
         config, self.episodes = self.config, []
         with (
@@ -175,12 +175,12 @@ class RolloutRunner:
                 files.finish(self.episodes, self._content(reason, spent, player.worker_restarts))
                 if reason != FINISHED:
                     count = f"{len(self.episodes):,} of {len(seeds):,} episodes"
-                    tell(f"stopped after {count}; results: {output_dir}")
+                    notify(f"stopped after {count}; results: {output_dir}")
         progress.say(self._outcome(output_dir))
 
     def _keep(self, episode: PlayedEpisode, writer: TrajectoryWriter | None) -> None:
         """Note an episode; its trajectory goes to the writer."""
-        # At first: what the writer can not write stays with it, and is not to be added again.
+        # At first: what the writer cannot write stays with it, and is not to be added again.
         self.episodes.append(replace(episode, trajectory=None))
         if writer is not None and episode.trajectory is not None:
             writer.add(episode.trajectory)
@@ -216,7 +216,7 @@ class RolloutRunner:
     # -- checks ----------------------------------------------------------------------------------
 
     def _check_environment(self) -> None:
-        """Build one environment, and refuse one that does not fit the policy or can not render."""
+        """Build one environment, and refuse one that does not fit the policy or cannot render."""
         config, mode = self.config, self.config.render_mode
         setting = ("video", True) if config.video else ("render", config.render)
         if config.video:
@@ -281,7 +281,7 @@ class RolloutRunner:
         """A data set for the episodes: a new one, or that of `record_dir`.
 
         Raises:
-            ConfigError: If `record_dir` has other spaces, is damaged, or can not be written.
+            ConfigError: If `record_dir` has other spaces, is damaged, or cannot be written.
         """
         env, policy = self._env_settings, self.policy.settings
         try:

@@ -177,7 +177,7 @@ class RolloutFiles:
         agents: Names of the agents, where there are several.
 
     Raises:
-        RunDirectoryError: If it can not be written.
+        RunDirectoryError: If it cannot be written.
     """
 
     def __init__(self, directory: Path, agents: Sequence[str] = ()) -> None:
@@ -236,7 +236,7 @@ class RolloutFiles:
         try:
             yield
         except OSError as error:
-            problem = f"{self._directory} can not be written: {error}"
+            problem = f"{self._directory} cannot be written: {error}"
             raise RunDirectoryError(problem) from error
 
 
@@ -284,7 +284,7 @@ class RolloutProgress:
                 self._display.say(line)
 
     def steps(self, count: int) -> None:
-        """Count so many steps."""
+        """Count that many steps."""
         self._steps += count
         self._show_if_due()
 

@@ -18,7 +18,7 @@ from maze_train.collect.league import make_snapshots
 from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import exclusive
-from maze_train.core.notices import tell
+from maze_train.core.notices import notify
 from maze_train.core.seeding import Seeds
 from maze_train.core.targets import TARGET, locate
 from maze_train.envs.factory import EnvFactory, env_name
@@ -104,7 +104,7 @@ def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> It
     if lacks_time_limit(config.env):
         cut = f"; evaluation cuts it after {limit:,} steps (evaluation.max_episode_steps)"
         yield (
-            f"{env_name(config.env)} declares no time limit: an episode goes on until it ends "
+            f"{env_name(config.env)} declares no time limit: an episode continues until it ends "
             f"by itself{cut if limit else ''}; env.max_episode_steps sets one for training as well"
         )
     for key, leaf in flat_spaces(observation_space).items():
@@ -181,7 +181,7 @@ def lacks_time_limit(config: EnvConfig) -> bool:
         # The environment that a function returns may have a limit.
         return inspect.isclass(locate(config.target, key="env._target_"))
     spec = gymnasium.registry.get((config.id or "").rpartition(":")[2])
-    # Atari games have a limit of their own, in frames.
+    # Atari games have their own limit, in frames.
     is_game = spec is not None and spec.kwargs.get("max_num_frames_per_episode")
     return spec is not None and spec.max_episode_steps is None and not is_game
 
@@ -206,7 +206,7 @@ class TrainingRunner:
         prepared: The configuration, and what the run begins with; see `prepare`.
 
     Attributes:
-        callbacks: Callbacks of the run; one may add some that are none of its settings.
+        callbacks: Callbacks of the run; one may add some that are not among its settings.
 
     Raises:
         ConfigError: If parts of the configuration do not fit.
@@ -221,7 +221,7 @@ class TrainingRunner:
         self.run_dir: Path | None = None
         self.config_text = config_text(self.config)
         self._outputs = Path("outputs").absolute()  # an environment may change the directory
-        self._tell_once = cache(lambda text: tell(f"note: {text}"))
+        self._tell_once = cache(lambda text: notify(f"note: {text}"))
         self._final_evaluator: Evaluator | None = None
         self._closing = contextlib.ExitStack()
         self.callbacks: list[Callback] = []
@@ -255,11 +255,11 @@ class TrainingRunner:
             has_checkpoint=self.prepared.checkpoint is not None,
             read_checkpoint=self._read_checkpoint,
             closing=self._closing,
-            tell=self._tell_once,
+            notify=self._tell_once,
         )
 
     def _read_checkpoint(self) -> Checkpoint | None:
-        """Read the checkpoint from which the run goes on."""
+        """Read the checkpoint from which the run continues."""
         if self.resumed_dir is None:
             return None
         found = RunCheckpoints(self.resumed_dir, self.config.resume)
@@ -276,7 +276,7 @@ class TrainingRunner:
         self._closing.close()
 
     def restored_learner(self) -> Learner[Any, Any, Any]:
-        """The learner as it is in the checkpoint from which the run goes on.
+        """The learner as it is in the checkpoint from which the run continues.
 
         Raises:
             RunDirectoryError: If there is none, or all are damaged.
@@ -299,7 +299,7 @@ class TrainingRunner:
     # -- the run ---------------------------------------------------------------------------------
 
     def run(self) -> TrainingResult:
-        """Train until a limit is reached; a run that is continued goes on at its checkpoint.
+        """Train until a limit is reached; a run that is continued continues at its checkpoint.
 
         Raises:
             ConfigError: Before anything is written, if the parts of the configuration do not fit.
@@ -324,7 +324,7 @@ class TrainingRunner:
             model = builder.build_model()
             builder.prepare(model)
             for base in self.prepared.bases:
-                tell(base.take_over(model))
+                notify(base.take_over(model))
             evaluator = self._build_evaluator()
             self._final_evaluator = builder.build_final_evaluator()
             with generators_kept():  # rich draws from `random` when it is imported
@@ -444,7 +444,7 @@ class TrainingRunner:
         """What judges the policy; the metric that selects the best one is among what it reports.
 
         Raises:
-            ConfigError: If that is not so, or an evaluator can not be built.
+            ConfigError: If that is not so, or an evaluator cannot be built.
         """
         check_selection(self.config.evaluation, self._agents)
         evaluators = self.builder.build_evaluators()

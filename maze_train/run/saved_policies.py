@@ -71,7 +71,7 @@ class SavedPolicy:
         weights: Weights by name, on the CPU.
         score: Score that selected it: `score` (null: none) and `epoch`; empty if it is not known.
         whole: The policies of all agents, and its id among them, where it is one of several that
-            can not be built alone: its critic sees all agents. None: it can be.
+            cannot be built alone: its critic sees all agents. None: it can be.
     """
 
     directory: Path
@@ -162,7 +162,7 @@ class SavedPolicy:
         """A new model with the weights, in evaluation mode.
 
         Raises:
-            RunDirectoryError: If it can not be built, or the weights do not fit or are not finite.
+            RunDirectoryError: If it cannot be built, or the weights do not fit or are not finite.
         """
         if self.whole is not None:
             several, policy = self.whole
@@ -172,7 +172,7 @@ class SavedPolicy:
         try:
             model = make_model(config.algorithm, config.model, config.policies, *self.spaces, 0)
         except (MemoryError, RuntimeError) as error:  # as PyTorch tells that memory is short
-            problem = f"the model of {self.directory} can not be built: {error}"
+            problem = f"the model of {self.directory} cannot be built: {error}"
             raise RunDirectoryError(problem) from error
         load_weights(model, self.weights, self.directory)
         return model.eval()
@@ -303,7 +303,7 @@ def _read_checkpoint(
     places = (run_dir / BEST, *sorted((run_dir / POLICIES).glob("epoch_*")))
     with_spaces = next((place for place in places if (place / SPACES).exists()), None)
     if with_spaces is None:
-        problem = f"{run_dir} has no {SPACES} yet: go on with the run until its first evaluation"
+        problem = f"{run_dir} has no {SPACES} yet: continue with the run until its first evaluation"
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     observation_space, action_space = read_spaces(with_spaces)
     checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)
@@ -349,7 +349,7 @@ class RolloutPolicy:
     """Settings of the environment that it was trained in; None: of none."""
 
     owners: dict[str, str] = field(default_factory=dict)
-    """Id of the policy of each agent, where there are several agents with policies of their own."""
+    """Id of the policy of each agent, where there are several agents with their own policies."""
 
     label: str = ""
     """Names of policies for people, where several are named."""
@@ -388,7 +388,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
 
     Raises:
         ConfigError: If the saved policy is that of a class that is not there, or what `policy` or
-            the configuration names is no policy, or can not be built.
+            the configuration names is no policy, or cannot be built.
         RunDirectoryError: If the run has no policy, or it is damaged.
     """
     if config.run is not None:

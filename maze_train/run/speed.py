@@ -143,7 +143,7 @@ def worker_notes(
 
 
 def is_worth_it(saved_s: float, whole_s: float) -> bool:
-    """Whether so many seconds of a run are worth a line."""
+    """Whether that many seconds of a run are worth a line."""
     return saved_s >= LEAST_WAIT_S and saved_s >= LEAST_SHARE * whole_s
 
 
@@ -151,7 +151,7 @@ def has_vector_form(config: EnvConfig) -> bool:
     """Whether the environment is registered with a vector form that does what the run does."""
     spec = gymnasium.registry.get(config.id or "")
     is_plain = config.backend == "gymnasium" and not (config.wrappers or config.training_wrappers)
-    # That of Atari games comes with a preprocessing of its own.
+    # That of Atari games comes with its own preprocessing.
     is_game = str(config.id).startswith("ALE/")
     return is_plain and not is_game and spec is not None and spec.vector_entry_point is not None
 

@@ -148,7 +148,7 @@ def random_action(
     legal: Iterable[tuple[str, list[Array]]],
     generator: np.random.Generator,
 ) -> Any:
-    """An action of `actions.space.sample()`, the masked parts of which are drawn anew.
+    """An action of `actions.space.sample()`, the masked parts of which are drawn again.
 
     Args:
         actions: The action space, whose own generator draws what has no masks.

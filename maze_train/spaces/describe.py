@@ -104,7 +104,7 @@ def flat_spaces(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
     """The leaves of a space by joined key; a lone leaf has the key `""`.
 
     Raises:
-        SpaceError: If the space can not be flattened, see `FlatView`.
+        SpaceError: If the space cannot be flattened, see `FlatView`.
     """
     return FlatView(space).leaves
 
@@ -113,7 +113,7 @@ def flat_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """The space itself when it is a leaf, else one flat `Dict` of its leaves.
 
     Raises:
-        SpaceError: If the space can not be flattened, see `FlatView`.
+        SpaceError: If the space cannot be flattened, see `FlatView`.
     """
     view = FlatView(space)
     # An OrderedDict keeps its order in a Dict space; a plain dict would be sorted, and "10" put
@@ -207,7 +207,7 @@ def is_image(space: spaces.Space[Any]) -> bool:
     - two dimensions of at least 16 and the bounds 0 and 255: (84, 84).
 
     All else is read as numbers: bytes in one dimension (the memory of an Atari console), tables
-    with few rows or columns or bounds of their own, and whatever is not uint8.
+    with few rows or columns or their own bounds, and whatever is not uint8.
     """
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return False
@@ -254,7 +254,7 @@ def is_mask_key(key: str) -> bool:
 
 
 def choice_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
-    """Number of actions of each choice of an action leaf; empty if it can not be masked."""
+    """Number of actions of each choice of an action leaf; empty if it cannot be masked."""
     if isinstance(space, spaces.Discrete):
         return (int(space.n),)
     if isinstance(space, spaces.MultiDiscrete):
@@ -286,7 +286,7 @@ def check_same_spaces(
 
     Raises:
         ConfigError: If they differ.
-        SpaceError: If they differ and one can not be described, see `FlatView`.
+        SpaceError: If they differ and one cannot be described, see `FlatView`.
     """
     for kind, one, other in zip(("observation", "action"), found, wanted, strict=True):
         if one != other:
@@ -301,7 +301,7 @@ def space_difference(one: spaces.Space[Any], other: spaces.Space[Any]) -> tuple[
     Bounds are named only where nothing else differs, and then those of the first such entry.
 
     Raises:
-        SpaceError: If one can not be described, see `FlatView`.
+        SpaceError: If one cannot be described, see `FlatView`.
     """
     leaves, others = flat_spaces(one), flat_spaces(other)
     if type(one) is not type(other) and not (leaves.keys() == others.keys() == {""}):
@@ -395,7 +395,7 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
         return {"type": "Dict", "spaces": parts}
     if isinstance(space, spaces.Tuple):
         return {"type": "Tuple", "spaces": [space_to_dict(part) for part in space.spaces]}
-    raise SpaceError(f"{space} can not be saved: expected Box, Discrete, Multi*, Dict or Tuple")
+    raise SpaceError(f"{space} cannot be saved: expected Box, Discrete, Multi*, Dict or Tuple")
 
 
 def _compact(bound: Array) -> Any:
@@ -407,7 +407,7 @@ def _compact(bound: Array) -> Any:
 def _checked_key(key: Any) -> str | int:
     if isinstance(key, str | int):
         return key
-    raise SpaceError(f"a Dict with the key {key!r} can not be saved: expected strings as keys")
+    raise SpaceError(f"a Dict with the key {key!r} cannot be saved: expected strings as keys")
 
 
 def space_from_dict(data: dict[str, Any]) -> spaces.Space[Any]:

@@ -171,7 +171,7 @@ def separate_parts(
     actions: Mapping[str, spaces.Space[Any]],
     maskable: Mapping[str, tuple[int, ...]],
 ) -> Iterator[MaskedPart]:
-    """The parts that have a mask of their own."""
+    """The parts that have their own mask."""
     by_part = {leaf.removeprefix(f"{MASK_KEY}/"): leaf for leaf in masks}
     for key, leaf in by_part.items():
         if key in maskable:
@@ -183,7 +183,7 @@ def separate_parts(
             )
         if key in actions:
             raise SpaceError(
-                f"the mask {leaf!r} is for {actions[key]}, which can not be masked: expected masks "
+                f"the mask {leaf!r} is for {actions[key]}, which cannot be masked: expected masks "
                 f"of Discrete and MultiDiscrete parts only ({', '.join(maskable)})"
             )
         hint = did_you_mean(f"{MASK_KEY}/{part}" for part in nearest(key, maskable, count=1))

@@ -92,7 +92,7 @@ JOINT = "/joint"
 no key of an observation space begins so."""
 
 OWN_LEAF = "/own"
-"""Key of an own observation that is a lone leaf, beside those."""
+"""Key of an own observation that is a lone leaf, next to those."""
 
 JOINT_ACTS, JOINT_AGENT = f"{JOINT}/{ACTS}", f"{JOINT}/agent"
 """Flags of who acts, and the number of the agent itself."""
@@ -134,7 +134,7 @@ def joint_view(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def seen_by_critic(joint: Mapping[str, spaces.Space[Any]]) -> dict[str, spaces.Space[Any]]:
-    """Spaces of what a centralised critic reads besides the own observation of its agent."""
+    """Spaces of what a centralised critic reads in addition to the own observation of its agent."""
     count = spaces.Discrete((joint[ACTS].shape or (0,))[0])
     return {**joint_view(joint), JOINT_AGENT: count}
 

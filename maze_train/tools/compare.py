@@ -199,7 +199,7 @@ def _read(config: CompareConfig) -> tuple[list[Run], list[LeftOut]]:
             left_out.append(LeftOut(str(directory), str(problem)))
     if not runs:
         reasons = "".join(f"\n  {left.name}: {left.reason}" for left in left_out)
-        hint = "\nunfinished=true counts runs that did not come to their end"
+        hint = "\nunfinished=true counts runs that did not finish"
         remedy = "" if config.unfinished else hint
         raise RunDirectoryError(f"none of these runs can be compared:{reasons}{remedy}")
     return runs, left_out
@@ -256,7 +256,7 @@ def _write(comparison: Comparison, mode: str) -> None:
     """Write tables and picture.
 
     Raises:
-        ConfigError: If they can not be written.
+        ConfigError: If they cannot be written.
     """
     figure = draw_comparison(
         comparison.groups, drawn_groups(comparison, mode), comparison.metric, "environment steps"

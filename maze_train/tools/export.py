@@ -80,7 +80,7 @@ def write_onnx(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
     """The policy as ONNX.
 
     Raises:
-        ExportError: If it can not be recorded.
+        ExportError: If it cannot be recorded.
         MissingExtraError: If a package is missing.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
@@ -88,7 +88,7 @@ def write_onnx(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
     program = recorded(step, inputs)
     with torch.no_grad():
         outputs = list(step(inputs))
-    with quiet("ONNX can not hold the policy"):
+    with quiet("ONNX cannot hold the policy"):
         program = program.run_decompositions({torch.ops.aten.softplus.default: _softplus})
         found: Any = torch.onnx.export(
             program,
@@ -119,7 +119,7 @@ def load_onnx(content: bytes) -> Function:
 def write_torch_export(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
     """The policy as an archive of `torch.export`."""
     buffer, program = io.BytesIO(), recorded(step, inputs)
-    with quiet("PyTorch can not write the policy"):
+    with quiet("PyTorch cannot write the policy"):
         torch.export.save(program, buffer, extra_files={DESCRIPTION: description})
     return buffer.getvalue()
 
@@ -132,7 +132,7 @@ def load_torch_export(content: bytes) -> Function:
 def write_torchscript(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
     """The policy as TorchScript, which PyTorch discourages since version 2.13."""
     buffer = io.BytesIO()
-    with quiet("PyTorch can not record the policy"), torch.no_grad():
+    with quiet("PyTorch cannot record the policy"), torch.no_grad():
         module = torch.jit.trace(step, (inputs,), strict=False, check_trace=False)  # type: ignore[no-untyped-call]  # untyped in torch
         torch.jit.save(module, buffer, _extra_files={DESCRIPTION: description})
     return buffer.getvalue()
@@ -140,7 +140,7 @@ def write_torchscript(step: PolicyStep, inputs: Inputs, description: str) -> byt
 
 def load_torchscript(content: bytes) -> Function:
     """A function that runs the policy with PyTorch."""
-    with quiet("PyTorch can not read what it wrote"):
+    with quiet("PyTorch cannot read what it wrote"):
         return arrays_of(torch.jit.load(io.BytesIO(content)))  # type: ignore[no-untyped-call]  # untyped in torch
 
 
@@ -156,7 +156,7 @@ def arrays_of(module: Any) -> Function:
 
 def recorded(step: PolicyStep, inputs: Inputs) -> Any:
     """The operations of a policy for any number of environments, an `ExportedProgram`."""
-    with quiet("PyTorch can not record the policy"), torch.no_grad():
+    with quiet("PyTorch cannot record the policy"), torch.no_grad():
         return torch.export.export(step, (inputs,), dynamic_shapes=any_number(inputs), strict=False)
 
 
@@ -288,7 +288,7 @@ def _check_networks(model: Any) -> None:
         raise ConfigError("policy", "has no networks, which alone can be exported", type(model))
     for name, module in modules_of(model).items():
         if isinstance(module, FixedPolicy):
-            problem = "acts at random, or by code of its own, which can not be exported"
+            problem = "acts at random, or by code of its own, which cannot be exported"
             remedy = "name one of the agents with networks, agent=<name>"
             raise ConfigError(f"policies.{name}.source", f"{problem}; {remedy}")
 
@@ -325,7 +325,7 @@ def played_observations(env: Any, policy: Any) -> dict[str, Array]:
 
     Raises:
         ConfigError: If the policy does not fit the environment.
-        EnvError: If the environment can not be built, or fails.
+        EnvError: If the environment cannot be built, or fails.
     """
     episodes: list[Trajectory] = []
     with RolloutGenerator(
@@ -384,7 +384,7 @@ def differences(
 ) -> Differences:
     """Compare what a file does with what the policy does, for batches of two sizes.
 
-    A memory goes on through the steps; the file is given that of the policy.
+    A memory continues through the steps; the file is given that of the policy.
 
     Args:
         policy: The policy.
@@ -412,7 +412,7 @@ def differences(
             try:
                 given = run(inputs)
             except Exception as error:
-                problem = f"the file can not be run: {type(error).__name__}: {error}"
+                problem = f"the file cannot be run: {type(error).__name__}: {error}"
                 raise ExportError(problem) from error
             found.append(_compared(given, expected))
     largest, other = float(np.max([x for x, _ in found])), sum(count for _, count in found)
@@ -482,7 +482,7 @@ def run_export(config: ExportConfig) -> Export:
 
     Raises:
         ConfigError: If a setting is wrong, or a policy has no networks.
-        ExportError: If the policy can not be recorded, or the file acts otherwise.
+        ExportError: If the policy cannot be recorded, or the file acts otherwise.
         MissingExtraError: If a package of the format is missing.
         RunDirectoryError: If there is no policy, or it is damaged.
     """
@@ -521,8 +521,8 @@ def export_policy(
 
     Raises:
         ConfigError: If an argument is wrong, or a policy has no networks.
-        EnvError: If the environment can not be built, or fails.
-        ExportError: If the policy can not be recorded, or the file acts otherwise.
+        EnvError: If the environment cannot be built, or fails.
+        ExportError: If the policy cannot be recorded, or the file acts otherwise.
         MissingExtraError: If a package of the format is missing.
     """
     check_one_of("format", format, FORMATS)

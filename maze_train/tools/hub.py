@@ -188,8 +188,8 @@ def write_repository(folder: Path, saved: SavedPolicy, config: PushConfig, name:
         Keys of the settings that were left out or shortened.
 
     Raises:
-        ConfigError: If the film can not be read.
-        RunDirectoryError: If the policy can not be loaded from what was written.
+        ConfigError: If the film cannot be read.
+        RunDirectoryError: If the policy cannot be loaded from what was written.
     """
     settings, left_out = shared_settings(saved.config)
     score = {key: saved.score.get(key) for key in ("score", "epoch")}
@@ -207,7 +207,7 @@ def write_repository(folder: Path, saved: SavedPolicy, config: PushConfig, name:
             (folder / file).write_bytes(read_regular(path, MAX_NBYTES))
         except OSError as error:
             key = "film" if file == FILM else "run"
-            raise ConfigError(key, f"can not be read: {error}", str(path)) from error
+            raise ConfigError(key, f"cannot be read: {error}", str(path)) from error
     if config.card:
         text = model_card(saved, settings, name, set(sources))
         (folder / CARD).write_text(text, encoding="utf-8")
@@ -314,7 +314,7 @@ def push_to_hub(
     Raises:
         ConfigError: If a setting is wrong, or the policy names what is not trusted.
         MissingExtraError: If the extra `hub` is not installed.
-        RunDirectoryError: If there is no policy, it can not be loaded again, or the hub refuses it.
+        RunDirectoryError: If there is no policy, it cannot be loaded again, or the hub refuses it.
     """
     directory = str(getattr(run, "run_dir", run))
     return push(load_push_config({"run": directory, "repo_id": repo_id, **settings}), token)

@@ -101,7 +101,7 @@ def find_runs(names: Iterable[str]) -> Found:
 
     Raises:
         ConfigError: If a name leads to no run.
-        RunDirectoryError: If the jobs of a sweep can not be read.
+        RunDirectoryError: If the jobs of a sweep cannot be read.
     """
     found = Found([], {}, [])
     for name in names:
@@ -122,7 +122,7 @@ def find_runs(names: Iterable[str]) -> Found:
 
 
 def _below(root: Path, found: Found) -> Iterator[Path]:
-    """Directories of runs in one directory; what lies within a run is none of its own."""
+    """Directories of runs in one directory; what lies within its own run is none."""
     for folder, names, files in os.walk(root):
         path = Path(folder)
         names.sort(key=lambda name: (len(name), name))  # numbers in their order
@@ -150,12 +150,12 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
 
     Args:
         directory: Its directory.
-        error: Failure of its job; a run that was continued and came to its end counts all the same.
+        error: Failure of its job; a run that was continued and finished counts all the same.
         unfinished: Whether it counts although it did not come to its end.
 
     Raises:
         RunDirectoryError: If it has no metrics, did not come to its end, or a file is damaged; the
-            message is the reason why it can not be compared.
+            message is the reason why it cannot be compared.
     """
     settings = read_settings(directory)
     rows = read_rows(directory / METRICS_FILE)

@@ -34,7 +34,7 @@ from maze_train.core.errors import (
     nearest,
 )
 from maze_train.core.files import atomic_write, exclusive, open_own, read_regular
-from maze_train.core.notices import say, tell, tell_traceback
+from maze_train.core.notices import notify, say, tell_traceback
 from maze_train.core.targets import TARGET, import_extra
 from maze_train.envs.factory import EnvFactory
 from maze_train.run.pipeline import configure, prepare
@@ -94,7 +94,7 @@ def open_journal(directory: Path) -> BaseStorage:
     """The storage of the study in a directory; each process opens its own.
 
     Raises:
-        RunDirectoryError: If the file can not be read, or holds another journal.
+        RunDirectoryError: If the file cannot be read, or holds another journal.
     """
     storages = optuna().storages
     path = directory / JOURNAL_FILE
@@ -118,22 +118,22 @@ def reading_journal(directory: Path) -> Iterator[None]:
         yield
     except (*damages, RuntimeError, AssertionError) as error:
         problem = f"{type(error).__name__}: {error}"
-        raise RunDirectoryError(f"{directory / JOURNAL_FILE} can not be read: {problem}") from error
+        raise RunDirectoryError(f"{directory / JOURNAL_FILE} cannot be read: {problem}") from error
 
 
 def release_journal(directory: Path) -> None:
     """Remove the lock that a process which was killed left on a journal, and Optuna waits for.
 
-    Nobody else may use the directory.
+    No one else may use the directory.
 
     Raises:
-        RunDirectoryError: If it can not be removed.
+        RunDirectoryError: If it cannot be removed.
     """
     lock = directory / f"{JOURNAL_FILE}.lock"
     try:
         lock.unlink(missing_ok=True)
     except OSError as error:
-        raise RunDirectoryError(f"{lock} can not be removed: {error}; remove it") from error
+        raise RunDirectoryError(f"{lock} cannot be removed: {error}; remove it") from error
 
 
 def open_study(storage: BaseStorage, mode: str) -> Study:
@@ -173,7 +173,9 @@ def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
         if key not in before and not key.startswith(f"{GROUP}."):
             continue  # a setting of a newer version
         if str(before.get(key)) != str(now.get(key)) and not is_within(key, MAY_DIFFER):
-            problem = f"the study in {directory} has {before.get(key)}; to go on with it, set it "
+            problem = (
+                f"the study in {directory} has {before.get(key)}; to continue with it, set it "
+            )
             problem += "so; else name another directory: study=<directory>"
             raise ConfigError(key, problem, now.get(key))
 
@@ -187,7 +189,7 @@ def part_named(kind: str, node: str | Mapping[str, Any], seed: int | None = None
         seed: For a class that takes one; added to that of the arguments.
 
     Raises:
-        ConfigError: If there is none of that name, or it does not take the arguments.
+        ConfigError: If there is not one of that name, or it does not take the arguments.
     """
     given: dict[str, Any] = {"name": node} if isinstance(node, str) else dict(node)
     name, module = str(given.pop("name", "")), getattr(optuna(), f"{kind}s")
@@ -218,7 +220,7 @@ class TrialRecord(JobRecord):
     """One trial that ended; its value is the objective."""
 
     pruned_at: int = 0
-    """Percent of the run at which it was pruned; 0: it came to its end."""
+    """Percent of the run at which it was pruned; 0: it finished."""
 
     word: ClassVar[str] = "trial"
 
@@ -272,7 +274,7 @@ class PruningCallback(Callback):
         self._id = self._storage.get_trial_id_from_study_id_trial_number(study_id, task.number)
 
     def on_run_start(self, run: TrainingView) -> None:
-        """End a run that was pruned, and interrupted before it came to its end."""
+        """End a run that was pruned, and interrupted before it finished."""
         self._prune(run)
 
     def on_epoch_end(self, run: TrainingView) -> None:
@@ -312,7 +314,7 @@ def run_trial(task: TrialTask, record: TrialRecord) -> TrialRecord:
 
 
 def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
-    """Make a run, or go on with it; returns its value, and the percent at which it was pruned.
+    """Make a run, or continue with it; returns its value, and the percent at which it was pruned.
 
     Raises:
         TrainingError: If it has no value.
@@ -382,7 +384,7 @@ def run_search(
     given: Sequence[str] = (),
     directory: str | None = None,
 ) -> SearchResult:
-    """Begin a study, or go on with it; returns its result.
+    """Begin a study, or continue with it; returns its result.
 
     Args:
         config: The search.
@@ -392,14 +394,16 @@ def run_search(
 
     Raises:
         ConfigError: If a setting is wrong; nothing has been written then.
-        KeyboardInterrupt: After a signal, when all trials have ended; the study can go on.
+        KeyboardInterrupt: After a signal, when all trials have ended; the study can continue.
         TrainingError: If all trials failed.
     """
     for kind in ("sampler", "pruner"):
         part_named(kind, getattr(config, kind))
     base = configure(settings)
     if not base.tracking.csv:
-        tell("note: trials write metrics.csv all the same, since they go on with what it holds")
+        notify(
+            "note: trials write metrics.csv all the same, since they continue with what it holds"
+        )
     space = Space(config.ranges, settings)
     default = Path("outputs", "studies", f"{task_name(config_to_dict(base))}-{base.algorithm.name}")
     path = Path(config.study or directory or default).absolute()
@@ -465,13 +469,13 @@ class _Search:
         before = len(self.study.trials)
         if before:
             is_full = before >= self.config.n_trials
-            rest = "goes on" if not is_full else "begins no other one; set n_trials to have more"
-            tell(f"{PROGRAM}: the study in {self.directory} has {before} trials, and {rest}")
+            rest = "continues" if not is_full else "begins no other one; set n_trials to have more"
+            notify(f"{PROGRAM}: the study in {self.directory} has {before} trials, and {rest}")
         try:
             self.processes.run(self._jobs())
         except KeyboardInterrupt:
             self._write()
-            tell(f"{PROGRAM}: the same command goes on with the study in {self.directory}")
+            notify(f"{PROGRAM}: the same command continues with the study in {self.directory}")
             raise
         result = self._write()
         if not result.best and all(row["state"] == "failed" for row in result.rows):
@@ -504,13 +508,13 @@ class _Search:
             try:
                 self.study.enqueue_trial(self.space.given(self.base))
             except ConfigError as error:
-                tell(f"note: no trial has the settings as they are: {error}")
+                notify(f"note: no trial has the settings as they are: {error}")
         while True:
             waiting = self.study.get_trials(states=(TrialState.WAITING,))
             number = len(self.study.trials) - len(waiting)
             if number >= self.config.n_trials:
                 return
-            # A new one for each trial, so that a study that was stopped goes on as if it was not.
+            # A new one for each trial, so that a study that was stopped continues as if it was not.
             self.study.sampler = part_named("sampler", self.config.sampler, self.seed + number)
             trial_number = self.study.ask(self.space.distributions).number
             yield self._job(self.study.trials[trial_number])
@@ -533,7 +537,7 @@ class _Search:
         return ProcessJob(record, directory / LOG_FILE, lambda: run_trial(task, record))
 
     def _take(self, job: RunningJob) -> None:
-        """Tell the study what became of a trial; one that a signal ended can go on."""
+        """Tell the study what became of a trial; one that a signal ended can continue."""
         from optuna.trial import TrialState
 
         record = job.outcome
@@ -547,7 +551,7 @@ class _Search:
             return
         if record.error:
             self._fail(record.number, record.error)
-            tell(f"{PROGRAM}: error: {record.label}: {record.error}\n  its output: {job.log}")
+            notify(f"{PROGRAM}: error: {record.label}: {record.error}\n  its output: {job.log}")
         elif record.pruned_at:
             self.study.tell(record.number, state=TrialState.PRUNED)
             say(f"{PROGRAM}: {record.name}: pruned at {record.pruned_at} % after {took}")

@@ -169,14 +169,14 @@ Row = dict[str, Any]
 
 BLUE, GREY, RED = "#1f6feb", "#9aa5b1", "#d1242f"
 COLUMNS = 3
-"""Settings beside each other, at most."""
+"""Settings next to each other, at most."""
 
 SHOWN = {True: (25.0, 100.0), False: (0.0, 75.0)}
 """By whether larger is better: percentiles of the values of ended trials, between which the picture
 shows all."""
 
 MIN_TRIALS = 4
-"""Trials that come to their end for which importances are told."""
+"""Trials that finish for which importances are reported."""
 
 
 def draw_search(rows: Sequence[Row], study: Study, space: Space, metric: str) -> Figure:
@@ -311,7 +311,7 @@ class SearchResult:
     """The settings that were searched."""
 
     best: dict[str, Any]
-    """The best settings by dotted name; empty: no trial came to its end."""
+    """The best settings by dotted name; empty: no trial finished."""
 
     best_trial: int | None
     """Number of the best trial."""
@@ -339,7 +339,7 @@ class SearchResult:
         plural = "" if len(states) == 1 else "s"
         line = f"{len(states)} trial{plural} ({', '.join(counts)})"
         if self.best_trial is None:
-            return f"{line}, none of which came to its end"
+            return f"{line}, none of which finished"
         return f"{line}; best: trial {self.best_trial}, {self.metric} {readable(self.best_value)}"
 
     def _ranked(self) -> list[dict[str, Any]]:
@@ -413,7 +413,7 @@ def write_tables(result: SearchResult) -> None:
     """Write tables and best settings.
 
     Raises:
-        ConfigError: If they can not be written.
+        ConfigError: If they cannot be written.
     """
     texts = {MARKDOWN_FILE: result.markdown()}
     texts |= {CSV_FILE: csv_table(result.rows)} if result.rows else {}
@@ -425,10 +425,10 @@ def write_tables(result: SearchResult) -> None:
 
 
 def write_picture(result: SearchResult, study: Study, space: Space) -> None:
-    """Draw the trials, if there is one that came to its end.
+    """Draw the trials, if there is one that finished.
 
     Raises:
-        ConfigError: If the picture can not be written.
+        ConfigError: If the picture cannot be written.
     """
     if result.best:
         figure = draw_search(result.rows, study, space, result.metric)

@@ -50,7 +50,7 @@ class Display:
         line_interval_s: Least time between two lines in seconds, >= 0.
 
     Raises:
-        ConfigError: If `mode` is none of the four.
+        ConfigError: If `mode` is not one of the four.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Screen(Console):
     def on_broken_pipe(self) -> None:
         """Write to nowhere from here on, and let the tracker drop the console."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        raise BrokenPipeError("nobody reads standard output")
+        raise BrokenPipeError("no one reads standard output")
 
 
 def make_bar(console: Console) -> Progress:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 FAILURES = ("error", "interrupted")
-"""Stop reasons of runs that did not come to their end."""
+"""Stop reasons of runs that did not finish."""
 
 BEST_POLICY, FILMS = "best", "*.mp4"
 """What is kept with a run: a directory, and files at any depth of the run directory."""
@@ -30,7 +30,7 @@ _MLFLOW_PARAM_LENGTH = 500  # limit of MLflow versions before 2.8 on a database
 
 
 class ServiceWriter(MetricsWriter):
-    """Base of the writers for trackers: what is kept with a run besides its numbers."""
+    """Base of the writers for trackers: what is kept with a run in addition to its numbers."""
 
     def __init__(self) -> None:
         self._run_dir: Path | None = None
@@ -78,7 +78,7 @@ class WandbWriter(ServiceWriter):
         self._env_steps = 0
 
     def start(self, run: RunInfo) -> None:
-        """Open a run of its own; this process may have others.
+        """Open its own run; this process may have others.
 
         A run that is continued is a new one there, with the rows from before.
 
@@ -132,7 +132,8 @@ class MLflowWriter(ServiceWriter):
 
     The best policy and films below the run directory become artifacts at the end. In names
     everything but letters, digits and `_-.:/` is an underscore, as MLflow wants it. A server that
-    can not be reached while the run goes on is reported in one line, and training goes on without.
+    cannot be reached while the run continues is reported in one line, and training continues
+    without.
 
     Args:
         tracking_uri: Where runs are kept, a database or a server; None:
@@ -165,7 +166,7 @@ class MLflowWriter(ServiceWriter):
         A run that is continued is a new one there, with the rows from before.
 
         Raises:
-            ConfigError: If MLflow can not keep runs there.
+            ConfigError: If MLflow cannot keep runs there.
         """
         self._run_dir = run.run_dir
         try:

@@ -77,9 +77,9 @@ class MetricsWriter:
     """Base of writers: a writer overrides what it needs; the rest does nothing.
 
     The order of calls is `start`, any number of `write`, `advance` and `sync`, `finish` if training
-    came to its end, and `close` in any case. A writer holds all its state itself, so that several
+    finished, and `close` in any case. A writer holds all its state itself, so that several
     runs in one process do not meet. An `OSError` makes the tracker drop the writer, unless it
-    recovers; training goes on.
+    recovers; training continues.
     """
 
     recovers: ClassVar[bool] = False
@@ -119,9 +119,9 @@ class Tracker:
     """Forwards metrics to all writers and keeps the rows in memory.
 
     A writer that fails with an `OSError`, such as on a full disk, is reported in one line and
-    dropped, unless it tries again: a run is worth more than its plots. Any other exception goes on
-    to the caller. As a context manager it starts at the beginning of the block and closes at its
-    end.
+    dropped, unless it tries again: a run is worth more than its plots. Any other exception
+    continues to the caller. As a context manager it starts at the beginning of the block and closes
+    at its end.
 
     Args:
         writers: Where metrics go.

@@ -332,7 +332,7 @@ class CSVWriter(MetricsWriter):
         """Close the file."""
         file, self._file = self._file, None
         if file is not None:
-            with suppress(OSError):  # What it could not write is written anew.
+            with suppress(OSError):  # What it could not write is written again.
                 file.close()
 
     def _take(self, row: Mapping[str, float]) -> bool:
@@ -460,7 +460,7 @@ def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
     """The writers that the settings ask for; the console comes last, after the files are written.
 
     Raises:
-        ConfigError: If one of `writers` can not be built or is not a `MetricsWriter`.
+        ConfigError: If one of `writers` cannot be built or is not a `MetricsWriter`.
         MissingExtraError: If one needs a package that is not installed.
     """
     writers = [writer() for setting, writer in WRITERS.items() if getattr(config, setting)]

@@ -118,7 +118,7 @@ class BuildContext(Generic[Config]):
         info_keys: Keys of last infos whose numbers are metrics.
         dataset: Recorded episodes, for algorithms that learn from them.
         is_trial: Whether the run is a short trial of everything.
-        has_checkpoint: Whether the run goes on from a checkpoint, which brings the experience.
+        has_checkpoint: Whether the run continues from a checkpoint, which brings the experience.
         read_checkpoint: Reads that checkpoint; None: there is none.
         closing: Closes at the end of the run what is registered here.
         tell: Shows a line to the user.
@@ -146,7 +146,7 @@ class BuildContext(Generic[Config]):
     has_checkpoint: bool = False
     read_checkpoint: Callable[[], Checkpoint | None] = lambda: None
     closing: ExitStack = field(default_factory=ExitStack)
-    tell: Callable[[str], None] = print
+    notify: Callable[[str], None] = print
 
     def make_env(self, num_envs: int, *, training: bool = True) -> MazeVectorEnv:
         """Vector environments, closed at the end of the run.

@@ -233,7 +233,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return self._build_evaluator(n_episodes, "final test") if n_episodes else None
 
     def _build_evaluator(self, n_episodes: int, stream: str) -> Evaluator:
-        """What plays so many episodes with the seeds of a named stream."""
+        """What plays that many episodes with the seeds of a named stream."""
         config = self.context.evaluation
         evaluator: Evaluator = RolloutEvaluator(
             lambda num_envs: self.context.make_env(num_envs, training=False),
@@ -323,7 +323,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             acting: Chooses the actions.
 
         Raises:
-            TrainingError: If every step of a rollout was lost, or nobody acts of whom there are too
+            TrainingError: If every step of a rollout was lost, or no one acts of whom there are too
                 few; else this would never end.
         """
         waiting = {

@@ -1,4 +1,4 @@
-"""Callbacks: code of a user that is called while a run goes on."""
+"""Callbacks: code of a user that is called while a run continues."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.core.errors import CallbackError, ConfigError, one_of
 from maze_train.core.events import Event
-from maze_train.core.notices import tell, warn
+from maze_train.core.notices import notify, warn
 from maze_train.core.targets import build_target
 from maze_train.training.generators import generators_kept
 
@@ -86,7 +86,7 @@ class TrainingView:
 
     @property
     def stop_reason(self) -> str:
-        """Reason for which training ends or ended; empty: it goes on."""
+        """Reason for which training ends or ended; empty: it continues."""
         reason: str = self._trainer.stop_reason
         return reason
 
@@ -134,7 +134,7 @@ class Callback:
                 raise ConfigError(f"{cls.__name__}.{name}", problem)
 
     def on_run_start(self, run: TrainingView) -> None:
-        """Take the run before its first update, or where it goes on."""
+        """Take the run before its first update, or where it continues."""
 
     def on_update_end(self, run: TrainingView) -> None:
         """Take the run after an update."""
@@ -172,7 +172,7 @@ class Callbacks:
 
     @contextmanager
     def running(self, last_epoch: int) -> Iterator[None]:
-        """Within this block training goes on; `on_run_end` follows, whatever ends it.
+        """Within this block training continues; `on_run_end` follows, whatever ends it.
 
         Raises:
             CallbackError: If `on_run_end` failed, unless something else ended the run.
@@ -234,14 +234,14 @@ class Callbacks:
     def load_state_dict(self, state: Sequence[Mapping[str, Any]]) -> None:
         """Continue from `state`: each callback from the next one of its class.
 
-        New callbacks, and those that are there no longer, are told.
+        New callbacks, and those that are there no longer, are reported.
         """
         left = list(state)
         for callback in self._callbacks:
             name = _name(callback)
             found = next((entry for entry in left if entry["class"] == name), None)
             if found is None:
-                tell(f"callback {name} has no state in the checkpoint: it begins anew")
+                notify(f"callback {name} has no state in the checkpoint: it starts over")
             else:
                 left.remove(found)
                 callback.load_state_dict(found["state"])
@@ -251,7 +251,7 @@ class Callbacks:
 def tell_left_out(state: Sequence[Mapping[str, Any]]) -> None:
     """Print the callbacks that a checkpoint has a state of, and the run has no longer."""
     for entry in state:
-        tell(
+        notify(
             f"callback {entry['class']} of the checkpoint is not in this run: its state is dropped"
         )
 
@@ -303,7 +303,7 @@ def own_callbacks(nodes: Sequence[Mapping[str, Any]]) -> list[Callback]:
     """The callbacks of the user.
 
     Raises:
-        ConfigError: If one can not be built, or is none.
+        ConfigError: If one cannot be built, or is none.
     """
     return [
         build_target(node, key=f"callbacks[{i}]", kind=Callback) for i, node in enumerate(nodes)

@@ -57,7 +57,7 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
     """A file to read, and its size.
 
     Raises:
-        DamagedError: If it is not there, is no file, or can not be read within the block.
+        DamagedError: If it is not there, is no file, or cannot be read within the block.
     """
     try:
         with open_regular(path) as file:
@@ -65,14 +65,14 @@ def _opened(path: Path) -> Iterator[tuple[IO[bytes], int]]:
     except FileNotFoundError:
         raise DamagedError(f"{path.name}: missing") from None
     except OSError as error:
-        raise DamagedError(f"{path.name}: can not be read: {error}") from error
+        raise DamagedError(f"{path.name}: cannot be read: {error}") from error
 
 
 def read_at_most(path: Path, nbytes: int) -> bytes:
     """The content of a file of which no digest is known.
 
     Raises:
-        DamagedError: If it is missing, can not be read, or is longer than `nbytes`.
+        DamagedError: If it is missing, cannot be read, or is longer than `nbytes`.
     """
     with _opened(path) as (file, size):
         if size > nbytes:
@@ -84,7 +84,7 @@ def _blocks(path: Path, expected: FileDigest, nbytes: int) -> Iterator[bytes]:
     """The content of a file, `nbytes` at a time; the last ones are followed by the verdict.
 
     Raises:
-        DamagedError: If it is missing, can not be read, or is not the one that was written.
+        DamagedError: If it is missing, cannot be read, or is not the one that was written.
     """
     sha256 = hashlib.sha256()
     with _opened(path) as (file, size):
@@ -101,7 +101,7 @@ def read_verified(path: Path, expected: FileDigest) -> bytes:
     """The content of a file.
 
     Raises:
-        DamagedError: If it is missing, can not be read, or is not the one that was written.
+        DamagedError: If it is missing, cannot be read, or is not the one that was written.
     """
     return b"".join(_blocks(path, expected, expected.nbytes))
 
@@ -110,7 +110,7 @@ def verify(path: Path, expected: FileDigest) -> None:
     """Read a file, of which no more than a block is in memory.
 
     Raises:
-        DamagedError: If it is missing, can not be read, or is not the one that was written.
+        DamagedError: If it is missing, cannot be read, or is not the one that was written.
     """
     for _ in _blocks(path, expected, BLOCK_BYTES):
         pass
@@ -182,7 +182,7 @@ class FilesWriter:
         """Write a part of the state, or share it with the earlier checkpoint; returns its file.
 
         Raises:
-            TypeError: If it holds something that can not be stored.
+            TypeError: If it holds something that cannot be stored.
             OSError: If the disk does not take it.
         """
         key = (path, part.version)
@@ -297,7 +297,7 @@ def make_manifest(files: Mapping[str, FileDigest], position: Position, settings:
     )
     if len(manifest) > MAX_MANIFEST_BYTES:
         raise ValueError(
-            f"a checkpoint can not have {len(files)} files: let the state have fewer, larger parts"
+            f"a checkpoint cannot have {len(files)} files: let the state have fewer, larger parts"
         )
     return manifest
 

@@ -111,7 +111,7 @@ class CheckpointStore:
         checkpoints from before, or these and the new one. Then old checkpoints are removed, and
         those of a branch that was left: with more epochs or updates than this one.
 
-        Each `StatePart` of the state is a file of its own. One that has the version of the part in
+        Each `StatePart` of the state is its own file. One that has the version of the part in
         its place in the checkpoint that was written or loaded last is not read: the two checkpoints
         share the file. All others are read and written one after the other.
 
@@ -123,7 +123,7 @@ class CheckpointStore:
             Where the checkpoint is; None after a warning if the disk did not take it.
 
         Raises:
-            TypeError: If the state holds something that can not be stored.
+            TypeError: If the state holds something that cannot be stored.
             ValueError: If it has tens of thousands of parts.
         """
         try:
@@ -133,7 +133,7 @@ class CheckpointStore:
         except OSError as error:
             self._warn(
                 f"checkpoint {self.directory / position.name} could not be written: {error}; "
-                f"{self._last_good()}; training goes on"
+                f"{self._last_good()}; training continues"
             )
             return None
         self._remove_old(position)
@@ -245,7 +245,7 @@ class CheckpointStore:
                 yield path, found[1], int(found[2])
 
     def point_to(self, info: CheckpointInfo) -> None:
-        """Let `latest` name a checkpoint from which the run goes on; later ones are left behind.
+        """Let `latest` name a checkpoint from which the run continues; later ones are left behind.
 
         Raises:
             OSError: If the disk does not take it.

@@ -79,7 +79,7 @@ class PolicyConfig:
 
     @property
     def is_fixed(self) -> bool:
-        """Whether the policy can not learn, as far as the settings say it."""
+        """Whether the policy cannot learn, as far as the settings say it."""
         return self.frozen or (self.source is not None and self.run is None)
 
     @property
@@ -143,7 +143,7 @@ class AlgorithmConfig:
     """Whether actors may collect its rollouts (`runner.envs_per_actor`)."""
 
     can_learn_meanwhile: ClassVar[bool] = False
-    """Whether updates may be made while experience is collected, with weights of its own."""
+    """Whether updates may be made while experience is collected, with its own weights."""
 
     n_epochs: int = 0
     """Epochs after which training stops; 0: no limit (another limit ends the run)."""
@@ -179,7 +179,7 @@ class AlgorithmConfig:
                 check_positive(key, value)
 
     def _check_targets(self, *keys: str) -> None:
-        """Refuse mappings that name no class, and an optimizer with a learning rate of its own."""
+        """Refuse mappings that name no class, and an optimizer with its own learning rate."""
         for key in keys:
             node = getattr(self, key)
             if isinstance(node, dict) and TARGET not in node:
@@ -194,7 +194,7 @@ class AlgorithmConfig:
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """Arguments for the builder of the model besides the model settings, by name."""
+        """Arguments for the builder of the model in addition to the model settings, by name."""
         return {}
 
     @property
@@ -207,7 +207,7 @@ class AlgorithmConfig:
         return replace(self, n_epochs=1, epoch_length=1)
 
     def check_total_steps(self, total_steps: int, concurrency: int) -> None:
-        """Refuse a run of so many steps of all environments; 0: no limit."""
+        """Refuse a run of that many steps of all environments; 0: no limit."""
 
     def check_concurrency(self, concurrency: int) -> None:
         """Refuse settings that do not fit `concurrency` parallel environments."""
@@ -228,10 +228,10 @@ class EvaluationConfig:
 
     max_episode_steps: int = 30_000
     """Steps after which an episode of an evaluation is cut, and counts as it is: a policy that
-    stands still would never end an episode without a time limit of its own. 0: never."""
+    stands still would never end an episode without its own time limit. 0: never."""
 
     final_episodes: int = 0
-    """Episodes that the last and the best policy play each after training, with seeds of their own,
+    """Episodes that the last and the best policy play each after training, with their own seeds,
     for the numbers that one reports: those of the best evaluation are too good, since it was
     chosen. 0: none."""
 
@@ -324,7 +324,7 @@ class CheckpointConfig:
     """Checkpoints with the best scores that are kept in addition. >= 0."""
 
     allow_new_episodes: bool = False
-    """Whether environments that can not be put back where they were begin new episodes when a run
+    """Whether environments that cannot be put back where they were begin new episodes when a run
     is continued; else that is an error."""
 
     def __post_init__(self) -> None:
@@ -383,7 +383,7 @@ def check_selection(config: EvaluationConfig, agents: Sequence[str] | None = Non
         agents: Names of the agents; none: there is one without a name; None: not known yet.
 
     Raises:
-        ConfigError: If it is none of those that are reported.
+        ConfigError: If it is not one of those that are reported.
     """
     metric = config.metric
     if not metric or config.evaluators or metric.startswith(OF_TRAINING):

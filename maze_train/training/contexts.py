@@ -267,7 +267,7 @@ def _left(group: Path, files: CgroupFiles) -> int | None:
 
 
 def _lines(path: Path) -> list[str]:
-    """Lines of a file; none, if it can not be read."""
+    """Lines of a file; none, if it cannot be read."""
     try:
         return path.read_text().splitlines()
     except OSError:
@@ -293,12 +293,12 @@ class UpdateClock(Contexts):
     def __init__(
         self,
         around: Contexts,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.training, self.testing = around.training, around.testing  # type: ignore[method-assign]
         self._around = around
-        self._tell = tell
+        self._tell = notify
         self._clock = clock
         self._began: float | None = None
         self._expected_s = 0.0

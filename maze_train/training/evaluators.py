@@ -32,7 +32,7 @@ from maze_train.collect.episodes import (
 from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import CallbackError, ConfigError, EnvError, did_you_mean, nearest
 from maze_train.core.files import read_regular
-from maze_train.core.notices import tell, warn
+from maze_train.core.notices import notify, warn
 from maze_train.core.targets import build_target
 from maze_train.core.types import Array, tree_map
 from maze_train.spaces.tensors import as_tensors
@@ -83,7 +83,7 @@ class MultiEvaluator(Evaluator):
     """Runs several evaluators in order and joins their metrics.
 
     Args:
-        evaluators: The evaluators; each has names of its own.
+        evaluators: The evaluators; each has its own names.
     """
 
     def __init__(self, evaluators: Sequence[Evaluator]) -> None:
@@ -227,7 +227,7 @@ class RolloutEvaluator(Evaluator):
                 episode[i] += num_envs
                 running_return[i] = running_length[i] = 0.0
             actor.forget(ended | ignored)
-        actor.forget(np.ones(num_envs, np.bool_))  # nobody goes on with the episodes that still run
+        actor.forget(np.ones(num_envs, np.bool_))  # no one continues the episodes that still run
         return returns, lengths, reported, agents
 
     def _act(self, actor: Actor, env: MazeVectorEnv, obs: Any, generator: torch.Generator) -> Any:
@@ -325,7 +325,7 @@ def own_evaluators(
         action_space: Action space of one environment.
 
     Raises:
-        ConfigError: If one can not be built, or is none.
+        ConfigError: If one cannot be built, or is none.
     """
     named = {f"evaluation.evaluators[{i}]": node for i, node in enumerate(config.evaluators)}
     return [
@@ -454,7 +454,7 @@ class BestModelSelection(ModelSelectionBase):
         if is_best:
             self.updates_since_best = 0
         elif self._may_cancel and score == self.best_score and self.updates == 2:
-            tell(SAME_SCORE)
+            notify(SAME_SCORE)
         if is_best or (self._may_cancel and score == self.best_score):
             self.best_score, self.best_epoch = score, epoch
             self._best_weights = copy_of_weights(self.model)
@@ -532,7 +532,7 @@ def check_metric(metric: str, present: set[str], model: nn.Module) -> None:
         model: The policy that is being trained, or the policies of several agents.
 
     Raises:
-        ConfigError: If it is none of them.
+        ConfigError: If it is not one of them.
     """
     # These are absent until an episode ends, or until one reports success.
     known = present | {event.tag for event in TrainingEpisodeEvents.events()}

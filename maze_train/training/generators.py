@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 LOCKS: dict[int, Any] = {}
-"""Locks by process, as a fork has generators of its own: held by the thread whose run uses them."""
+"""Locks by process, as its own fork has generators: held by the thread whose run uses them."""
 
 
 @contextmanager
@@ -26,12 +26,12 @@ def generators_of_run(seed: int) -> Iterator[None]:
     """Seed the generators of Python, numpy and PyTorch, which are this thread's within the block.
 
     Raises:
-        TrainingError: If a run goes on in another thread.
+        TrainingError: If a run continues in another thread.
     """
     lock = LOCKS.setdefault(os.getpid(), threading.RLock())
     if not lock.acquire(blocking=False):
         raise TrainingError(
-            "a run goes on in another thread, and both would draw from the same random generators "
+            "another run is active in this process, and both would draw from the random generators "
             "of Python, numpy and PyTorch: wait for its end, or start each run in a process of its "
             "own (multiprocessing, or the command maze-run)"
         )

@@ -85,7 +85,7 @@ def check_id(policy: str) -> None:
     """Refuse an id of a policy that is no part of names, or not that of a module of PyTorch."""
     if not _is_id(policy):
         found = hasattr(nn.ModuleDict, policy)
-        problem = "PyTorch can not name a module so" if found else "expected a name without . / @ :"
+        problem = "PyTorch cannot name a module so" if found else "expected a name without . / @ :"
         raise ConfigError("policies", f"{problem}; give it another id", policy)
 
 
@@ -162,7 +162,7 @@ def build_joint_model(
         seed: Seed of the initial weights.
 
     Raises:
-        ConfigError: If agents and policies do not fit, or a policy can not be built.
+        ConfigError: If agents and policies do not fit, or a policy cannot be built.
     """
     owners, seeds = policies_of_agents(spaces, policies), Seeds(seed)
     models: dict[str, nn.Module] = {}
@@ -192,7 +192,7 @@ def learner_with_frozen(
     *args: Any,
     **kwargs: Any,
 ) -> Learner[Any, Any, Any]:
-    """A learner in which policies are frozen that can not learn, or are not to.
+    """A learner in which policies are frozen that cannot learn, or are not to.
 
     Args:
         make_learner: Makes it of the other modules.
@@ -203,7 +203,7 @@ def learner_with_frozen(
         **kwargs: Those by name.
 
     Raises:
-        ConfigError: If one is chosen, or has settings, that is not there or can not learn, or none
+        ConfigError: If one is chosen, or has settings, that is not there or cannot learn, or none
             would learn.
     """
     frozen = {
@@ -266,7 +266,7 @@ def make_model(
 
     Raises:
         ConfigError: If the algorithm does not learn for several agents, policies do not fit them,
-            or a network can not be built.
+            or a network cannot be built.
     """
     build = partial(locate(algorithm.model_builder), **algorithm.model_settings)
     several = agent_spaces(observation_space, action_space)

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from maze_train.core.events import Event, EventInterface
-from maze_train.core.notices import tell
+from maze_train.core.notices import notify
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +55,7 @@ class Limits:
         if last_update:
             shares.append(updates / last_update)
         if self.max_wall_time_s and len(shares) == 1:
-            # Only without another limit: numbers that depend on the clock can not be repeated.
+            # Only without another limit: numbers that depend on the clock cannot be repeated.
             shares.append(wall_time_s / self.max_wall_time_s)
         return min(max(shares), 1.0)
 
@@ -141,7 +141,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Interruption:
-    """Takes signals while a run goes on.
+    """Takes signals while a run continues.
 
     A signal raises `Interrupted`, except within `deferred`: there it is only noted, and `check`
     raises it where the run can be saved. A second signal always raises. Used as a context manager,
@@ -204,7 +204,7 @@ class Interruption:
                 with suppress(RuntimeError):
                     name = signal.Signals(number).name
                     done = f"finishing the update{self._remaining()}"
-                    tell(f"\n{name}: {done}; again: stop at once")
+                    notify(f"\n{name}: {done}; again: stop at once")
                 return
         raise Interrupted(number, at_once)
 

@@ -1,4 +1,4 @@
-"""Policies on disk: what is needed to act, in files that can not run code.
+"""Policies on disk: what is needed to act, in files that cannot run code.
 
 policy.pt       weights, tensors only
 spaces.json     observation and action space
@@ -133,7 +133,7 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
 @cache  # a run asks for its base more than once
 def _warn_no_digest(path: Path) -> None:
     problem = f"{path.with_name(SCORE)} has no {DIGEST} of {WEIGHTS}, as earlier versions wrote it"
-    warn(f"{problem}: damage can not be noticed")
+    warn(f"{problem}: damage cannot be noticed")
 
 
 def read_score(directory: Path) -> dict[str, Any]:
@@ -193,7 +193,7 @@ class TrainedPolicy:
     """A policy that acts on observations as the environment gives them.
 
     A policy with a memory remembers from one call to the next: call `reset` where an episode
-    begins. A batch of another size begins anew.
+    begins. A batch of another size starts over.
 
     Args:
         model: The model with its weights.

@@ -66,7 +66,7 @@ class Trainer(ABC):
 
     An epoch is `epoch_length` updates, then (when due) an evaluation, the selection of the best
     policy, and a row of metrics. A subclass says what one update is: `update_once`. What it takes
-    besides the arguments here, it takes by name.
+    in addition to the arguments here, it takes by name.
 
     Args:
         config: Settings of the algorithm.
@@ -122,7 +122,7 @@ class Trainer(ABC):
         """Get experience and learn from it, once; returns the environment steps that it took."""
 
     def check_lost(self, num_samples: int) -> None:
-        """Refuse to go on when updates bring nothing but lost episodes, again and again.
+        """Refuse to continue when updates bring nothing but lost episodes, again and again.
 
         Args:
             num_samples: Transitions of an update.
@@ -172,7 +172,7 @@ class Trainer(ABC):
         self._call("on_run_start")
         if self.callbacks is not None:
             self.callbacks.check()
-        # An epoch that was interrupted comes to its end, also when its last update reached a limit.
+        # An epoch that was interrupted finishes, also when its last update reached a limit.
         while self._row is not None or self._updates_in_epoch or not self.stop_reason:
             if self._row is None:
                 self._update_for_an_epoch(last_epoch)
@@ -284,7 +284,7 @@ class Trainer(ABC):
             self.callbacks.check()
 
     def _evaluate_if_due(self, row: dict[str, float]) -> dict[str, float]:
-        """Evaluate every so many epochs and at the end, and offer the score for selection."""
+        """Evaluate every that many epochs and at the end, and offer the score for selection."""
         due = (self.epoch + 1) % self.evaluation_interval == 0 or bool(self.stop_reason)
         if not due:
             return {}
@@ -310,7 +310,7 @@ class Trainer(ABC):
             raise
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the current policy; training goes on as if nothing had happened."""
+        """Evaluate the current policy; training continues as if nothing had happened."""
         if self.evaluator is None:
             return {}
         metrics = self.evaluator.evaluate(self.model)
@@ -394,7 +394,7 @@ class Trainer(ABC):
             file.write(data)
 
     def load_state(self, file_path: str | Path | BinaryIO) -> None:
-        """Continue from a file that `save_state` wrote; it can not run code.
+        """Continue from a file that `save_state` wrote; it cannot run code.
 
         Raises:
             RunDirectoryError: If the file is damaged.
@@ -432,11 +432,11 @@ class TrainerServices:
         model_selection: Keeps the best policy; None: nothing is kept.
         limits: When to stop; None: those of the algorithm.
         evaluation_interval: Epochs from one evaluation to the next.
-        selection_metric: Metric that `model_selection` is told.
+        selection_metric: Metric that `model_selection` is reported.
         contexts: What holds in an update.
         checkpoints: Writes where training stands; None: nothing is written.
         interruption: Tells whether a signal came; None: no signals are taken.
-        callbacks: Called while training goes on.
+        callbacks: Called while training continues.
     """
 
     tracker: Tracker = field(default_factory=lambda: Tracker([], RunInfo()))

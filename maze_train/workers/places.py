@@ -19,7 +19,7 @@ class Place(Protocol):
     """Somewhere workers can live."""
 
     def num_workers(self, at_most: int) -> int:
-        """Number of workers that share a task of so many equal parts, in [1, at_most]."""
+        """Number of workers that share a task of that many equal parts, in [1, at_most]."""
         ...
 
     def pool(
@@ -35,7 +35,7 @@ class Place(Protocol):
         ...
 
     def for_learners(self) -> RemotePlace:
-        """The place for learners besides the first one."""
+        """The place for learners in addition to the first one."""
         ...
 
 
@@ -67,7 +67,7 @@ class Portable(Generic[T]):
 
     Args:
         value: The value.
-        key: Name of the setting that it comes from, for the message if it can not be sent.
+        key: Name of the setting that it comes from, for the message if it cannot be sent.
     """
 
     def __init__(self, value: T, key: str) -> None:
@@ -81,7 +81,7 @@ class Portable(Generic[T]):
         except Exception as error:
             raise ConfigError(
                 self.key,
-                f"can not be sent to a worker process ({error}): create what can not be sent "
+                f"cannot be sent to a worker process ({error}): create what cannot be sent "
                 "within the function, or use runner=dev",
             ) from error
         return _unpacked, (content, self.key)

@@ -92,12 +92,12 @@ class WorkerContext:
         self.steps = 0
 
     def count(self, steps: int = 0) -> None:
-        """Report so many environment steps of the worker; 0: only that it goes on.
+        """Report that many environment steps of the worker; 0: only that it continues.
 
         A call that takes longer than the time-out of its pool has to call this meanwhile.
 
         Raises:
-            CallCancelledError: If nobody needs the result of the running call any more.
+            CallCancelledError: If no one needs the result of the running call any more.
         """
         self.steps += steps
 
@@ -198,7 +198,7 @@ class WorkerPool(ABC):
     def allocate(self, nbytes: int) -> SharedMemory | PrivateMemory:
         """Zeroed memory that the workers see when it is an argument of a call.
 
-        Where workers have no part in it, each has a copy of its own. What was written then travels
+        Where workers have no part in it, each has its own copy. What was written then travels
         with calls and results: from here what `sends` and `publish` name, from a worker what its
         method `written()` names after a call, if it has one: arrays that are views of memory.
 
@@ -392,7 +392,7 @@ def check_spaces(
 
 
 def worker_names(kind: str, count: int, num_envs: int) -> list[str]:
-    """Names of workers with so many environments each, for messages."""
+    """Names of workers with that many environments each, for messages."""
     return [
         f"{kind} {i} (environments {i * num_envs} to {(i + 1) * num_envs - 1})"
         for i in range(count)
@@ -413,7 +413,7 @@ class ArrayLayout(Generic[Key]):
     """Layout of arrays in one piece of memory.
 
     It follows from the arguments alone, so processes that know these agree on it. Every array
-    begins on a cache line of its own, so that processes do not contend for the flags of others.
+    begins on its own cache line, so that processes do not contend for the flags of others.
 
     Args:
         specs: Shape and data type of each array, in their order.

@@ -127,7 +127,7 @@ def dumps(value: Any) -> bytes:
     """A value as bytes; objects of local classes need a slower way.
 
     Raises:
-        Exception: Whatever pickle raises if it can not be sent.
+        Exception: Whatever pickle raises if it cannot be sent.
     """
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
@@ -267,7 +267,7 @@ class ProcessContext(WorkerContext):
 def _watch(parent: int, conn: Connection) -> Callable[[], bool]:
     """A function that tells whether the process that makes the calls is gone.
 
-    Nobody holds the other end of the pipe then, or the process ended: processes that were forked by
+    No one holds the other end of the pipe then, or the process ended: processes that were forked by
     it for other purposes may hold a copy of its end.
     """
     poller = select.poll()
@@ -299,13 +299,13 @@ def encoded(result: Any) -> bytes:
     """A result as bytes.
 
     Raises:
-        EnvError: If it holds something that can not be sent to another process.
+        EnvError: If it holds something that cannot be sent to another process.
     """
     try:
         return dumps(result)
     except Exception as error:
         raise EnvError(
-            f"infos can not be sent to the main process ({error}): remove what can not be pickled "
+            f"infos cannot be sent to the main process ({error}): remove what cannot be pickled "
             "from the info dict of the environment, or use runner=dev"
         ) from error
 

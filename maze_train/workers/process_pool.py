@@ -301,7 +301,7 @@ def end_all(processes: Sequence[WorkerProcess]) -> None:
         deadline = time.monotonic() + CLOSE_GRACE_S
         for process in processes:
             process.wait(deadline)
-    finally:  # a signal may end the wait, after which nobody knows of them
+    finally:  # a signal may end the wait, after which no one knows of them
         for process in processes:
             process.kill()
         for process in processes:
@@ -349,8 +349,8 @@ class ProcessPool(RemotePool):
         place: Settings of the processes.
 
     Raises:
-        ConfigError: If a worker can not be sent.
-        OSError: If a process can not be started.
+        ConfigError: If a worker cannot be sent.
+        OSError: If a process cannot be started.
         WorkerError: If more files would be open than the system allows.
     """
 

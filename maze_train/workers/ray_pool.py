@@ -39,7 +39,7 @@ NEWS_S = 0.2
 PULSE_S = 5.0
 """Seconds that a worker that lives may take to say so."""
 
-MACHINE_LOST = "its machine is lost, or can not be reached"
+MACHINE_LOST = "its machine is lost, or cannot be reached"
 
 REMEDY = (
     "every machine needs this module: set runner.working_dir to the folder of your modules (it is "
@@ -96,7 +96,7 @@ class RayPool(RemotePool):
         place: Settings of the actors.
 
     Raises:
-        ConfigError: If a worker can not be sent, or there is no such cluster.
+        ConfigError: If a worker cannot be sent, or there is no such cluster.
         MissingExtraError: If Ray is not installed.
         WorkerError: If the cluster has no room for the workers.
     """
@@ -171,7 +171,7 @@ class RayPool(RemotePool):
         number = id(memory)  # of what this pool keeps
         if number not in self._memories:
             self._memories[number] = memory
-            self.publish(memory, [flat(memory)])  # somebody else made it: nobody knows of what
+            self.publish(memory, [flat(memory)])  # someone else made it: no one knows of what
         actor = self._actors[index]
         if number not in actor.memories:
             actor.memories.add(number)
@@ -440,6 +440,6 @@ def end_all(actors: Sequence[RemoteActor]) -> None:
         running[0]._ray.wait(results, num_returns=len(results), timeout=CLOSE_GRACE_S)
         for actor, result in zip(running, results, strict=True):
             actor.last_news(result)
-    finally:  # a signal may end the wait, after which nobody knows of them
+    finally:  # a signal may end the wait, after which no one knows of them
         for actor in running:
             actor.kill()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.core.checks import check_at_least, check_one_of, check_positive
 from maze_train.core.errors import ConfigError, WorkerError
-from maze_train.core.notices import tell
+from maze_train.core.notices import notify
 from maze_train.core.targets import import_extra
 from maze_train.workers.pool import LOOPBACK
 from maze_train.workers.remote import RemotePlace, available_cores
@@ -147,7 +147,7 @@ class RaySession:
             machines = f"no cluster runs, so Ray was started on this machine: {machines}"
         dashboard = f"; dashboard: http://{context.dashboard_url}" if context.dashboard_url else ""
         logs = context.address_info["session_dir"]
-        tell(f"ray: {machines}{dashboard}; logs of workers: {logs}/logs")
+        notify(f"ray: {machines}{dashboard}; logs of workers: {logs}/logs")
 
     def _find(self, address: str) -> str:
         """The address of a cluster that answers; `local` where there is to be one on this machine.
@@ -212,7 +212,7 @@ class RaySession:
                 self.ray.shutdown()
 
     def free_cpus(self, place: RaySettings) -> float:
-        """CPUs for workers of a place: those that they have, and those that nobody has."""
+        """CPUs for workers of a place: those that they have, and those that no one has."""
         if self.is_local:
             return available_cores() * place.cpus_per_worker  # nothing is reserved
         own = len(self._groups.get(place, ())) * place.cpus_per_worker
@@ -242,7 +242,7 @@ class RaySession:
         return found[:count]
 
     def _reserve(self, place: RaySettings, count: int) -> Any:
-        """A placement group with the CPUs and GPUs of so many workers."""
+        """A placement group with the CPUs and GPUs of that many workers."""
         bundle = {"CPU": place.cpus_per_worker, "GPU": place.gpus_per_worker}
         bundle = {name: amount for name, amount in bundle.items() if amount}
         group = self.ray.util.placement_group([bundle] * count, strategy=place.placement)
@@ -251,7 +251,7 @@ class RaySession:
         ready, deadline = group.ready(), time.monotonic() + place.timeout_s
         if self.ray.wait([ready], timeout=min(PATIENCE_S, place.timeout_s))[0]:
             return group
-        tell(f"ray: waiting for room for {asked}; {self._room()}")
+        notify(f"ray: waiting for room for {asked}; {self._room()}")
         if not self.ray.wait([ready], timeout=max(0.0, deadline - time.monotonic()))[0]:
             raise WorkerError(
                 f"the cluster has no room for {asked} within worker_timeout_s = "
@@ -267,10 +267,10 @@ class RaySession:
 
 
 def look_for(address: str) -> None:
-    """Look whether somebody answers at `<host>:<port>`.
+    """Look whether someone answers at `<host>:<port>`.
 
     Raises:
-        OSError: If nobody does.
+        OSError: If no one does.
     """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), ANSWER_S):
@@ -318,7 +318,7 @@ def ctrl_c_waits(what: str) -> Iterator[None]:
 
     def note(number: int, frame: object) -> None:
         if not noted:
-            tell(f"SIGINT: {what} first")
+            notify(f"SIGINT: {what} first")
         noted.append(number)
 
     if threading.current_thread() is not threading.main_thread() or not callable(before):

@@ -143,7 +143,7 @@ class RayWorker:
             self._arrival.notify_all()
 
     def cancel(self, count: int) -> None:
-        """Cancel so many calls, from the first one on."""
+        """Cancel that many calls, from the first one on."""
         self._context.numbers[CANCELLED] = count
 
     def pulse(self) -> tuple[int, int]:

@@ -65,7 +65,7 @@ class RemotePlace:
 
     @property
     def has_own_gpus(self) -> bool:
-        """Whether each worker has a GPU that nobody else has, on whatever machine."""
+        """Whether each worker has a GPU that no one else has, on whatever machine."""
         return False
 
     def for_learners(self) -> Self:

@@ -40,7 +40,7 @@ class TaskQueue(Generic[Result]):
     the third worker died or hung with it.
 
     A worker has these methods: `describe()` gives the observation and action space of its
-    environments; `begin_round(*args)` begins a round; `advance(tasks)` takes tasks over, goes on
+    environments; `begin_round(*args)` begins a round; `advance(tasks)` takes tasks over, continues
     with all of its tasks for a while, and returns results; `drop()` forgets its tasks.
 
     Args:
@@ -56,7 +56,7 @@ class TaskQueue(Generic[Result]):
         spaces: Observation and action space of one environment.
 
     Raises:
-        MazeTrainError: If a worker can not be made.
+        MazeTrainError: If a worker cannot be made.
         SpaceError: If the environments differ in their spaces.
     """
 

@@ -119,7 +119,7 @@ def row_of(tree, i):
 
 
 def step_each(losses):
-    """Steps of optimizers on losses of their own; all gradients are those before the steps.
+    """Steps of optimizers on their own losses; all gradients are those before the steps.
 
     Returns what learners report of it.
     """

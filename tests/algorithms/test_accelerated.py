@@ -55,7 +55,7 @@ def _as_before():
 def make_learner(
     algorithm="ppo", actions="discrete", ordinary=False, model=None, space=BOX, **settings
 ):
-    """A learner; an ordinary one has a method of its own, which does what the parent's does."""
+    """A learner; an ordinary one has its own method, which does what the parent's does."""
     learner_class, config_class, defaults = ALGORITHMS[algorithm]
     if ordinary:
 

@@ -58,7 +58,7 @@ def slow_likelihood(space, params, actions, weights):
 def test_likelihood(weighted):
     """Cross-entropies summed over choices and bits, that of a Gaussian, and sums over parts.
 
-    Every choice has a weight of its own.
+    Every choice has its own weight.
     """
     distribution, params, actions = drawn(HYBRID, n=40)
     weights, total, own = {}, 0.0, iter(distribution.split(params))

@@ -77,7 +77,7 @@ def test_deviation_in_units_of_the_environment(family):
 
 
 def test_parts_and_their_mean():
-    """Several parts have tags of their own beside the mean over those that an event applies to."""
+    """Several parts have their own tags next to the mean over those that an event applies to."""
     space = spaces.Dict(
         OrderedDict(a=spaces.Discrete(2), b=spaces.Discrete(2), arm=spaces.Box(-1.0, 1.0, (1,)))
     )

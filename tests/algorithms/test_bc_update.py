@@ -128,7 +128,7 @@ def test_metrics_of_some_minibatches():
 
 
 def test_a_bad_number_ends_training_or_is_left_out():
-    """A loss that is not finite is told; with `skip` its step is left out."""
+    """A loss that is not finite is reported; with `skip` its step is left out."""
     bad = BCBatch(torch.full((2, 3), torch.nan, dtype=torch.float64), torch.tensor([0, 1]))
     model = make_model(spaces.Discrete(3))
     before = [p.detach().clone() for p in model.parameters()]

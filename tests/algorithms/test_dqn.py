@@ -186,7 +186,7 @@ def test_updates_are_those_of_the_papers(space, settings, weights):
 
 
 def test_batches_are_moved_to_the_device_of_the_learner():
-    """Other learners get theirs as arrays, buffers of one's own may be anywhere."""
+    """Other learners get theirs as arrays, custom buffers may be anywhere."""
     learner = DQNLearner(make_model(MASKED), DQNAlgorithmConfig(**SETTINGS), device="meta")
     batch = learner.preprocess("default", make_batch(MASKED, 0, weights=True), Statistics())
     leaves = [*batch.obs.values(), *batch.next_obs.values(), batch.rewards, batch.weights]
@@ -225,7 +225,7 @@ class Ordinary(Tripled):
 @pytest.mark.parametrize("loss", ["huber", "squared"])
 @pytest.mark.parametrize(("space", "weights"), [(BOX, False), (PARTS, True)])
 def test_gradients_by_hand_are_those_of_autograd(space, weights, loss):
-    """Networks of linear layers have them; a subclass gets those of its own loss."""
+    """Networks of linear layers have them; its own subclass gets those loss."""
     norms = {}
     for learner_class in (DQNLearner, Ordinary, Tripled):
         model = make_model(space).float()
@@ -246,7 +246,7 @@ def test_gradients_by_hand_are_those_of_autograd(space, weights, loss):
 
 
 class Ring(gymnasium.Env[Any, Any]):
-    """States in a ring: one action goes on and brings the number of the state, one goes back to 0.
+    """States in a ring: one action moves on and pays the number of the state, one goes to 0.
 
     Args:
         is_chain: Whether the episode ends in the last state; else it is cut off after 5 steps.

@@ -90,10 +90,10 @@ class ScriptedRollouts(ESDistributedRollouts):
         return PrivateMemory(nbytes)
 
     def publish(self, memory: Any, arrays: Any) -> None:
-        """There is nobody who lacks it."""
+        """There is no one who lacks it."""
 
     def set_up(self, method: str, *args: Any) -> None:
-        """There is nobody to set up."""
+        """There is no one to set up."""
 
     def begin(self, *args: Any, **kwargs: Any) -> None:
         """Begin, or begin an iteration as a queue does."""

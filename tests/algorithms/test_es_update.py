@@ -51,7 +51,7 @@ class Directions(torch.optim.Optimizer):
 
 
 class NetWithBuffers(nn.Module):
-    """A network of a user with statistics of its own and a layer that is not trained."""
+    """A network of a user with its own statistics and a layer that is not trained."""
 
     def __init__(self, observation_space, output_size):
         super().__init__()
@@ -349,7 +349,7 @@ def test_statistics_of_observations(table, kind):
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("on_non_finite", ["raise", "skip"])
 def test_returns_that_are_not_finite(table, bad, on_non_finite):
-    """They can not be compared: an error that says so, and parameters stay."""
+    """They cannot be compared: an error that says so, and parameters stay."""
     model = make_model()
     before = theta_of(model)
     learner = ESLearner(model, make_config(on_non_finite=on_non_finite))

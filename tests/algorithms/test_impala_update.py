@@ -1,4 +1,4 @@
-"""What IMPALA knows beside the update: importance weights, ages of weights, replayed rollouts."""
+"""What IMPALA knows next to the update: importance weights, ages of weights, replayed rollouts."""
 
 from __future__ import annotations
 

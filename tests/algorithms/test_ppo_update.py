@@ -52,7 +52,7 @@ def recorded(**settings):
 def test_the_minibatch_that_moves_too_far_is_not_applied(target_kl, low, high):
     """Trap 11: passes end before the step of the first minibatch whose estimate is too large.
 
-    The next update begins its passes anew.
+    The next update begins its passes again.
     """
     settings = {"target_kl": target_kl, "batch_size": 6, "lr": 0.01}
     row, _ = compare("ppo", make_problem(), updates=3, **settings)
@@ -152,7 +152,7 @@ def test_value_clipping_needs_a_scalar_critic():
 
 
 class OwnLoss(A2CLearner):
-    """A learner of a user with a term of its own in the loss."""
+    """A learner of a user with its own term in the loss."""
 
     def compute_loss_for_module(self, module_id, batch, statistics):
         loss = super().compute_loss_for_module(module_id, batch, statistics)

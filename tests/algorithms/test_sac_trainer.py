@@ -31,7 +31,7 @@ class NotedEnv(gymnasium.Env[Any, Any]):
     """Episodes of 5 steps, far from 0; notes what was acted on, and the actions.
 
     Args:
-        lost_every: Each so many steps, counted over all episodes, the reward is no number.
+        lost_every: Each that many steps, counted over all episodes, the reward is no number.
     """
 
     observation_space = spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -269,7 +269,7 @@ def test_the_first_actions_are_uniform() -> None:
 
 
 def actions_of(updates: int, resumed_after: int | None = None, **changes: Any) -> Any:
-    """Actions of the environments of a run, which may be interrupted and go on in another one."""
+    """Actions of the environments of a run, which another one may continue."""
     with sac(2, **changes) as (trainer, envs):
         for _ in range(updates if resumed_after is None else resumed_after):
             update(trainer)
@@ -287,7 +287,7 @@ def actions_of(updates: int, resumed_after: int | None = None, **changes: Any) -
 
 @pytest.mark.parametrize("resumed_after", [1, 2, 3])
 def test_first_actions_that_are_held(resumed_after: int) -> None:
-    """For so many steps, over the ends of episodes and of updates, and in a resumed run."""
+    """For that many steps, over the ends of episodes and of updates, and in a resumed run."""
     changes = {
         "algorithm.initial_action_repeat": 3,
         "algorithm.n_rollout_steps": 2,

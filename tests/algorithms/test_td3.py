@@ -264,7 +264,7 @@ def test_a_run_has_the_same_numbers_in_processes(tmp_path):
 
 
 def test_the_target_of_a_policy_that_was_taken_over_is_its_copy(tmp_path):
-    """A target that begins anew would pull the critics to actions of another policy."""
+    """A target that starts over would pull the critics to actions of another policy."""
     base, run_dir = tmp_path / "base", tmp_path / "next"
     train("Pendulum-v1", "td3", run_dir=base, **SMALL)
     still = {"algorithm.lr": 1e-30, "algorithm.tau": 1e-30, "seed": 2}

@@ -97,7 +97,7 @@ class ActorEnv(gymnasium.Env):
 
 
 def is_first(marker):
-    """Whether nobody else, in whatever process, asked that of this file before."""
+    """Whether no one else, in whatever process, asked that of this file before."""
     try:
         marker.touch(exist_ok=False)
     except FileExistsError:
@@ -180,7 +180,7 @@ class GatedEnv(ActorEnv):
 
 
 class BrokenLaterEnv(ActorEnv):
-    """Can not be built once a file is there."""
+    """Cannot be built once a file is there."""
 
     def __init__(self, marker):
         super().__init__()

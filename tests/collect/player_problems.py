@@ -129,7 +129,7 @@ def closing_env():
 
 
 def bits(episode):
-    """All that is told of an episode, to the bit."""
+    """All that is reported of an episode, to the bit."""
     numbers = np.array([episode.episode_return, episode.success]).tobytes()
     flags = (episode.terminated, episode.truncated, episode.lost, episode.video)
     found = [episode.number, episode.seed, numbers, episode.length, *flags]

@@ -1,6 +1,6 @@
 """What members of a population do, written as the plain loop that it is.
 
-One member after the other: a copy of the policy gets θ + σε or θ - σε, an environment of its own is
+One member after the other: a copy of the policy gets θ + σε or θ - σε, its own environment is
 reset with the seed of the pair, and the copy acts until the episode ends.
 """
 

@@ -148,7 +148,7 @@ def test_what_is_collected_is_what_each_actor_collects(start, kind, place):
 
 
 def test_last_observations_and_lost_episodes(start):
-    """They are kept where they are asked for, and rows without a transition are told apart."""
+    """They are kept where they are asked for, and rows without a transition are distinguished."""
     make = partial(FaultyEnv, "lost", 4)
     collector, model = start(make, skips=True)
     expected = References(make, skips=True)
@@ -260,7 +260,7 @@ def test_killed_workers_change_no_number(start, n_workers, memory, tmp_path, cap
 
 @slow
 def test_a_failure_that_comes_again(start, capfd):
-    """The second time the actor begins new episodes; its environments alone, which is told."""
+    """The second time the actor begins new episodes; its environments alone, which is reported."""
     seed = EpisodeSeeds(Seeds(5).integer("1/0"), 0, E)
     seed.next()
     make = partial(FailsForSeedEnv, "raise", seed.next())

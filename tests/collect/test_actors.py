@@ -119,7 +119,7 @@ class Learner:
         return [self.actors._pool.steps(i) for i in range(self.actors.num_actors)]
 
     def wait_for_pause(self, rollouts):
-        """Wait until actors made so many rollouts, and see that they make no more."""
+        """Wait until actors made that many rollouts, and see that they make no more."""
         expected = rollouts * T * self.actors.num_envs
         while sum(self.made()) < expected:
             self.check_time()
@@ -228,7 +228,7 @@ def test_environments_of_processes_keep_nothing_of_their_episodes(is_remote):
 
 @slow
 def test_first_come_first_served(start, tmp_path):
-    """Nobody waits for an actor that is slow, and nobody overtakes."""
+    """No one waits for an actor that is slow, and no one overtakes."""
     learner = start(partial(GatedEnv, tmp_path, (1,)), num_envs=1, queue_size=4)
     numbers = [float(learner.gather().rollout.obs[0, 0, 0]) for _ in range(5)]
     assert numbers == [0.0] * 5
@@ -243,7 +243,7 @@ def test_first_come_first_served(start, tmp_path):
 @slow
 @pytest.mark.parametrize(("queue_size", "num_slots"), [(0, 1), (1, 2), (3, 3)])
 def test_the_queue_is_bounded(start, queue_size, num_slots):
-    """Actors pause when all of their slots are full, and go on when the learner took some."""
+    """Actors pause when all of their slots are full, and continue when the learner took some."""
     # Those that wait, or whose rollouts wait to be looked at, do not hang.
     learner = start(queue_size=queue_size, timeout_s=SHORT_S)
     assert learner.actors.num_slots == num_slots
@@ -371,7 +371,7 @@ TRACEBACK = 'In the worker process:\n(?s:.*)raise RuntimeError\\("the wheel came
 @slow
 @pytest.mark.parametrize("how", FAILURES)
 def test_a_failed_actor_is_started_again(start, how, tmp_path, capfd):
-    """It is told, what is lost is counted, and new episodes have other seeds."""
+    """It is reported, what is lost is counted, and new episodes have other seeds."""
     make = partial(FaultyEnv, how, 7, tmp_path / "failed")
     learner = start(make, timeout_s=SHORT_S, on_worker_failure="restart")
     expected = References(partial(FaultyEnv, "nothing", 7))
@@ -449,7 +449,7 @@ def test_killed_actors(start, capfd):
 
 @slow
 def test_environments_that_can_not_be_built(start, tmp_path):
-    """That is told at once; and when a process is started again, after so many attempts."""
+    """That is reported at once; and when a process is started again, after that many attempts."""
     marker = tmp_path / "broken"
     make = partial(BrokenLaterEnv, marker)
     learner = start(make, on_worker_failure="restart", max_worker_restarts=3)
@@ -470,7 +470,7 @@ def test_environments_that_can_not_be_built(start, tmp_path):
 
 def test_environments_that_can_not_be_sent(start):
     """The error says what to do, before any process is started."""
-    words = r"^env: can not be sent .*generator.*within the function"
+    words = r"^env: cannot be sent .*generator.*within the function"
     with pytest.raises(ConfigError, match=words):
         start(partial(ActorEnv, (k for k in "ab")))
 
@@ -562,7 +562,7 @@ def test_a_state_before_the_first_weights(start):
 @slow
 @pytest.mark.parametrize(("before", "after"), [(True, True), (True, False), (False, True)])
 def test_a_run_that_is_continued_elsewhere(start, capfd, before, after):
-    """With the published weights and new episodes; what was in flight is dropped, that is told."""
+    """With published weights and new episodes; what was in flight is dropped and reported."""
     first, second = start(remote=before), Learner(remote=after)
     first.gather()
     if before:

@@ -191,7 +191,7 @@ def test_what_is_no_action(actions, given):
 def test_actions_that_can_not_be_read(actions, given):
     """Whatever that raises, the error names policy and seed."""
     words = r"^policy test_agents\..* failed at step 1 of the episode with seed 10: it"
-    cause = "can not be read: RuntimeError: Can't call numpy" if actions == "box" else ""
+    cause = "cannot be read: RuntimeError: Can't call numpy" if actions == "box" else ""
     with pytest.raises(EpisodeError, match=f"{words}.*{cause}"):
         acting(partial(WalkEnv, "box", actions), lambda: lambda _: given)
 
@@ -234,7 +234,7 @@ def test_policies_that_raise():
 
 
 def test_what_is_no_policy():
-    """Neither callable nor with a method; the same object for all; one that can not be built."""
+    """Neither callable nor with a method; the same object for all; one that cannot be built."""
     slots = started(WalkEnv)
     with pytest.raises(ConfigError, match=r"^policy = 5: expected a method act"):
         PolicyAgent(lambda: 5, slots)

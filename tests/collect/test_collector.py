@@ -267,7 +267,7 @@ class Forgetful(ActorEnv):
 def test_episodes_that_can_not_be_restored_are_lost_if_that_is_allowed():
     """Else it is an error; what was summed up of them is forgotten, that of others is kept.
 
-    A policy with a memory begins with an empty one there, and goes on elsewhere.
+    A policy with a memory begins with an empty one there, and continues elsewhere.
     """
     env = SequentialVectorEnv([Forgetful] * B)
     model = make_model(env, MemoryConfig(cell="gru", size=4))

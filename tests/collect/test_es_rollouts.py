@@ -222,7 +222,7 @@ def test_results_of_an_earlier_policy_are_dropped(start, n_workers):
 
 @every_place
 def test_what_is_called_meanwhile_may_raise(start, n_workers):
-    """It goes through; the workers go on with the next iteration."""
+    """It goes through; the workers continue with the next iteration."""
     rollouts = start(UnequalEnv, n_workers)
 
     def enough():
@@ -291,7 +291,7 @@ def test_what_is_not_needed_any_more_is_not_played_on(start):
 @pytest.mark.parametrize("victims", [[1], [0, 1]])
 @pytest.mark.parametrize("after", everyday(1, [1, 0, 7]))
 def test_killed_processes(start, victims, after, capfd):
-    """They are started again, that is told, and the results are the same."""
+    """They are started again, that is reported, and the results are the same."""
     expected = expected_pairs(UnequalEnv, 12)
     rollouts = start(UnequalEnv, 2, 6, on_worker_failure="restart")
     with rollouts.generate(8) as pairs:

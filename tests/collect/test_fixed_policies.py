@@ -117,7 +117,7 @@ class CountsTurns:
 
 
 class NeedsSeed(CountsTurns):
-    """Can not be reset without a seed."""
+    """Cannot be reset without a seed."""
 
     def reset(self, seed: int) -> None:  # type: ignore[override]
         raise AssertionError
@@ -166,7 +166,7 @@ def test_a_policy_that_is_reset_hears_where_episodes_begin() -> None:
     again.hidden_state = actors[0].hidden_state.clone()
     ones = torch.ones(2, 2)
     found = again.params({"agents/first": ones, "agents/second": ones, "acts": ones})
-    assert found.tolist() == [[1.0, 1.0]] * 2  # in a run that goes on they begin anew
+    assert found.tolist() == [[1.0, 1.0]] * 2  # in a run that continues they start over
     first = model.by_policy["a"].policy_params(torch.ones(3, 2))
     assert first.tolist() == [[1.0]] * 3
 

@@ -89,7 +89,7 @@ def test_a_box_with_the_widest_bounds():
 
 
 def test_all_of_int64():
-    """float64 can not hold its bounds; gymnasium itself returns one number alone here."""
+    """float64 cannot hold its bounds; gymnasium itself returns one number alone here."""
     limits = np.iinfo(np.int64)
     space = spaces.Box(limits.min, limits.max, (1,), np.int64)
     actions = random_actions(space)[:, 0]

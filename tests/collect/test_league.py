@@ -63,7 +63,7 @@ def test_ratings_by_hand() -> None:
 
 
 def test_snapshots_are_added_and_removed() -> None:
-    """After so many epochs, or with so many points in enough episodes; the oldest goes."""
+    """After that many epochs, or with that many points in enough episodes; the oldest goes."""
     own = league(add_every=2, at_win_rate=0.75, least_episodes=4, keep=2)
     assert own.is_due(0)
     assert own.add(str) == []

@@ -1,4 +1,4 @@
-"""Populations: each member plays what it would alone, whoever plays beside it and when."""
+"""Populations: each member plays what it would alone, whoever plays next to it and when."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_moments_of_large_numbers():
 
 @pytest.mark.parametrize("where", ["obs", "reward"])
 def test_lost_members(where):
-    """They are told from others, which play on as if nothing had happened."""
+    """They are reported from others, which play on as if nothing had happened."""
     make = partial(SpoiltEnv, where)
     model = model_for(make, "normalised")
     results = []
@@ -211,7 +211,7 @@ def test_lost_members(where):
 
 
 def test_raw_returns():
-    """Members are judged by the rewards that they get; what is told are those of the game."""
+    """Members are judged by the rewards that they get; what is reported are those of the game."""
 
     def make():
         return TransformReward(MonitoringWrapper(WalkEnv()), lambda reward: -2.0 * reward)

@@ -237,7 +237,7 @@ def test_nothing_is_recorded_that_is_not_asked_for():
 
 @every_place
 def test_lost_episodes(start, n_workers):
-    """They are told as lost, without a trajectory; or they are an error that names the seed."""
+    """They are reported as lost, without a trajectory; or they are an error that names the seed."""
     make = partial(FailsForSeedEnv, "lost", 4)
     player = start(make, n_workers=n_workers, on_non_finite="skip")
     found = list(player.play(range(8)))
@@ -304,7 +304,7 @@ def test_a_policy_that_raises(start, n_workers):
 
 @pytest.mark.parametrize("bad", [-1, 1.5, "7", None])
 def test_seeds_have_to_be_integers(bad):
-    """That is told at once."""
+    """That is reported at once."""
     words = r"^seeds\[1\] = .*expected an integer >= 0"
     with player_of(WalkEnv) as player, pytest.raises(ConfigError, match=words):
         player.play([0, bad])
@@ -318,7 +318,7 @@ def test_settings_are_checked(key):
 
 
 def refuses(slots):
-    """An agent that can not be built."""
+    """An agent that cannot be built."""
     raise ConfigError("policy", "expected another one")
 
 
@@ -332,7 +332,7 @@ def test_an_agent_that_can_not_be_built():
 
 @slow
 def test_what_can_not_be_built(tmp_path):
-    """Errors of settings are told as what they are, others with the process; none is left."""
+    """Errors of settings are reported as what they are, others with the process; none is left."""
     marker = tmp_path / "broken"
     marker.touch()
     with pytest.raises(ConfigError, match="another one"):
@@ -341,7 +341,7 @@ def test_what_can_not_be_built(tmp_path):
         player_of(partial(BrokenLaterEnv, marker), n_workers=2)
     with pytest.raises(SpaceError, match="all environments must have equal"):
         player_of(partial(OddOneOutEnv, tmp_path / "one"), n_workers=2, num_envs=2)
-    with pytest.raises(ConfigError, match=r"policy.*can not be sent to a worker process"):
+    with pytest.raises(ConfigError, match=r"policy.*cannot be sent to a worker process"):
         player_of(WalkEnv, partial(refuses, (k for k in "ab")), n_workers=2)
     with pytest.raises(ConfigError, match="n_workers"):
         player_of(WalkEnv, n_workers=-1)
@@ -352,7 +352,7 @@ def test_what_can_not_be_built(tmp_path):
 @pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
 @pytest.mark.parametrize("after", everyday(1, [1, 0, 7]))
 def test_killed_processes(start, victims, after, capfd):
-    """In the middle of episodes; others play them again, and nobody sees a difference."""
+    """In the middle of episodes; others play them again, and no one sees a difference."""
     make, make_agent = PROBLEMS["user"]()
     player = start(make, make_agent, on_worker_failure="restart")
     episodes = player.play(range(40))
@@ -454,7 +454,7 @@ def test_episodes_that_wait_are_kept(start, n_workers):
 
 @every_place
 def test_episodes_that_are_not_wanted_any_more(start, n_workers):
-    """Another call begins anew, and news of the first one are not taken for its own."""
+    """Another call starts over, and news of the first one are not taken for its own."""
     player = start(UnequalEnv, n_workers=n_workers)
     expected = play_alone(UnequalEnv, RandomAgent, range(100, 112))
     for _ in range(5):
@@ -518,7 +518,7 @@ def test_videos(start, tmp_path):
 
 @every_place
 def test_videos_of_what_can_not_be_seen(tmp_path, n_workers):
-    """That is told before anything is played."""
+    """That is reported before anything is played."""
     pytest.importorskip("imageio_ffmpeg")
     settings = PlaySettings(video_dir=str(tmp_path))
     with pytest.raises(EnvError, match='build the environment with render_mode="rgb_array"'):

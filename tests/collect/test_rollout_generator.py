@@ -84,7 +84,7 @@ def test_an_object_stays_as_it_is():
 
 
 def test_seeds_go_on():
-    """Each call plays the next ones, or those that it is told."""
+    """Each call plays the next ones, or those that it is reported."""
     with RolloutGenerator(WalkEnv, seed=7) as generator:
         first = generator.rollout(3)
         told = generator.rollout(2, seeds=[3, 8])

@@ -43,7 +43,7 @@ def described(path):
 
 
 def frames(n, height, width):
-    """Frames whose halves have a colour of their own, which changes with time."""
+    """Frames whose halves have their own colour, which changes with time."""
     found = np.zeros((n, height, width, 3), np.uint8)
     for t in range(n):
         found[t, :, : width // 2] = (20 * t, 200, 30)
@@ -102,11 +102,11 @@ def test_a_file_that_can_not_be_written(tmp_path):
     folder.mkdir()
     writer = VideoWriter(folder)
     writer.add(np.zeros((8, 8, 3), np.uint8))
-    with pytest.raises(RunDirectoryError, match=r"a\.mp4 can not be written: .*directory"):
+    with pytest.raises(RunDirectoryError, match=r"a\.mp4 cannot be written: .*directory"):
         writer.close()
     assert [path.name for path in tmp_path.iterdir()] == ["a.mp4"]
     (folder / "file").write_text("")
-    with pytest.raises(RunDirectoryError, match=r"b\.mp4 can not be written"):
+    with pytest.raises(RunDirectoryError, match=r"b\.mp4 cannot be written"):
         VideoWriter(folder / "file" / "b.mp4").add(np.zeros((8, 8, 3), np.uint8))
 
 
@@ -120,7 +120,7 @@ def test_an_ffmpeg_that_dies(call, tmp_path):
     process.kill()
     process.wait()
     arguments = (frame,) if call == "add" else ()
-    with pytest.raises(RunDirectoryError, match=r"a\.mp4 can not be written: .*(ended|pipe)"):
+    with pytest.raises(RunDirectoryError, match=r"a\.mp4 cannot be written: .*(ended|pipe)"):
         getattr(writer, call)(*arguments)
     writer.discard()
     assert list(tmp_path.iterdir()) == []
@@ -179,7 +179,7 @@ def test_other_render_modes(mode):
 
 
 def test_videos_of_episodes(tmp_path):
-    """T + 1 frames of every k-th episode, whatever is played beside it; numbers are the same."""
+    """T + 1 frames of every k-th episode, whatever is played next to it; numbers are the same."""
     settings = PlaySettings(video_dir=str(tmp_path / "videos"), video_every=2)
     with RolloutPlayer(PictureEnv, RandomAgent, settings, num_envs=3) as player:
         found = list(player.play([5, 6, 7, 8, 9]))

@@ -45,7 +45,7 @@ def test_the_critic_stays_at_home():
         assert not torch.equal(value, model.critic.state_dict()[key])
     whole = sum(value.nbytes for value in model.state_dict().values())
     critic = sum(value.nbytes for value in model.critic.state_dict().values())
-    # Two buffers; each tensor begins on a cache line of its own.
+    # Two buffers; each tensor begins on its own cache line.
     padding = 64 * (len(model.state_dict()) + 2)
     assert 2 * (whole - critic) < len(memory) < 2 * (whole - critic + padding)
 
@@ -170,7 +170,7 @@ class Stopped(Exception):  # noqa: N818  # not an error
 
 
 class SteppedWriter:
-    """Publishes version after version in a thread, which moves only as far as it is told."""
+    """Publishes version after version in a thread, which moves only as far as it is reported."""
 
     def __init__(self, memory):
         self.published = 0
@@ -206,7 +206,7 @@ class SteppedWriter:
             raise Stopped
 
     def advance(self, steps):
-        """Let so many accesses happen."""
+        """Let that many accesses happen."""
         for _ in range(steps):
             self._go.release()
             assert self._done.acquire(timeout=30), "the thread of the writer failed"
@@ -257,7 +257,7 @@ def test_whatever_the_writer_does_between_two_steps_of_a_reader(stepped, longest
 
 
 def read_versions(memory, size, count):
-    """Read so many versions; returns what was wrong."""
+    """Read that many versions; returns what was wrong."""
     torch.set_num_threads(1)
     model = Wide(size)
     reader = WeightsReader(model, memory)

@@ -121,7 +121,7 @@ def test_settings_that_may_not_change(run_dir, runner, key, value, was):
 
 
 def test_tuples_were_once_stored_as_lists(run_dir):
-    """A run that has a list goes on with the tuple of the same values, and with no other."""
+    """A run that has a list continues with the tuple of the same values, and with no other."""
     path = run_dir / "config.yaml"
     path.write_text(path.read_text().replace("kwargs: {}", "kwargs: {size: [8, 4]}"))
     continued(load_config({**BASE, "env.kwargs.size": (8, 4)}), run_dir)

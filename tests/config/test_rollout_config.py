@@ -78,7 +78,7 @@ def test_seeds_of_the_episodes(given: dict[str, Any], expected: list[int]) -> No
 
 @pytest.mark.parametrize("seeds", [np.array(3), np.zeros((2, 2)), "012", {"a": 1}, [True], [0.5]])
 def test_seeds_that_are_none(seeds: Any) -> None:
-    """The key is told."""
+    """The key is reported."""
     with pytest.raises(ConfigError, match="seeds"):
         load_rollout_config({**RANDOM, "seeds": seeds})
 
@@ -180,7 +180,7 @@ def test_a_run_without_environment_asks_for_one(run: Path) -> None:
 
 
 def test_a_directory_without_policy(tmp_path: Path, run: Path) -> None:
-    """A run that is not there, or has saved nothing yet, is told with what is missing."""
+    """A run that is not there, or has saved nothing yet, is reported with what is missing."""
     with pytest.raises(ConfigError, match=r"run = '.*nowhere': there is no .*no such dir"):
         load_rollout_config({"run": tmp_path / "nowhere"})
     (run / "best/policy.pt").unlink()

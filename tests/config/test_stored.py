@@ -83,7 +83,7 @@ def test_the_words_that_allow_it_are_told() -> None:
 @pytest.mark.parametrize(
     ("path", "note"),
     [
-        ("own_stored.os.system", "(os is a module of its own)"),
+        ("own_stored.os.system", "(os is its own module)"),
         ("own_stored.system", "(defined in posix)"),
         ("own_stored.Elsewhere", "(defined in own_elsewhere)"),
         ("own_stored.OwnEnv.__subclasses__", "(defined in builtins)"),
@@ -154,14 +154,14 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
 
 
 def test_the_command_that_goes_on_has_the_words() -> None:
-    """A run with modules of one's own tells the whole command."""
+    """A run with custom modules tells the whole command."""
     config = load_config({**BASE, "tracking.writers": [{"_target_": "my.Writer"}]})
     command = how_to_go_on(Path("run"), config)
-    assert command == "to go on: maze-run resume=run trust=[my,own_stored]"
+    assert command == "to continue: maze-run resume=run trust=[my,own_stored]"
     writers = [dict, {"_target_": "my.Writer"}]
     config = load_config({**BASE, "env": dict, "tracking.writers": writers})
     call = "train(env=..., **{'tracking.writers': ...}, resume='run', trust=['my'])"
-    assert how_to_go_on(Path("run"), config) == f"to go on: {call}"
+    assert how_to_go_on(Path("run"), config) == f"to continue: {call}"
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ class Stream:
         return obs
 
     def next_obs(self, env):
-        """The observation that a step leads to; stacks of frames go on."""
+        """The observation that a step leads to; stacks of frames continue."""
         obs = self.new_obs()
         for key in self.frame_stack:
             obs[key] = np.concatenate([self.obs[env][key][1:], obs[key][-1:]])
@@ -155,7 +155,7 @@ class Stream:
 
     def step(self, env):
         """One step of one environment; ends of all kinds, and rows that are no transitions."""
-        kind = "goes on"
+        kind = "continues"
         if self.rng.random() < self.ends:
             kind = self.rng.choice(self.kinds)
         step = Step(self.obs[env], self.new_action(), float(self.rng.normal()))
@@ -165,7 +165,7 @@ class Stream:
         self.obs[env] = self.next_obs(env)
         if step.truncated:
             step.final_obs = self.obs[env]
-        if kind != "goes on":
+        if kind != "continues":
             self.obs[env] = self.first_obs(env)
         return step
 

@@ -33,7 +33,7 @@ def test_every_frame_is_stored_once(padding, share):
 
 
 def test_a_wrapper_may_skip_observations():
-    """Stacks that go on by two frames are stored as they are; rounding keeps no frame twice."""
+    """Stacks that continue by two frames are stored as they are; rounding keeps no frame twice."""
     space = spaces.Box(-np.inf, np.inf, (4, 1), np.float64)
     memory = FrameMemory(space, 9, 1)
     frames = np.random.default_rng(0).standard_normal(40)

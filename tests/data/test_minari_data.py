@@ -116,7 +116,7 @@ def test_what_minari_writes_in_another_way():
 def test_keys_that_hdf5_can_not_keep(root, name):
     """The key is named, and nothing is written."""
     space = spaces.Tuple((CHOICE, ODD_SPACES[name]))
-    with pytest.raises(SpaceError, match=r"the key .* can not be kept in a Minari data set"):
+    with pytest.raises(SpaceError, match=r"the key .* cannot be kept in a Minari data set"):
         save_minari(in_memory(space), NAME)
     assert not root.exists() or list(root.iterdir()) == []
 
@@ -242,7 +242,7 @@ def test_what_minari_wrote_with_loss_is_read():
         ({"observations": [np.zeros(2)] * 4}, ShapeError, r"trajectory 1: obs .*\[4, 2\]"),
         ({"actions": [0, 1, 3]}, SpaceError, "trajectory 1: actions: 3 .*not in Discrete"),
         ({"rewards": [0.0, np.nan, 0.0]}, DatasetError, r"episode 1 is no .*rewards\[1\] = nan"),
-        ({"terminations": [True, False, True]}, DatasetError, "episode 1 goes on after"),
+        ({"terminations": [True, False, True]}, DatasetError, "episode 1 continues after"),
     ],
 )
 def test_episodes_that_are_no_trajectories(changes, error, text):
@@ -253,7 +253,7 @@ def test_episodes_that_are_no_trajectories(changes, error, text):
 
 
 def test_text_is_refused():
-    """A space that the package can not describe is named by its leaf."""
+    """A space that the package cannot describe is named by its leaf."""
     by_minari(
         [buffer(observations={"word": ["a"] * 4})],
         observation_space=spaces.Dict({"word": spaces.Text(3)}),
@@ -267,7 +267,7 @@ def test_data_sets_that_are_not_there(root):
     with pytest.raises(DatasetError, match=f"minari:{NAME} is not on this machine") as told:
         load_minari(NAME)
     assert f"'minari download {NAME}' gets one" in str(told.value)
-    assert "=True" not in str(told.value)  # arguments of Minari, which can not be set
+    assert "=True" not in str(told.value)  # arguments of Minari, which cannot be set
     for name in ("cartpole", "../../x-v0", "/x-v0", "a//../x-v0", "", "x-v"):
         for use in (load_minari, lambda name: save_minari(in_memory(), name)):
             with pytest.raises(DatasetError, match="is no name of a Minari data set"):
@@ -276,7 +276,7 @@ def test_data_sets_that_are_not_there(root):
 
 
 def test_a_failed_export_leaves_nothing(root, monkeypatch):
-    """Seeds that HDF5 can not keep, and a full disk."""
+    """Seeds that HDF5 cannot keep, and a full disk."""
     dataset = in_memory()
     (part,) = dataset.parts
     odd = TrajectoryDataset([replace(part, seeds=[1, 2**64, 3])], dataset.metadata)
@@ -300,11 +300,11 @@ def test_damage():
     fourth = json.dumps({**json.loads(whole), "total_episodes": 4})
     for text in ("", "{}", '{"data_format": "hdf5"}', '{"data_format": "x"}', fourth):
         metadata.write_text(text)
-        with pytest.raises(DatasetError, match=f"minari:{NAME} can not be read"):
+        with pytest.raises(DatasetError, match=f"minari:{NAME} cannot be read"):
             load_minari(NAME)
     metadata.write_text(whole)
     data.write_bytes(data.read_bytes()[:1000])
-    with pytest.raises(DatasetError, match="can not be read"):
+    with pytest.raises(DatasetError, match="cannot be read"):
         load_minari(NAME)
 
 

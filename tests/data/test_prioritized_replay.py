@@ -48,7 +48,7 @@ def test_the_tree_is_a_list_with_sums(size, rounds, empty, seed):
             priorities[index] = value
     assert np.array_equal(tree.priorities, priorities)
     assert tree.total == pytest.approx(priorities.sum(), rel=1e-12)
-    again = SumTree(size)  # a loaded buffer goes on as the saved one, bit for bit
+    again = SumTree(size)  # a loaded buffer continues as the saved one, bit for bit
     again.set(np.arange(size), tree.priorities)
     assert np.array_equal(again._nodes, tree._nodes)
     order = leaves_in_order(1, size)

@@ -95,7 +95,7 @@ def test_single_transitions_and_rollouts_mix(events, **experience):
             if event == "jump and step":
                 stream.interrupt()
                 if last is not None and not (last.terminated or last.truncated):
-                    reference.interrupt()  # a row of its own after the jump
+                    reference.interrupt()  # its own row after the jump
             last = stream.step(0)
             next_obs = stream.obs[0] if last.final_obs is None else last.final_obs
             buffer.add_transition(transition_of(last, next_obs))

@@ -87,7 +87,7 @@ def test_saved_again_and_again_a_buffer_goes_on_as_it_was(small_segments, kind, 
 
 
 def test_what_did_not_change_is_not_read_again(small_segments):
-    """One row more touches the segments of that row and of the rows beside it."""
+    """One row more touches the segments of that row and of the rows next to it."""
     buffer, _, stream = make(100, 2)
     store = Store()
 

@@ -117,7 +117,7 @@ def test_the_rollout_of_a_slot_is_views(kind):
 
 
 def test_stacks_without_a_frame_in_common_fit():
-    """The worst case: every stack has n frames of its own."""
+    """The worst case: every stack has n its own frames."""
     kind = KINDS["stacks"]
     memory, rng = FrameMemory(IMAGES, T + 1, B), np.random.default_rng(0)
     memory.start(rng.integers(0, 255, (B, *IMAGES.shape), np.uint8))

@@ -35,7 +35,7 @@ def test_a_rollout_holds_the_transitions_of_all_episodes(lengths, num_envs, has_
     """Each once, column by column, whatever it lies beside; the last observations are right."""
     space = DICT if has_keys else FLOATS
     episodes = [random_trajectory(space, ACTIONS, n, seed + k) for k, n in enumerate(lengths)]
-    if has_keys:  # in an order of their own
+    if has_keys:  # in their own order
         episodes[::2] = [replace(e, obs=dict(reversed(e.obs.items()))) for e in episodes[::2]]
     rollout = trajectories_as_rollout(iter(episodes), num_envs, space, ACTIONS, minus_one)
     num_steps = -(-sum(lengths) // num_envs)

@@ -304,7 +304,7 @@ def test_directories_of_others_are_not_written_to(tmp_path):
     (tmp_path / "thesis.txt").write_text("important")
     with pytest.raises(DatasetError, match=r"holds \['thesis.txt'\] and no dataset.json"):
         TrajectoryWriter(tmp_path, METADATA)
-    with pytest.raises(DatasetError, match="can not be written"):
+    with pytest.raises(DatasetError, match="cannot be written"):
         TrajectoryWriter(tmp_path / "thesis.txt", METADATA)
     assert names(tmp_path) == ["thesis.txt"]
     for name in ("part_nbytes", "part_seconds"):
@@ -386,7 +386,7 @@ def test_a_writer_that_is_killed(tmp_path):
 
 
 def test_a_full_disk_loses_nothing(tmp_path, monkeypatch):
-    """A part that can not be written leaves no trace; its episodes are written later."""
+    """A part that cannot be written leaves no trace; its episodes are written later."""
 
     def full(*args):
         raise OSError(28, "No space left on device")
@@ -545,7 +545,7 @@ def test_foreign_directories(dataset, change, text):
 
 
 def test_too_many_open_files(dataset, monkeypatch):
-    """A limit of the system is no damage, and the remedy is told."""
+    """A limit of the system is no damage, and the remedy is reported."""
 
     def refuse(*args, **kwargs):
         raise OSError(errno.EMFILE, "Too many open files")
@@ -598,7 +598,7 @@ def test_episodes_are_in_memory_once(monkeypatch):
 
 
 def test_parts_of_other_spaces_are_refused(dataset):
-    """Parts that somebody made are compared with the spaces; there is at least one."""
+    """Parts that someone made are compared with the spaces; there is at least one."""
     with pytest.raises(DatasetError, match="nothing holds no episodes"):
         TrajectoryDataset.from_trajectories([], METADATA, "nothing")
     with pytest.raises(DatasetError, match="without episodes"):

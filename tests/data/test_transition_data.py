@@ -42,7 +42,7 @@ def numbered(lengths, metadata, per_part=100):
 
 
 def all_of(data, size):
-    """Observations and actions of all transitions, read in blocks of so many."""
+    """Observations and actions of all transitions, read in blocks of that many."""
     blocks = list(data.blocks(size * (4 + 8)))
     assert max(len(obs) for obs, _ in blocks) == min(size, data.num_samples)
     return torch.cat([obs for obs, _ in blocks]), torch.cat([actions for _, actions in blocks])

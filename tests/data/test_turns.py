@@ -34,11 +34,11 @@ class Stream:
     acts: list[Any] = field(default_factory=list)
     rewards: list[Any] = field(default_factory=list)
     ends: list[Any] = field(default_factory=list)
-    """Of each agent: 0 goes on, 1 terminated, 2 truncated."""
+    """Of each agent: 0 continues, 1 terminated, 2 truncated."""
     next_acts: list[Any] = field(default_factory=list)
     """Who would act next, were the episode of all not over."""
     joint: list[Any] = field(default_factory=list)
-    """Of each environment: 0 goes on, 1 terminated, 2 truncated, 3 lost."""
+    """Of each environment: 0 continues, 1 terminated, 2 truncated, 3 lost."""
 
     @classmethod
     def random(cls, num_steps: int, seed: int, acting: float = 0.5) -> Stream:
@@ -164,7 +164,7 @@ def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
 def split(
     stream: Stream, lengths: list[int], learns: Any = None, **layout: Any
 ) -> dict[str, list[Rollout]]:
-    """Rollouts of the policies, by a splitter that goes on from its state after each."""
+    """Rollouts of the policies, by a splitter that continues from its state after each."""
     make = partial(TurnSplitter, POLICIES, dict.fromkeys(AGENTS, 0), **layout)
     splitter, start = make(), 0
     found: dict[str, list[Rollout]] = {policy: [] for policy in POLICIES}
@@ -354,7 +354,7 @@ def test_advantages_by_hand() -> None:
 
     With a discount of 0.5, values 0 and lambda 1: a gets 1 + 2 for its first turn, of which b's
     move brought 2, and 4 + 8 for the second one, so 12 + 0.5 * 6 = 15 and 3 + 0.5 * 15 = 10.5. b
-    gets 20 + 30 and 40, so 40 and 50 + 0.5 * 40 = 70; the 10 before its first turn are nobody's.
+    gets 20 + 30 and 40, so 40 and 50 + 0.5 * 40 = 70; the 10 before its first turn are no one's.
     """
     rewards = torch.tensor([[1.0, 10.0], [2.0, 20.0], [4.0, 30.0], [8.0, 40.0]])
     acts = torch.tensor([[1.0, 0.0], [0.0, 1.0]] * 2 + [[1.0, 0.0]])

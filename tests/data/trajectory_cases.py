@@ -54,7 +54,7 @@ ODD_SPACES = {
     ),
     "small_discrete": spaces.Discrete(3, start=250, dtype=np.uint8),
 }
-"""Those that Minari can not keep as they are."""
+"""Those that Minari cannot keep as they are."""
 
 
 def random_tree(space, length, rng):

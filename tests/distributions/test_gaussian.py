@@ -43,7 +43,7 @@ def test_only_a_networks_log_std_is_limited() -> None:
 
 
 def test_to_env_clips_each_dimension() -> None:
-    """By bounds of its own, infinite ones included; integers are rounded within them."""
+    """By its own bounds, infinite ones included; integers are rounded within them."""
     low = np.array([-1.0, -np.inf, 0.0], dtype=np.float32)
     high = np.array([2.0, np.inf, np.inf], dtype=np.float32)
     in_env = DiagonalGaussian(Box(low, high)).to_env(torch.tensor([[-9.0] * 3, [9.0] * 3]))

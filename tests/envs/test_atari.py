@@ -222,7 +222,7 @@ def test_training_and_evaluation_environments():
 
 
 def test_lives_are_episodes_of_training_only():
-    """A life loss ends a training episode and the game goes on; its score is told at its end."""
+    """A life loss ends a training episode; the game continues, and reports its score at the end."""
     training, evaluation = game("Breakout")(), game("Breakout").for_evaluation()()
     actions = np.random.default_rng(0).integers(4, size=3000).tolist()
     # Training, with a new "episode" after each life; what was done is noted for the replay.
@@ -344,7 +344,7 @@ OWN = {"target": "test_atari.make_pong", "preprocessing": "atari"}
     ],
 )
 def test_contradictory_settings(case):
-    """What can not be preprocessed is refused, with the remedy."""
+    """What cannot be preprocessed is refused, with the remedy."""
     settings, message = case
     with pytest.raises(ConfigError, match=message):
         EnvFactory(EnvConfig(**settings))()
@@ -352,7 +352,7 @@ def test_contradictory_settings(case):
 
 @pytest.mark.parametrize("module", ["cv2", "ale_py"])
 def test_missing_packages(module, monkeypatch):
-    """A missing package is told with the extra that has it."""
+    """A missing package is reported with the extra that has it."""
     make_pong()
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(MissingExtraError, match=r"maze-train\[atari\]"):
@@ -393,7 +393,7 @@ ON, LOST = (False, False), (True, False)
     ],
 )
 def test_lost_lives(case):
-    """They end episodes, but for the last, and the game goes on with the next one."""
+    """They end episodes, but for the last, and the game continues with the next one."""
     env, expected, seeds = case
     steps = sum(type(seen) is tuple for seen in expected)
     assert ended(EpisodicLifeWrapper(env), steps) == expected
@@ -416,7 +416,7 @@ def test_a_game_that_ends_in_the_reset_after_a_life_is_reported():
 
 
 def test_resets_without_the_loss_of_a_life():
-    """A reset in the middle of a life begins a new game, also right after one that went on."""
+    """A reset in the middle of a life begins a new game, also right after one that continued."""
     env = EpisodicLifeWrapper(LivesEnv([3, 3, 2, 2, 2]))
     env.reset(seed=0)
     env.step(0)

@@ -346,7 +346,7 @@ def test_true_bounds():
 
 
 def test_envpool_knows_no_options(monkeypatch):
-    """They are refused; without the package, the extra that has it is told."""
+    """They are refused; without the package, the extra that has it is reported."""
     pytest.importorskip("envpool")
     vector = make("envpool", "CartPole-v1", 1)
     with pytest.raises(EnvError, match="knows no options"):
@@ -360,7 +360,7 @@ def test_envpool_knows_no_options(monkeypatch):
 
 
 class OwnVectorEnv(SyncVectorEnv):
-    """A vector environment of one's own that takes what ours asks for."""
+    """a custom vector environment that takes what ours asks for."""
 
     def __init__(
         self,
@@ -459,7 +459,7 @@ def test_settings_that_do_not_fit(backend, env_id, settings, words):
     ],
 )
 def test_own_environment_errors(name, settings, words):
-    """What is no vector environment or too large, and limits that nobody keeps, are refused."""
+    """What is no vector environment or too large, and limits that no one keeps, are refused."""
     target = Given(OwnVectorEnv(2)) if name == "made" else f"{__name__}.{name}"
     with pytest.raises((ConfigError, EnvError), match=words):
         make("native", None, 2, target=target, **settings)

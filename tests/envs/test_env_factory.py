@@ -150,7 +150,7 @@ def test_training_and_evaluation():
 
 
 def test_maker_is_kept_for_evaluation():
-    """A class that can not be named by path builds both kinds of environments."""
+    """A class that cannot be named by path builds both kinds of environments."""
     factory = EnvFactory.from_any(lambda: CountingEnv(3)).for_evaluation()
     assert factory().length == 3
 

@@ -1,4 +1,4 @@
-"""What is told of environments that fail: whatever they raise, and by which remedy."""
+"""What is reported of environments that fail: whatever they raise, and by which remedy."""
 
 from __future__ import annotations
 

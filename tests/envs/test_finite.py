@@ -162,7 +162,7 @@ def test_a_game_that_went_wrong_does_not_go_on():
         assert infos["lost"].tolist() == [True]
         assert obs.tolist() == [[episode_seed(1, 0, 1, 2) % 1000, 0.0]]
         vector.step([0])
-        obs, _, terminated, _, _ = vector.step([0])  # The next life goes on with the same game.
+        obs, _, terminated, _, _ = vector.step([0])  # The next life continues with the same game.
         assert terminated.tolist() == [True]
         assert obs[0, 1] == 3.0
         record = vector.state_dict()["envs"][0]
@@ -189,7 +189,7 @@ def test_all_at_once():
 
 @pytest.mark.parametrize("make", [*ALL, *OTHER_MODES])
 def test_terminal_observations_do_not_matter(make):
-    """Nobody asks for the value of a terminal state, nor for what a mere reset returns."""
+    """No one asks for the value of a terminal state, nor for what a mere reset returns."""
     spoilt = {"where": "speed", "at": 5, "truncate": False, "episodes": 99}
     with make(between(spoilt)) as vector:
         assert sum(int(terminated[1]) for _, _, terminated, *_ in run(vector, 17)) > 1

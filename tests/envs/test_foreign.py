@@ -287,7 +287,7 @@ class Lives(ScriptedVectorEnv):
 
 @pytest.mark.parametrize("mode", [NEXT_STEP, SAME_STEP])
 def test_lost_lives_and_signs(mode):
-    """A lost life ends an episode and goes on with the next frame; whole games are reported."""
+    """A lost life ends an episode and continues with the next frame; whole games are reported."""
     vector = ForeignVectorEnv(Lives(mode), atari_training=True, frame_stack={"": 3})
     assert vector.monitored
     assert vector.frame_stack == {"": 3}
@@ -428,7 +428,7 @@ def spoilt(mode: Any, where: str, spoil: Any) -> Any:
     ],
 )
 def test_wrong_values(mode, spoil, words):
-    """What the environment raises or returns wrongly is told, with the number among all."""
+    """What the environment raises or returns wrongly is reported, with the number among all."""
     vector = ForeignVectorEnv(spoilt(mode, "step", spoil))
     vector.first_env = 4
     vector.reset(seed=0)

@@ -95,12 +95,12 @@ def test_joint_observations_of_turns() -> None:
     assert [sorted(got) for got in env.env.actions] == [["a"], ["a", "b"], ["c"], ["b"]]
     assert env.env.actions[2] == {"c": ACTION["c"]}
     assert env.metadata["agents"] == ("a", "b", "c")
-    with pytest.raises(EnvError, match="while nobody acts: call reset"):
+    with pytest.raises(EnvError, match="while no one acts: call reset"):
         env.step(ACTION)
 
 
 def test_an_episode_without_truncated_agents_is_terminated() -> None:
-    """The end of the last one ends it, and so do turns in which nobody acts."""
+    """The end of the last one ends it, and so do turns in which no one acts."""
     for last in (Turn({"a": A}, terminated=["a"]), Turn({}, {"a": 1.0})):
         _, results = played(Turn({"a": A, "b": B}), Turn({"a": A}, terminated=["b"]), last)
         assert [result[2:4] for result in results[1:]] == [(False, False), (True, False)]
@@ -125,8 +125,8 @@ FIRST = Turn({"a": A, "b": B})
             [FIRST, Turn({"a": A, "b": B}, truncated="a"), Turn({"b": B}, terminated="a")],
             r"terminated names the agents \['a'\], which have ended before",
         ),
-        ([Turn({})], "nobody acts: expected those of the agents that act first"),
-        ([Turn({"a": A}, terminated="a")], "nobody acts: expected those"),
+        ([Turn({})], "no one acts: expected those of the agents that act first"),
+        ([Turn({"a": A}, terminated="a")], "no one acts: expected those"),
         (
             [Turn({"a": A[:1]})],
             r"agent 'a': the observation has shape \(1,\), its space",
@@ -156,7 +156,7 @@ def test_turns_that_can_not_be_meant(turns: list[Turn], message: str | None) -> 
 
 @pytest.mark.parametrize("names", [[], ["a", ""], ["a", "b/c"], ["a", "a"], [0, 1]], ids=str)
 def test_names_that_can_not_be_used(names: Any) -> None:
-    """Names are parts of keys, so they are told apart by text."""
+    """Names are parts of keys, so they are distinguished by text."""
     env = Script(FIRST)
     env.possible_agents = names
     with pytest.raises(EnvError, match=r"possible_agents = \[.*\]: expected at least one name"):
@@ -240,7 +240,7 @@ def test_workers_change_no_number() -> None:
 @pytest.mark.parametrize("name", ["Heaps", "LuckyHeaps"])
 @pytest.mark.parametrize("make", PLACES)
 def test_running_episodes_go_on_elsewhere(make: Any, name: str) -> None:
-    """Saved in the middle of episodes, when agents were born, they go on to the bit.
+    """Saved in the middle of episodes, when agents were born, they continue to the bit.
 
     By their actions, or by the state that an environment tells.
     """

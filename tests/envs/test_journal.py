@@ -1,4 +1,4 @@
-"""Running episodes go on in other objects: by playing them again, or by their own state."""
+"""Running episodes continue in other objects: by playing them again, or by their own state."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ but for Pong and the car."""
 
 
 class OwnStateEnv(CountingEnv):
-    """Tells its state; plays no action again that it can not count."""
+    """Tells its state; plays no action again that it cannot count."""
 
     def __init__(self, length=1000, extra=None):
         super().__init__(length)
@@ -114,7 +114,7 @@ def is_plain(value):
 @pytest.mark.parametrize("env", ["CartPole-v1", NestedEnv])
 @sweep("steps", [0, 1, 23])
 def test_round_trip_over_kinds_and_workers(env, steps):
-    """A state of one kind goes on in the other, with any number of workers, and back."""
+    """A state of one kind continues in the other, with any number of workers, and back."""
     factories = [EnvFactory.from_any(env)] * N
     with (
         here(factories) as one,
@@ -258,7 +258,7 @@ def test_an_environment_that_differs(make):
     ],
 )
 def test_what_is_not_done_again(make, case):
-    """It is told, and a new episode may begin there."""
+    """It is reported, and a new episode may begin there."""
     before, after, changes, words = case
     state = state_after([before], 4)
     state["envs"][0] |= changes
@@ -387,7 +387,7 @@ def test_memory_is_given_back():
 
 @pytest.mark.parametrize("make", PLACES)
 def test_own_state_instead_of_actions(make):
-    """No action is played again, the journal begins at the state, and episodes go on."""
+    """No action is played again, the journal begins at the state, and episodes continue."""
     factories = [EnvFactory.from_any(OwnStateEnv, length=40)] * 2
     with make(factories) as one, make(factories) as two:
         one.reset(seed=3)

@@ -96,7 +96,7 @@ def test_no_legal_action_wherever_environments_are(make: Any, bad_step: int) -> 
     """In workers and in every autoreset mode, too; last observations need none there either."""
     message = rf"environment 1 failed (in the reset|at step {bad_step}) .*: no action of part 'x'"
     with make([MaskedEnv, lambda: MaskedEnv(bad_step, bad_episode=1)]) as vector:
-        # Where the reset has a step of its own, the second episode begins one step later.
+        # Where the reset has its own step, the second episode begins one step later.
         delay = vector.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
         play(vector, 4 + bad_step + delay)
         with pytest.raises(EnvError, match=message):

@@ -15,7 +15,7 @@ pytestmark = FORKS
 
 
 class OneBuffer:
-    """Writes all observations into one array, which nobody else may write to."""
+    """Writes all observations into one array, which no one else may write to."""
 
     def __init__(self, dtype):
         self.array = np.zeros(2, dtype)
@@ -123,7 +123,7 @@ class OutOfRange(CountingEnv):
         (spaces.Discrete(4), 4, r"is 4, which is not in Discrete\(4\)"),
         (spaces.Discrete(4, start=-1), np.int64(-2), "is -2"),
         (spaces.MultiDiscrete([2, 4]), np.array([1, -1]), r"is \[ 1 -1\]"),
-        (spaces.Box(0, 255, (2,), np.uint8), np.array([300, 1]), "uint8 can not hold"),
+        (spaces.Box(0, 255, (2,), np.uint8), np.array([300, 1]), "uint8 cannot hold"),
     ],
 )
 def test_numbers_out_of_range_are_refused(case):

@@ -299,7 +299,7 @@ def rows_of(env: Any, actions: Any) -> list[tuple[Any, ...]]:
 
 
 def test_turns_of_agents_that_come_and_go() -> None:
-    """Births, deaths and cuts are told in the turn in which they happen; masks of infos count."""
+    """Births, deaths and cuts are reported in their turn; masks of infos count."""
     env = EnvFactory.from_any(Rounds)()
     order = "pqrpqrsr"
 
@@ -325,7 +325,7 @@ def test_turns_of_agents_that_come_and_go() -> None:
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_walkers_die_one_by_one(keeps: bool) -> None:
-    """A parallel environment whose agents get fewer, and one that goes on naming dead ones."""
+    """A parallel environment whose agents get fewer, and one that continues naming dead ones."""
     env = EnvFactory.from_any(Walkers, keeps=keeps)()
     rows = rows_of(env, lambda own, clock: {agent: np.ones(1, np.float32) for agent in "abc"})
     none = [0, 0, 0]

@@ -59,7 +59,7 @@ class Reseeding(gymnasium.Wrapper):
 
 
 def spread(n, method="fork"):
-    """Environments in so many processes."""
+    """Environments in that many processes."""
     make = partial(workers, n_workers=n, start_method=method)
     return pytest.param(make, marks=pytest.mark.slow, id=f"{n}-{method}")
 
@@ -299,7 +299,7 @@ def test_work_between_the_halves(make):
 
 @pytest.mark.parametrize("make", ALL)
 def test_nothing_else_between_the_halves(make):
-    """It is refused by name, and the step goes on as if it had not been tried."""
+    """It is refused by name, and the step continues as if it had not been tried."""
     with make([CountingEnv] * 2) as one, make([CountingEnv] * 2) as two:
         one.reset(seed=5)
         two.reset(seed=5)
@@ -317,7 +317,7 @@ def test_nothing_else_between_the_halves(make):
             two.step_async([0, 2])
             words = rf"{name}\(\) was called between step_async\(\) and step_wait\(\): call step_w"
             if not two.can_be_restored and "state" in name:
-                words = r"can not be kept.*env\.backend=gymnasium"
+                words = r"cannot be kept.*env\.backend=gymnasium"
             with pytest.raises(EnvError, match=words):
                 call()
             assert_equal_steps(expected, two.step_wait())
@@ -348,7 +348,7 @@ def test_waiting_for_nothing(make):
 
 @pytest.mark.parametrize("make", ALL)
 def test_environments_that_raise_do_so_in_the_second_half(make):
-    """The step is over then; what is open goes on after a reset."""
+    """The step is over then; what is open continues after a reset."""
     vector = make([CountingEnv, lambda: FailingEnv("raise", at=2)])
     vector.reset(seed=0)
     vector.step([0, 0])
@@ -379,7 +379,7 @@ def test_closing_while_workers_hang(monkeypatch):
 
 @pytest.mark.slow
 def test_an_environment_of_a_worker_that_can_not_be_closed(capfd):
-    """It is told, as it is in one process."""
+    """It is reported, as it is in one process."""
 
     class Jammed(CountingEnv):
         def close(self):

@@ -90,7 +90,7 @@ def slots_of(make: Callable[[], Any], count: int = 3, **settings: Any) -> EnvSlo
 
 
 def assert_equal_slots(slots: EnvSlots, slow: list[SlowSlot]) -> None:
-    """All that is told of slots is what is told of the slow ones."""
+    """All that is reported of slots is what is reported of the slow ones."""
     for i, one in enumerate(slow):
         assert slots.seeds[i] == one.seed
         assert slots.returns[i] == pytest.approx(one.total, rel=1e-14)
@@ -126,7 +126,7 @@ def leave(slots: EnvSlots, slow: list[SlowSlot], i: int) -> None:
 
 @sweep("is_dirty", [False, True])
 def test_slots_are_what_slow_ones_are(is_dirty: bool) -> None:
-    """Whatever is started, stepped, swapped, lost and over: all that is told of each of them.
+    """Whatever is started, stepped, swapped, lost and over: all that is reported of each of them.
 
     What rows of no slot hold does not matter.
     """
@@ -147,7 +147,7 @@ def test_slots_are_what_slow_ones_are(is_dirty: bool) -> None:
         for i in ended:
             leave(slots, slow, i)
             lost, over = lost + slow[i].lost, over + 1
-        for i in reversed(ended):  # Some go on with the next episode, others to the end.
+        for i in reversed(ended):  # Some continue with the next episode, others to the end.
             if rng.random() < 0.7:
                 restart(slots, slow, i, rng)
             else:
@@ -235,7 +235,7 @@ def test_each_start_begins_a_new_game() -> None:
     slots = slots_of(lambda: EpisodicLifeWrapper(LivesEnv()))
     slots.start(0, 1)
     assert slots.step(1, np.ones(ROWS, np.int64)) == []
-    assert slots.step(1, np.ones(ROWS, np.int64)) == []  # a life was lost, and the game goes on
+    assert slots.step(1, np.ones(ROWS, np.int64)) == []  # a life was lost, and the game continues
     assert not slots.terminations.any()
     assert (slots.lengths[0], slots.envs[0].unwrapped.t) == (2, 3)
     slots.start(0, 2)
@@ -303,9 +303,9 @@ def test_infos_where_a_game_goes_on() -> None:
 
 @sweep("limit", [1, 2, 3, 4, 5])
 def test_an_episode_is_a_whole_game(limit: int) -> None:
-    """Lives lost on the way are no ends; the steps that go on after them are not counted.
+    """Lives lost on the way are no ends; the steps that continue after them are not counted.
 
-    A limit of steps does not begin anew there; one within the game has its own count.
+    A limit of steps does not start over there; one within the game has its own count.
     """
 
     def make() -> Any:

@@ -92,7 +92,7 @@ def test_workers_that_are_faster_than_the_first_half(tmp_path, monkeypatch):
     ],
 )
 def test_a_failure_that_does_not_come_again(how, words, tmp_path, capfd):
-    """It is told once, and the run goes on as if nothing had been.
+    """It is reported once, and the run continues as if nothing had been.
 
     The worker has stepped a part of its environments already.
     """
@@ -193,7 +193,7 @@ def test_a_reset_that_fails_again():
 
 
 def test_a_constructor_that_fails_later(tmp_path, capfd):
-    """Where it fails at a restart, there are others, and the episode goes on where it was."""
+    """Where it fails at a restart, there are others, and the episode continues where it was."""
 
     class Once(CountingEnv):
         def __init__(self):
@@ -243,7 +243,7 @@ def test_own_state_is_where_the_repair_begins(tmp_path, capfd):
         assert vector.step([0])[1].tolist() == [7.0]
         assert (tmp_path / "steps").read_text() == "0 1 2 3 4 5 4 5 6 "
         vector._pool.processes[0].kill()
-        # A dead worker can not tell its own state: the journal knows as much.
+        # A dead worker cannot tell its own state: the journal knows as much.
         later = vector.state_dict()["envs"][0]
         assert len(later["actions"][""]) == 3
         assert later["own"] == state["envs"][0]["own"]
@@ -328,7 +328,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("start_method", START_METHODS)
 def test_workers_survive_the_signals_of_a_cluster(start_method, tmp_path):
-    """To all processes: workers go on, without their fork server; a restart works, and the end."""
+    """To all processes: workers continue without their fork server, restart, and end."""
     script = tmp_path / "parent.py"
     script.write_text(SURVIVORS)
     done = subprocess.run(

@@ -206,7 +206,7 @@ GYM = "gymnasium.wrappers."
     ],
 )
 def test_stacks_behind_other_wrappers(outside, expected):
-    """A stack is told only where observations reach the agent as the stack made them."""
+    """A stack is reported only where observations reach the agent as the stack made them."""
     vector = wrapped("toy_envs.CountingEnv", STACK, *outside)
     assert vector.frame_stack == expected
 
@@ -439,7 +439,7 @@ def test_wrong_arguments(case):
 
 
 class PictureEnv(CountingEnv):
-    """Observes random pictures, beside a vector."""
+    """Observes random pictures, next to a vector."""
 
     def __init__(self, shape):
         super().__init__()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class CountingEnv(gymnasium.Env[Any, Any]):
-    """Observes (episode seed mod 1000, step); reward is the step; ends as it is told.
+    """Observes (episode seed mod 1000, step); reward is the step; ends as it is reported.
 
     Other environments differ from it in what they observe, give and tell.
     """

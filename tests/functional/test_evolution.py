@@ -66,7 +66,7 @@ def test_ranks_are_joint() -> None:
 
 @sweep("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_utilities_have_the_dtype_of_the_returns(dtype: torch.dtype) -> None:
-    """Those of integers have the default one; integers are told apart where floats are not."""
+    """Those of integers have the default one; integers are distinguished where floats are not."""
     returns = torch.tensor([5.0, 1.0, 1.0, 2.0], dtype=dtype)
     for shaping in SHAPINGS:
         assert shaped_returns(returns, shaping).dtype == dtype

@@ -137,7 +137,7 @@ def test_a_module_that_has_fewer_minibatches_takes_the_mean_of_its_own():
 
 
 def test_a_group_with_a_gradient_that_is_not_finite_is_left_out():
-    """The whole step of it; the next group begins anew."""
+    """The whole step of it; the next group starts over."""
     settings = {"on_non_finite": "skip", "optimizer": SGD}
     learner = LineLearner(make_module(), batch_size=2, gradient_accumulation=2, **settings)
     data = make_data(size=8)

@@ -198,7 +198,7 @@ def test_what_has_no_weight_counts_by_the_share_of_the_samples(module_id):
 def test_what_can_not_be_shared_out():
     """The message says what is expected."""
     for batch in (3, BCBatch(torch.zeros(2), torch.zeros(3)), BCBatch({}, {})):
-        with pytest.raises(TrainingError, match=r"can not be shared out: expected a dataclass"):
+        with pytest.raises(TrainingError, match=r"cannot be shared out: expected a dataclass"):
             shard_rows(batch, 0, 2)
     assert torch.equal(own_rows(torch.arange(2), 3, 4), torch.tensor([0]))
 
@@ -373,7 +373,7 @@ def test_the_numbers_of_one_learner(name):
 
 @slow
 def test_state_of_any_number_of_learners():
-    """As many go on to the bit, others nearly; weights that are set are those of all."""
+    """As many continue to the bit, others nearly; weights that are set are those of all."""
     with group_of(LEARNERS["ppo"], 2) as (group, update):
         update(2)
         state = group.state_dict()
@@ -489,7 +489,7 @@ def test_modules_come_and_go():
 @slow
 @pytest.mark.parametrize("reaction", ["raise", "skip"])
 def test_gradients_that_are_not_finite(reaction):
-    """All learners decide alike: they end with the error of one, or go on together."""
+    """All learners decide alike: they end with the error of one, or continue together."""
 
     def make():
         learner, experience = LEARNERS["bc"]()
@@ -544,7 +544,7 @@ def strike(group, number, when="in an update", victim=-1):
     ],
 )
 def test_a_learner_that_is_lost(number, when, capfd):
-    """It is started again, and all go on as if nothing had happened; the third one lives on."""
+    """It is started again, and all continue as if nothing had happened; the third one lives on."""
     with group_of(LEARNERS["ppo"], 1) as (_, update):
         expected = update(4)
     timeout_s = PATIENCE_S if number == signal.SIGKILL else SHORT_S
@@ -674,7 +674,7 @@ def test_all_processes_have_the_modes_of_the_first_one():
     assert found == [ProcessModes(torch.get_num_threads(), True, False, True)] * 2
 
 
-# -- what several learners can not do --------------------------------------------------------------
+# -- what several learners cannot do --------------------------------------------------------------
 
 
 def test_what_several_learners_refuse(monkeypatch):
@@ -735,6 +735,6 @@ def test_a_learner_of_tensors_has_to_say_how_they_are_shared_out():
     """Its error is that of the first learner."""
     with (
         group_of(lambda: (LineLearner(make_module()), lambda step: make_data()), 2) as (_, update),
-        pytest.raises(TrainingError, match="of the type Tensor can not be shared out"),
+        pytest.raises(TrainingError, match="of the type Tensor cannot be shared out"),
     ):
         update(1)

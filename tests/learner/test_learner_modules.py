@@ -23,7 +23,7 @@ def weights(learner, module_id):
 
 
 def alone(first=0, count=3, start=None):
-    """Weights of a module that learns in a learner of its own."""
+    """Weights of a module that learns in its own learner."""
     learner = LineLearner(make_module(1) if start is None else start, batch_size=10)
     train(learner, "default", first=first, count=count)
     return weights(learner, "default")

@@ -70,7 +70,7 @@ def test_both_ends_are_exact():
         ({}, r"expected \{start"),
         ({"start": 1.0}, r"expected \{start"),
         ({"start": 1.0, "end": 0.0, "by": "updates"}, r"expected \{start"),
-        ({"start": 1.0, "points": [[0, 1]]}, r"points = .*can not be combined"),
+        ({"start": 1.0, "points": [[0, 1]]}, r"points = .*cannot be combined"),
         ({"points": []}, r"points = \[\]: expected a list of pairs"),
         ({"points": [[0, 1, 2]]}, r"expected a list of pairs"),
         ({"points": [[0, 1], [0, 2]]}, r"expected growing x"),

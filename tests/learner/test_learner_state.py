@@ -55,7 +55,7 @@ def line(seed, learner_class=LineLearner, **settings):
 
 
 def modules(seed):
-    """A learner of a module that has settings of its own, one that waits, and one frozen later."""
+    """A learner of a module that has its own settings, one that waits, and one frozen later."""
     overrides = {"default": {"lr": [[0, 0.1], [70, 0.01]], "optimizer": {**ADAM, "amsgrad": True}}}
     learner = line(seed, overrides=overrides)
     for number, module_id in enumerate(("waits", "frozen", "opponent"), start=1):
@@ -136,7 +136,7 @@ def test_a_restored_learner_continues_bit_for_bit(name, tmp_path):
 
 
 def test_who_learns_is_part_of_the_state():
-    """What was frozen or chosen is so again; moments of what is frozen go on where they were."""
+    """What was frozen or chosen is so again; moments of what is frozen continue where they were."""
     source, target = modules(0), modules(1)
     data = EXPERIENCE["modules"]
     train(source, data, 0, 2)

@@ -75,7 +75,7 @@ def test_the_learning_rate_is_set_before_the_step():
 
 
 def test_several_modules_learn_as_each_alone():
-    """Modules that share nothing get the weights that each would get in a learner of its own."""
+    """Modules that share nothing get the weights that each would get in its own learner."""
     both = two(batch_size=10)
     data = {"a": make_data(0), "b": make_data(1)}
     for _ in range(3):
@@ -215,7 +215,7 @@ def test_an_update_without_a_finite_step_ends_training():
 
 
 def test_updates_without_a_finite_step_are_counted_on():
-    """A learner that goes on from a state ends where the one before would have."""
+    """A learner that continues from a state ends where the one before would have."""
     data = torch.full((10, 3), torch.inf)
     first, second = (LineLearner(make_module(), on_non_finite="skip") for _ in range(2))
     for learner in (first, second):
@@ -242,7 +242,7 @@ def test_register_optimizer_refuses_duplicates():
 
 
 class TakesTurns(LineLearner):
-    """Weight and bias have optimizers of their own, and learn in the steps that `turns` names."""
+    """Weight and bias have their own optimizers, and learn in the steps that `turns` names."""
 
     turns = ()
 

@@ -35,7 +35,7 @@ class PlainLearner(LineLearner):
 
 
 def trained(config, own):
-    """Statistics of the last update, and weights, of two modules, one with settings of its own."""
+    """Statistics of the last update, and weights, of two modules, one with its own settings."""
     learner = PlainLearner({"a": make_module(0)}, config)
     learner.add_module("b", make_module(0), overrides=own)
     for k in range(3):

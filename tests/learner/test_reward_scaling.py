@@ -66,7 +66,7 @@ def test_follows_the_definition(clip, share_valid):
 
 
 def test_rows_that_are_no_transitions_may_hold_anything():
-    """Sums go on where an agent waits, and begin anew after a lost episode; no more changes."""
+    """Sums continue where an agent waits, and start over after a lost episode; no more changes."""
     scaler = RewardScaler(GAMMA, 0.0)
     rewards, done, _ = tensors(*rollout(0, steps=6, n=2))
     scaler.scale(rewards, done)

@@ -349,7 +349,7 @@ def test_the_pole_is_balanced(
 def test_the_value_at_a_time_limit(
     tmp_path: Path, algorithm: dict[str, Any], terminates: bool, value: float
 ) -> None:
-    """After a truncation the world goes on: 1 / (1 - gamma); after a termination it does not.
+    """After a truncation the world continues: 1 / (1 - gamma); after a termination it does not.
 
     The observation says nothing about time, so the critic learns the mean over the ten steps.
     """

@@ -38,7 +38,7 @@ def test_outputs_fit_the_distribution(action_space, params, free, shared):
 
 
 def test_free_log_std_starts_where_it_is_told_and_is_the_same_in_every_state():
-    """The state-independent scale is a trained parameter of its own, appended to the output."""
+    """The state-independent scale is its own trained parameter, appended to the output."""
     node = {"Box": {"name": "diagonal_gaussian", "initial_log_std": -0.5}}
     config = ModelConfig(hidden_sizes=[8], distributions=node)
     model = build_actor_critic(config, BOX, spaces.Box(-1, 1, (2,), np.float32), seed=0)

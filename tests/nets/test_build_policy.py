@@ -231,7 +231,7 @@ def named(name, **settings):
     ids=str,
 )
 def test_settings_of_a_critic_are_refused(key, value):
-    """What a policy alone can not have is named."""
+    """What a policy alone cannot have is named."""
     message = rf"model.{key} = .*: a policy alone has no critic: leave it out"
     with pytest.raises(ConfigError, match=message) as caught:
         build_policy(ModelConfig(**{key: value}), BOX, TURN, 0)
@@ -246,7 +246,7 @@ def test_spaces_without_network_or_distribution_are_refused():
 
 
 class NeedsLegalActions(Wrapper):
-    """Can not act where an action is not legal."""
+    """Cannot act where an action is not legal."""
 
     def policy_params(self, obs):
         assert sorted(obs) == ["action_mask", "at", "robot/0", "robot/1"]
@@ -401,6 +401,6 @@ WRONG = {
     [(settings, *row) for settings, rows in WRONG.items() for row in rows],
 )
 def test_wrappers_that_do_not_fit_are_refused(settings, node, message):
-    """What is wrong with a wrapper is told with its key, before training."""
+    """What is wrong with a wrapper is reported with its key, before training."""
     with pytest.raises(ConfigError, match=f"^{re.escape(WRAPPER)}{message}"):
         wrap(node, settings)

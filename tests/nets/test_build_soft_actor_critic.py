@@ -87,7 +87,7 @@ def test_distributions_are_honoured():
 
 @pytest.mark.parametrize("encoder", ["nature", "flat"])
 def test_images(encoder):
-    """Policy and critics read images each with convolutions of their own, critics with one."""
+    """Policy and critics read images each with their own convolutions, critics with one."""
     model = build_soft_actor_critic(ModelConfig(image_encoder=encoder), *PROBLEMS["image"], 0)
     layers = list(model.policy.net.layers.layers)
     sizes = [512, 4] if encoder == "nature" else [256, 256, 4]
@@ -163,7 +163,7 @@ def test_normalisation():
 @pytest.mark.parametrize("num_critics", [1, 2, 5])
 @pytest.mark.parametrize("critic", [None, "OwnCritic"])
 def test_any_number_of_critics(num_critics, critic):
-    """Each with weights of its own, and all of them in the targets."""
+    """Each with its own weights, and all of them in the targets."""
     model = build(num_critics=num_critics, critic=critic and own(critic))
     assert isinstance(model.critics, OwnCritics if critic else TemplateCritics)
     _, q, target_q = results(model, "box")

@@ -54,7 +54,7 @@ def build(name, size=2, action_size=2, output_size=3, **settings):
 
 @pytest.mark.parametrize("name", SPACES)
 def test_critics_share_their_encoder_and_nothing_else(name):
-    """Each is a network of its own on the features of the one encoder, followed by the actions."""
+    """Each is its own network on the features of the one encoder, followed by the actions."""
     critics = build(name, size=3, output_size=2)
     obs, actions = observations(name), torch.randn(N, 2)
     x = torch.cat([critics.encoder(obs), actions], -1).detach()

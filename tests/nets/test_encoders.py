@@ -130,7 +130,7 @@ def test_encoders_of_leaves_have_no_weights():
 
 
 def test_a_dict_has_one_branch_per_key():
-    """Each key is read by a layer of its own; the outputs follow the order of the keys."""
+    """Each key is read by its own layer; the outputs follow the order of the keys."""
     space = spaces.Dict(
         OrderedDict([("z", IMAGE), ("a", spaces.Discrete(3)), ("m", spaces.MultiBinary(2))])
     )

@@ -48,7 +48,7 @@ def layers_of(net):
 
 
 def slow(net, nonlinearity):
-    """The members as networks of their own, with the same weights."""
+    """The members as their own networks, with the same weights."""
     members = []
     for e in range(net.size):
         member = nn.Sequential()

@@ -140,7 +140,7 @@ def loaded(model):
 @pytest.mark.parametrize(("kind", "part"), CASES)
 @torch.no_grad()
 def test_copies(kind, part, copied):
-    """Copies give the same bits, and have weights of their own."""
+    """Copies give the same bits, and have their own weights."""
     module, draw = make_case(kind, part)
     twin, args = Method(copied(module.model), module.function), draw()
     expected = module(*args)

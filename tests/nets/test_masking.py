@@ -228,7 +228,7 @@ def test_joint_with_one_mask():
     ],
 )
 def test_other_families_are_refused(action, mask, key):
-    """A family of a user that has no logits can not be masked; the key is named."""
+    """A family of a user that has no logits cannot be masked; the key is named."""
     override = {"_target_": f"{__name__}.own_family"}
     with pytest.raises(ConfigError, match="'action_mask' masks the actions of this") as caught:
         build(mask, action, {key.rsplit(".", 1)[1]: override})

@@ -56,7 +56,7 @@ def test_own_networks_are_used(model, role, output_size):
 
 @every_place
 def test_networks_that_do_not_fit_are_refused(model, role, output_size):
-    """What is wrong with a user's network is told with its key, before training."""
+    """What is wrong with a user's network is reported with its key, before training."""
     expected = rf"expected outputs of shape \[batch, {output_size}\] \(argument output_size\)"
     for node, message in (
         (own("TooWide"), rf" = \[2, {output_size + 1}\]: {expected}"),

@@ -1,4 +1,4 @@
-"""Copies of a policy: each computes what the policy would with its weights, beside whomever."""
+"""Copies of a policy: each computes what the policy would with its weights, next to whomever."""
 
 from __future__ import annotations
 
@@ -251,7 +251,7 @@ def test_rows_are_the_policy_with_their_weights(case, action):
 
 @every_case
 def test_rows_do_not_depend_on_others(case):
-    """The same bits in whatever row, beside whichever others, of however many."""
+    """The same bits in whatever row, next to whichever others, of however many."""
     model, space = model_of(case)
     copies = Copies(model, space)
     rng = np.random.default_rng(0)

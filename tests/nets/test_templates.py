@@ -128,7 +128,7 @@ def test_without_output_layer_the_last_hidden_layer_is_the_output():
 
 
 def test_seeds_give_weights_and_leave_the_global_generator_alone():
-    """The same seed gives the same weights, another one others; torch's own stream goes on."""
+    """The same seed gives the same weights, another one others; torch's own stream continues."""
     models = []
     for i, seed in enumerate((1, 1, 2)):
         torch.manual_seed(i)
@@ -155,11 +155,11 @@ def test_seeds_give_weights_and_leave_the_global_generator_alone():
         ),
         (
             {"shared_trunk": True, "critic_hidden_sizes": [8]},
-            r"critic_hidden_sizes = \[8\]: a shared trunk leaves the critic no layers of its own",
+            r"critic_hidden_sizes = \[8\]: a shared trunk leaves the critic no separate layers",
         ),
         (
             {"memory": MemoryConfig(), "critic_hidden_sizes": [8]},
-            r"critic_hidden_sizes = \[8\]: a shared trunk leaves the critic no layers of its own",
+            r"critic_hidden_sizes = \[8\]: a shared trunk leaves the critic no separate layers",
         ),
     ],
 )

@@ -109,7 +109,7 @@ def test_from_config_builds_what_is_named():
 
 
 def test_a_wrong_transform_is_named():
-    """A transform that can not be found is an error with its key."""
+    """A transform that cannot be found is an error with its key."""
     config = ModelConfig(value_transform={"_target_": "maze_train.ReduceScaleValueTransfrom"})
     with pytest.raises(ConfigError, match=r"model.value_transform._target_ = .*did you mean"):
         ValueHead.from_config(config)

@@ -207,7 +207,7 @@ def record_cartpole(directory: Path, n_episodes: int = 10, **how: Any) -> Path:
 
 
 def settings(case: str, run_dir: Path, **changes: Any) -> dict[str, Any]:
-    """Settings of a run; the data set of BC lies beside its directory."""
+    """Settings of a run; the data set of BC lies next to its directory."""
     algorithm = case.partition(",")[0]
     given = {**SMALL, "algorithm": algorithm, **ALGORITHMS[algorithm], **CASES[case]}
     if algorithm == "bc":

@@ -34,7 +34,7 @@ def disk_full() -> None:
 
 
 def disk_full_for_a_while() -> None:
-    """Rows and checkpoints of the second and third epoch can not be written."""
+    """Rows and checkpoints of the second and third epoch cannot be written."""
     full = False
     write_line, write_file = writers._csv_line, checkpoints.write_synced
 
@@ -76,28 +76,28 @@ def after_epoch(epoch: int, function: Any) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a directory at once, also while somebody writes into it."""
+    """Remove a directory at once, also while someone writes into it."""
     path.rename("removed")
     shutil.rmtree("removed", ignore_errors=True)
 
 
 def checkpoints_vanish() -> None:
-    """Somebody removes the checkpoints while the run goes on."""
+    """Someone removes the checkpoints while the run continues."""
     after_epoch(3, lambda: remove(RUN / "checkpoints"))
 
 
 def run_dir_vanishes() -> None:
-    """Somebody removes the whole directory while the run goes on."""
+    """Someone removes the whole directory while the run continues."""
     after_epoch(3, lambda: remove(RUN))
 
 
 def run_dir_is_moved() -> None:
-    """Somebody gives the whole directory another name while the run continues."""
+    """Someone gives the whole directory another name while the run continues."""
     after_epoch(3, lambda: RUN.rename("moved"))
 
 
 def run_dir_is_half_removed() -> None:
-    """Somebody begins to remove the directory, and is stopped by what the run writes into it."""
+    """Someone begins to remove the directory, and is stopped by what the run writes into it."""
 
     def begin() -> None:
         for path in (RUN / ".lock", RUN / "config.yaml", RUN / "metrics.csv"):
@@ -108,7 +108,7 @@ def run_dir_is_half_removed() -> None:
 
 
 def read_only() -> None:
-    """The checkpoints can not be written any more; for the superuser as well."""
+    """The checkpoints cannot be written any more; for the superuser as well."""
 
     def replace() -> None:
         remove(RUN / "checkpoints")

@@ -91,7 +91,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A copy of it, beside a module and an option whose use leaves the marker."""
+    """A copy of it, next to a module and an option whose use leaves the marker."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     Path("hostile.py").write_text(f"open({str(tmp_path / MARKER)!r}, 'w').close()\n")

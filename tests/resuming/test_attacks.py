@@ -60,7 +60,7 @@ class Attack(NamedTuple):
     refused: tuple[str, ...] = ()
     """Commands that end with one message; the others may succeed, and do no harm."""
     says: str = r"is a symbolic link that leads out|no regular file|no saved policy|pt is damaged"
-    """In the message; a policy that can not be read is another reason to end."""
+    """In the message; a policy that cannot be read is another reason to end."""
 
 
 WRITERS = {"run": ("train resume", "rollout"), "study": ("search",), "sweep": ("sweep", "jobs")}

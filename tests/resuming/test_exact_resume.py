@@ -65,7 +65,7 @@ def test_from_each_checkpoint(tmp_path, capsys, case):
     ],
 )
 def test_a_finished_run_is_extended(tmp_path, case, short, long):
-    """With more to do it goes on as a run that had as much from the beginning."""
+    """With more to do it continues as a run that had as much from the beginning."""
     start(case, tmp_path / "whole")
     start(case, tmp_path / "run", **short)
     go_on(resume=tmp_path / "run", **long)

@@ -24,7 +24,7 @@ COMMON = (
 )  # fmt: skip
 LOCAL = ("runner=local", "runner.n_workers=2", "evaluation.concurrency=1")
 RESTART = (*LOCAL, "runner.on_worker_failure=restart")
-GO_ON = r"to go on: maze-run resume=\S+/run trust=\[faulty_envs\]\n"
+GO_ON = r"to continue: maze-run resume=\S+/run trust=\[faulty_envs\]\n"
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def fault(kind: str, **settings: Any) -> tuple[str, ...]:
 
 
 def test_a_signal(run, tmp_path):
-    """The update is finished and saved; the way on is told, and nothing is lost by taking it."""
+    """The update is finished and saved; the way on is reported, and taking it loses nothing."""
     started = (tmp_path / "run" / "checkpoints" / "latest", signal.SIGUSR1)
     assert run("total_steps=1e9", signals=(started,))[0] == 138
     output = (tmp_path / "output.txt").read_text()
@@ -92,12 +92,12 @@ def test_a_signal(run, tmp_path):
             ],
         ),
         ("disk_full_for_a_while", 0, ["CSVWriter could not write, and will try again"]),
-        ("checkpoints_vanish", 0, []),  # they are written anew
+        ("checkpoints_vanish", 0, []),  # they are written again
         ("read_only", 1, ["could not be written"]),
     ],
 )
 def test_disks(run, undisturbed, tmp_path, prepare, code, told):
-    """The run comes to its end with all rows, one warning for each; continued, nothing is lost."""
+    """The run finishes with all rows, one warning for each; continued, nothing is lost."""
     found, output = run(prepare=prepare)
     assert found == code
     assert all(re.search(pattern, output) for pattern in told)
@@ -151,7 +151,7 @@ BROKEN = (r"step 3 of the episode with seed \d+: Runtime", "the wheel came off")
         (LOCAL, "raise", (*BROKEN, *WORKER)),
         (LOCAL, "kill", (r"died in a step \(signal SIGKILL; was memory exhausted\?\)", *WORKER)),
         (LOCAL, "hang", ("hangs: it did not finish a step within", *WORKER)),
-        # Its episodes are lost each time; after so many restarts the run ends.
+        # Its episodes are lost each time; after that many restarts the run ends.
         ((*RESTART, "runner.max_worker_restarts=6"), "raise", ("max_worker_restarts|6 restarts",)),
         *((where, "constructor", ("the model file is missing",)) for where in ((), RESTART)),
     ],

@@ -72,7 +72,7 @@ def test_kept_rollouts_are_files_that_checkpoints_share(tmp_path):
 
 
 def test_without_checkpoints_no_buffer_is_written(tmp_path, capsys):
-    """`checkpoint.interval=0`: nothing of it is on disk; else its size is told."""
+    """`checkpoint.interval=0`: nothing of it is on disk; else its size is reported."""
     start("sac", tmp_path / "run", **ONE_EPOCH)
     assert "checkpoints hold the replay buffer, which grows to " in capsys.readouterr().err
     for case in ("sac", "sac, disk"):
@@ -147,7 +147,7 @@ def test_what_a_checkpoint_of_es_holds(tmp_path):
 
 
 def test_data_that_moved_changed_or_grew(tmp_path, capsys):
-    """BC goes on with the episodes that it began with, wherever they are; others are refused."""
+    """BC continues with the episodes that it began with, wherever they are; others are refused."""
     start("bc", tmp_path / "whole")
     start("bc", tmp_path / "run", **TWO_EPOCHS)
     grown = shutil.copytree(tmp_path / "data", tmp_path / "moved")
@@ -198,7 +198,7 @@ def beginnings(directory: Path) -> set[tuple[float, ...]]:
 
 @pytest.mark.slow
 def test_actors_begin_anew(tmp_path, capsys):
-    """What was in flight is told and counted, steps go on, and no episode is one of before."""
+    """What was in flight is reported and counted; no episode is one from before."""
     more = {**FORK, **NO_EVALUATION}
     start("impala", tmp_path / "run", env=diary_env(tmp_path / "diaries"), **more, **TWO_EPOCHS)
     in_flight = in_flight_of(tmp_path / "run")
@@ -224,7 +224,7 @@ def test_actors_begin_anew(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_impala_on_dev_on_local_and_back(tmp_path, capsys):
-    """Steps, counts, learning rate, kept rollouts and weights go on, wherever the actors are."""
+    """Steps, counts, learning rate, kept rollouts and weights continue, wherever the actors are."""
     run_dir = tmp_path / "run"
     start("impala, replay", run_dir, **ONE_EPOCH)
     states = [final_state(run_dir)]
@@ -266,7 +266,7 @@ def interrupted(case: str, run_dir: Path, changes: dict[str, Any], **how: Any) -
 @pytest.mark.slow
 @pytest.mark.parametrize("place", [{}, LOCAL], ids=["dev", "local"])
 def test_ctrl_c_in_a_gradient_step(tmp_path, place):
-    """The update comes to its end and is saved, and the run can go on."""
+    """The update finishes and is saved, and the run can continue."""
     run_dir = tmp_path / "run"
     start("sac", tmp_path / "whole")
     assert 0 < interrupted("sac", run_dir, place, prepare="ctrl_c_in_a_gradient_step") < 256

@@ -141,7 +141,7 @@ def test_a_run_that_is_over_is_left_as_it_is(whole, tmp_path):
 
 
 def test_a_checkpoint_that_is_not_there(half):
-    """Its name is told."""
+    """Its name is reported."""
     with pytest.raises(RunDirectoryError, match="no checkpoint 'epoch_000077'"):
         train(resume=half / "checkpoints" / "epoch_000077")
 
@@ -158,7 +158,7 @@ def test_killed_between_row_and_checkpoint(tmp_path, whole):
 
 
 def test_a_branch_that_was_left_is_not_taken_up_again(half, whole):
-    """Killed before its first checkpoint, a run goes on from the one it had gone back to."""
+    """Killed before its first checkpoint, a run continues from the one it had gone back to."""
     checkpoints = half / "checkpoints"
     with pytest.raises(KeyboardInterrupt):
         train(resume=checkpoints / "epoch_000001", **tracking(StoppingWriter), **TO_THE_END)
@@ -230,7 +230,7 @@ def test_a_damaged_checkpoint_is_left_out(half, whole, capsys):
 
 
 def test_a_damaged_table_is_set_aside(half, whole, capsys):
-    """The checkpoint is whole, so the run goes on; one warning tells where the old rows are."""
+    """The checkpoint is whole, so the run continues; one warning tells where the old rows are."""
     table = half / "metrics.csv"
     damaged = table.read_bytes().replace(b"0", b"\xff", 1)
     table.write_bytes(damaged)
@@ -279,7 +279,7 @@ def test_settings_that_matter_are_refused(half):
 
 
 def test_a_configuration_that_was_edited(half, capsys):
-    """The checkpoint knows the settings so far; what differs and may do so is told."""
+    """The checkpoint knows the settings so far; what differs and may do so is reported."""
     edit_settings(half, lambda node: node.update(total_steps=192))
     train(resume=half, **TO_THE_END)
     place = f"checkpoint {half}/checkpoints/epoch_000002"

@@ -24,7 +24,7 @@ OTHERS = [
 
 
 def learners(count, **others):
-    """So many learners; beside workers that are forked, unless something else is said."""
+    """So many learners; next to workers that are forked, unless something else is said."""
     return {**FORK, "runner.n_workers": 1, "learner_group.n_learners": count, **others}
 
 

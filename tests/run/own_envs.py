@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 
 def vector(low: float = -1.0, size: int = 3) -> spaces.Box:
-    """Some numbers; each environment has spaces of its own, which it seeds."""
+    """Some numbers; each environment has its own spaces, which it seeds."""
     return spaces.Box(low, 1.0, (size,), np.float32)
 
 

@@ -26,7 +26,7 @@ from maze_train import (
 
 
 class OwnNet(torch.nn.Module):
-    """A network of one's own, for policy, critic or trunk."""
+    """a custom network, for policy, critic or trunk."""
 
     def __init__(self, observation_space: Any, output_size: int, width: int = 7) -> None:
         super().__init__()
@@ -108,7 +108,7 @@ class LineWriter(MetricsWriter):
 
 @dataclass(kw_only=True)
 class OwnPPOConfig(PPOAlgorithmConfig):
-    """PPO with a setting of its own."""
+    """PPO with its own setting."""
 
     name: ClassVar[str] = "own_ppo"
     learner_class: ClassVar[str] = "own_parts.OwnPPOLearner"

@@ -13,7 +13,7 @@ class Counting:
         self.t = 0
 
     def reset(self, seed: int) -> None:
-        """Begin anew."""
+        """Begin again."""
         self.t = 0
 
     def act(self, observation: Any) -> int:
@@ -52,6 +52,6 @@ class CountsTurns(TakesOne):
 
 
 class Nothing:
-    """Can not act."""
+    """Cannot act."""
 
     def __init__(self, *spaces: Any) -> None: ...

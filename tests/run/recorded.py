@@ -41,7 +41,7 @@ def record(
 def one_episode(
     env: gymnasium.Env[Any, Any], act: Callable[[Any], Any], seed: int, max_steps: int
 ) -> Trajectory:
-    """One episode, cut off after so many steps."""
+    """One episode, cut off after that many steps."""
     obs, _ = env.reset(seed=seed)
     observations, actions, rewards = [obs], [], []
     terminated = truncated = False

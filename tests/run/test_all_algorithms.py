@@ -224,7 +224,7 @@ def test_statistics_of_observations_begin_before_training(
     begun: int,
     of_training: int | None,
 ) -> None:
-    """With environments of their own, which are closed when training begins."""
+    """With their own environments, which are closed when training begins."""
     original, open_envs = learner_class.preprocess, []
 
     def noted(*args: Any) -> Any:

@@ -76,7 +76,7 @@ def written(run_dir: Path) -> Any:
 
 
 def same_policy(base: Path, run_dir: Path, besides: tuple[str, ...] = ()) -> bool:
-    """Whether two runs have the same policy to the bit; its statistics may have gone on."""
+    """Whether two runs have the same policy to the bit; its statistics may have continued."""
     before, after = policy_weights(base), policy_weights(run_dir)
     kept = [key for key in before if not key.startswith(besides or ("nothing",))]
     return before.keys() == after.keys() and all(torch.equal(before[k], after[k]) for k in kept)
@@ -145,11 +145,11 @@ class Unscaled(DiagonalGaussian):
 
 
 def test_sac_says_how_to_train_its_base(tmp_path):
-    """Not all families have what SAC needs; what does is told, whatever is set besides."""
+    """Not all families have what SAC needs; what does is reported, whatever is set besides."""
     family = {"Box": {"_target_": "test_base_policy.Unscaled"}}
     base = cloned(tmp_path, "box", **{"model.distributions": family})
     advice = r"train the base with 'model\.distributions=\{Box: squashed_gaussian\}'"
-    with pytest.raises(ConfigError, match=rf"base_run = .*sac can not learn .*{advice}"):
+    with pytest.raises(ConfigError, match=rf"base_run = .*sac cannot learn .*{advice}"):
         started(tmp_path, base, "sac", trust=["test_base_policy"])
     with pytest.raises(ConfigError, match=advice):
         started(tmp_path, base, "sac", trust=["test_base_policy"], **NETS)
@@ -169,7 +169,7 @@ def test_sac_refuses_a_base_whose_entropy_is_fixed(tmp_path):
 
 @pytest.mark.parametrize("algorithm", ["bc", "sac"])
 def test_a_memory_is_refused_by_what_learns_from_single_steps(tmp_path, algorithm):
-    """All that is in the way is told at once: the shared layers too."""
+    """All that is in the way is reported at once: the shared layers too."""
     short_run(tmp_path / "base", env=BOX, **{"model.memory.size": 4})
     data: dict[str, Any] = {}
     if algorithm == "bc":
@@ -313,7 +313,7 @@ def test_versions_of_the_base(tmp_path):
     )
     shutil.rmtree(base / "best")
     shutil.rmtree(base / "policies")
-    with pytest.raises(ConfigError, match=r"has no spaces.json yet: go on with the run"):
+    with pytest.raises(ConfigError, match=r"has no spaces.json yet: continue with the run"):
         started(tmp_path, f"{base}@final", "ppo", "discrete", run_dir=tmp_path / "no")
     with pytest.raises(ConfigError, match=r"no saved policy 'final': it has none"):
         started(tmp_path, f"{tmp_path}/nowhere@final", "ppo", "discrete", run_dir=tmp_path / "no")

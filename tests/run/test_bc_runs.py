@@ -108,7 +108,7 @@ def test_no_validation(tmp_path, cartpole):
 
 
 def test_a_single_episode_is_not_validated(tmp_path, capsys):
-    """There would be nothing to learn from; that is told."""
+    """There would be nothing to learn from; that is reported."""
     data = record(tmp_path / "data", SpacesEnv(), n_episodes=1)
     start(tmp_path / "run", data)
     assert "too few to validate" in capsys.readouterr().err
@@ -304,7 +304,7 @@ def test_learning_curves(tmp_path, cartpole):
 
 
 def test_actions_of_another_size_than_the_policy(tmp_path, capsys):
-    """A Gaussian that begins with 0 ± 1 takes long to find them: that is told, with a remedy."""
+    """A Gaussian that begins with 0 ± 1 takes long to find them: a note names a remedy."""
     env = ScaledEnv(1000.0)
     data = record(tmp_path / "data", env)
     start(tmp_path / "run", data)

@@ -135,7 +135,7 @@ def test_a_clone_acts_as_those_who_were_recorded() -> None:
 def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(
     place: dict[str, Any],
 ) -> None:
-    """Wherever the data are read from; the passes of both policies go on in their middle."""
+    """Wherever the data are read from; the passes of both policies continue in their middle."""
     more: dict[str, Any] = {"algorithm.epoch_length": 5, "checkpoint.interval": 1}
     more |= {"model.normalization.mode": "running", "env": None}
     run("whole", **more, **{"algorithm.n_epochs": 4})
@@ -230,7 +230,7 @@ MEMORY = {"agents": ["referee"], "model": {"memory": {"cell": "gru", "size": 4}}
         ),
         ({"env": "CartPole-v1"}, r"env = 'CartPole-v1': has the observation space"),
     ],
-    ids=["memory", "metric", "typo", "left out", "nobody", "opponents", "env"],
+    ids=["memory", "metric", "typo", "left out", "no one", "opponents", "env"],
 )
 def test_what_does_not_fit_is_named(more: dict[str, Any], problem: str) -> None:
     """Key, value, what is expected; there is no run then."""
@@ -240,7 +240,7 @@ def test_what_does_not_fit_is_named(more: dict[str, Any], problem: str) -> None:
 
 
 def test_a_policy_whose_agents_never_act() -> None:
-    """It has nothing to learn from; so it is told before training, with a remedy."""
+    """It has nothing to learn from; so it is reported before training, with a remedy."""
     dataset = open_dataset("data/trajectories", mmap=False)
     part: Any = dataset.parts[0]
     part.obs["acts"][:, 2] = 0

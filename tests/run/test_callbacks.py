@@ -142,7 +142,7 @@ def test_the_reason_of_a_signal() -> None:
 
 
 def test_a_callback_that_fails_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its error ends the run, unless another one did so before: then it is told."""
+    """Its error ends the run, unless another one did so before: then it is reported."""
     last = Diary("on_run_end")
     with pytest.raises(CallbackError, match=r"Diary\.on_run_end failed"):
         short_run(callbacks=[last], **{"checkpoint.interval": 0})
@@ -173,7 +173,7 @@ def test_a_callback_that_ends_an_epoch_without_evaluation() -> None:
 
 @pytest.mark.parametrize("hook", ["on_run_start", "on_update_end", "on_epoch_end", "on_checkpoint"])
 def test_a_callback_that_fails_loses_nothing(hook: str) -> None:
-    """The error names class and method, and the run goes on as one that was not disturbed."""
+    """The error names class and method, and the run continues as one that was not disturbed."""
     short_run("whole", callbacks=[Diary()], **CONSTANT)
     at = 0 if hook == "on_run_start" else 3
     problem = rf"own_callbacks\.Diary\.{hook} failed: ZeroDivisionError: at update {at and '[34]'}"

@@ -22,7 +22,7 @@ TURNS: dict[str, Any] = {
 
 
 def test_frozen_parts_and_factors_of_the_rate() -> None:
-    """They are written with the run, which goes on with them, and change what is learned."""
+    """They are written with the run, which continues with them, and change what is learned."""
     short_run("whole", **TURNS)
     assert written_config("whole")["algorithm"]["freeze"][1]["params"] == ["policy"]
     short_run("half", **TURNS | {"total_steps": 128})
@@ -33,7 +33,7 @@ def test_frozen_parts_and_factors_of_the_rate() -> None:
 
 
 def test_settings_of_a_module_and_a_scheduler_of_torch() -> None:
-    """They are those of the only module; a run goes on with them, without trust for PyTorch."""
+    """They are those of the only module; a run continues with them, without trust for PyTorch."""
     own = {
         "optimizer": {"_target_": "torch.optim.SGD", "momentum": 0.9},
         "lr_scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 2},
@@ -79,7 +79,7 @@ def test_a_name_that_means_nothing_ends_the_run_at_once() -> None:
 def test_a_loss_of_ones_own(algorithm: str) -> None:
     """The run is that of the algorithm's own loss, of which the column is one term; or of twice."""
     node = {"_target_": "own_parts.own_loss"}
-    # With a critic of one's own, no gradient is by hand.
+    # With a custom critic, no gradient is by hand.
     model = {} if algorithm == "sac" else {"model.critic": {"_target_": "own_parts.OwnNet"}}
     short_run("plain", algorithm, **model)
     short_run("own", algorithm, **model, **{"algorithm.loss_function": node})

@@ -92,7 +92,7 @@ def test_each_actor_has_its_turn_and_its_seeds(tmp_path: Path) -> None:
 
 
 def test_an_actor_that_has_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rollouts of one actor in a batch go on from each other, and have memory of their own."""
+    """Rollouts of one actor in a batch continue from each other, and have memory of their own."""
     original, seen = ImpalaLearner.preprocess, []
 
     def noted(self: Any, module_id: str, rollout: Any, statistics: Any) -> Any:

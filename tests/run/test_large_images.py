@@ -50,7 +50,7 @@ class Screen(gymnasium.Env[Any, Any]):
         return np.zeros(SHAPE, np.uint8), {}
 
     def step(self, action: Any) -> Any:
-        """Go on."""
+        """Continue."""
         return np.full(SHAPE, 9, np.uint8), 1.0, False, False, {}
 
 
@@ -72,7 +72,7 @@ class Screens(MultiAgentEnv):
         return Turn({agent: np.zeros(SHAPE, np.uint8) for agent in self.possible_agents})
 
     def step(self, actions: dict[str, Any]) -> Turn:
-        """Go on."""
+        """Continue."""
         return self.reset()
 
 

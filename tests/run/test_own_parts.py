@@ -109,7 +109,7 @@ def test_numbers_of_an_evaluator_of_ones_own() -> None:
 
 
 def test_an_evaluator_of_ones_own_that_fails_loses_nothing() -> None:
-    """It is named, and the run goes on at a checkpoint as one that was not disturbed."""
+    """It is named, and the run continues at a checkpoint as one that was not disturbed."""
 
     class Fails(CountingEvaluator):
         def evaluate(self, policy: Any) -> dict[str, float]:

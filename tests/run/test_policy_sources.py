@@ -21,7 +21,7 @@ TAKES_ONE = {"_target_": "own_policies.TakesOne"}
 
 
 def run(name: str, foe: dict[str, Any], algorithm: str = "ppo", **more: Any) -> Any:
-    """A short run in which the second player has a policy of its own."""
+    """A short run in which the second player has its own policy."""
     policies = {"main": {"agents": ["first"]}, "foe": {"agents": ["second"], **foe}, "judge": JUDGE}
     given = {"trust": ["agent_envs", "own_policies"], "policies": policies, **more}
     like = settings("sac" if algorithm == "dqn" else algorithm, **HEAPS, total_steps=128)

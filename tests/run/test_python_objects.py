@@ -53,7 +53,7 @@ def test_objects_make_the_same_run_as_their_names() -> None:
 
 
 def test_the_file_names_them_and_going_on_asks_for_them_again() -> None:
-    """All in one message, with the arguments; given again, the run goes on as it would have."""
+    """All in one message, with the arguments; given again, the run continues as it would have."""
     constant = {"algorithm.lr": 1e-3}
     short_run("whole", **objects(), **constant)
     given = objects()
@@ -129,7 +129,7 @@ def test_vector_environments() -> None:
 
 
 def test_functions_and_lists_of_episodes() -> None:
-    """A loss, data to imitate, and an environment in a section, given again where a run goes on."""
+    """A loss, data to imitate, an environment in a section: given again where a run continues."""
     bare = {key: value for key, value in SMALL.items() if key.startswith(("tracking", "eval"))}
     small = {**SMALL, **PPO}
     loss: dict[str, Any] = {"algorithm.loss_function": lambda *args: own_loss(*args)}
@@ -152,7 +152,7 @@ def test_functions_and_lists_of_episodes() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"env": SpacesEnv()}, r"env = .*one environment can not be many"),
+        ({"env": SpacesEnv()}, r"env = .*one environment cannot be many"),
         ({"evaluators": [OwnNet]}, r"evaluators\[0\]\._target_ = .*: expected a subclass of maze_"),
         ({"evaluators": [3]}, r"evaluators\[0\] = 3: expected a mapping"),
         ({"evaluators": CountingEvaluator}, "expected a list"),

@@ -59,7 +59,7 @@ COMMAND = [
 
 
 def test_one_machine(tmp_path: Path) -> None:
-    """As a user begins: `address=local` gives the numbers of `dev`; its logs are told of."""
+    """As a user begins: `address=local` gives the numbers of `dev`; its logs are reported of."""
     pytest.importorskip("ray")
     for name, place in (("dev", ()), ("ray", ("runner=ray", "runner.address=local"))):
         command = [sys.executable, "-m", "maze_train.cli", *COMMAND, f"run_dir={name}", *place]
@@ -158,23 +158,23 @@ class UntilRestarted(Callback):
     def on_epoch_end(self, run: Any) -> None:
         """Look for it in all epochs but the last ones."""
         if any(row.get("train/worker_restarts") for row in run.history[:-5]):
-            run.stop("it went on")
+            run.stop("it continued")
 
 
 @exhaustive
 def test_actors_on_a_machine_that_is_lost(
     on_two_machines: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Those of IMPALA begin anew on others; what they had is dropped, told and counted."""
+    """Those of IMPALA start over on others; what they had is dropped, told and counted."""
     node = on_two_machines.add_node(num_cpus=4)
     on_two_machines.wait_for_nodes()
     more = {**CARTPOLE, **RAY, "runner.on_worker_failure": "restart", "algorithm.num_actors": 3}
     more |= {"runner.concurrency": 6, "runner.placement": "SPREAD", "total_steps": 10**8}
     callbacks = [RemoveMachine(on_two_machines, node), UntilRestarted()]
     result = short_run("run", "impala", **more, callbacks=callbacks)
-    assert result.summary.stop_reason == "it went on"
+    assert result.summary.stop_reason == "it continued"
     told = capfd.readouterr().err
-    lost = r"in a step of a rollout \(its machine is lost, or can not be reached\); \d+ steps of"
+    lost = r"in a step of a rollout \(its machine is lost, or cannot be reached\); \d+ steps of"
     assert re.findall(f"{lost} its rollout are dropped; it is started again", told)
     last = result.history[-1]
     learned = result.summary.env_steps + last["actors/steps_dropped"]
@@ -183,7 +183,7 @@ def test_actors_on_a_machine_that_is_lost(
 
 @exhaustive
 def test_clusters_that_do_not_fit(on_two_machines: Any) -> None:
-    """No room is told with what there is, before training."""
+    """No room is reported with what there is, before training."""
     words = r"the cluster has no room for 1 x \{'CPU': 100.0\} \(PACK\).* of [0-9]+ CPUs"
     with pytest.raises(WorkerError, match=words):
         short_run("run", **RAY | {"runner.cpus_per_worker": 100.0, "runner.worker_timeout_s": 0.5})

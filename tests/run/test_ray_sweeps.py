@@ -51,7 +51,7 @@ def job_of(number: int, folder: Path, work: Callable[[], Any]) -> ProcessJob:
 
 @pytest.mark.slow
 def test_workers_start_processes(tmp_path: Path) -> None:
-    """A job has one of its own, with its log; how it ends is told; others go on."""
+    """Its own job has one, with its log; how it ends is reported; others continue."""
     ended: list[StartedJob] = []
 
     def good() -> JobRecord:
@@ -204,7 +204,7 @@ def test_a_sweep_on_ray(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The numbers of one after the other, on two machines; a job that fails is told."""
+    """The numbers of one after the other, on two machines; a job that fails is reported."""
     monkeypatch.chdir(tmp_path)
     on_ray = ("hydra/launcher=ray", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=r")
     choice = "algorithm.lr=0.001,-1"

@@ -1,4 +1,4 @@
-"""Rollouts that end early, or can not begin: what is kept, what is told, what is left."""
+"""Rollouts that end early, or cannot begin: what is kept, what is reported, what is left."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_policies_are_built_for_each_environment() -> None:
 
 
 class Uncopied:
-    """Can not be copied."""
+    """Cannot be copied."""
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise TypeError("no copies")
@@ -203,7 +203,7 @@ class Uncopied:
 
 
 class ClosesBadly(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """The first one built can not be closed."""
+    """The first one built cannot be closed."""
 
     built = 0
 

@@ -201,7 +201,7 @@ def test_random_actions() -> None:
     ids=["target", "object", "function"],
 )
 def test_a_policy_of_the_user(policy: Any, total: float) -> None:
-    """Named or given, it begins anew with every episode."""
+    """Named or given, it starts over with every episode."""
     result = play(policy=policy, env=own_envs.SpacesEnv)
     assert [episode.episode_return for episode in result.episodes] == [total] * 5
 
@@ -326,7 +326,7 @@ def test_a_failure_keeps_what_was_played(capfd: pytest.CaptureFixture[str]) -> N
 def test_results_that_can_not_be_written(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file in the way is a configuration error, a full disk a failure; both name the place."""
     Path("file").write_text("")
-    message = r"output_dir = '\S+file/out': can not be written: .*; name another place: output_dir="
+    message = r"output_dir = '\S+file/out': cannot be written: .*; name another place: output_dir="
     with pytest.raises(ConfigError, match=message):
         play(run=run, output_dir="file/out")
 
@@ -334,7 +334,7 @@ def test_results_that_can_not_be_written(run: str, monkeypatch: pytest.MonkeyPat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(JSONSummaryWriter, "finish", fails)
-    with pytest.raises(RunDirectoryError, match=r"out can not be written: .*No space left"):
+    with pytest.raises(RunDirectoryError, match=r"out cannot be written: .*No space left"):
         play(run=run)
 
 
@@ -348,14 +348,14 @@ def test_results_that_are_moved(run: str, monkeypatch: pytest.MonkeyPatch) -> No
             Path("out").rename("moved")
 
     monkeypatch.setattr(CSVWriter, "write", moves)
-    with pytest.raises(RunDirectoryError, match=r"out can not be written: .*moved or removed"):
+    with pytest.raises(RunDirectoryError, match=r"out cannot be written: .*moved or removed"):
         play(run=run)
     assert not Path("out").exists()
     assert len(Path("moved/evaluation.csv").read_text().splitlines()) == 3
 
 
 def test_a_disk_that_gets_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that can not be written ends the rollout; the files are then written once more."""
+    """A row that cannot be written ends the rollout; the files are then written once more."""
     write = CSVWriter.write
 
     def full(self: CSVWriter, row: Any) -> None:
@@ -364,7 +364,7 @@ def test_a_disk_that_gets_full(monkeypatch: pytest.MonkeyPatch) -> None:
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(CSVWriter, "write", full)
-    with pytest.raises(RunDirectoryError, match=r"out can not be written: .*No space left"):
+    with pytest.raises(RunDirectoryError, match=r"out cannot be written: .*No space left"):
         play(**RANDOM, record=True)
     assert summary("out")["stop_reason"] == "error"
     assert [int(row["seed"]) for row in rows()] == list(open_dataset("out/trajectories").seeds)

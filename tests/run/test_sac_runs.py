@@ -232,7 +232,7 @@ def no_dataset() -> int:
     ],
 )
 def test_demonstrations_that_are_none(tmp_path: Path, node: Any, message: str) -> None:
-    """Errors have the key of the setting, and other spaces are told in short."""
+    """Errors have the key of the setting, and other spaces are reported in short."""
     if isinstance(node, dict) and "given" in node["_target_"]:
         data = record(tmp_path / "data", gymnasium.make("Pendulum-v1"), n_episodes=1)
         node = {**node, "directory": str(data)}
@@ -362,6 +362,6 @@ def test_metrics(action: str) -> None:
 
 
 def test_the_initial_phase_counts_as_steps() -> None:
-    """The run ends after as many steps as it was told, up to the end of an update."""
+    """The run ends after as many steps as it was reported, up to the end of an update."""
     result = sac_run(total_steps=33)
     assert result.history[-1]["env_steps"] == result.summary.env_steps == 40

@@ -134,7 +134,7 @@ def test_a_saved_policy_acts_for_all_agents(case: str) -> None:
 @pytest.mark.parametrize("mode", ["running", "estimated"])
 @pytest.mark.parametrize("before", [{}, {"model.centralized_critic": True}], ids=["own", "joint"])
 def test_a_centralised_critic_has_statistics_of_its_own(mode: str, before: dict[str, Any]) -> None:
-    """Before it learns, also beside a policy that has some; whether they stay, this run says."""
+    """Before it learns, also next to a policy that has some; whether they stay, this run says."""
     other = "running" if mode == "estimated" else "estimated"
     run("base", "a2c", **before, **{"model.normalization.mode": other})
     now = {"model.centralized_critic": True, "model.normalization.mode": mode}
@@ -236,7 +236,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
         ({"policies.a.agents": ["first"]}, r"policies = .*no policy for second, referee"),
         (
             {"policies.r.agents": ["referee"], "policies.keys.agents": ["*st", "se*"]},
-            r"policies = 'keys': PyTorch can not name a module so",
+            r"policies = 'keys': PyTorch cannot name a module so",
         ),
         *(
             (
@@ -320,7 +320,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
             "chosen",
             "priorities",
         ),
-        *("demonstrations", "one agent", "no critic of states", "nobody else", "a trunk"),
+        *("demonstrations", "one agent", "no critic of states", "no one else", "a trunk"),
         *("rewards", "scale", "further part"),
     ],
 )
@@ -370,7 +370,7 @@ def test_centralised_critics_for_the_memories_of_another_run(
 
 
 def test_a_policy_may_have_a_normalisation_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its statistics are taken before training; that somebody never acts is an error."""
+    """Its statistics are taken before training; that someone never acts is an error."""
     norm = {"mode": "estimated", "n_steps": 20}
     policies = {
         "players": {"agents": ["first", "second"]},

@@ -32,7 +32,7 @@ RECURRENT = {
 
 
 class Engine(TakesOne):
-    """Can not be copied."""
+    """Cannot be copied."""
 
     def __init__(self, *spaces: Any) -> None:
         super().__init__(*spaces)
@@ -119,7 +119,7 @@ def test_agents_with_one_policy_win_nothing_against_each_other() -> None:
     ids=["plain", "memory", "centralised critic"],
 )
 def test_policies_of_a_run_play_as_they_do_without_being_named(more: dict[str, Any]) -> None:
-    """Also sampled, and where each agent has a policy of its own; agents share noise in no way."""
+    """Also sampled, and where each agent has its own policy; agents share noise in no way."""
     run("run", **more)
     for chance in (True, False):
         plain = play_heaps(run="run", output_dir=f"plain{chance}", deterministic=chance)
@@ -180,7 +180,7 @@ def test_agents_that_are_not_named_play_as_the_run_does() -> None:
 
 
 def test_agents_that_the_run_has_no_policy_for_are_named() -> None:
-    """Agents of the run keep its policies beside new ones; those that nobody has are refused."""
+    """Agents of the run keep its policies next to new ones; those that no one has are refused."""
     policies = {"one": {"agents": ["left"]}, "two": {"agents": ["right"]}}
     for name, more in (("apart", {"policies": policies}), ("shared", {})):
         short_run(name, "ppo", env={"_target_": "agent_envs.Peek"}, total_steps=32, **more)

@@ -110,9 +110,9 @@ def test_a_run_directory_is_not_used_twice() -> None:
 
 
 def test_a_run_directory_that_can_not_be_written_is_named() -> None:
-    """A file in the way is told in one message, as an error of the run directory."""
+    """A file in the way is reported in one message, as an error of the run directory."""
     Path("file").write_text("")
-    with pytest.raises(ConfigError, match=r"run_dir = '/.*file/run': can not be written"):
+    with pytest.raises(ConfigError, match=r"run_dir = '/.*file/run': cannot be written"):
         short_run("file/run")
 
 
@@ -211,7 +211,7 @@ def test_an_environment_that_changes_the_working_directory(run_dir: str | None) 
 
 
 def test_a_sweep_whose_environment_changes_the_working_directory() -> None:
-    """The second job is beside the first one."""
+    """The second job is next to the first one."""
     here = Path.cwd()
     words = [f"{key}={value}" for key, value in settings(run_dir="null", seed="0,1").items()]
     words = [word.replace("'", "") for word in words if not word.startswith(("env=", "model"))]
@@ -220,7 +220,7 @@ def test_a_sweep_whose_environment_changes_the_working_directory() -> None:
 
 
 def test_a_disk_that_stays_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run comes to its end; the result names all that is missing."""
+    """The run finishes; the result names all that is missing."""
 
     class Filling(SpacesEnv):
         steps = 0
@@ -262,7 +262,7 @@ def test_two_runs_in_two_threads_are_refused() -> None:
 
     short_run("first", env=Meeting, seed=3)
     short_run("alone", seed=3)
-    assert "a run goes on in another thread" in str(refused[0])
+    assert "a run continues in another thread" in str(refused[0])
     assert not Path("second").exists()
     assert rows("first") == rows("alone")
 
@@ -370,7 +370,7 @@ class Telling(SpacesEnv):
 
 @pytest.mark.parametrize("algorithm", ["ppo", "sac", "impala", "es"])
 def test_keys_of_infos_become_metrics(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Means over last infos; a key without numbers is told; nothing else is another number."""
+    """Means over last infos; a key without numbers is reported; nothing else is another number."""
     keys = {"tracking.info_keys": ["way", "name"]}
     told = short_run("told", algorithm, env=lambda: Telling(length=4), **keys)
     for prefix in ("train", "eval") if algorithm != "es" else ("eval",):

@@ -81,7 +81,7 @@ def test_what_differs(case: tuple[Any, Any, str, str]) -> None:
 
 
 def test_an_error_names_the_setting_and_the_kind_of_space() -> None:
-    """The first kind that differs is told; equal spaces are no error."""
+    """The first kind that differs is reported; equal spaces are no error."""
     pair = (VECTOR, spaces.Discrete(2))
     problem = "it has the {kind} space {found}, the environment has {wanted}"
     check_same_spaces("base_run", problem, pair, (VECTOR, spaces.Discrete(2)), "a")

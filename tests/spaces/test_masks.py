@@ -121,7 +121,7 @@ def test_types_of_masks(mask):
         (
             spaces.Dict({"arm": spaces.Tuple([bits(3), bits(2)])}),
             NESTED,
-            r"'action_mask/arm/1' is for Box.*can not be masked.*\(arm/0, keys, wheel\)",
+            r"'action_mask/arm/1' is for Box.*cannot be masked.*\(arm/0, keys, wheel\)",
         ),
         (
             spaces.Dict({"whel": bits(2)}),

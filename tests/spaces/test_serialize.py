@@ -70,9 +70,9 @@ def test_round_trip_through_text(space):
 @pytest.mark.parametrize(
     ("space", "message"),
     [
-        (spaces.Text(4), "Text.* can not be saved"),
-        (spaces.Dict({"k": spaces.Text(4)}), "Text.* can not be saved"),
-        (spaces.Dict({(1, 2): spaces.Discrete(2)}), r"the key \(1, 2\) can not be saved"),
+        (spaces.Text(4), "Text.* cannot be saved"),
+        (spaces.Dict({"k": spaces.Text(4)}), "Text.* cannot be saved"),
+        (spaces.Dict({(1, 2): spaces.Discrete(2)}), r"the key \(1, 2\) cannot be saved"),
     ],
 )
 def test_spaces_without_a_form_are_refused(space, message):

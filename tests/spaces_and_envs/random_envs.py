@@ -227,7 +227,7 @@ leaves = st.one_of(boxes(), discretes, multi_discretes(), multi_binaries())
 
 
 def nested(children: Any) -> Any:
-    """Dict and Tuple spaces over one to three spaces; keys sorted, or in an order of their own."""
+    """Dict and Tuple spaces over one to three spaces; keys sorted, or in their own order."""
     pairs = st.lists(
         st.tuples(st.sampled_from(NAMES), children),
         min_size=1,

@@ -23,7 +23,7 @@ QUIET = {"progress": "quiet", "plot": False, "tensorboard": False}
 
 
 def learn(tmp_path: Path, env: Any, algorithm: Any, steps: int, episodes: int, **keys: Any) -> Any:
-    """Train on a problem with evaluations of so many greedy episodes."""
+    """Train on a problem with evaluations of that many greedy episodes."""
     return train(
         env=env,
         algorithm=algorithm,

@@ -50,7 +50,7 @@ class HubServer(ThreadingHTTPServer):
         self.repositories: dict[str, Repository] = {}
         self.requests: list[str] = []
         self.sizes: dict[str, int] = {}
-        """Sizes that are told for files, in place of their own."""
+        """Sizes that are reported for files, in place of their own."""
         self.is_down = False
 
     @property

@@ -56,5 +56,5 @@ def test_curves_have_an_interval_at_each_point() -> None:
 def test_a_single_run_has_no_interval() -> None:
     """There is nothing to draw from."""
     assert np.isnan(bootstrap_interval([np.ones(1)])).all()
-    low, high = bootstrap_interval([np.ones(1), np.arange(2.0)])  # beside one of two runs
+    low, high = bootstrap_interval([np.ones(1), np.arange(2.0)])  # next to one of two runs
     assert low < high

@@ -86,7 +86,7 @@ def test_runs_without_times(tmp_path: Path) -> None:
 
 
 def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
-    """There is no median then; how many reached it is told."""
+    """There is no median then; how many reached it is reported."""
     for seed, value in enumerate((1.0, 9.0)):
         write_run(tmp_path / str(seed), [value], seed=seed)
     comparison = compared(tmp_path, threshold=5)
@@ -389,7 +389,7 @@ def test_the_files(tmp_path: Path) -> None:
     assert compared(tmp_path, "1").rows[0]["runs"] == 1
     assert "1.3333333333333333" in (tmp_path / "out/comparison.csv").read_text()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match=r"output = '.*file/x': can not be written"):
+    with pytest.raises(ConfigError, match=r"output = '.*file/x': cannot be written"):
         compare_runs(tmp_path / "1", tmp_path / "file/x")
 
 

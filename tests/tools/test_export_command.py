@@ -54,7 +54,7 @@ def write_policy(env):
     ],
 )
 def test_the_command(env, arguments, file, source, capsys):
-    """A file beside the policy, or where it is wanted; environments are played if they may be."""
+    """A file next to the policy, or where it is wanted; environments are played if they may be."""
     write_policy(env)
     assert main(["-cn", "export", "run=run", "format=torchscript", *arguments]) == 0
     said = capsys.readouterr()
@@ -73,7 +73,7 @@ def test_the_command(env, arguments, file, source, capsys):
     ],
 )
 def test_wrong_settings(settings, problem):
-    """They are told before anything is read."""
+    """They are reported before anything is read."""
     with pytest.raises(ConfigError, match=problem):
         load_export_config(settings)
 

@@ -172,7 +172,7 @@ EVERY += [(n, k) for n in CASES for k in formats.FORMATS if (n, k) not in EVERY]
 
 @pytest.mark.parametrize("case", everyday(6, EVERY), ids=" as ".join)
 def test_a_file_acts_as_the_policy(tmp_path, case):
-    """In batches of other sizes, with a memory that goes on; it says what it is."""
+    """In batches of other sizes, with a memory that continues; it says what it is."""
     name, kind = case
     if kind == "onnx":
         pytest.importorskip("onnxruntime")
@@ -239,7 +239,7 @@ CHANGES = {
     "numbers": (lambda name, x, call: x + 1e-3 * (name == "params"), "by up to 1.0e-03"),
     "no number": (lambda name, x, call: x * np.nan if name == "params" else x, "by up to nan"),
     "shape": (lambda name, x, call: x[:, None], "the file gives"),
-    "failure": (lambda name, x, call: 1 // 0, "can not be run: ZeroDivisionError"),
+    "failure": (lambda name, x, call: 1 // 0, "cannot be run: ZeroDivisionError"),
 }
 """What is done to the outputs of a file, the first eight calls of which have one observation."""
 
@@ -284,9 +284,9 @@ class Fickle(nn.Module):
 @pytest.mark.parametrize(
     ("kind", "problem"),
     [
-        ("onnx", "PyTorch can not record the policy: .*networks of your own may not choose"),
+        ("onnx", "PyTorch cannot record the policy: .*networks of your own may not choose"),
         ("torchscript", "acts otherwise than the policy"),
-        ("torch_export", "PyTorch can not record the policy"),
+        ("torch_export", "PyTorch cannot record the policy"),
     ],
 )
 def test_a_network_that_can_not_be_recorded(tmp_path, kind, problem):
@@ -315,7 +315,7 @@ def test_what_can_not_be_exported(tmp_path, monkeypatch):
 
 
 def test_a_policy_that_remembers_is_not_disturbed(tmp_path):
-    """Nor is it by the comparison, which begins anew."""
+    """Nor is it by the comparison, which starts over."""
     policy, other = build("lstm"), build("lstm")
     seen = [observations(policy, 2, seed)[""] for seed in range(3)]
     for obs in seen[:2]:

@@ -35,7 +35,7 @@ TOLD = ("README.md", "learning_curve.png", "metrics.csv", "replay.mp4")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
-    """A short run, with settings that are of nobody else, and a film."""
+    """A short run, with settings that are of no one else, and a film."""
     place = tmp_path_factory.mktemp("home")
     result = train(
         "CartPole-v1",
@@ -123,7 +123,7 @@ def test_only_what_a_policy_needs_is_downloaded(hub: HubServer, trained: Trainin
 
 
 def test_what_a_later_push_has_not_is_removed(hub: HubServer, trained: TrainingResult) -> None:
-    """The film of an earlier policy goes with it; a card of one's own and other files stay."""
+    """The film of an earlier policy goes with it; a custom card and other files stay."""
     push_to_hub(trained, NAME)
     repository = hub.repositories[NAME]
     repository.commit("main", {**repository.files(), "README.md": b"mine", "notes.txt": b"mine"})
@@ -349,7 +349,7 @@ def test_without_the_hub_the_last_download_is_used(
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("hf://nobody/nothing", "no such repository, or it is private: log in"),
+        ("hf://no one/nothing", "no such repository, or it is private: log in"),
         (f"hf://{NAME}@v9", "the repository has no revision v9"),
         ("hf://alone", "names no repository: expected hf://<owner>/<repository>"),
         (f"hf://{NAME}@", "names no repository"),
@@ -370,7 +370,7 @@ def test_names_that_lead_nowhere(
 def test_who_may_not_write(
     hub: HubServer, trained: TrainingResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The refusal of the hub is told with the remedy; a token may be given."""
+    """The refusal of the hub is reported with the remedy; a token may be given."""
     monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 30)
     with pytest.raises(RunDirectoryError, match=r"was not pushed to .*HF_TOKEN"):
         push_to_hub(trained, NAME)
@@ -384,7 +384,7 @@ def test_who_may_not_write(
         ({"run": "hf://me/x"}, "run = 'hf://me/x': expected the directory of a run"),
         ({"revision": "../x"}, "revision = '../x': expected the name of a branch"),
         ({"film": "a.gif"}, r"film = 'a.gif': expected a file that ends in \.mp4"),
-        ({"film": "none.mp4"}, r"film = '.*none.mp4': can not be read"),
+        ({"film": "none.mp4"}, r"film = '.*none.mp4': cannot be read"),
         ({"privat": True}, r"privat.*did you mean private\?"),
     ],
 )

@@ -197,7 +197,7 @@ def test_reports_lie_on_a_grid_of_percents(maze_run: CommandLine, runs: Runs) ->
 def test_a_trial_that_fails(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str], everything: bool
 ) -> None:
-    """It is told and marked, and stops no other; only where all fail the search does."""
+    """It is reported and marked, and stops no other; only where all fail the search does."""
 
     def value(config: TrainConfig) -> float:
         if everything or gamma_of(config) == 0.5:
@@ -242,7 +242,7 @@ def test_a_search_that_is_interrupted_goes_on(
     command = (*ONE, "n_trials=3", "n_jobs=2")
     assert maze_run(*command) == 130
     study = maze_run.folder / "s"
-    assert "the same command goes on with the study in" in capfd.readouterr().err
+    assert "the same command continues with the study in" in capfd.readouterr().err
     assert column(study, "state") == ["interrupted"] * 2
     gammas = column(study, "algorithm.gamma")
     seconds = [float(text) for text in column(study, "seconds")]
@@ -264,7 +264,7 @@ def test_a_search_that_is_interrupted_goes_on(
 def test_a_trial_that_is_killed_has_failed(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The search goes on without it."""
+    """The search continues without it."""
 
     def after_epoch(config: TrainConfig, epoch: int) -> None:
         if config.run_dir == str(maze_run.folder / "s/0"):
@@ -278,7 +278,7 @@ def test_a_trial_that_is_killed_has_failed(
 def test_a_trial_whose_settings_were_not_chosen_has_failed(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Since the process of the search was killed meanwhile; the study goes on."""
+    """Since the process of the search was killed meanwhile; the study continues."""
     (maze_run.folder / "s").mkdir()
     open_study(open_journal(maze_run.folder / "s"), "max").ask()
     assert maze_run(*ONE, "n_trials=2") == 0

@@ -108,7 +108,7 @@ def test_wrong_ranges(ranges: dict[str, Any], message: str) -> None:
     ],
 )
 def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
-    """Settings of the search and of its runs are told apart."""
+    """Settings of the search and of its runs are distinguished."""
     with pytest.raises(ConfigError) as caught:
         load_search_config({**PPO, "search": "ppo", **settings})
     assert str(caught.value).startswith(message)

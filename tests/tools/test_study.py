@@ -1,4 +1,4 @@
-"""Studies without processes: what prunes, what is kept, and how their trials are told."""
+"""Studies without processes: what prunes, what is kept, and how their trials are reported."""
 
 from __future__ import annotations
 
@@ -139,18 +139,18 @@ def test_a_journal_that_is_none(tmp_path: Path, content: bytes | None) -> None:
     """One error that names the file, at once."""
     path = tmp_path / "study.journal"
     os.mkfifo(path) if content is None else path.write_bytes(content)
-    with pytest.raises(RunDirectoryError, match=r"study\.journal can not be read: "):
+    with pytest.raises(RunDirectoryError, match=r"study\.journal cannot be read: "):
         search("CartPole-v1", "ppo", {KEYS[0]: {"low": 0.5, "high": 0.9}}, study=str(tmp_path))
 
 
 def test_a_lock_that_a_killed_process_left(tmp_path: Path) -> None:
-    """Nobody waits for it; what can not be removed is named."""
+    """No one waits for it; what cannot be removed is named."""
     lock = tmp_path / "study.journal.lock"
     lock.symlink_to(tmp_path / "study.journal")
     release_journal(tmp_path)
     assert not lock.is_symlink()
     lock.mkdir()
-    with pytest.raises(RunDirectoryError, match=r"study\.journal\.lock can not be removed"):
+    with pytest.raises(RunDirectoryError, match=r"study\.journal\.lock cannot be removed"):
         release_journal(tmp_path)
 
 

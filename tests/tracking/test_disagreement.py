@@ -27,7 +27,7 @@ def rows(train: list[float], evaluated: list[float]) -> list[dict[str, float]]:
 
 
 def told_at(train: list[float], evaluated: list[float], **config: Any) -> list[int]:
-    """Epochs at which a disagreement is told."""
+    """Epochs at which a disagreement is reported."""
     watch = Disagreement(config)
     return [int(row["epoch"]) for row in rows(train, evaluated) if watch.take(row)]
 
@@ -76,7 +76,7 @@ def test_where_both_act_alike_nothing_is_told(config: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("mode", "past"), [("lines", 0), ("bar", 5), ("quiet", 0), ("lines", 6)])
 def test_a_run_that_is_continued_tells_it_once(mode: Any, past: int) -> None:
-    """The rows before the checkpoint count, and so does what was told there."""
+    """The rows before the checkpoint count, and so does what was reported there."""
     series = rows(LEARNED, JUMPS)
     console = Console(file=StringIO(), force_terminal=mode == "bar", width=400)
     writer = ConsoleWriter(mode, console=console)

@@ -153,7 +153,7 @@ def test_a_directory_that_was_moved(kind: type[MetricsWriter], tmp_path: Path) -
 
 
 def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:
-    """A file that vanished is told, points of TensorBoard are in its file."""
+    """A file that vanished is reported, points of TensorBoard are in its file."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     writer, board = CSVWriter(), TensorBoardWriter()

@@ -66,7 +66,7 @@ def test_no_link_is_written_through(tmp_path: Path) -> None:
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
-    """The file is replaced by a complete one or not at all, and nothing is left beside it."""
+    """The file is replaced by a complete one or not at all, and nothing is left next to it."""
     path = tmp_path / "below" / "x.txt"
     with atomic_write(path) as file:
         file.write(b"old")

@@ -192,7 +192,7 @@ def test_mlflow_in_the_run_directory(
 
 
 def test_mlflow_in_a_database_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the names that were given; what fails there later is told, and training goes on."""
+    """With the names that were given; what fails later is reported, and training continues."""
     pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
     uri, warnings = f"sqlite:///{tmp_path / 'own.db'}", list[str]()

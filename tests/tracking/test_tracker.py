@@ -29,7 +29,7 @@ ROW = {"epoch": 1, "updates": 2, "env_steps": 300, "train/loss": 0.5}
 
 
 def recorder(fail_at: str = "", error: Exception | None = None) -> Any:
-    """A writer that notes what it is told, and fails when it is told to."""
+    """A writer that notes what it is reported, and fails when it is told to."""
     writer = MagicMock(spec=MetricsWriter, recovers=False, is_kept=True, filename="")
     if fail_at:
         failure = error or OSError(28, "No space left on device")
@@ -58,7 +58,7 @@ def test_every_call_reaches_every_writer() -> None:
 
 @pytest.mark.parametrize("name", ["start", "advance", "write", "finish"])
 def test_a_writer_without_disk_is_dropped_once(name: str) -> None:
-    """The others go on, and one line says what happened."""
+    """The others continue, and one line says what happened."""
     warnings: list[str] = []
     broken, sound = recorder(name), recorder()
     with Tracker([broken, sound], RunInfo(), warn=warnings.append) as tracker:

@@ -147,7 +147,7 @@ def test_what_the_scenarios_do(directory):
 @pytest.mark.parametrize("mode", ["before", "dead"])
 @pytest.mark.parametrize("scenario", everyday(1, SCENARIOS))
 def test_a_full_disk(directory, tmp_path, scenario, mode):
-    """One warning that names the last good checkpoint; all is as it was, and training goes on."""
+    """One warning that names the last good checkpoint; all is as it was, and training continues."""
     # What needs space; what removes things works, but for renaming when it is the only fault.
     operations = ("open", "mkdir", "fsync", *(("rename", "replace") if mode == "before" else ()))
     counted = Faults(-1, FULL, names=operations)
@@ -212,7 +212,7 @@ def test_a_file_that_grows_too_long(directory):
 
 
 def test_a_run_directory_that_is_gone(tmp_path, capsys):
-    """It is not made anew: its disk may have been unmounted. The warning is printed by default."""
+    """It is not made again: its disk may have been unmounted. The warning is printed by default."""
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     store = CheckpointStore(run_dir / "checkpoints")
@@ -223,7 +223,7 @@ def test_a_run_directory_that_is_gone(tmp_path, capsys):
     text = capsys.readouterr().err
     assert text.startswith("warning: checkpoint ")
     assert text.count("\n") == 1
-    assert "there is no earlier one; training goes on" in text
+    assert "there is no earlier one; training continues" in text
     run_dir.mkdir()
     assert save(store, 3) is not None
 

@@ -1,4 +1,4 @@
-"""Large pieces of a state are files of their own, which checkpoints share until they change."""
+"""Large their own pieces state are files, which checkpoints share until they change."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_nothing_is_shared_with_what_was_not_loaded(stored):
 
 
 def test_the_same_version_in_another_place_is_another_part(tmp_path):
-    """And a version that comes back after another one was saved is read anew."""
+    """And a version that comes back after another one was saved is read again."""
     store, _ = make_store(tmp_path)
     read = []
 
@@ -178,7 +178,7 @@ def flipped(path):
     "lose", [Path.unlink, cut_off, lambda path: shutil.rmtree(path.parent), flipped]
 )
 def test_an_earlier_file_that_is_gone_or_damaged(stored, monkeypatch, lose):
-    """It is written anew: also where files are copied, what is read is compared."""
+    """It is written again: also where files are copied, what is read is compared."""
     store, owner, directory = stored
     if lose is flipped:
         monkeypatch.setattr(os, "link", refuse_links)

@@ -1,7 +1,7 @@
 """Checkpoints: what is kept, and that nothing damaged or hostile is taken for one.
 
 The golden checkpoints are made by `python tests/training/test_checkpoints.py`, once for each
-schema: those of older schemas are never made anew.
+schema: those of older schemas are never made again.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ def file_of(directory, kind):
 
 
 def check_damage(path, damage, message=""):
-    """It is told, and the checkpoint before is used; if the pointer suffered, the newest."""
+    """It is reported, and the checkpoint before is used; if the pointer suffered, the newest."""
     is_pointer, whole = path.name == "latest", path.read_bytes()
     damage(path, whole)
     store, warnings = make_store(path.parent if is_pointer else path.parents[1])
@@ -368,7 +368,7 @@ def test_a_pointer_with_the_name_of_another(directory):
 
 
 def test_things_that_are_no_files(directory):
-    """Pipes would never end, and a directory can not be read."""
+    """Pipes would never end, and a directory cannot be read."""
     for kind in ("latest", "manifest", "state"):
         file_of(directory, kind).unlink()
     os.mkfifo(directory / "latest")
@@ -451,7 +451,7 @@ def test_the_tables_of_this_version():
 
 if __name__ == "__main__":
     place = GOLDEN.parent / f"schema_{checkpoints.SCHEMA}"
-    assert not place.exists(), f"{place} is there: golden checkpoints are never made anew"
+    assert not place.exists(), f"{place} is there: golden checkpoints are never made again"
     place.mkdir(parents=True)
     (GOLDEN.parent / ".gitattributes").write_text("* -text\n")
     position = Position(25, 253, 32384, score=123.5, within_epoch=True)

@@ -121,7 +121,7 @@ def test_environments_are_built_once_and_at_most_one_per_episode(monkeypatch):
 
 
 def test_steps_that_only_begin_an_episode_do_not_count():
-    """Where a reset has a step of its own, episodes are as long as where it has none."""
+    """Where a reset has its own step, episodes are as long as where it has none."""
 
     class FiveSteps(ShortOrLongEnv):
         def reset(self, *, seed=None, options=None):
@@ -226,7 +226,7 @@ def test_evaluation_leaves_policy_and_generators_alone(env):
 
 @pytest.mark.parametrize("env", [ShortOrLongEnv, GreedyOfGlobals, GreedyConstructor])
 def test_training_is_the_same_with_and_without_evaluation(env):
-    """Trap 59: the curve and the final weights do not know whether somebody looked."""
+    """Trap 59: the curve and the final weights do not know whether someone looked."""
     curves, weights = [], []
     for n in (0, 4):
         evaluator = RolloutEvaluator(partial(vector, env), n, concurrency=2) if n else None

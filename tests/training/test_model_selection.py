@@ -19,7 +19,7 @@ def fill(model, value):
 
 
 def run(scores, mode="max", **settings):
-    """A selection that was told scores, with weights equal to the epoch."""
+    """A selection that was reported scores, with weights equal to the epoch."""
     model = make_model()
     selection = BestModelSelection(model, mode=mode, **settings)
     told = []

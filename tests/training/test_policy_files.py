@@ -231,7 +231,7 @@ DAMAGE = {
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_damaged_or_hostile_weights_are_refused(tmp_path, how):
-    """The error names the file, nothing in it runs, and no way to run it is told."""
+    """The error names the file, nothing in it runs, and no way to run it is reported."""
     saved(tmp_path, "box-discrete")
     DAMAGE[how](tmp_path / "policy.pt")
     (tmp_path / "score.json").unlink()
@@ -262,7 +262,7 @@ def test_weights_without_a_digest_are_told(tmp_path, capsys):
         assert read_weights(tmp_path).keys() == weights.keys()
     assert capsys.readouterr().err == (
         f"warning: {tmp_path}/score.json has no sha256 of policy.pt, as earlier versions wrote it: "
-        "damage can not be noticed\n"
+        "damage cannot be noticed\n"
     )
 
 
@@ -291,7 +291,7 @@ def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
 
 @pytest.mark.parametrize("name", ["policy.pt", "spaces.json", "score.json"])
 def test_a_pipe_is_refused(tmp_path, name):
-    """At once: nobody would write into it."""
+    """At once: no one would write into it."""
     saved(tmp_path, "box-discrete")
     (tmp_path / name).unlink()
     os.mkfifo(tmp_path / name)
@@ -379,7 +379,7 @@ def test_parts_of_an_action_have_their_own_probabilities():
 
 
 def test_looking_at_values_leaves_no_memory():
-    """Actions are those of a policy that nobody asked; values depend on what it remembers."""
+    """Actions are those of a policy that no one asked; values depend on what it remembers."""
     first, second = np.random.default_rng(0).normal(size=(2, 2, 3))
     asked, alone = remembering_policy(), remembering_policy()
     before = asked.values(second)

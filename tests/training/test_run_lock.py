@@ -102,7 +102,7 @@ def test_a_lock_that_is_no_file(tmp_path, kind):
         text = r"no regular file: remove it.*\.lock"
     with pytest.raises(RunDirectoryError, match=text), exclusive(run):
         pass
-    with pytest.raises(RunDirectoryError, match="x can not be locked"), exclusive(tmp_path / "x"):
+    with pytest.raises(RunDirectoryError, match="x cannot be locked"), exclusive(tmp_path / "x"):
         pass
     assert not other.exists() or other.read_text() == "mine"
 
@@ -209,7 +209,7 @@ def test_a_forked_process_does_not_keep_the_lock(tmp_path):
 
 @pytest.mark.parametrize(("number", "locked"), [(errno.ENOLCK, True), (errno.EIO, False)])
 def test_a_file_system_without_locks(tmp_path, monkeypatch, number, locked):
-    """Training goes on without; other errors are told."""
+    """Training continues without; other errors are reported."""
 
     def fail(descriptor, operation):
         raise OSError(number, os.strerror(number))
@@ -219,7 +219,7 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch, number, locked):
         with exclusive(tmp_path):
             pass
     else:
-        text = r"\.lock can not be locked"
+        text = r"\.lock cannot be locked"
         with pytest.raises(RunDirectoryError, match=text), exclusive(tmp_path):
             pass
 
@@ -242,7 +242,7 @@ def test_a_process_that_is_killed_frees_the_lock(tmp_path):
 
 
 def test_names_are_synced_where_that_is_possible(tmp_path, monkeypatch):
-    """File systems that can not do it are left alone; other errors are errors."""
+    """File systems that cannot do it are left alone; other errors are errors."""
     write_synced(tmp_path / "a", b"abc")
     fsync_directory(tmp_path)
     assert (tmp_path / "a").read_bytes() == b"abc"

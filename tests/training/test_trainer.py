@@ -43,7 +43,7 @@ def test_training_ends_at_the_first_limit(limits, reason, updates, epochs):
     assert len(trainer.seen) == updates
     assert len(trainer.rows) == epochs
     assert json.loads(json.dumps(summary.as_dict()))["stop_reason"] == reason
-    assert trainer.train().updates == updates, "a run that is over does not go on"
+    assert trainer.train().updates == updates, "a run that is over does not continue"
 
 
 def test_patience_ends_training():

@@ -160,7 +160,7 @@ def test_what_a_signal_twice_leaves(tmp_path, capsys):
 
 
 def test_checkpoints_are_written_when_they_are_due(tmp_path):
-    """Every so many epochs and at the end; none twice."""
+    """Every that many epochs and at the end; none twice."""
     trainer = make_trainer(tmp_path, interval=3)
     trainer.train()
     assert [info.epoch for info in CheckpointStore(tmp_path).list()] == [3, 4]
@@ -170,7 +170,7 @@ def test_checkpoints_are_written_when_they_are_due(tmp_path):
 
 
 def test_checkpoints_by_the_clock_come_within_epochs(tmp_path):
-    """After so many minutes there is one, wherever training stands."""
+    """After that many minutes there is one, wherever training stands."""
     config = CheckpointConfig(interval=0, interval_minutes=1e-9, keep_last=99)
     store = CheckpointStore(tmp_path, config)
     checkpoints = Checkpoints(store)

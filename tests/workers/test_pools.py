@@ -254,7 +254,7 @@ def test_a_failure_is_an_error(start: Any, where: str, how: str, tmp_path: Path)
 def test_a_worker_is_started_again(
     start: Any, where: str, how: str, stops_before: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """It is told, the others go on, steps stay counted, and calls go to the new worker."""
+    """It is reported, the others continue, steps stay counted, and calls go to the new worker."""
     pool = start(where, on_worker_failure="restart")
     pids = pool.call_all("process")
     pool.call(1, "walk", 3)
@@ -353,7 +353,7 @@ def test_a_worker_that_dies_while_it_has_nothing_to_do(start: Any) -> None:
 
 @pytest.mark.parametrize("where", REMOTE)
 def test_a_worker_that_takes_long_but_lives(start: Any, where: str) -> None:
-    """It does not count as hung while it counts, nor while nobody listens."""
+    """It does not count as hung while it counts, nor while no one listens."""
     pool = start(where, n=2)
     pool.call_all("echo")
     pool.timeout_s = SHORT_S
@@ -369,13 +369,13 @@ def test_a_worker_that_takes_long_but_lives(start: Any, where: str) -> None:
 def test_what_can_not_be_sent(start: Any, where: str) -> None:
     """The message names the setting that it comes from."""
     pool = start(where, n=1)
-    words = r"\Amodel: can not be sent to a worker process .*use runner=dev"
+    words = r"\Amodel: cannot be sent to a worker process .*use runner=dev"
     with pytest.raises(ConfigError, match=words):
         pool.call(0, "echo", Portable((k for k in "ab"), "model"))
 
 
 def refuse_start(monkeypatch: pytest.MonkeyPatch, after: int) -> None:
-    """Let no process be started after so many."""
+    """Let no process be started after that many."""
     allowed, process = iter(range(after)), process_pool.WorkerProcess
 
     def refusing(*arguments: Any) -> Any:
@@ -413,7 +413,7 @@ def test_settings_out_of_range(name: str) -> None:
 
 @slow
 def test_nothing_keeps_a_pool_alive(start: Any, tmp_path: Path) -> None:
-    """Without `close`, its processes end when nobody has it any more."""
+    """Without `close`, its processes end when no one has it any more."""
     pool = LocalProcesses(2, start_method="fork").pool(
         [partial(ToyWorker, tmp_path, "")] * 2, ["toy 0", "toy 1"], {}
     )

@@ -168,7 +168,7 @@ def test_tasks_of_a_worker_that_fails_come_first() -> None:
 
 
 def test_tasks_that_are_dropped() -> None:
-    """Workers that have some are told, and late results are none of the next round."""
+    """Workers that have some are reported, and late results are not among the next round."""
     script = Script(3)
     script.advance(2)
     script.fail(1, begins=False)
@@ -194,7 +194,7 @@ def test_results_are_taken_before_another_worker_ends_the_run() -> None:
 
 
 def test_workers_that_are_closed() -> None:
-    """Nobody gets a task, and dropping them is no error."""
+    """No one gets a task, and dropping them is no error."""
     script = Script()
     script.advance(1)
     script.pool.close()

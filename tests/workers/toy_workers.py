@@ -19,7 +19,7 @@ SPACES = "observations", "actions"
 
 
 class ToyWorker:
-    """Does what it is told, and fails in every way.
+    """Does what it is reported, and fails in every way.
 
     Args:
         folder: Where it leaves the file `closed<number>-<process>` when it is closed.

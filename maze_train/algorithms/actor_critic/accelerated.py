@@ -3,7 +3,7 @@
 A reader can skip this file: `ActorCriticLearner.compute_loss_for_module` says what is computed, and
 autograd would give the same gradients. For small networks it takes longer than the arithmetic, so
 here they are derived by hand. `accelerates` says when; anything else takes the ordinary way. A
-learner whose policy loss has a gradient by hand has a method `policy_loss_gradient` beside it.
+learner whose policy loss has a gradient by hand has a method `policy_loss_gradient` next to it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ METHODS = (
     *("compute_losses", "compute_gradients", "compute_loss_for_module"),
     *("outputs", "value_loss"),
 )
-"""Methods of a learner, besides its policy loss, that the gradients by hand take the place of."""
+"""Methods of a learner, in addition to its policy loss, that the gradients by hand take the place
+of."""
 FAMILY_METHOD = "log_prob_and_entropy_by_hand"
 """Method of families of distributions that have a gradient by hand."""
 
@@ -122,7 +123,7 @@ def accelerates(learner: AnyLearner, model: Any) -> bool:
 
 
 def _owner(learner: AnyLearner, method: str) -> type | None:
-    """The class that defines a method; None where somebody put another function in its place."""
+    """The class that defines a method; None where someone put another function in its place."""
     if method in vars(learner):
         return None
     owner = next(base for base in type(learner).__mro__ if method in vars(base))

@@ -311,7 +311,7 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         return super().remove_module(module_id)
 
     def forget_episodes(self, envs: Tensor) -> None:
-        """Begin the sums of rewards anew for environments whose episode was lost, `[B]` bool."""
+        """Begin the sums of rewards again for environments whose episode was lost, `[B]` bool."""
         for scaler in self._reward_scalers.values():
             scaler.forget(envs)
 

@@ -26,7 +26,7 @@ from maze_train.algorithms.bc.trainer import (
     validation_name,
 )
 from maze_train.core.errors import ConfigError, DatasetError, did_you_mean, nearest
-from maze_train.core.notices import tell, warn
+from maze_train.core.notices import notify, warn
 from maze_train.core.targets import build_target
 from maze_train.core.types import tree_leaves
 from maze_train.data.datasets import open_dataset
@@ -180,7 +180,7 @@ def kept_parts(
         )
     added = len(dataset) - sum(parts[key].num_episodes for key in known)
     if added:
-        tell(
+        notify(
             f"{added} episodes were added to the data set since this run began, and are left "
             "out: a new run learns from them (base_run=<this one> begins with its policy)"
         )

@@ -33,7 +33,7 @@ METRICS_INTERVAL = 16
 class BCTrainer(Trainer):
     """Takes minibatches of recorded transitions and learns from them.
 
-    The steps that it counts are those that it learned from, each time anew: no environment is
+    The steps that it counts are those that it learned from, each time again: no environment is
     stepped.
 
     Args:

@@ -78,5 +78,5 @@ class DQNAlgorithmConfig(OffPolicyConfig):
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """Arguments for the builder of the model besides the model settings."""
+        """Arguments for the builder of the model in addition to the model settings."""
         return {"dueling": self.dueling, "num_quantiles": self.num_quantiles}

@@ -126,7 +126,7 @@ class ESTrainer(Trainer):
         return pairs
 
     def _check_lost(self, lost: int, found: int) -> None:
-        """Refuse to go on when nothing but lost episodes comes."""
+        """Refuse to continue when nothing but lost episodes comes."""
         needed = self.algorithm_config.n_rollouts_per_update
         if lost > MOST_LOST * max(needed, found):
             raise TrainingError(
@@ -173,7 +173,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
         if context.env.backend != "gymnasium":
             raise ConfigError(
                 "env.backend",
-                "evolution strategies give every episode a seed of its own, which only single "
+                "evolution strategies give every episode its own seed, which only single "
                 "environments take; expected gymnasium",
                 context.env.backend,
             )
@@ -271,7 +271,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
         return {"rollouts": self.rollouts}
 
     def before_training(self, trainer: Trainer) -> None:
-        """Take statistics of observations, if there are none, in environments of their own."""
+        """Take statistics of observations, if there are none, in their own environments."""
         model: Any = trainer.model
         self.begin_statistics({DEFAULT_MODULE: find_normalizer(model)}, STATISTICS_STEPS, model)
         self.close_env()

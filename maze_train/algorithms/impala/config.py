@@ -42,7 +42,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     """Rollouts of actors that one update learns from. >= 1."""
 
     queue_out_of_sync_factor: float = 1.0
-    """Rollouts that may wait for the learner, as a multiple of `actors_batch_size`; when so many
+    """Rollouts that may wait for the learner, as a multiple of `actors_batch_size`; when that many
     wait, actors pause. Larger: less waiting, older weights. In [0, 100]."""
 
     broadcast_interval: int = 1
@@ -131,7 +131,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
         return replace(trial, actors_batch_size=size, replay_proportion=1.0)
 
     def check_concurrency(self, concurrency: int) -> None:
-        """Refuse environments that can not be spread evenly over the actors."""
+        """Refuse environments that cannot be spread evenly over the actors."""
         if concurrency % self.num_actors:
             raise ConfigError(
                 "num_actors",

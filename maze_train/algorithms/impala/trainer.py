@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 class IMPALA(Trainer):
     """Learns from the rollouts of actors, in the order in which they are finished.
 
-    Actors in processes go on meanwhile, with the weights that they have. See `ImpalaLearner`.
+    Actors in processes continue meanwhile, with the weights that they have. See `ImpalaLearner`.
 
     Args:
         config: Settings of the algorithm.
@@ -167,7 +167,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         return {"actors": self.actors, "replay": replay}
 
     def _replay(self, num_agents: int, stream: str) -> RolloutReplay:
-        """Keeps the rollouts of so many agents with one policy."""
+        """Keeps the rollouts of that many agents with one policy."""
         return RolloutReplay(
             self.algorithm.replay_size,
             self.algorithm.num_replayed,
@@ -176,6 +176,6 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         )
 
     def before_training(self, trainer: Trainer) -> None:
-        """Take statistics of observations, if there are none, in environments of their own."""
+        """Take statistics of observations, if there are none, in their own environments."""
         super().before_training(trainer)
         self.close_env()

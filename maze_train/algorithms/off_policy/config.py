@@ -78,7 +78,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
 
     initial_action_repeat: int = 1
     """Steps for which each of these random actions is held: long ones get further where single
-    actions do little. >= 1; without meaning for a policy of one's own."""
+    actions do little. >= 1; without meaning for a custom policy."""
 
     initial_demonstration_trajectories: str | dict[str, Any] | None = None
     """Demonstrations that the replay buffer begins with: the directory of a data set,
@@ -248,5 +248,5 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """Arguments for the builder of the model besides the model settings."""
+        """Arguments for the builder of the model in addition to the model settings."""
         return {"num_critics": self.num_critics}

@@ -13,7 +13,7 @@ from maze_train.algorithms.off_policy.learner import ReplayEvents, ReplayTimeEve
 from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.initial_policies import GivenPolicy, RandomAgents, RandomPolicy
 from maze_train.core.errors import ConfigError, DatasetError, SpaceError, TrainingError
-from maze_train.core.notices import tell
+from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, Given, build_target, locate
 from maze_train.core.types import tree_map
 from maze_train.data.datasets import open_dataset
@@ -68,7 +68,7 @@ class OffPolicy(Trainer):
         collector: Collects rollouts, of several agents by policy.
         replay_buffer: Holds transitions.
         initial_policy: Policy that acts until `initial_buffer_size` transitions were collected; of
-            several agents, in so many steps of the environments.
+            several agents, in that many steps of the environments.
     """
 
     algorithm_config: OffPolicyConfig
@@ -203,7 +203,7 @@ def read_demonstrations(
 
     Args:
         source: The value of `initial_demonstration_trajectories`.
-        env: The environments that training goes on with.
+        env: The environments that training continues with.
         distribution: The family of actions.
 
     Raises:
@@ -335,7 +335,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         acting: Any = model
         if self.context.checkpoint.is_on:
             size = readable_nbytes(self._buffer_nbytes)
-            tell(f"checkpoints hold the replay buffer, which grows to {size}")
+            notify(f"checkpoints hold the replay buffer, which grows to {size}")
         collector = self.make_collector(self.algorithm.n_rollout_steps, acting, at_end=True)
         if isinstance(collector, RolloutCollector):
             collector.keeps_terminal_obs = self._buffer.keeps_terminal_obs
@@ -396,7 +396,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
     # -- the replay buffer -------------------------------------------------------------------------
 
     def _reached_size(self, demonstrations: Rollout | None, num_agents: int = 1) -> int:
-        """Transitions that the buffer of so many agents holds in the end."""
+        """Transitions that the buffer of that many agents holds in the end."""
         size, total_steps = self.algorithm.replay_buffer_size, self.context.total_steps
         if not total_steps:
             return size
@@ -501,7 +501,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         except (MemoryError, torch.OutOfMemoryError) as error:
             raise self._too_large(f"there is no room: {error}") from error
         except OSError as error:
-            problem = f"the replay buffer can not be made: {error}"
+            problem = f"the replay buffer cannot be made: {error}"
             storage = config.replay_buffer_storage
             raise ConfigError("algorithm.replay_buffer_storage", problem, storage) from error
         return buffer

@@ -53,7 +53,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         super().__init__(*args, **kwargs)
 
     def check_module(self, module_id: str, module: nn.Module) -> None:
-        """Refuse a module that this learner or its value clipping can not train."""
+        """Refuse a module that this learner or its value clipping cannot train."""
         super().check_module(module_id, module)
         head: Any = module.value_head
         if self.config.value_clip_range > 0 and head.support:

@@ -55,5 +55,5 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """Arguments for the builder of the model besides the model settings."""
+        """Arguments for the builder of the model in addition to the model settings."""
         return {**super().model_settings, "noise_stddev": self.exploration_noise_stddev}

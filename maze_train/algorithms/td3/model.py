@@ -98,7 +98,7 @@ def build_td3(
             )
     for key, family in config.distributions.items():
         if family != {TARGET: FAMILY}:
-            problem = "td3 has a deterministic policy of its own: leave it out"
+            problem = "td3 has its own deterministic policy: leave it out"
             raise ConfigError(f"model.distributions.{key}", problem, family)
     at_first = scheduled_value(noise_stddev, Progress())
     noisy = {TARGET: FAMILY, "noise_stddev": at_first}
