@@ -51,8 +51,8 @@ class CommandLine:
 def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """The command line in an empty directory."""
     command_line = CommandLine(tmp_path)
-    for where, name in (("base", "TrainingRunner"), ("rollout", "RolloutRunner")):
-        module = ModuleType(f"maze_train.runners.{where}")
+    for where, name in (("runner", "TrainingRunner"), ("rollout", "RolloutRunner")):
+        module = ModuleType(f"maze_train.run.{where}")
         setattr(module, name, command_line.runner_of)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr("maze_train.jobs.prepare", lambda config: config)

@@ -27,8 +27,9 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests, then slow ones, then those that train; otherwise in the usual order.
+    """Tests that train, then slow ones, then fast ones; otherwise in the usual order.
 
+    Long tests come first, so that no process works on one while the others have nothing left.
     Processes that are spawned import everything again: `make test` does without them. Names have to
     be the same in every process that runs tests.
     """
@@ -37,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid}: give this case a name (ids=...)")
         if "spawn" in item.name.partition("[")[2]:
             item.add_marker(pytest.mark.exhaustive)
-    items.sort(key=lambda item: [bool(item.get_closest_marker(m)) for m in ("learning", "slow")])
+    items.sort(key=lambda item: [not item.get_closest_marker(m) for m in ("learning", "slow")])
 
 
 @pytest.fixture(autouse=True)

@@ -497,10 +497,10 @@ class PooledVectorEnv(MazeVectorEnv):
             infos = self._add_info(infos, {"final_obs": final_obs, "final_info": info}, i)
         for i, info in report.ordinary:
             infos = self._add_info(infos, info, i)
-        if self.tell is not None and MASK_KEY in infos:
+        if self.notify is not None and MASK_KEY in infos:
             note = note_on_ignored_mask(infos, self.env_observation_space, self.single_action_space)
             if note is not None:
-                self.tell(note)
+                self.notify(note)
         if report.lost:
             lost = np.zeros(self.num_envs, np.bool_)
             lost[report.lost] = True

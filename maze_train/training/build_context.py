@@ -169,7 +169,7 @@ class BuildContext(Generic[Config]):
             training=training,
             max_episode_steps=limit,
         )
-        env.tell = self.tell
+        env.notify = self.notify
         self.closing.callback(close_quietly, env)
         return env
 
