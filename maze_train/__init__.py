@@ -22,7 +22,19 @@ def _homes() -> dict[str, str]:
 
 _HOMES = _homes()
 
-__all__ = ["__version__", *sorted(_HOMES)]
+__all__ = [
+    *("__version__", "train", "evaluate", "load_policy", "load_learner", "run_rollout", "make_env"),
+    *("compare_runs", "search", "export_policy", "push_to_hub", "load_config", "config_to_dict"),
+    *("TrainConfig", "RolloutConfig", "EnvConfig", "ModelConfig", "TrainingResult"),
+    *("TrainedPolicy", "SavedPolicy", "RolloutGenerator", "TrainingRunner", "RolloutRunner"),
+    *("Callback", "StopAtReturn", "Evaluator", "MetricsWriter", "Statistics", "EventInterface"),
+    *("Learner", "LearnerGroup", "AlgorithmBuilder", "Trainer", "Schedule", "Distribution"),
+    *("A2CAlgorithmConfig", "PPOAlgorithmConfig", "ImpalaAlgorithmConfig", "SACAlgorithmConfig"),
+    *("TD3AlgorithmConfig", "DQNAlgorithmConfig", "ESAlgorithmConfig", "BCAlgorithmConfig"),
+    *("MultiAgentEnv", "ValueTransform", "BaseReplayBuffer", "Trajectory", "TrajectoryWriter"),
+    *("RolloutResult", "open_dataset", "MazeTrainError", "ConfigError"),
+]
+"""The names that most programs use; all others of `__init__.pyi` can be imported as well."""
 
 
 def __getattr__(name: str) -> Any:
