@@ -206,8 +206,8 @@ class RolloutPlayer(PlayerPool):
         make_agent: Builds what acts in the slots of a worker.
         settings: How episodes are played.
         place: Where they are played.
-        num_envs: Environments of all workers together, >= 1, rounded up to the same number in each.
-            Each plays one episode at a time, and begins the next when one ends.
+        num_envs: Environments of all workers together, >= 1, rounded up to the same number in each
+            worker. Each environment plays one episode at a time, and begins the next when one ends.
         on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
 
     Attributes:
