@@ -114,8 +114,7 @@ class ReplayMemory:
             self._num_allocated = num_slots
 
     def _make_room(self, num_rows: int) -> None:
-        """Allocate memory for the first `num_rows` rows, or for more of them to save later
-        calls."""
+        """Allocate memory for the first `num_rows` rows, with some room for more."""
         allocated = self._num_allocated
         if num_rows > allocated < self.ring.num_slots:
             self.reserve(max(num_rows, allocated * 5 // 4) if allocated else self.ring.num_slots)

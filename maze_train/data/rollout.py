@@ -64,8 +64,8 @@ class Rollout:
     valid: Tensor | None = None
     """Rows that are transitions, `[T, B]` bool; None: all are. In the others the environment only
     began a new episode: nothing is learned from them, and they count for nothing. The episode
-    before either ended in an earlier row, or was lost. A row that is truncated as well is not even
-    that: an agent waits."""
+    before either ended in an earlier row, or was lost. A row that is truncated as well is no step
+    at all: an agent waits."""
 
     hidden_states: Tensor | None = None
     """Memory of a recurrent policy before each observation, `[T + 1, B, S]`."""

@@ -155,8 +155,8 @@ class TurnSplitter:
         truncated = last_obs[TRUNCATED].bool()
         # Agents that have not ended do so with the episode.
         terminated |= rollout.terminated.unsqueeze(-1) & ~truncated
-        # A time limit of all cuts off those that would act next. The others saw nothing since they
-        # acted, so the value of what is cut off cannot be estimated.
+        # A time limit of all cuts off those that would act next. Nothing was seen of the others
+        # since they acted, so the value of what is cut off cannot be estimated.
         limited = rollout.truncated.unsqueeze(-1) & ~terminated & ~truncated
         acts_next = last_obs[ACTS].bool()
         truncated |= limited & acts_next
@@ -357,7 +357,7 @@ def _last_obs(rollout: Rollout) -> dict[str, Tensor]:
 
 
 def _at(rows: Tensor, numbers: Tensor) -> Tensor:
-    """Return the rows `[N, E]` with some numbers, and zeros elsewhere."""
+    """Return the rows with the numbers `[N, E]`, and zeros where there is no such row."""
     if not len(rows):
         return rows.new_zeros(numbers.shape)
     found = rows.gather(0, numbers.clamp(0, len(rows) - 1))
@@ -539,7 +539,7 @@ class PolicyReplayBuffers:
             buffer.set_progress(fraction)
 
     def sample_batch(self, n_samples: int) -> dict[str, Transitions]:
-        """Return that number of turns of each policy that has made one."""
+        """Return `n_samples` turns of each policy that has made one."""
         return {
             policy: buffer.sample_batch(n_samples)
             for policy, buffer in self.buffers.items()
