@@ -64,8 +64,8 @@ def train(
 
     Args:
         env: A registered id, an environment class, a function that makes an environment, a vector
-            environment, or the settings of the `env` section as a mapping or an `EnvConfig`. None:
-            there is none, for algorithms that learn from recorded episodes.
+            environment, or the settings of the `env` section as a mapping or an `EnvConfig`. None
+            for no environment, with algorithms that learn from recorded episodes.
         algorithm: The name of an algorithm (by default ppo), or its settings as a mapping with
             `_target_`.
         **overrides: Settings by top-level name: `total_steps=50_000`, `seed=1`, `runner="local"`,
@@ -124,8 +124,8 @@ def run_rollout(
     Args:
         run: Directory of a training run, whose best policy plays, or of a saved policy.
         policy: Instead of `run`: `"random"`; a mapping with `_target_`; a model, or a policy that
-            was loaded; an object with a method `act(observation)`, of which every environment gets
-            a copy; a class of such objects; or a function of the observation.
+            was loaded; an object with a method `act(observation)` (every environment gets a copy);
+            a class of such objects; or a function of the observation.
         env: As in `train`; None: the environment of the run. With `run`, a mapping, an id, and a
             class or function change what they name, and the other settings stay those of the run.
         **settings: Settings of `RolloutConfig` by name: `n_episodes=20`, `seed=100`,
@@ -163,8 +163,7 @@ def load_learner(
 
     Args:
         run_dir: Directory of a run, whose newest checkpoint counts, or of one of its checkpoints.
-        trust: Modules that its configuration may name, if they are of one's own: code of them is
-            run.
+        trust: Your own modules that the configuration may name: their code is run.
         env: The environment, if it was a function or class that has no importable name.
         **changes: Settings that do not change numbers, such as `**{"algorithm.device": "cpu"}`.
 
@@ -185,7 +184,7 @@ def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) 
         run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`);
             `<run dir>@final` and `<run dir>@epoch_<n>` name those of checkpoints, and
             `hf://<owner>/<name>[@<revision>]` one on the Hugging Face hub.
-        trust: Modules of its networks, if these are of one's own: their code is run.
+        trust: Your own modules that define its networks: their code is run.
         **objects: Parts of the policy that were given in Python, by their keys:
             `**{"model.policy": MyNet}`.
 
@@ -206,8 +205,7 @@ def make_env(
 
     Args:
         run_dir: Directory of a run, or of one saved policy.
-        trust: Modules of the environment and its wrappers, if these are of one's own: their code is
-            run.
+        trust: Your own modules that define the environment and its wrappers: their code is run.
         training: Whether it is as in training, with the wrappers for training only.
         **kwargs: Arguments of the environment, over those of the run.
 

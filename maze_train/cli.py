@@ -99,7 +99,7 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
     from maze_train.jobs import Job
 
     job = Job(arguments, debug)
-    # Hydra prints errors in its own way and exits, unless it is told to let them pass.
+    # Hydra prints errors in its own way and exits, unless it is set to let them pass.
     variables = {DEBUG_VARIABLE: "1"}
     if is_completion and "COMP_LINE" in os.environ:
         variables["COMP_LINE"] = normalise_completion(os.environ["COMP_LINE"], groups)

@@ -323,7 +323,7 @@ def _select(node: Any, key: str) -> Any:
 def report(
     error: BaseException, argv: Sequence[str] = (), debug: bool = False, label: str = ""
 ) -> int:
-    """Tell an error on stderr: one message if it was to be expected, else with its traceback.
+    """Report an error on stderr: one message if it was to be expected, else with its traceback.
 
     Args:
         error: The error.

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class ActorCollector:
-    """Lets every actor collect a rollout with the weights of now, and joins these side by side.
+    """Lets every actor collect a rollout with the current weights, and joins them side by side.
 
     It takes the place of a `RolloutCollector`, with the same promises. A worker that fails is
     started again, within the budget of its pool: its actors are put back where they were after
@@ -46,8 +46,7 @@ class ActorCollector:
     Attributes:
         records_log_probs: Likewise.
         keeps_terminal_obs: Likewise.
-        env_s: Seconds that environments took in the last rollout, in the worker in which they took
-            longest.
+        env_s: Seconds that environments needed in the last rollout, in the slowest worker.
     """
 
     records_log_probs: bool = False
@@ -90,11 +89,11 @@ class ActorCollector:
 
         Args:
             model: The acting model, the same each time.
-            meanwhile: Called once, with gradients enabled, while the actors act with weights of
-                their own.
+            meanwhile: Called once, with gradients enabled, while the actors act with their copies
+                of the weights.
 
         Returns:
-            The rollout, in memory of its own, and the episodes that ended in it.
+            The rollout, in separate memory, and the episodes that ended in it.
         """
         assert model is self._model, "actors act with the model that they were made for"
         actors = self._actors

@@ -146,7 +146,7 @@ class WeightsWriter(_SharedWeights):
         header[CURRENT] = target
 
     def newest(self) -> list[Array]:
-        """What readers need of the memory."""
+        """Return the arrays that readers need: the newest weights and the header."""
         return [self.buffers[int(self.header[CURRENT])].numpy(), self.header]
 
     def state_dict(self) -> dict[str, Any]:

@@ -236,8 +236,8 @@ class DistributedActors:
         num_envs: Environments of each actor.
         num_steps: Steps T of each environment per rollout.
         seed_of: Gives the seed of a named stream of random numbers.
-        place: Where actors live; they are as many as there are to be, whatever it says. None: in
-            this process.
+        place: Where actors live; `num_actors` overrides its number of workers. None: in this
+            process.
         queue_size: Rollouts that may wait for the learner, rounded up to the same number for each
             actor; each actor may have a further one under way.
         allow_new_episodes: See `RolloutCollector`.
@@ -383,7 +383,7 @@ class DistributedActors:
             self._take_in(actor, self._pool.ask(actor, "collect", actor, i // self.num_actors))
 
     def _look(self, timeout_s: float) -> None:
-        """Take in what actors elsewhere have to say, and repair those that failed."""
+        """Receive the messages of actors elsewhere, and repair those that failed."""
         # All that there is: an actor may have finished several rollouts since it was looked at.
         while ready := self._pool.ready(timeout_s):
             timeout_s = 0.0
@@ -395,7 +395,7 @@ class DistributedActors:
         self._queue = deque(sorted(self._queue, key=lambda queued: queued.finished))
 
     def _take_in(self, actor: int, told: Any) -> None:
-        """Take in a result: of a rollout, or of a new actor the environments."""
+        """Record a result: a rollout, or the environments of a new actor."""
         if not self._is_acting[actor]:
             check_spaces(actor * self.num_envs, told.spaces, self.spaces)
             self._let_act(actor)

@@ -188,7 +188,7 @@ class RolloutCollector:
     Attributes:
         keeps_terminal_obs: Whether rollouts have the last observations of terminated episodes as
             well.
-        env_s: Seconds that the environments took in the last rollout, or were waited for.
+        env_s: Seconds that the last rollout spent in the environments, or waiting for them.
     """
 
     keeps_terminal_obs: bool = False

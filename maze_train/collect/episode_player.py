@@ -48,12 +48,12 @@ class EpisodeRecording:
         self.observe(slots, slot)
 
     def observe(self, slots: EnvSlots, slot: int) -> None:
-        """Take in what is observed now."""
+        """Record the current observation."""
         for key, column in slots.obs.items():
             self._obs[key].append(column[slot].copy())
 
     def act(self, actions: ArrayTree, slot: int) -> None:
-        """Take in the action of the next step.
+        """Record the action of the next step.
 
         Args:
             actions: As the environments get them, `[rows, ...]` by leaf.
@@ -64,7 +64,7 @@ class EpisodeRecording:
             taken.append(np.array(columns[key][slot], self._dtypes[key]))
 
     def reward(self, reward: float) -> None:
-        """Take in the reward of the step."""
+        """Record the reward of the step."""
         self._rewards.append(reward)
 
     def trajectory(
@@ -150,7 +150,7 @@ class PlaySettings:
 
     video_dir: str | None = None
     """Directory of the videos `episode_<number>_seed_<seed>.mp4`; the render mode of the
-    environment has to be `rgb_array`. None: there are none."""
+    environment has to be `rgb_array`. None: no videos."""
 
     video_every: int = 1
     """Interval of videos in episodes: those whose number it divides are filmed. >= 1."""
@@ -278,7 +278,7 @@ class EpisodePlayer:
                 playing.recording.act(actions, slot)
 
     def _note_step(self, ended: set[int]) -> None:
-        """Take in what came of the actions."""
+        """Record the results of the actions."""
         slots = self.slots
         for slot, playing in enumerate(self._playing):
             if playing.recording is not None:

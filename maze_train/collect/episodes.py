@@ -199,7 +199,7 @@ class EpisodeTracker:
         self.lengths = np.zeros(num_envs, dtype=np.int64)
 
     def follow(self, rewards: Array, done: Array, valid: Array | None = None) -> FinishedEpisodes:
-        """Take in a rollout.
+        """Record a rollout.
 
         Args:
             rewards: Raw rewards, `[T, B]`.

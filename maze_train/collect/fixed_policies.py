@@ -176,7 +176,7 @@ def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
 
 
 def model_of(policy: Any) -> nn.Module | None:
-    """The model that acts for a policy: itself, or its attribute `model`; None: there is none."""
+    """Return the model that acts for a policy: itself or its `model`; otherwise None."""
     for model in (policy, getattr(policy, "model", None)):
         if isinstance(model, nn.Module) and acts(model):
             return model

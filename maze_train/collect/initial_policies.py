@@ -86,10 +86,10 @@ class RandomPolicy:
 
 
 class GivenPolicy:
-    """An `ActingModel` that acts as a policy in terms of the environment does.
+    """An `ActingModel` that wraps a policy in terms of the environment.
 
     The policy gets copies of the observations as arrays, in the form and the data type that the
-    environment gives them (float64 was rounded to float32). Nothing tells it where episodes end.
+    environment gives them (float64 was rounded to float32). It does not learn where episodes end.
 
     Args:
         policy: The policy.

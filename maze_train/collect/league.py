@@ -138,7 +138,7 @@ class League:
         return (points + 1.0) / (episodes + 2.0)
 
     def note(self, seats: Sequence[float], returns: Sequence[float]) -> list[float]:
-        """Take in the result of an episode; returns the points against each snapshot in it.
+        """Record the result of an episode; returns the points against each snapshot in it.
 
         Args:
             seats: Who acted for each agent of the policy.

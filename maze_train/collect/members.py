@@ -371,7 +371,7 @@ class SharedNoiseTable:
         return self.count - dim
 
     def state_dict(self) -> dict[str, Any]:
-        """Seed and size, from which the numbers follow."""
+        """Return the seed and the size, which determine the numbers."""
         return {"seed": self.seed, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -94,7 +94,7 @@ class PlayerWorker:
         self._player = EpisodePlayer(self._slots, agent, self._settings, self._context.count)
 
     def begin_round(self, *args: Any) -> None:
-        """Tell the agent that a round begins; there are no episodes then."""
+        """Notify the agent that a round begins; no episodes are running then."""
         assert self._player is not None, "set_agent() comes first"
         self._player.agent.begin_round(*args)
 
@@ -206,8 +206,8 @@ class RolloutPlayer(PlayerPool):
         make_agent: Builds what acts in the slots of a worker.
         settings: How episodes are played.
         place: Where they are played.
-        num_envs: Environments of all workers together, >= 1, rounded up to equally many in each: so
-            many episodes are played at a time, and one is begun where one ended.
+        num_envs: Environments of all workers together, >= 1, rounded up to the same number in each
+            worker. Each environment plays one episode at a time, and begins the next when one ends.
         on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
 
     Attributes:

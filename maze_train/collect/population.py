@@ -255,7 +255,7 @@ class _Observed:
             column[row] = 0.0
 
     def take_in(self, count: int, obs: TensorTree) -> None:
-        """Take in the observations of the first members."""
+        """Store the observations of the first members."""
         leaves = obs if isinstance(obs, dict) else {"": obs}
         parts = [leaves[key][:count].reshape(count, -1).numpy() for key in self._keys]
         x = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).astype(np.float64)

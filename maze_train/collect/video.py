@@ -152,7 +152,7 @@ def ffmpeg_path() -> str:
     needed = ("imageio-ffmpeg", "video", "writing videos")
     try:
         return str(import_extra(*needed, "imageio_ffmpeg").get_ffmpeg_exe())
-    except RuntimeError as error:  # it brings no ffmpeg, and tells what to do
+    except RuntimeError as error:  # it brings no ffmpeg, and says what to do
         raise MissingExtraError(*needed, str(error)) from error
 
 

@@ -28,8 +28,8 @@ class CompareConfig:
     comparison before are replaced."""
 
     metric: str | None = None
-    """Column of metrics.csv that is compared; null: the one that selected the best policy, or where
-    runs differ in it the mean return of evaluation, or of training if there is none."""
+    """Column of metrics.csv that is compared; null: the one that selected the best policy. Where
+    runs differ in it: the mean return of evaluation, or of training without evaluations."""
 
     mode: Literal["auto", "max", "min"] = "auto"
     """Whether a larger or a smaller value is better; auto: as for the selection of policies, with
@@ -40,8 +40,8 @@ class CompareConfig:
     for each environment: `{CartPole-v1: 475, Pendulum-v1: -200}`."""
 
     ignore: list[str] = field(default_factory=list)
-    """Settings, and sections of settings, in which runs may differ and are the same all the same,
-    such as `[runner, env.kwargs.port]`."""
+    """Settings, and sections of settings, that may differ between runs that count as the same, such
+    as `[runner, env.kwargs.port]`."""
 
     bounds: dict[str, list[float]] = field(default_factory=dict)
     """Values that count as 0 and as 1 by environment, `{CartPole-v1: [22, 500]}`: adds a table over
@@ -54,7 +54,7 @@ class CompareConfig:
     """Bootstrap samples of an interval. >= 100."""
 
     def threshold_in(self, env: str) -> float | None:
-        """The threshold in an environment; None: there is none."""
+        """Return the threshold in an environment; None if it has no threshold."""
         return self.threshold.get(env) if isinstance(self.threshold, dict) else self.threshold
 
     def __post_init__(self) -> None:

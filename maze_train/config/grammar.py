@@ -43,14 +43,14 @@ def _each_as_path(values: str) -> str:
 
 
 def check_choices(overrides: Iterable[str], groups: Collection[str]) -> None:
-    """Refuse choices that are not names of options, for which Hydra has no message.
+    """Refuse choices that are not names of options; Hydra has no message for them.
 
     Args:
         overrides: Overrides in the form in which Hydra accepts them.
         groups: All groups but those of Hydra, whose names have a slash.
 
     Raises:
-        ConfigError: If there is one.
+        ConfigError: If there is such a choice.
     """
     for word in overrides:
         key = word.lstrip("+~").partition("=")[0].partition("@")[0]

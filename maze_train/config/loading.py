@@ -67,19 +67,19 @@ OF_ONE = re.compile(
     r"^policies\.[^.]+\.(?=model\b)|(?<=^policies)\.[^.]+(?=\.source\b)"
     r"|(?<=^algorithm)\.overrides\.[^.]+"
 )
-"""What stands in keys of the settings of one policy or one module."""
+"""Pattern of the part of a key that selects the settings of one policy or one module."""
 
 PLAIN = (str, bool, int, float, os.PathLike)
 
 
 def named(node: Any, key: str = "") -> Any:
-    """Settings in which every object stands by its name, as `{_target_: name}`.
+    """Return settings with names, `{_target_: name}`, in place of objects.
 
-    Classes, functions and instances are taken where a part belongs, and as the value of any key
-    `_target_`; elsewhere they stay, and are refused by whoever reads them.
+    Classes, functions and instances are replaced where a part belongs, and as the value of any key
+    `_target_`; elsewhere they stay, and the code that reads them refuses them.
 
     Args:
-        node: Plain values by name, in which such objects may stand; they are not changed.
+        node: Plain values by name, which may contain such objects; they are not changed.
         key: Dotted key of the node.
     """
     if isinstance(node, Mapping):

@@ -50,7 +50,7 @@ class RayLauncherConf:
     """`<head>:<port>`: a cluster that runs; `auto`: that of this machine, or of RAY_ADDRESS."""
 
     n_jobs: int = 0
-    """Jobs at a time; 0: as many as there is room for. >= 0."""
+    """Jobs at a time; 0: the number that there is room for. >= 0."""
 
     cpus_per_job: float = 1.0
     """CPUs that are reserved for a job, > 0."""
@@ -164,7 +164,7 @@ class JobPool:
         self._running[index] = StartedJob(job)
 
     def _take_in(self, pool: WorkerPool, index: int) -> bool:
-        """Take in that a worker has begun, or what became of its job; whether it is free."""
+        """Record the start of a worker, or the outcome of its job; return whether it is free."""
         started = self._running.pop(index, None)
         lost: WorkerFailedError | None = None
         try:
@@ -207,11 +207,11 @@ class JobPool:
 
 
 class RayLauncher(LocalLauncher):
-    """Runs jobs on the machines of a Ray cluster, as many at a time as there is room for.
+    """Runs jobs in parallel on the machines of a Ray cluster, within the room that it has.
 
     Args:
         address: Address of the cluster, see `RayPlace`.
-        n_jobs: Jobs at a time; 0: as many as there is room for.
+        n_jobs: Jobs at a time; 0: the number that there is room for.
         cpus_per_job: CPUs that are reserved for a job, > 0.
         gpus_per_job: GPUs, >= 0.
         working_dir: Folder that is sent to all machines, from where jobs import.
@@ -236,7 +236,7 @@ class RayLauncher(LocalLauncher):
         }
 
     def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> JobPool:
-        """What runs that many jobs.
+        """Return the pool that runs a number of jobs.
 
         Raises:
             ConfigError: If a setting is out of its range.
@@ -252,7 +252,7 @@ class RayLauncher(LocalLauncher):
         return JobPool(ended, place, count, [os.getcwd(), sweep_dir])
 
     def _work(self, config: DictConfig) -> Callable[[], JobRecord | None]:
-        """What a job does in its process."""
+        """Return the function that a job runs in its process."""
         return partial(self._run_there, Singleton.get_state(), os.getcwd(), config)
 
     def _run_there(self, state: Any, folder: str, config: DictConfig) -> JobRecord | None:

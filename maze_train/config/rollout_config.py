@@ -280,7 +280,7 @@ def policy_directory(run: str | os.PathLike[str]) -> Path:
     """Find the directory with the configuration of a policy: the best one of a run, or another.
 
     Raises:
-        ConfigError: If there is none.
+        ConfigError: If there is no such directory.
     """
     directory = local_directory(absolute_path("run", str(run)))
     path, at, _ = str(directory).rpartition("@")
@@ -311,7 +311,7 @@ def policy_nearby(directory: Path) -> str:
 
 
 def plain_seeds(seeds: Any) -> Any:
-    """Seeds as a list; anything that is none stays, such as an array that is a single number."""
+    """Return seeds as a list; anything else stays, such as an array that is a single number."""
     is_text = isinstance(seeds, str | bytes | Mapping)
     if is_text or not isinstance(seeds, Iterable) or getattr(seeds, "ndim", 1) == 0:
         return seeds

@@ -247,7 +247,8 @@ def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
         if target is not None:
             yield join(key, TARGET), target if isinstance(target, str) else str(target)
         for name, value in node.items():
-            # An id with dots must not look like several keys, of which the last are another part.
+            # An id with dots must not look like several keys: the last ones would name another
+            # part.
             yield from _targets_in(value, join(key, str(name).replace(".", "/")))
     elif isinstance(node, list | tuple):
         for i, value in enumerate(node):

@@ -1,7 +1,7 @@
 """Sweeps: jobs in parallel processes, their launcher, and the table `jobs.csv`.
 
-A job has the process group, the signals and the end of its own `maze-run`. What it prints goes
-to a file; this process tells when it begins.
+A job has the same process group, signals and end as a separate `maze-run`. Its output goes to a
+file; this process reports when it begins.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ class JobRecord:
     """Number of the job in its sweep; 0 without one."""
 
     settings: str
-    """What the user chose, as on the command line."""
+    """The choices of the user, as on the command line."""
 
     run_dir: str
     """Directory of the results; there may be none after a failure."""
 
     sweep_dir: str = ""
-    """Directory of the sweep; empty: there is none."""
+    """Directory of the sweep; empty without a sweep."""
 
     objective: float = math.nan
-    """What a sweeper optimises; NaN after a failure."""
+    """Value that a sweeper optimises; NaN after a failure."""
 
     error: str = ""
     """Message of a failure; empty: there was none."""
@@ -267,7 +267,7 @@ class JobProcesses:
         return RunningJob(job, slot, process, receiver)
 
     def _collect(self, running: dict[Connection, RunningJob]) -> list[RunningJob]:
-        """Wait for the end of a job, for a while, and take in what became of those that ended.
+        """Wait for the end of a job, for a while, and record the outcomes of those that ended.
 
         Not longer: a signal that another thread got would be noticed after it only.
         """
@@ -449,7 +449,7 @@ class LocalLauncher(Launcher):
         return [ended[number] for number in sorted(ended)]
 
     def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> Any:
-        """What runs that many jobs."""
+        """Return the object that runs a number of jobs."""
         return JobProcesses(ended, self._n_jobs, self._gpus)
 
     def _job(self, number: int, overrides: Sequence[str]) -> ProcessJob:
@@ -466,7 +466,7 @@ class LocalLauncher(Launcher):
         return ProcessJob(record, directory / LOG_FILE, self._work(config))
 
     def _work(self, config: DictConfig) -> Callable[[], JobRecord | None]:
-        """What a job does in its process."""
+        """Return the function that a job runs in its process."""
         return partial(self._run, config)
 
     def _run(self, config: DictConfig) -> JobRecord | None:

@@ -39,8 +39,8 @@ class RunnerConfig:
     """Dotted path of the `Place` where workers live."""
 
     concurrency: int = 0
-    """Environments that collect experience in parallel; 0: as many as suit the algorithm, 8 or for
-    ES 64. >= 0."""
+    """Environments that collect experience in parallel; 0: the number that suits the algorithm, 8
+    or for ES 64. >= 0."""
 
     envs_per_actor: int = 0
     """Environments of each actor of A2C and PPO, a divisor of `concurrency`; an actor is a copy of
@@ -103,8 +103,8 @@ class RemoteRunnerConfig(RunnerConfig):
     """Base of the settings of runners whose workers live elsewhere."""
 
     n_workers: int = 0
-    """Processes that step environments, several environments each; 0: one per core (`ray`: as many
-    as there is room for)."""
+    """Processes that step environments, several environments each; 0: one per core (`ray`: the
+    number that there is room for)."""
 
     worker_timeout_s: float = 300.0
     """Seconds without an answer after which a worker counts as hung. > 0."""
@@ -180,7 +180,7 @@ class TrainConfig:
     """Progress display and files of metrics."""
 
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    """Checkpoints, from which a run can be continued."""
+    """Checkpoints; a run can be continued from them."""
 
     learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
     """The learners."""

@@ -171,10 +171,10 @@ def convert(value: Any, hint: Any, path: str) -> Any:
 
 
 def subclass_named(target: Any, base: type[ConfigT], key: str) -> type[ConfigT]:
-    """The dataclass that a dotted path names.
+    """Return the dataclass that a dotted path names.
 
     Raises:
-        ConfigError: If there is none, or it does not derive from `base`.
+        ConfigError: If there is no such dataclass, or it does not derive from `base`.
     """
     found: Any = locate(target, key=key)
     if isinstance(found, type) and issubclass(found, base) and is_dataclass(found):

@@ -41,7 +41,7 @@ class MazeTrainError(Exception):
 
 
 def foreign_cause(error: BaseException) -> BaseException | None:
-    """What code of others raised, of which errors of this package were made; None: nothing."""
+    """Return the exception of other code that caused an error of this package; otherwise None."""
     while isinstance(error, MazeTrainError):
         if error.__cause__ is None:
             return None

@@ -85,7 +85,7 @@ class EventInterface:
             policy_loss = Event("Clipped surrogate loss.")
 
     The event `ActorCriticEvents.policy_loss` then has the tag `train/policy_loss`. A subclass
-    inherits events with their tags, and the prefix unless it gives one of its own.
+    inherits events with their tags, and the prefix unless it gives another one.
     """
 
     prefix: ClassVar[str] = ""
@@ -122,7 +122,7 @@ class _Total:
         self.weight = weight
 
     def add(self, value: float, weight: float) -> None:
-        """Take in a value, multiplied with its weight already if the reduction is the mean."""
+        """Add a value; if the reduction is the mean, it is multiplied with its weight already."""
         if self.weight == 0.0 or self.reduce == "last":
             self.value = value
         elif self.reduce in ("mean", "sum"):

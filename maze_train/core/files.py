@@ -81,15 +81,14 @@ def make_folders(path: Path) -> None:
 
 
 WITH_LINKS = (".git", ".venv", "venv", "wandb")
-"""Folders in which other programs make links of their own; no run is written into them by others.
-"""
+"""Folders in which other programs make links. No other program writes a run into them."""
 
 
 def check_enclosed(directory: Path) -> None:
     """Refuse a directory below which something leads elsewhere, before anything is written there.
 
-    It is called for each run, study, sweep and data set: whoever writes below it then, this package
-    or another one, writes there and nowhere else. The directory itself may be a link.
+    It is called for each run, study, sweep and data set. Later writes below the directory, by this
+    package or another one, then stay below it. The directory itself may be a link.
 
     Raises:
         RunDirectoryError: If a link below it leads out of it, or there is a pipe or a device.

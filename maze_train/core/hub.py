@@ -106,7 +106,7 @@ def fetched(name: str) -> Path:
 
 
 def _earlier(package: Any, known: dict[str, Any]) -> Path | None:
-    """The download of before; None: there is none, or a part of one."""
+    """Return the earlier download; None if it is missing or incomplete."""
     with suppress(Exception):
         found = Path(package.snapshot_download(**known, local_files_only=True))
         return found if all((found / file).exists() for file in POLICY_FILES) else None

@@ -63,7 +63,7 @@ def has_no_name(path: str) -> bool:
 
 
 def script_name() -> str:
-    """Name by which other processes can import the script that runs; `__main__`: there is none."""
+    """Name by which other processes can import the script that runs; otherwise `__main__`."""
     main = sys.modules[SCRIPT]
     spec, file = getattr(main, "__spec__", None), getattr(main, "__file__", None)
     if spec is not None:  # of python -m
@@ -129,10 +129,10 @@ def _found(path: str, key: str) -> Any:
 
 
 def imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
-    """The longest module that a dotted path begins with, imported, and the names that follow.
+    """Import the longest module that a dotted path begins with; return it and the other names.
 
     Raises:
-        ConfigError: If there is none, or it cannot be imported.
+        ConfigError: If there is no such module, or it cannot be imported.
     """
     parts = path.replace(":", ".").split(".")
     if not all(part.isidentifier() for part in parts) or len(parts) < 2:
@@ -192,14 +192,14 @@ def _public_name(cls: type) -> str:
 
 
 def function_of(node: Mapping[str, Any], key: str) -> Callable[..., Any]:
-    """The function that a node names, with the arguments that the node has.
+    """Return the function that a node names, with the arguments that the node has.
 
     Args:
         node: A mapping with the key `_target_`.
         key: Dotted name of the node in the configuration, for error messages.
 
     Raises:
-        ConfigError: If it cannot be found, or is none.
+        ConfigError: If it cannot be found, or is not a function.
     """
     function = maker_of(node[TARGET], f"{key}.{TARGET}")
     return partial(function, **{name: value for name, value in node.items() if name != TARGET})

@@ -45,7 +45,7 @@ class Sequences:
 class StatePart:
     """A large piece of a state, asked for when it is written, and not again unless it changed.
 
-    A leaf of a `state_dict`, of which `load_state_dict` gets one in the same place.
+    A leaf of a `state_dict`; `load_state_dict` gets one in the same place.
     """
 
     version: str

@@ -176,8 +176,8 @@ def save_minari(
         author: Author of the data set.
         author_email: How to reach them.
         code_permalink: Where the code lies.
-        description: A sentence. Details that are None are taken from `metadata.policy` where it has
-            a text under the same key.
+        description: A sentence. Details that are missing (None) are copied from `metadata.policy`
+            where it has a text under the same key.
 
     Returns:
         Its directory.

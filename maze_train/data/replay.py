@@ -133,7 +133,7 @@ class BaseReplayBuffer(ABC):
     """Whether rollouts need the last observations of terminated episodes as well."""
 
     entry_nbytes: ClassVar[int] = 0
-    """Bytes that a transition takes in addition to its columns."""
+    """Bytes of a transition in addition to its columns."""
 
     growing: ClassVar[Mapping[str, float]] = MappingProxyType({})
     """Arguments whose value grows to 1 over the run, and where each begins by default."""
@@ -154,7 +154,7 @@ class BaseReplayBuffer(ABC):
         """Announce the most transitions that will come, before the first; limits memory."""
 
     def use_environment(self, make_env: Callable[[], gymnasium.Env[Any, Any]]) -> None:  # noqa: B027
-        """Learn what only an environment can tell, before the first rollout.
+        """Read from an environment what only it can show, before the first rollout.
 
         Args:
             make_env: Gives an environment of those that collect, in this process, which no one
@@ -233,7 +233,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
     Args:
         buffer_size: Transitions that are kept, >= 1; rounded down to full rows of B.
         observation_space: Flat observation space of one environment.
-        actions: One action of the agent, of which shape and dtype are used, `[...]`.
+        actions: One action of the agent, `[...]`; its shape and dtype are used.
         num_envs: B.
         seed: Seed of the samples, which depend neither on storage nor on device.
         n_steps: Steps per sample, >= 1.
@@ -450,8 +450,8 @@ class UniformReplayBuffer(BaseReplayBuffer):
         memory, where = self._memory, self._following(positions)
         indices = where % memory.ring.size
         flags = memory.flags.take(indices)
-        # A step counts if it is one, and no step before it was the last of an episode. The row of
-        # the newest observation is none, so what lies behind it in the ring is out of reach.
+        # A row counts if it is a step, and no step before it was the last of an episode. The row of
+        # the newest observation is not a step, so rows behind it in the ring are out of reach.
         counts = (flags & VALID) != 0
         counts[1:] &= (flags[:-1] & ENDS) == 0
         np.logical_and.accumulate(counts, axis=0, out=counts)

@@ -156,7 +156,7 @@ class ReplayLayout:
 
 
 class Column:
-    """One array `[num_slots, num_envs, *shape]` in a ring, of which the first slots have memory.
+    """One array `[num_slots, num_envs, *shape]` in a ring; its first slots have memory.
 
     Args:
         ring: The ring that it lies in.

@@ -38,7 +38,7 @@ MAX_SEGMENTS = 256
 
 
 class ReplayMemory:
-    """Rows of transitions in a ring, in which every observation is stored once.
+    """Rows of transitions in a ring that stores every observation once.
 
     Row r holds the observation before an action, the action and what it brought. The observation
     after the action is that of row r + 1; the newest row, `head`, holds an observation only. True
@@ -114,7 +114,7 @@ class ReplayMemory:
             self._num_allocated = num_slots
 
     def _make_room(self, num_rows: int) -> None:
-        """Allocate memory for the first so many rows, and for some more if that is not foreseen."""
+        """Allocate memory for the first `num_rows` rows, with some room for more."""
         allocated = self._num_allocated
         if num_rows > allocated < self.ring.num_slots:
             self.reserve(max(num_rows, allocated * 5 // 4) if allocated else self.ring.num_slots)

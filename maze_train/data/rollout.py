@@ -64,8 +64,8 @@ class Rollout:
     valid: Tensor | None = None
     """Rows that are transitions, `[T, B]` bool; None: all are. In the others the environment only
     began a new episode: nothing is learned from them, and they count for nothing. The episode
-    before either ended in an earlier row, or was lost. Rows that are truncated as well are none at
-    all: an agent waits."""
+    before either ended in an earlier row, or was lost. A row that is truncated as well is no step
+    at all: an agent waits."""
 
     hidden_states: Tensor | None = None
     """Memory of a recurrent policy before each observation, `[T + 1, B, S]`."""
@@ -229,7 +229,7 @@ class RolloutStorage:
     ) -> None:
         """Store what a step brought: the observation after it, and `[B]` rewards and flags.
 
-        `valid` is None where every environment made a transition.
+        `valid` may be None if every environment made a transition.
         """
         self._reward_rows[step][:] = rewards
         self._terminated_rows[step][:] = terminated
@@ -350,16 +350,16 @@ FLAGS = {"valid": True, "replayed": False}
 
 
 def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
-    """One rollout of the environments of several, in their order, in memory of its own.
+    """Join rollouts into one of all their environments, in order, in new memory.
 
     Rollouts of B_1, ..., B_k environments become one of B = B_1 + ... + B_k. Final observations
-    are in the order of the rollouts, and within each in its own; the positions say where they
-    belong: t * B_i + b becomes t * B + B_1 + ... + B_{i-1} + b.
+    are in the order of the rollouts, and within each rollout in its order; the positions say where
+    they belong: t * B_i + b becomes t * B + B_1 + ... + B_{i-1} + b.
 
     Args:
         rollouts: Rollouts of the same T and of the same observations and actions, at least one; B
-            may differ. Where `valid` or `replayed` is None for some of them only, it is true or
-            false for these.
+            may differ. Where only some of them lack `valid` or `replayed`, it is true or false for
+            these.
 
     Raises:
         ShapeError: If T, shapes, dtypes or keys differ, or only some of them have `hidden_states`,

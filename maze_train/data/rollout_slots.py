@@ -129,11 +129,11 @@ class RolloutSlot:
     def write(self, rollout: Rollout) -> None:
         """Copy a rollout here, in place of the one before.
 
-        Numbers become those of the dtypes of the layout. Of stacks of frames only those frames are
-        copied that occur in them.
+        Numbers are converted to the dtypes of the layout. Stacks of frames: only frames that occur
+        in them are copied.
 
         Args:
-            rollout: A rollout of the layout, on any device; `replayed` is None.
+            rollout: A rollout of the layout, on any device, without `replayed`.
 
         Raises:
             ShapeError: If a column is not one of the layout; the slot is to be written again then.
@@ -274,7 +274,7 @@ class RolloutReplay:
 
 
 def _columns(rollout: Rollout) -> dict[str, Any]:
-    """The columns by name, as tensors and plain values in memory of their own."""
+    """Return copies of the columns by name, as tensors and plain values."""
     return {field.name: _plain(getattr(rollout, field.name)) for field in fields(rollout)}
 
 

@@ -207,7 +207,7 @@ class Unpacker:
 
     Args:
         tensors: The tensors; those that were used are taken out.
-        open_part: Gives parts that are their own files; None: there are none.
+        open_part: Gives parts that are separate files; None if no part is.
     """
 
     def __init__(self, tensors: dict[str, Tensor], open_part: OpenPart | None = None) -> None:

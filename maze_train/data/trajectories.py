@@ -211,7 +211,7 @@ def checked_trajectory(
 
 
 def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:
-    """A copy in another data type, in which integers have the same value and floats are finite."""
+    """Return a copy in another data type that keeps integers the same and floats finite."""
     copy: Array
     if array.dtype == dtype:
         copy = array.copy()
@@ -461,10 +461,10 @@ def joined_parts(
 ) -> Iterator[TrajectoryPart]:
     """Check episodes and lay them end to end: a part for every `PART_NBYTES`, and for the rest.
 
-    An episode is released when its part is made, so all of them are never in memory twice.
+    An episode is released when its part is made, so memory never holds all of them twice.
 
     Raises:
-        DatasetError: If there are none.
+        DatasetError: If there are no episodes.
         ShapeError: See `checked_trajectory`, as for the next.
         SpaceError: If numbers do not fit the spaces.
     """

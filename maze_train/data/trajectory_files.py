@@ -184,7 +184,7 @@ def _check_mappings(env: Any, policy: Any) -> None:
 
 
 def nearby(directory: Path) -> str:
-    """Suggest a data set right above or below a directory that is none; empty: there is none."""
+    """Suggest a data set right above or below a directory that is not one; otherwise empty."""
     try:
         below = sorted(directory.iterdir()) if directory.is_dir() else []
         found = [path for path in (directory.parent, *below) if (path / DATASET).is_file()]
@@ -308,7 +308,7 @@ def _read_arrays(
 ) -> tuple[dict[str, Array], dict[str, Any]]:
     """The arrays of a part by name, and its seeds, environment and policy.
 
-    Arrays are views of the bytes of the file, of which the library would give copies.
+    Arrays are views of the bytes of the file; the library would give copies.
     """
     data = mapped_or_read(path, entry, mmap=mmap, verify=verify)
     start = 8 + int.from_bytes(data[:8].tobytes(), "little")
@@ -370,8 +370,8 @@ class TrajectoryWriter:
 
     Args:
         directory: The data set. It is created where it is missing; an existing one has to have the
-            same spaces. `dataset.json` keeps its `env` and `policy`; each part has those of its
-            own writer, and a warning says where they differ from `dataset.json`.
+            same spaces. `dataset.json` keeps its `env` and `policy`; each part keeps those of its
+            writer, and a warning says where they differ from `dataset.json`.
         metadata: Spaces, and what is known of environment and policy.
         part_nbytes: Size from which a part is written, in bytes, > 0. Writing it takes about twice
             that in memory, in addition to the episodes.
@@ -493,7 +493,7 @@ class TrajectoryWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write the episodes in memory as a part; nothing if there are none.
+        """Write the episodes in memory as a part; without episodes, write nothing.
 
         Raises:
             DatasetError: If the disk does not take them. They stay in memory.

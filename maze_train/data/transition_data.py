@@ -209,7 +209,7 @@ class _Piece:
         self.obs_rows: Array = self.steps + np.repeat(episodes, part.lengths[episodes])
 
     def of_agent(self, agent: str, column: int) -> _Piece:
-        """What an agent saw and did where it acted; its flags are a column of those of all."""
+        """Observations and actions of an agent where it acted; its flags are one column of all."""
         obs: Any = self.part.obs
         found = copy(self)
         found.agent = agent
@@ -237,7 +237,7 @@ def _pieces(
 
 
 def _ranges(starts: Array, lengths: Array) -> Array:
-    """The numbers from each start on, as many as its length says, one after the other."""
+    """Join the ranges of numbers that begin at the starts and have the lengths."""
     total = int(lengths.sum())
     offsets = np.repeat(np.cumsum(lengths) - lengths, lengths)
     ranges: Array = np.arange(total) - offsets + np.repeat(starts, lengths)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Steps:
-    """What one agent saw, did and got in T steps of E environments."""
+    """Observations, actions and rewards of one agent in T steps of E environments."""
 
     obs: TensorTree
     """`[T + 1, E, ...]`"""
@@ -73,22 +73,22 @@ class TurnSplitter:
     """Makes rollouts of the policies from rollouts of all agents.
 
     A turn of an agent begins with an action and ends where the agent acts next, or its episode
-    ends. Its reward is the sum of what the agent got in between, whoever acted: so the reward that
-    the move of an opponent brings belongs to the own move before. What an agent gets before its
-    first action of an episode belongs to none.
+    ends. Its reward is the sum of the rewards of the agent in between, whichever agent acted: so
+    the reward from the move of an opponent belongs to the agent's move before. A reward before the
+    first action of an episode belongs to no turn.
 
     Row i of a column is turn i of one agent in one environment; the columns of agents with the same
     policy lie side by side, agent by agent. Columns have different numbers of turns: rows at the
-    end that are none are not valid, and truncated, which tells them apart from turns that were
-    lost. A turn that has not ended is kept for the next rollout.
+    end that are not turns are not valid, and are truncated; turns that were lost are not truncated.
+    A turn that has not ended is kept for the next rollout.
 
     Args:
         policies: The agents of each policy, by its id.
         state_sizes: Size of the memory of each agent, in the order in which rollouts hold them.
         multiple: The number of rows is a multiple of this.
-        as_steps: Whether there are as many rows as steps, and a rollout of every policy, whoever
+        as_steps: Whether there is one row per step, and a rollout of every policy, whichever agents
             acted: T steps never end more than T turns of an agent.
-        at_end: Whether rows that are no turns come before those that are, and show the observation
+        at_end: Whether rows that are not turns come before those that are, and show the observation
             of the next turn, so that the rollouts of a column continue where the one before ended.
         centralized: Policies with a centralised critic: their observations have what all agents
             observe next to the own ones (`spaces.agent_trees.with_joint`).
@@ -153,10 +153,10 @@ class TurnSplitter:
         actions = cast("dict[str, Tensor]", rollout.actions)
         terminated = last_obs[TERMINATED].bool()
         truncated = last_obs[TRUNCATED].bool()
-        # Whoever has not ended does so with the episode.
+        # Agents that have not ended do so with the episode.
         terminated |= rollout.terminated.unsqueeze(-1) & ~truncated
-        # A time limit of all cuts off those that would act next. Of the others nothing was seen
-        # since they acted, from which the value of what is cut off could be estimated.
+        # A time limit of all cuts off those that would act next. Nothing was seen of the others
+        # since they acted, so the value of what is cut off cannot be estimated.
         limited = rollout.truncated.unsqueeze(-1) & ~terminated & ~truncated
         acts_next = last_obs[ACTS].bool()
         truncated |= limited & acts_next
@@ -164,7 +164,7 @@ class TurnSplitter:
         if rollout.valid is not None:
             lost |= ~rollout.valid.unsqueeze(-1)
         joint, last_joint = joint_view(obs), joint_view(last_obs)
-        # Whoever was cut off acts no more, but would have continued; see `_Turns.rollout`.
+        # An agent that was cut off acts no more, but would have continued; see `_Turns.rollout`.
         last_joint[JOINT_ACTS] = (~terminated).to(joint[JOINT_ACTS].dtype)
         states: list[Tensor | None] = [None] * len(self._state_sizes)
         if rollout.hidden_states is not None:
@@ -258,7 +258,7 @@ class _Turns:
         return int(self.complete.max())
 
     def rollout(self, rows: int, at_end: bool) -> Rollout:
-        """The turns that have ended, and rows that are none, up to a number of rows."""
+        """Return the turns that have ended, filled up to a number of rows."""
         steps, num_envs = self.steps, len(self._envs)
         numbers = torch.arange(rows + 1).unsqueeze(1).expand(-1, num_envs)
         if at_end:
@@ -292,7 +292,7 @@ class _Turns:
         )
 
     def running(self) -> _Steps | None:
-        """The turns that have not ended, as one step each; None: there is none."""
+        """Return the turns that have not ended, as one step each; None without any."""
         if not bool(self.is_running.any()):
             return None
         last = (self._counts - 1).clamp(min=0)
@@ -357,7 +357,7 @@ def _last_obs(rollout: Rollout) -> dict[str, Tensor]:
 
 
 def _at(rows: Tensor, numbers: Tensor) -> Tensor:
-    """The rows `[N, E]` that have some numbers, and zeros where there is none."""
+    """Return the rows with the numbers `[N, E]`, and zeros where there is no such row."""
     if not len(rows):
         return rows.new_zeros(numbers.shape)
     found = rows.gather(0, numbers.clamp(0, len(rows) - 1))
@@ -539,7 +539,7 @@ class PolicyReplayBuffers:
             buffer.set_progress(fraction)
 
     def sample_batch(self, n_samples: int) -> dict[str, Transitions]:
-        """So many turns of each policy that has made one."""
+        """Return `n_samples` turns of each policy that has made one."""
         return {
             policy: buffer.sample_batch(n_samples)
             for policy, buffer in self.buffers.items()

@@ -132,7 +132,7 @@ class _BetaSample(torch.autograd.Function):
     """x(α, β, noise), with the derivative that moves quantiles.
 
     From F(x; α, β) = const follows ∂x/∂α = -(∂F/∂α) / p(x), and in the same way for β. torch has
-    this quotient for Dirichlet distributions, of which x and 1 - x are the components.
+    this quotient for Dirichlet distributions; x and 1 - x are the components of one.
     """
 
     @staticmethod

@@ -112,7 +112,7 @@ class SoftActions:
         )
 
     def neg_log_probs(self, sample: SoftSample) -> Tensor:
-        """Estimates of the entropies of the parts, from which temperatures learn, [n, P].
+        """Estimates of the entropies of the parts, [n, P]; temperatures learn from them.
 
         `-log_probs` of a continuous part, the entropy -Σ_a p_a log p_a of a discrete one (for
         actions scaled to [-1, 1], in nats).

@@ -38,7 +38,7 @@ REMEMBERED = ("_shown", "_acting", "_was_cut", "_returns")
 
 @dataclass(frozen=True)
 class Turn:
-    """What a reset or a step of a `MultiAgentEnv` brings.
+    """Result of a reset or a step of a `MultiAgentEnv`.
 
     An agent that is in `obs` and has not ended acts next. The episode is over when no one does.
     """
@@ -105,16 +105,16 @@ class MultiAgentEnv(ABC):
 class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     """An environment of A agents as one gymnasium environment; a turn of it is a step.
 
-    Whatever works with environments works with it: workers, exact resume, time limits, evaluation,
-    recording. `maze_train.spaces.agents` says what its observations and actions are, with agents in
-    the order of `possible_agents`, which `metadata["agents"]` tells as well. Before its first
+    It works with workers, exact resume, time limits, evaluation and recording, as any environment
+    does. `maze_train.spaces.agents` says what its observations and actions are, with agents in the
+    order of `possible_agents`, which `metadata["agents"]` holds as well. Before its first
     observation an agent is shown something of its space (as near to 0 as it may be, all actions
     legal). The reward is the mean of the rewards over all possible agents, so one that is given to
     all of them counts once. When no one acts, the episode is truncated if the episode of an agent
     was, otherwise it is terminated. Infos are under the names of their agents, and `agent_returns`
     has the sum of rewards of each agent since the reset.
 
-    Legal actions of an agent are the key `action_mask` of its own observation
+    Legal actions of an agent are the key `action_mask` of its observation
     (`maze_train.spaces.masks`). Where the environment has `state_dict()` and
     `load_state_dict(state)`, this one has them too.
 
@@ -180,7 +180,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         return obs, total / len(self.agents), *ends, self._infos(turn)
 
     def render(self) -> Any:
-        """What the environment renders."""
+        """Return what the environment renders."""
         return self.env.render()
 
     def close(self) -> None:
@@ -289,7 +289,7 @@ class _Seat:
         return self._built({key: column[0, ...].copy() for key, column in self._columns.items()})
 
     def neutral(self) -> Any:
-        """Something of the space that says nothing, in which all actions are legal."""
+        """Return a neutral element of the space; all actions are legal in it."""
         return self._built(
             {
                 key: np.ones_like(self._columns[key][0, ...])
@@ -355,10 +355,10 @@ def ended(flags: Collection[str] | Mapping[str, bool]) -> set[str]:
 
 
 def checked_names(possible_agents: Sequence[str]) -> tuple[str, ...]:
-    """The names of agents.
+    """Return the names of agents.
 
     Raises:
-        EnvError: If there are none, one cannot be a part of a key, or two are the same.
+        EnvError: If there are no agents, one cannot be a part of a key, or two are the same.
     """
     agents = tuple(possible_agents)
     wrong = [name for name in agents if not isinstance(name, str) or not name or "/" in name]

@@ -198,7 +198,7 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     whatever its seed; only after the end of a game does a reset begin a new one.
 
     Args:
-        env: An environment whose infos tell the number of `lives`.
+        env: An environment whose infos contain the number of `lives`.
         noop: The action that does nothing.
 
     Attributes:
@@ -206,7 +206,7 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             have a new one begin.
 
     Raises:
-        EnvError: When it is reset or stepped, if the infos do not tell the lives.
+        EnvError: When it is reset or stepped, if the infos do not contain the lives.
     """
 
     remembers: ClassVar = ("_lives", "goes_on")

@@ -389,7 +389,7 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
     """An EnvPool whose seeds are given at reset: each reset builds it again.
 
     A step that ends an episode at the time limit counts as truncated, also where the episode would
-    have ended by itself: EnvPool does not tell these apart.
+    have ended by itself: EnvPool does not distinguish them.
 
     Args:
         name: EnvPool's name of the environment.

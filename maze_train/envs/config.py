@@ -13,7 +13,7 @@ from maze_train.core.targets import is_target
 
 @dataclass(kw_only=True, slots=True)
 class EnvConfig:
-    """Environment to train on: a registered id, or a class or function of one's own."""
+    """Environment to train on: a registered id, or your own class or function."""
 
     id: str | None = None
     """Registered gymnasium id, such as `CartPole-v1` or `ALE/Pong-v5`; `my_module:MyEnv-v0` imports

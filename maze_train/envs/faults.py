@@ -101,7 +101,7 @@ class NonFiniteError(EnvError):
 
 
 class FiniteCheck:
-    """Tells whether arrays hold finite numbers only; made once, asked after every step.
+    """Checks whether arrays hold finite numbers only; made once, called after every step.
 
     The test is a dot product with a small number, the fastest that numpy has: it is finite for
     finite numbers, and an infinity or NaN stays one.

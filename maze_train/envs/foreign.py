@@ -79,7 +79,7 @@ def check_columns(
         columns: Observations, [n, ...] per leaf.
         lengths: Steps of the episodes so far, [n], for the message.
         rows: Which rows of the observations matter, [n]; None: all.
-        rewards: The rewards, [n], all of which matter; None: there are none.
+        rewards: The rewards, [n], all of which matter; None: no rewards.
         first: Number of the first environment in messages.
 
     Raises:

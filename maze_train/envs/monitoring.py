@@ -157,12 +157,12 @@ class ActionMaskWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class MaskOfInfo:
-    """Makes the legal actions that an info tells a part of the observation.
+    """Adds the legal actions from an info to the observation.
 
     Args:
         name: Whose observations they are, for messages.
         observation_space: Observations without a mask.
-        action_space: Actions, of which some are Discrete or MultiDiscrete.
+        action_space: Actions; some of them are Discrete or MultiDiscrete.
 
     Attributes:
         space: Observations with a mask.

@@ -35,7 +35,7 @@ MPE = "mpe2"
 
 RESET = ("observations", "infos")
 STEP = ("observations", "rewards", "terminations", "truncations", "infos")
-"""What the methods of a `ParallelEnv` return."""
+"""Results of the methods of a `ParallelEnv`."""
 
 
 def kinds() -> tuple[type, type]:
@@ -75,17 +75,17 @@ def is_cycle(env: Any) -> bool:
 
 
 class PettingZooAgents(MultiAgentEnv):
-    """What the adapters of both kinds of environments share.
+    """Base of the adapters of both kinds of environments.
 
-    Legal actions that infos tell under `action_mask` become a part of the observations, as
-    `ActionMaskWrapper` does it, where an agent has some after a first reset. An info without them
-    says that all actions are legal.
+    Legal actions in infos under `action_mask` become a part of the observations, as in
+    `ActionMaskWrapper`, if an agent has them after the first reset. An info without them says that
+    all actions are legal.
 
     Args:
         env: The environment of PettingZoo.
 
     Raises:
-        EnvError: If the environment does not tell its agents; in reset and step, if it breaks the
+        EnvError: If the environment does not name its agents; in reset and step, if it breaks the
             rules of PettingZoo.
     """
 
@@ -121,7 +121,7 @@ class PettingZooAgents(MultiAgentEnv):
         return found
 
     def render(self) -> Any:
-        """What the environment renders."""
+        """Return what the environment renders."""
         return self.env.render()
 
     def close(self) -> None:
@@ -214,9 +214,9 @@ class CyclingAgents(ParallelAgents):
 class AlternatingAgents(PettingZooAgents):
     """An environment of PettingZoo in which agents act one after the other (`AECEnv`).
 
-    Every turn is an action of one living agent. Rewards are those that the environment tells after
-    it, of all agents; the sums that it keeps as well are not read. Steps without an action, by
-    which agents leave that have ended, are made here.
+    Every turn is an action of one living agent. Rewards are those of all agents that the
+    environment reports after it; the sums that it keeps as well are not read. The steps without an
+    action that remove ended agents are made here.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
@@ -271,7 +271,7 @@ class AlternatingAgents(PettingZooAgents):
 
 
 def by_agent(method: str, result: Any, names: Sequence[str]) -> tuple[Mapping[str, Any], ...]:
-    """What a method of a `ParallelEnv` returned.
+    """Check and return the result of a method of a `ParallelEnv`.
 
     Args:
         method: Its name.

@@ -187,7 +187,7 @@ class PooledVectorEnv(MazeVectorEnv):
             described at `MazeVectorEnv`. In the first observation of an episode they are always an
             error.
         can_be_restored: Whether the actions of running episodes are kept, so that `state_dict` can
-            tell where the environments are. They take memory until an episode ends.
+            say where the environments are. They use memory until an episode ends.
         first_env: Number of the first environment in messages.
 
     Raises:

@@ -511,7 +511,7 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def watched_game(continuing: Sequence[Any]) -> _Game | None:
-    """Watch the game that the layers continue with; None if there are none."""
+    """Watch the game that the layers continue with; None without such layers."""
     if not continuing or not isinstance(continuing[-1], gymnasium.Wrapper):
         return None
     continuing[-1].env = game = _Game(continuing[-1].env)

@@ -70,12 +70,13 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         root_seed: The seed of the last reset, given or drawn; None before the first one.
         frame_stack: Observations that are stacks of the last n frames along their first dimension,
             newest last: n by key (the key of a lone observation is empty).
-        monitored: Whether `final_info["episode"]` alone tells the ends, returns (`r`) and lengths
+        monitored: Whether only `final_info["episode"]` has the ends, returns (`r`) and lengths
             (`l`) of episodes, because wrappers end them early or change rewards for training.
         can_be_restored: Whether the running episodes can be kept: not those of vector environments
             of other packages.
         first_env: Number of the first environment in messages.
-        tell: Takes a line for people about what environments turn out to do; None: no one reads it.
+        tell: Shows a line for people about unexpected behaviour of environments; None: no one reads
+            it.
     """
 
     root_seed: int | None = None
@@ -226,7 +227,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         self.observation_space = batched(self.single_observation_space, num_envs)
         self.single_action_space = action_space
         self.action_space = batch_space(action_space, num_envs)
-        # Turns of several agents are rows of their own, which share no frames.
+        # Turns of several agents are separate rows, which share no frames.
         is_joint = agent_spaces(observation_space, action_space) is not None
         declared = {} if is_joint else metadata.get("frame_stack", {})
         self.frame_stack = fitting_stacks(observation_space, declared)
@@ -325,7 +326,7 @@ def able_to_hold(column: Any, value: Any, given: Array) -> Any:
 
 
 def _rows_of(columns: Mapping[str, Any], given: Array) -> Array:
-    """What columns of infos by key hold, as a mapping for each environment that gave one."""
+    """Convert columns of infos by key to a mapping for each environment that gave one."""
     rows = np.full(len(given), None, dtype=object)
     for env in np.flatnonzero(given):
         rows[env] = {}

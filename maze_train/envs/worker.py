@@ -140,7 +140,7 @@ class EnvWorker(SteppedEnvs):
         """Step every environment once, and start the next episode where one ended.
 
         Returns:
-            The infos to pass on, or None when there are none.
+            The infos to pass on, or None without any.
 
         Raises:
             EnvError: If an environment raises or returns something invalid.
@@ -163,7 +163,7 @@ class EnvWorker(SteppedEnvs):
         return self._report
 
     def written(self) -> list[Any]:
-        """What the last call wrote: the rows, and last observations of episodes that ended."""
+        """Return what the last call wrote: the rows, and last observations of ended episodes."""
         ends = self._report.final if self._report else ()
         rows = [i - self._first for i, _ in ends]
         return [*self._columns, *(x[i : i + 1] for x in self._final_columns for i in rows)]

@@ -397,8 +397,8 @@ class SelectEntriesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
         indices: The entries that are left, in [0, D), in this order.
 
     Raises:
-        ConfigError: If an index is out of its range, or there is none.
-        SpaceError: If observations are no vectors.
+        ConfigError: If an index is out of its range, or there is no index.
+        SpaceError: If observations are not vectors.
     """
 
     remembers: ClassVar = ()

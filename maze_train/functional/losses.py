@@ -265,8 +265,8 @@ def soft_state_values(q: Tensor, terms: EntropyTerms) -> Tensor:
 
     V(s) = Σ_j π_j (min_e Q_ej - α_j log π_j) - Σ_c α_c log π_c,
 
-    the first sum over choices, an exact expectation; the second over continuous parts, of which one
-    action was sampled. Without choices V(s) = min_e Q_e - Σ_c α_c log π_c.
+    the first sum over choices, an exact expectation; the second over continuous parts, with one
+    sampled action each. Without choices V(s) = min_e Q_e - Σ_c α_c log π_c.
 
     Args:
         q: Values of the critics for the sampled continuous parts, `[E, N, M]`.

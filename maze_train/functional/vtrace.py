@@ -298,7 +298,7 @@ def get_log_rhos(
         Log importance weights, [T, B], without gradient.
 
     Raises:
-        ShapeError: If the parts differ, there are none, or the tensors differ in shape.
+        ShapeError: If the parts differ, there are no parts, or the tensors differ in shape.
     """
     log_probs = {
         "target_action_log_probs": target_action_log_probs,
@@ -336,7 +336,7 @@ def log_probs_from_logits_and_actions_and_spaces(
         Log-probabilities of the joint action, [T, B], or by part, differentiable.
 
     Raises:
-        ShapeError: If the parts of the arguments differ, or there are none.
+        ShapeError: If the parts of the arguments differ, or there are no parts.
     """
     if not isinstance(policy_logits, dict) and not isinstance(distribution, Mapping):
         return distribution.log_prob(policy_logits, actions)

@@ -38,8 +38,8 @@ def select(
 ) -> dict[str, Any]:
     """Some components of a state.
 
-    Components are the keys of a state, of which `modules` and `optimizers` have parts:
-    `modules/<id>`, `optimizers/<id>` and `optimizers/<id>/<name>`.
+    Components are the keys of a state. `modules` and `optimizers` have parts: `modules/<id>`,
+    `optimizers/<id>` and `optimizers/<id>/<name>`.
 
     Args:
         state: All of the state.
@@ -47,7 +47,7 @@ def select(
         not_components: Components that are left out, each with its parts.
 
     Raises:
-        ConfigError: If there is no such component.
+        ConfigError: If a component does not exist.
     """
     parts = parts_of(state)
     for name in (*(components or ()), *not_components):

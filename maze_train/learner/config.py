@@ -72,7 +72,7 @@ class Schedule:
         """The schedule of a short form, `linear_<start>`.
 
         Raises:
-            ConfigError: If the text is none.
+            ConfigError: If the text is not such a form.
         """
         if text.startswith(PREFIX):
             with suppress(ValueError):
@@ -84,7 +84,7 @@ class Schedule:
         """The schedule of points by environment steps, `[[0, v0], [t1, v1], ...]`.
 
         Raises:
-            ConfigError: If they are none.
+            ConfigError: If they are not such points.
         """
         with suppress(TypeError, ValueError):
             pairs = [[float(x), float(value)] for x, value in points]
@@ -122,9 +122,9 @@ class LearnerGroupConfig:
     """Settings of the learners of a run."""
 
     n_learners: int = 1
-    """Learners that share out the samples of each minibatch, with the numbers of one; one is in the
-    main process, each other one in its own process, for which the settings of `runner=local`
-    hold. In [1, 1024]."""
+    """Learners that share out the samples of each minibatch; the numbers are those of one learner.
+    One is in the main process, each other one in a separate process, with the settings of
+    `runner=local`. In [1, 1024]."""
 
     device: str | None = None
     """Device of the learners, with the networks that act; null: `algorithm.device`. `cuda`: each
@@ -268,8 +268,8 @@ class GradientSettings:
     whose gradient overflows are left out. Weights and moments keep their type."""
 
     compile: Literal["none", "forward", "update"] = "none"
-    """What is compiled, in place of gradients by hand: the `forward` passes of networks in losses,
-    or for an `update` each loss as a whole, with its gradient; it takes a C++ compiler."""
+    """Compiled part, in place of gradients by hand: the `forward` passes of networks in losses, or
+    for an `update` each loss as a whole, with its gradient; it needs a C++ compiler."""
 
     overrides: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Settings of single modules by id, in place of those of all, such as `{opponent: {lr: 0.001,

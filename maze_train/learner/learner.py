@@ -53,12 +53,12 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
 
     Args:
         modules: The independently trained modules by id; one module alone gets the id `default`.
-        config: Settings of the algorithm, of which every learner reads these:
+        config: Settings of the algorithm. Every learner reads these:
 
             - `optimizer`: `{_target_: torch.optim.Adam, ...}`, for every module; `lr`: its learning
               rate or the schedule of it.
-            - `max_grad_norm`: bound of the gradient, 0: no clipping; `grad_clip_by`, if there is
-              one: `global_norm` (the default), `norm` or `value`, see `clip_gradients`.
+            - `max_grad_norm`: bound of the gradient, 0: no clipping; `grad_clip_by`, if it exists:
+                `global_norm` (the default), `norm` or `value`, see `clip_gradients`.
             - `on_non_finite`: `raise`: a gradient that is not finite ends training; `skip`: its
               step is left out, unless no step of `most_empty_updates` updates is left; `zero`:
               entries that are not finite count 0.
@@ -270,8 +270,8 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         What a loss takes of the whole minibatch has to be made of it here.
 
         Returns:
-            Samples `rank`, `rank + count`, ... or, if there are none, any; how many these are (0 in
-            that case); how many there are in all.
+            Samples `rank`, `rank + count`, ..., or any others in place of an empty set; their
+            number (0 in that case); the number of all samples.
         """
         part: tuple[Batch, int, int] = shard_rows(batch, rank, count)
         return part

@@ -270,13 +270,13 @@ class LearnerModules:
             frozen: Whether it never learns, such as an opponent that stays as it is: it gets no
                 optimizer, and its experience is dropped.
             like: Id of the module that is copied, if weights are given.
-            overrides: its own Settings, as in `algorithm.overrides`.
+            overrides: Settings of this module, as in `algorithm.overrides`.
 
         Returns:
             The module, on the device of the learner.
 
         Raises:
-            ConfigError: If the id is taken or is none, the weights do not fit, the module lacks
+            ConfigError: If the id is taken or not valid, the weights do not fit, the module lacks
                 what this learner needs, or a setting is not one of a module.
         """
         if isinstance(module, Mapping):
@@ -305,7 +305,7 @@ class LearnerModules:
         return module
 
     def _place(self, module_id: str, module: nn.Module, frozen: bool = False) -> None:
-        """Take in a module, without optimizers."""
+        """Add a module, without optimizers."""
         if not module_id or "/" in module_id:
             raise ConfigError("module_id", "expected a name without /", module_id)
         if module_id in self.modules:
@@ -390,7 +390,7 @@ class LearnerModules:
         return self.modules[module_id]
 
     def _settings_for(self, module_id: str, own: Mapping[str, Any]) -> tuple[Any, GradientSettings]:
-        """The settings of a module that has some of its own, as `config` and as `settings`."""
+        """Return the settings of a module with overrides, as `config` and as `settings`."""
         config = settings_for_module(self.config, module_id, own)
         return config, gradient_settings(config)
 
@@ -481,7 +481,7 @@ class LearnerModules:
         """The optimizer of a module with this name.
 
         Raises:
-            ConfigError: If there is none.
+            ConfigError: If there is no such optimizer.
         """
         if (module_id, name) not in self.optimizers:
             problem = f"no such optimizer; there are: {', '.join(map('/'.join, self.optimizers))}"

@@ -108,7 +108,7 @@ def compute_gradient_norm(params: Iterable[Tensor]) -> float:
 
 
 def norm_of(gradients: Sequence[Tensor]) -> Tensor:
-    """The L2 norm of gradients together, 0-d; 0 if there are none."""
+    """Return the L2 norm of all gradients together, 0-d; 0 without gradients."""
     if not gradients:
         return torch.zeros(())
     return _norm_of_all([torch.linalg.vector_norm(gradient) for gradient in gradients])
@@ -313,7 +313,8 @@ class ModuleOptimizer:
         return scheduler
 
     def owned(self) -> list[nn.Parameter]:
-        """What the optimizer of PyTorch has: flat vectors, or the parameters."""
+        """Return the parameters of the optimizer of PyTorch: flat vectors, or those of the
+        module."""
         return [flat.vector for flat in self._flat] or self.params
 
     def _defaults(self, optimizer_class: type, node: Mapping[str, Any]) -> dict[str, Any]:

@@ -95,7 +95,7 @@ class LearnerWorker:
         self._memory: Any = None
 
     def _unpack(self, memory: SharedMemory | None, content: bytes, sizes: Sequence[int]) -> Any:
-        """The value of a parcel, of which later ones may arrive in the same memory."""
+        """Return the value of a parcel; later parcels may arrive in the same memory."""
         self._memory = memory or self._memory
         return unpack(self._memory, content, sizes)
 
@@ -239,7 +239,7 @@ def network_of(address: Address) -> Iterator[None]:
 
 
 def gpu_of(device: torch.device) -> str | None:
-    """What tells the GPU of a learner from all others, on whatever machine; None: it has none."""
+    """Return the id of the GPU of a learner, unique over all machines; None without a GPU."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else None
 
 
@@ -467,7 +467,7 @@ class OtherLearners:
         return others
 
     def _beginning(self) -> tuple[Any, ...]:
-        """What `LearnerWorker.begin` takes, of the first learner as it is."""
+        """Return the arguments of `LearnerWorker.begin`, from the first learner as it is."""
         learner, modules = self._learner, None
         if list(learner.modules.items()) != list(self._built.items()):
             frozen, own = learner.frozen_modules, learner.own_settings
@@ -478,7 +478,7 @@ class OtherLearners:
         return learner.state_dict(), modes, modules, learner.policies_to_train
 
     def _check_threads(self) -> None:
-        """Refuse a fork that would have several threads, for which it would wait forever."""
+        """Refuse a fork with several threads: it would wait for them forever."""
         threads = max(self._threads, torch.get_num_threads())
         if getattr(self._place, "start_method", "") == "fork" and threads > 1:
             raise ConfigError(
@@ -492,12 +492,13 @@ class OtherLearners:
     def _connect(
         self, pool: WorkerPool, gpus: Sequence[str | None], failures: list[WorkerFailedError]
     ) -> bool:
-        """Let all learners meet; whether they did, else `failures` gets who failed.
+        """Let all learners meet; returns whether they did, else adds those that failed to
+        `failures`.
 
         Args:
             pool: The other learners.
             gpus: Their GPUs, see `gpu_of`.
-            failures: Failures so far, of which there are none.
+            failures: An empty list; failures are added to it.
         """
         device = self._learner.device
         have_own_gpus = are_apart([gpu_of(device), *gpus])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class MadeFrom:
-    """Notes the arguments of its constructor, of which another process makes a copy."""
+    """Notes the arguments of its constructor; another process makes a copy from them."""
 
     made_from: tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -58,7 +58,7 @@ class Part:
         return values
 
     def whole_size(self, size: int) -> int:
-        """Samples of the whole minibatch, of which `size` are the learner's."""
+        """Return the size of the whole minibatch; `size` of its samples are the learner's."""
         return size
 
     def draw(self, draw: Callable[[int], Tensor], size: int) -> Tensor:

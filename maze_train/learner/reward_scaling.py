@@ -51,7 +51,7 @@ class RewardScaler:
         self._carry = torch.zeros(0, dtype=torch.float64)
 
     def scale(self, rewards: Tensor, done: Tensor, valid: Tensor | None = None) -> Tensor:
-        """Take in a rollout, then scale its rewards.
+        """Record a rollout, then scale its rewards.
 
         Episodes continue from the previous rollout of the same number of environments; another
         number begins new ones.
@@ -61,14 +61,15 @@ class RewardScaler:
             done: Whether an episode ended at the step, `[T, B]` bool.
             valid: Whether a row is a transition, `[T, B]` bool; None: all are. Other rows do not
                 count, and their rewards are scaled like the others. A new episode begins after
-                them; where `done` is set, the one before continues, in which an agent only waits.
+                them; where `done` is set, the episode before continues, and an agent only waits in
+                it.
 
         Returns:
             Scaled rewards, `[T, B]`, a new tensor in the dtype of the rewards.
 
         Raises:
             ShapeError: If the tensors differ in shape or are not `[T, B]`.
-            TrainingError: If a reward is not finite; nothing was taken in then.
+            TrainingError: If a reward is not finite; nothing was recorded then.
         """
         if rewards.dim() != 2:
             raise ShapeError(f"rewards has shape {list(rewards.shape)}, expected [T, B]")

@@ -78,7 +78,7 @@ class Shard(Part):
         self.statistics.share = self._share
 
     def rows(self, size: int) -> slice:
-        """Consecutive rows, as many as others have, or one more; one, if there are too few."""
+        """Return consecutive rows, at most one more than others have; one, if there are too few."""
         start, stop = self._own_rows(size)
         return slice(start, max(stop, start + 1))
 
@@ -178,7 +178,8 @@ def shard_rows(batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
         The part, with the first row if it has none; its number of rows; that of all.
 
     Raises:
-        TrainingError: If the batch is none, or its tensors differ in their number of rows.
+        TrainingError: If the batch is not a dataclass of tensors, or its tensors differ in their
+            number of rows.
     """
     trees: dict[str, Any] = {}
     if is_dataclass(batch) and not isinstance(batch, type):

@@ -198,7 +198,7 @@ MOST_GRAPHS = 64
 
 
 def compiled_losses(learner: AnyLearner) -> Compiled | None:
-    """What computes the losses of a learner, as its settings say; None: nothing is compiled.
+    """Return the compiled losses of a learner, as its settings say; None: nothing is compiled.
 
     Without a C++ compiler there is a warning.
 
@@ -250,7 +250,7 @@ class Compiled(ABC):
 class CompiledNetworks(Compiled):
     """Compiles modules, each that a loss calls with all that it calls in turn.
 
-    Whoever acts calls them as they are: there are other sizes and no gradient.
+    To act, they are called as they are: there are other sizes and no gradient.
     """
 
     def __init__(self, learner: AnyLearner) -> None:

@@ -88,7 +88,7 @@ class EnsembleMLP(nn.Module):
     def _layers(self) -> list[tuple[Tensor, Tensor]]:
         # Reading attributes goes through a slow look-up of nn.Module.
         parameters = list(self._parameters.values())
-        return list(zip(parameters[::2], parameters[1::2], strict=True))  # type: ignore[arg-type]  # none is None
+        return list(zip(parameters[::2], parameters[1::2], strict=True))  # type: ignore[arg-type]  # each exists
 
     def forward(self, x: Tensor, first: int | None = None) -> Tensor:
         """Outputs, `[E, N, output_size]`, of inputs `[N, inputs]`: of all networks or the first."""
@@ -236,9 +236,9 @@ class PolicyAndCritics(ModelWithTargets):
     """A policy, critics of observations and actions, and their targets.
 
     A critic reads the continuous parts of an action, scaled to [-1, 1], and gives one value for
-    each choice of the discrete parts (or a single one, if there is none): the value of an action is
-    the sum over its choices. For one Discrete space that is exact; several discrete parts share
-    the value among them.
+    each choice of the discrete parts (or a single one without discrete parts): the value of an
+    action is the sum over its choices. For one Discrete space that is exact; several discrete parts
+    share the value among them.
 
     Args:
         policy: The policy.

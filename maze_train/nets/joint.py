@@ -150,7 +150,7 @@ class JointModel(nn.Module):
 
     @property
     def state_size(self) -> int:
-        """Size S of the memory of all agents of one environment; 0: there is none."""
+        """Size S of the memory of all agents of one environment; 0: no memory."""
         return sum(self.state_sizes.values())
 
     @property
@@ -189,7 +189,7 @@ class JointModel(nn.Module):
         return params, torch.cat(kept, dim=-1)
 
     def end_episodes(self, states: Tensor) -> None:
-        """Tell policies which of their episodes ended, by the memories of these, `[k, S]`."""
+        """Notify policies of their episodes that ended, by the memories of these, `[k, S]`."""
         for agent, own in self.states_by_agent(states).items():
             policy = self._policy(self.agents[agent])
             if hasattr(policy, "end_episodes"):
@@ -249,11 +249,11 @@ OWN = "own"
 
 
 class NormalizerOfAll(ObservationNormalizer):
-    """Normalises the observations of an agent, and takes in those of all agents for its critic.
+    """Normalises the observations of an agent, and those of all agents for its critic.
 
     Args:
         space: What the policy reads.
-        others: Normalises what the critic reads besides; a part of the critic.
+        others: Normalises what the critic reads in addition; a part of the critic.
         config: Settings.
     """
 

@@ -114,14 +114,14 @@ class ObservationNormalizer(nn.Module):
         return x.clamp_(-self._clip, self._clip) if self._clip else x
 
     def update(self, obs: TensorTree) -> None:
-        """Take observations into the statistics; nothing happens after `freeze`.
+        """Add observations to the statistics; nothing happens after `freeze`.
 
         Args:
             obs: Observations, `[..., *obs shape]`, the same number for each key in `keys`; other
                 keys are not looked at.
 
         Raises:
-            TrainingError: If an observation is not finite; nothing was taken in then.
+            TrainingError: If an observation is not finite; nothing was added then.
         """
         if not self._shapes or bool(self.frozen):
             return
@@ -188,7 +188,7 @@ class ObservationNormalizer(nn.Module):
 
 
 def _is_vector(leaf: spaces.Box) -> bool:
-    """Whether the entries of their own Box are numbers, and there are any."""
+    """Whether a Box is not an image, and has entries."""
     return not is_image(leaf) and math.prod(leaf.shape) > 0
 
 

@@ -41,7 +41,7 @@ class ActionMasking:
 
     Args:
         distribution: The family of the whole action space, a joint one for Dict and Tuple spaces.
-        layout: Where observations tell which actions are legal.
+        layout: Where observations say which actions are legal.
 
     Raises:
         ConfigError: If a masked part has another family than `categorical` or `multi_categorical`.
@@ -249,7 +249,7 @@ class PolicyModel(nn.Module):
 
     @property
     def state_size(self) -> int:
-        """Size S of the memory of one environment; 0: there is none."""
+        """Size S of the memory of one environment; 0: no memory."""
         return 0 if self.memory is None else self.memory.state_size
 
     def forward(self, obs: TensorTree) -> Tensor:

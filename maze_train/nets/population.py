@@ -52,7 +52,7 @@ def row_blocks(count: int) -> int:
 
 
 def find_normalizer(model: nn.Module) -> ObservationNormalizer | None:
-    """The normaliser within a model, or within what is around it; None: there is none."""
+    """Return the normaliser of a model, or of a module around it; None without one."""
     for module in model.modules():
         if isinstance(module, ObservationNormalizer):
             return module

@@ -85,7 +85,7 @@ class SavedBasePolicy:
         """The policy with the configuration of its run; read when it is needed first.
 
         Raises:
-            ConfigError: If there is none, or its configuration cannot be read.
+            ConfigError: If there is no policy, or its configuration cannot be read.
         """
         try:
             return self.read()
@@ -374,7 +374,7 @@ def _split(name: str) -> tuple[str, str]:
 
 
 def _kind(part: str) -> str:
-    """What a part is, of whatever policy."""
+    """Return the name of a part without its policy."""
     return _split(part)[1]
 
 

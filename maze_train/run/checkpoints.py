@@ -62,12 +62,12 @@ class RunCheckpoints:
         self._name = checkpoint_name(resume)
 
     def find(self) -> CheckpointInfo | None:
-        """Find the checkpoint from which the run continues; None: there is none."""
+        """Find the checkpoint from which the run continues; None if there is no checkpoint."""
         infos = self._store.list()[::-1]
         return next((info for info in infos if self._name in (None, info.path.name)), None)
 
     def load(self) -> Checkpoint | None:
-        """Load the checkpoint from which the run continues; None: there is none.
+        """Load the checkpoint from which the run continues; None if there is no checkpoint.
 
         Raises:
             RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 WHOLE = "the directory itself"
-"""What is missing where a run directory was moved or removed."""
+"""Name of the missing part where a run directory was moved or removed."""
 
 
 def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:

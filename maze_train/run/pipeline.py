@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class BasePolicy(Protocol):
-    """Policy of the run that `base_run` names, with which another run begins."""
+    """Policy of the run that `base_run` names; another run begins with it."""
 
     def with_networks(self, resumed_dir: Path | None) -> TrainConfig:
         """Give the configuration the networks of the policy."""

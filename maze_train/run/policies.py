@@ -365,7 +365,7 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
     """The evaluator that `evaluation.opponents` asks for.
 
     Raises:
-        ConfigError: If there is one agent, or an opponent is none or does not fit.
+        ConfigError: If there is one agent, or an opponent is not a policy or does not fit.
     """
     settings, spaces = config.evaluation, agent_spaces(*builder.spaces)
     if spaces is None or len(spaces.agents) < 2:

@@ -29,7 +29,7 @@ COLUMNS = ("number", "seed", "return", "length", "success", "terminated", "trunc
 
 @dataclass(frozen=True)
 class RolloutSummary:
-    """Numbers over the episodes of a rollout; NaN where there is none.
+    """Numbers over the episodes of a rollout; NaN if missing.
 
     Episodes that were lost count in `lost` and `env_steps` only. Deviations are those of the
     episodes themselves (divided by n).
@@ -96,7 +96,7 @@ class AgentSummary:
     """Numbers of one of several agents over the episodes of a rollout."""
 
     policy: str | None
-    """Id of its policy; None: it has none of its own."""
+    """Id of its policy; None without a separate one."""
 
     return_mean: float
     return_std: float
@@ -108,7 +108,7 @@ class AgentSummary:
 
     win_rate: float
     """Share of episodes in which its return is larger than those of all agents with another policy;
-    NaN, as the next two: there are none."""
+    NaN without such agents, as in the next two."""
 
     draw_rate: float
     """Share of those in which it is as large as the largest one of theirs."""
@@ -289,7 +289,7 @@ class RolloutProgress:
         self._show_if_due()
 
     def ended(self, episode: PlayedEpisode) -> None:
-        """Take in an episode."""
+        """Add an episode."""
         self._played += 1
         if not episode.lost:
             self._counted += 1

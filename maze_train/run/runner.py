@@ -279,7 +279,7 @@ class TrainingRunner:
         """The learner as it is in the checkpoint from which the run continues.
 
         Raises:
-            RunDirectoryError: If there is none, or all are damaged.
+            RunDirectoryError: If there is no checkpoint, or all are damaged.
         """
         checkpoint, builder = self._read_checkpoint(), self.builder
         if checkpoint is None:
@@ -441,7 +441,7 @@ class TrainingRunner:
         return self.config.evaluation.selection_mode(self.builder.selection_metric)
 
     def _build_evaluator(self) -> Evaluator | None:
-        """What judges the policy; the metric that selects the best one is among what it reports.
+        """Build the evaluator of the policy; it reports the metric that selects the best one.
 
         Raises:
             ConfigError: If that is not so, or an evaluator cannot be built.

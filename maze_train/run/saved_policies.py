@@ -171,7 +171,7 @@ class SavedPolicy:
         config = self.config
         try:
             model = make_model(config.algorithm, config.model, config.policies, *self.spaces, 0)
-        except (MemoryError, RuntimeError) as error:  # as PyTorch tells that memory is short
+        except (MemoryError, RuntimeError) as error:  # as PyTorch reports that memory is short
             problem = f"the model of {self.directory} cannot be built: {error}"
             raise RunDirectoryError(problem) from error
         load_weights(model, self.weights, self.directory)
@@ -252,7 +252,7 @@ def read_source(
         agent: Agent whose policy it is if the run has several; None: the only one.
     """
     run, colon, policy = source.rpartition(":")
-    if not colon or policy.startswith("//") or Path(source).exists():  # the colon of hf:// is none
+    if not colon or policy.startswith("//") or Path(source).exists():  # not the colon of hf://
         run, policy = source, ""
     saved = read_saved_policy(run, trust, own)
     if not policy and agent is not None and (several := agent_spaces(*saved.spaces)) is not None:
@@ -331,7 +331,7 @@ class RolloutPolicy:
     """A short name, which is fit for a directory."""
 
     settings: dict[str, Any]
-    """Plain values that tell it apart from others."""
+    """Plain values that distinguish it from others."""
 
     make_agent: Callable[[EnvSlots], SlotAgent]
     """Builds the agent that acts in some slots, also in other processes."""

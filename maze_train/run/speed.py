@@ -30,7 +30,7 @@ LEAST_WAIT_S, LEAST_SHARE = 5.0, 0.2
 """Seconds, and share of the run, that have to be at stake where it is worth a line."""
 
 MORE = 8
-"""Times as many environments, with which actions are chosen for a comparison."""
+"""Factor on the number of environments, for a comparison of the choice of actions."""
 
 N_STEPS = 50
 """Steps of environments that are compared."""

@@ -71,7 +71,7 @@ def _limits(space: Space[Any]) -> tuple[Any, Any]:
 
 
 class LegalChoices:
-    """Reads in observations which actions are legal: of several agents, of those that act.
+    """Reads from observations which actions are legal; with several agents, for those that act.
 
     Args:
         observation_space: Observation space of one environment, of one agent or of several
@@ -79,7 +79,7 @@ class LegalChoices:
         action_space: Its action space.
 
     Attributes:
-        has_masks: Whether observations tell legal actions.
+        has_masks: Whether observations contain legal actions.
 
     Raises:
         SpaceError: If masks do not fit the actions.

@@ -8,8 +8,7 @@ Observations are a Dict with the keys
     terminated  whose episode has ended in the step, `[A]` bool
     truncated   whose was cut off in it, `[A]` bool
 
-and actions a Dict with the action of each agent, of which those count that belong to agents who
-act.
+and actions a Dict with the action of each agent; only those of agents that act count.
 """
 
 from __future__ import annotations

@@ -194,7 +194,7 @@ class ImageLayout(NamedTuple):
     height: int
     width: int
     channels_last: bool
-    """Whether the last dimension holds channels; false where there are none."""
+    """Whether the last dimension holds channels; false without channels."""
 
 
 def is_image(space: spaces.Space[Any]) -> bool:

@@ -140,7 +140,7 @@ def seen_by_critic(joint: Mapping[str, spaces.Space[Any]]) -> dict[str, spaces.S
 
 
 def with_joint(own: Any, joint: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
-    """The observation of an agent, `[T, E, ...]`, with what its centralised critic reads besides.
+    """Return the observation of an agent, `[T, E, ...]`, with the extra input of its critic.
 
     Args:
         own: The observation.

@@ -271,7 +271,7 @@ def _write(comparison: Comparison, mode: str) -> None:
 
 
 def drawn_groups(comparison: Comparison, mode: str) -> dict[tuple[str, ...], str]:
-    """What is drawn: the best groups by their mean rank over the environments, each with a text."""
+    """Return the groups to draw, the best by mean rank over environments, each with a text."""
     sign = -1.0 if mode == "max" else 1.0
     pairs = list(zip(comparison.groups, comparison.figures, strict=True))
     ranks: dict[tuple[str, ...], list[int]] = {}

@@ -94,16 +94,16 @@ def _number(text: str) -> float:
 
 
 def figures(group: Group, metric: str, mode: str, threshold: float | None, n: int) -> Figures:
-    """The figures of a group by the names of their columns.
+    """Return the figures of a group by the names of their columns.
 
-    A run that does not reach the threshold counts as infinitely long in the medians; there is none
-    where half of the runs do not reach it.
+    A run that does not reach the threshold counts as infinitely long in the medians; there is no
+    median where half of the runs do not reach it.
 
     Args:
         group: The runs.
         metric: Metric that is compared.
         mode: `max` or `min`: which values are better.
-        threshold: Value for which steps and time are given; None: none.
+        threshold: Value for which steps and time are given; None: no threshold.
         n: Bootstrap samples.
     """
     curves = [run.curve(metric) for run in group.runs]

@@ -168,7 +168,7 @@ def any_number(inputs: Inputs) -> Any:
 
 @contextmanager
 def quiet(problem: str) -> Iterator[None]:
-    """What PyTorch warns of and logs does not concern users; what it raises becomes one error.
+    """Hide warnings and logs of PyTorch from users, and turn its exceptions into one error.
 
     Raises:
         ExportError: If something is raised.
@@ -340,7 +340,7 @@ def played_observations(env: Any, policy: Any) -> dict[str, Array]:
 def observations_of_agent(
     observations: Mapping[str, Array] | None, agent: str, number: int
 ) -> dict[str, Array]:
-    """What one of several agents observed where it acted, again and again; empty if it never did.
+    """Return the observations of one agent where it acted, repeated; empty if it never did.
 
     Args:
         observations: Observations of all agents by leaf, `[1000, ...]`, or None.
@@ -427,7 +427,7 @@ def differences(
 
 
 def _compared(given: dict[str, Array], expected: dict[str, Array]) -> Differences:
-    """Differences in one batch; NaN where a number is none."""
+    """Differences in one batch; NaN where a value is NaN."""
     forms = [{k: (x.dtype, x.shape) for k, x in found.items()} for found in (given, expected)]
     if forms[0] != forms[1]:
         raise ExportError(f"the file gives {forms[0]}, the policy {forms[1]}")

@@ -124,7 +124,7 @@ def title_of(saved: SavedPolicy) -> str:
 
 
 def _header(algorithm: str, task: str, title: str, score: Score | None) -> dict[str, Any]:
-    """What the hub reads: words to search for, and the result."""
+    """Metadata for the hub: words to search for, and the result."""
     tags = ["maze-train", "reinforcement-learning", "deep-reinforcement-learning", algorithm, task]
     header: dict[str, Any] = {
         "library_name": "maze-train",
@@ -176,13 +176,13 @@ LOCAL = re.compile(r"[/~\\]|file:|[A-Za-z]:[/\\]")
 
 
 def write_repository(folder: Path, saved: SavedPolicy, config: PushConfig, name: str) -> list[str]:
-    """Write the files of a repository, and see that the policy can be loaded from them.
+    """Write the files of a repository, and check that the policy loads from them.
 
     Args:
         folder: An empty directory.
         saved: The policy.
-        config: What is wanted besides.
-        name: What `load_policy` will take.
+        config: The other settings of the upload.
+        name: The name for `load_policy`.
 
     Returns:
         Keys of the settings that were left out or shortened.
@@ -220,7 +220,7 @@ def lies_in(run: Path, path: Path) -> bool:
 
 
 def film_of(saved: SavedPolicy) -> Path | None:
-    """The newest film of this policy, of rollouts of its run; None: there is none."""
+    """Return the newest film of this policy, of rollouts of its run; None without one."""
     for folder in sorted((saved.run_dir / ROLLOUTS).glob("*"), reverse=True):
         with suppress(OSError, ValueError, KeyError, TypeError):
             played = json.loads(read_regular(folder / SUMMARY))["policy"]["epoch"]
@@ -271,8 +271,7 @@ class PushedPolicy:
     """A policy that was uploaded."""
 
     name: str
-    """What `load_policy` takes: `hf://<owner>/<name>`, with the revision if it is not the main one.
-    """
+    """Name for `load_policy`: `hf://<owner>/<name>`, with the revision if not the main one."""
 
     url: str
     """Address of the commit."""

@@ -60,7 +60,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run directory holds."""
+    """Contents of a run directory."""
 
     directory: Path
     env: str
@@ -71,7 +71,7 @@ class Run:
 
     rows: list[MetricsRow]
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    """What selected its best policy."""
+    """Settings that selected its best policy."""
 
     def curve(self, metric: str) -> tuple[Array, Array, Array]:
         """Steps, seconds and values of all finite values of a metric."""
@@ -122,7 +122,7 @@ def find_runs(names: Iterable[str]) -> Found:
 
 
 def _below(root: Path, found: Found) -> Iterator[Path]:
-    """Directories of runs in one directory; what lies within its own run is none."""
+    """Yield the directories of runs in one directory; folders within a run are not runs."""
     for folder, names, files in os.walk(root):
         path = Path(folder)
         names.sort(key=lambda name: (len(name), name))  # numbers in their order
@@ -186,7 +186,7 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
 def _with_loss(
     evaluation: EvaluationConfig, settings: Mapping[str, Any], rows: Sequence[MetricsRow]
 ) -> EvaluationConfig:
-    """What selected the best policy: a loss, where a data set was learned from and none played."""
+    """Return how the best policy was selected: by a loss if a data set alone was learned from."""
     env = settings["env"]
     has_env = bool(env.get("id") or env.get(TARGET))
     if not (settings["runner"].get("dataset") and evaluation.goes_by_loss(has_env)):
@@ -199,7 +199,7 @@ def _with_loss(
 def _stopped(
     directory: Path, settings: Mapping[str, Any], rows: Sequence[MetricsRow], error: str
 ) -> str:
-    """The reason why a run did not come to its end; empty: it did, or nothing tells."""
+    """Return why a run did not come to its end; empty: it did, or the reason is unknown."""
     path = directory / SUMMARY_FILE
     if not path.exists():
         is_written = settings.get("tracking", {}).get("summary", False)

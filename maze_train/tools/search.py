@@ -80,7 +80,7 @@ MAY_DIFFER = ("tracking", "checkpoint", "trust")
 
 
 def optuna() -> Any:
-    """The package Optuna, which tells failures only.
+    """Return the package Optuna, set to report failures only.
 
     Raises:
         MissingExtraError: If it is not installed.
@@ -137,7 +137,7 @@ def release_journal(directory: Path) -> None:
 
 
 def open_study(storage: BaseStorage, mode: str) -> Study:
-    """The study in a storage, which begins if there is none.
+    """Return the study in a storage; create it if it is missing.
 
     Args:
         storage: The storage.
@@ -227,7 +227,7 @@ class TrialRecord(JobRecord):
 
 @dataclass(frozen=True)
 class TrialTask:
-    """What a process has to know to carry out a trial."""
+    """Data that a process needs to carry out a trial."""
 
     number: int
     study: Path
@@ -537,7 +537,7 @@ class _Search:
         return ProcessJob(record, directory / LOG_FILE, lambda: run_trial(task, record))
 
     def _take(self, job: RunningJob) -> None:
-        """Tell the study what became of a trial; one that a signal ended can continue."""
+        """Report the outcome of a trial to the study; one that a signal ended can continue."""
         from optuna.trial import TrialState
 
         record = job.outcome

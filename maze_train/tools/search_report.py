@@ -159,7 +159,7 @@ class Space:
 
 
 def _select(node: Any, key: str) -> Any:
-    """The value of a setting by dotted name; None where there is none."""
+    """Return the value of a setting by dotted name; None if missing."""
     for part in key.split("."):
         node = node.get(part) if isinstance(node, dict) else None
     return node
@@ -317,7 +317,7 @@ class SearchResult:
     """Number of the best trial."""
 
     best_value: float
-    """Its value; NaN: there is none."""
+    """Its value; NaN if missing."""
 
     given: tuple[str, ...] = ()
     """Settings of all runs, as on the command line."""

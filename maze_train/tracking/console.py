@@ -162,7 +162,7 @@ DISAGREEMENT = (
 """The line about it."""
 
 SEVERAL, WINDOW = 3, 5
-"""Evaluations that must fall behind before the line is shown, of the last so many."""
+"""Number of evaluations that must fall behind before the line is shown, of the last `WINDOW`."""
 
 CLEAR_GAIN = 1 / 3
 """Gain of training that counts, as a share of the range of all mean returns so far."""
@@ -187,7 +187,7 @@ class Disagreement:
         self._behind: deque[bool] = deque(maxlen=WINDOW)
 
     def take(self, row: Mapping[str, float]) -> bool:
-        """Take in an epoch; returns whether to show the line now: once in all rows."""
+        """Record an epoch; returns whether to show the line now: once in all rows."""
         train, evaluated = (row.get(name, math.nan) for name in (TRAIN_RETURN, EVAL_RETURN))
         if not (self._is_on and math.isfinite(train)):
             return False

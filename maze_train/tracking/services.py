@@ -20,7 +20,7 @@ FAILURES = ("error", "interrupted")
 """Stop reasons of runs that did not finish."""
 
 BEST_POLICY, FILMS = "best", "*.mp4"
-"""What is kept with a run: a directory, and files at any depth of the run directory."""
+"""Files kept with a run: a directory, and files at any depth of the run directory."""
 
 COPIES = ("wandb", "mlartifacts")
 """Directories in which the packages keep copies of it."""
@@ -184,7 +184,7 @@ class MLflowWriter(ServiceWriter):
         if uri is None and run.run_dir is not None:
             run.run_dir.mkdir(parents=True, exist_ok=True)
             uri = f"sqlite:///{run.run_dir / 'mlflow.db'}"
-            # Without one they would be below the working directory, whoever's that is.
+            # Without one they would be below the working directory, which may belong to other code.
             artifacts = (run.run_dir.absolute() / "mlartifacts").as_uri()
         # A client of our own: mlflow.start_run and mlflow.set_tracking_uri set global state.
         self._client = self._mlflow.MlflowClient(tracking_uri=uri)

@@ -164,7 +164,7 @@ class LearningCurveWriter(MetricsWriter):
 def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Figure:
     """A figure of the returns of a run, without the global state of pyplot.
 
-    Where there are none, losses are drawn if one of them selects the best policy.
+    Without returns, losses are drawn if one of them selects the best policy.
 
     Args:
         rows: Rows of metrics in the order of epochs.

@@ -119,7 +119,7 @@ class BuildContext(Generic[Config]):
         dataset: Recorded episodes, for algorithms that learn from them.
         is_trial: Whether the run is a short trial of everything.
         has_checkpoint: Whether the run continues from a checkpoint, which brings the experience.
-        read_checkpoint: Reads that checkpoint; None: there is none.
+        read_checkpoint: Reads that checkpoint; None without a checkpoint.
         closing: Closes at the end of the run what is registered here.
         tell: Shows a line to the user.
     """
@@ -181,7 +181,7 @@ class BuildContext(Generic[Config]):
         Args:
             env: The environments.
             num_steps: Steps of each environment per rollout; fewer in a trial.
-            stream: Name that gives the collector random numbers of its own.
+            stream: Name that gives the collector separate random numbers.
         """
         return RolloutCollector(
             env,

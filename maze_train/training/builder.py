@@ -76,7 +76,8 @@ def begin_statistics(
 
 
 def actor_env_maker(context: BuildContext[Any], num_envs: int) -> MakeActorEnv:
-    """What builds the environments of one actor, in the process in which it lives."""
+    """Return a function that builds the environments of one actor, in the process where it
+    lives."""
     return partial(
         build_vector_env,
         [context.env_factory] * num_envs,
@@ -130,7 +131,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @abstractmethod
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """Arguments of the trainer besides settings, learners, model and services, by name.
+        """Arguments of the trainer, by name, in addition to settings, learners, model and services.
 
         Args:
             model: Result of `build_model`, after `prepare`.
@@ -140,7 +141,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         """Build what may fail before there is a run directory: learner, replay buffer, actors.
 
         Raises:
-            ConfigError: If a part that the configuration names is none, or does not fit.
+            ConfigError: If a part that the configuration names is not of the right kind, or does
+                not fit.
         """
         context = self.context
         learner = self.build_learner(model)
@@ -233,7 +235,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return self._build_evaluator(n_episodes, "final test") if n_episodes else None
 
     def _build_evaluator(self, n_episodes: int, stream: str) -> Evaluator:
-        """What plays that many episodes with the seeds of a named stream."""
+        """Build the evaluator that plays `n_episodes` episodes with the seeds of a named stream."""
         config = self.context.evaluation
         evaluator: Evaluator = RolloutEvaluator(
             lambda num_envs: self.context.make_env(num_envs, training=False),
@@ -253,7 +255,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         Args:
             num_steps: Steps of each environment per rollout; fewer in a trial.
             acting: Chooses the actions, of one agent or of several.
-            stream: Name that gives the collector random numbers of its own.
+            stream: Name that gives the collector separate random numbers.
             **turns: Arguments of `TurnCollector`, where there are several agents.
         """
         context = self.context
@@ -267,7 +269,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return TurnCollector(collector, acting, **turns)  # type: ignore[arg-type]  # a JointModel
 
     def _actor_collector(self, num_steps: int, acting: Any, stream: str) -> ActorCollector:
-        """What collects rollouts with the actors of the run."""
+        """Return the collector of rollouts with the actors of the run."""
         context = self.context
         actors: Any = self.env
 
@@ -298,7 +300,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @property
     def source(self) -> Any:
-        """The environments, or actors, that collected experience; None: there are none."""
+        """The environments, or actors, that collected experience; None without any."""
         return self._env
 
     def close_env(self) -> None:
@@ -340,7 +342,7 @@ def make_builder(context: BuildContext[Any]) -> AlgorithmBuilder[Any]:
     """The builder that the settings of an algorithm name.
 
     Raises:
-        ConfigError: If it is none, or they name a runner, as before there were builders.
+        ConfigError: If it is not a builder, or they name a runner, as before there were builders.
     """
     old = getattr(context.algorithm, "runner_class", None)
     if old is not None:

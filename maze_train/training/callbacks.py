@@ -74,13 +74,13 @@ class TrainingView:
 
     @property
     def run_dir(self) -> Path | None:
-        """Directory of the run, where a callback may write files; None: there is none."""
+        """Directory of the run, where a callback may write files; None without one."""
         run_info: RunInfo = self._trainer.tracker.run_info
         return run_info.run_dir
 
     @property
     def checkpoint(self) -> Path | None:
-        """The last checkpoint; None: there is none."""
+        """The last checkpoint; None without one."""
         checkpoints = self._trainer.checkpoints
         return None if checkpoints is None else checkpoints.latest
 
@@ -280,7 +280,7 @@ class StopAtReturn(Callback):
         self._stop_if_reached(run)
 
     def on_run_end(self, run: TrainingView) -> None:
-        """Tell if there was nothing to compare."""
+        """Warn if there was nothing to compare."""
         if self._last is None and run.history:
             names = ", ".join(name for name in run.history[-1] if "/" in name)
             warn(f"StopAtReturn never saw {self.metric}; the last epoch reported {names}")
@@ -303,7 +303,7 @@ def own_callbacks(nodes: Sequence[Mapping[str, Any]]) -> list[Callback]:
     """The callbacks of the user.
 
     Raises:
-        ConfigError: If one cannot be built, or is none.
+        ConfigError: If one cannot be built, or is not a callback.
     """
     return [
         build_target(node, key=f"callbacks[{i}]", kind=Callback) for i, node in enumerate(nodes)

@@ -107,7 +107,7 @@ def read_verified(path: Path, expected: FileDigest) -> bytes:
 
 
 def verify(path: Path, expected: FileDigest) -> None:
-    """Read a file, of which no more than a block is in memory.
+    """Read a file, with no more than a block of it in memory.
 
     Raises:
         DamagedError: If it is missing, cannot be read, or is not the one that was written.

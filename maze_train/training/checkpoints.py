@@ -269,10 +269,10 @@ class CheckpointStore:
         of them, the newest first. A warning names each damaged one.
 
         Args:
-            name: Name of a checkpoint; then it is that one or none.
+            name: Name of a checkpoint; then only that one is loaded.
 
         Returns:
-            The checkpoint; None if there is none at all.
+            The checkpoint; None without any checkpoint.
 
         Raises:
             RunDirectoryError: If all are damaged, the one asked for is damaged or missing, or one

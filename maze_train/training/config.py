@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
-"""Metrics, besides losses, of which smaller ones are better."""
+"""Metrics with better smaller values, in addition to losses."""
 
 
 RANDOM = "random"
@@ -170,7 +170,7 @@ class AlgorithmConfig:
             raise ConfigError("device", "expected cpu, cuda, cuda:<i>, mps or auto", self.device)
 
     def _check_positive(self, *keys: str) -> None:
-        """Refuse numbers that are not above 0; schedules may end there, None is none."""
+        """Refuse numbers that are not above 0; schedules may end at 0, and None is accepted."""
         for key in keys:
             value = getattr(self, key)
             if isinstance(value, Schedule):
@@ -307,7 +307,7 @@ class EvaluationConfig:
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
-    """Settings of checkpoints, from which a run can be continued."""
+    """Settings of checkpoints; a run can be continued from them."""
 
     interval: int = 1
     """Epochs from one checkpoint to the next; 0: none at the ends of epochs."""

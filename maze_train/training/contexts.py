@@ -39,7 +39,7 @@ class RunContexts(Contexts):
     """Contexts with modes of PyTorch, and a profiler.
 
     Args:
-        run_dir: Directory of the run, in which `profile/` is.
+        run_dir: Directory of the run, with the folder `profile/`.
         deterministic: Whether operations that are not deterministic are errors.
         detect_anomaly: Whether autograd looks for the operation that a NaN comes from.
         profile: First and last update, from 1, that are profiled; None: none.
@@ -286,7 +286,7 @@ class UpdateClock(Contexts):
 
     Args:
         around: What else holds in the parts of a run.
-        tell: Takes the line about updates that are long.
+        tell: Shows the line about updates that are long.
         clock: Time in seconds, any origin.
     """
 

@@ -250,7 +250,7 @@ class RolloutEvaluator(Evaluator):
 
 
 class JudgedPolicy(TrainedPolicy):
-    """A policy in training: acts on observations of the environment, and is its model besides.
+    """A policy in training: acts on observations of the environment, and serves as its model.
 
     Attributes that a `TrainedPolicy` does not have, such as `parameters` and `policy_params`, are
     those of `model`.
@@ -325,7 +325,7 @@ def own_evaluators(
         action_space: Action space of one environment.
 
     Raises:
-        ConfigError: If one cannot be built, or is none.
+        ConfigError: If one cannot be built, or is not an evaluator.
     """
     named = {f"evaluation.evaluators[{i}]": node for i, node in enumerate(config.evaluators)}
     return [
@@ -367,7 +367,7 @@ def _test(evaluator: Evaluator, selection: BestModelSelection, epoch: int) -> di
 def earlier_test(
     path: Path, summary: TrainingSummary, n_episodes: int
 ) -> dict[str, dict[str, float]]:
-    """Test of a run that had come to its end before, from summary.json; empty if there is none.
+    """Return the test of a run that had ended before, from summary.json; empty if missing.
 
     Args:
         path: The file.
@@ -399,7 +399,7 @@ class ModelSelectionBase(ABC):
 
     @abstractmethod
     def update(self, score: float, epoch: int = 0) -> bool:
-        """Take in the score of the current policy; returns whether it is the best so far."""
+        """Record the score of the current policy; returns whether it is the best so far."""
 
 
 class BestModelSelection(ModelSelectionBase):
@@ -447,7 +447,7 @@ class BestModelSelection(ModelSelectionBase):
         self._may_cancel = may_cancel
 
     def update(self, score: float, epoch: int = 0) -> bool:
-        """Take in the score of the current policy; returns whether it is the best so far."""
+        """Record the score of the current policy; returns whether it is the best so far."""
         self.updates += 1
         self.updates_since_best += 1
         is_best = self._is_best(score)

@@ -1,4 +1,4 @@
-"""The global random generators, from which environments and networks (dropout) may draw."""
+"""The global random generators; environments and networks (dropout) may draw from them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def generator_states() -> dict[str, Any]:
 
 
 def load_generator_states(states: dict[str, Any]) -> None:
-    """Put the generators where `states` says; those of GPUs if there are as many as then."""
+    """Restore the generators from `states`; those of GPUs if the number of GPUs is the same."""
     version, state, gauss = states["python"]
     random.setstate((version, tuple(state.tolist()), gauss))
     np.random.set_state(states["numpy"])  # noqa: NPY002

@@ -37,8 +37,8 @@ SHARED = "default"
 """Id of the policy where one is enough for all agents."""
 
 MARKS = re.compile("[./@:]")
-"""What ids of policies lack: it separates them from others in names of weights and metrics, of
-snapshots, and of policies of a run."""
+"""Characters that ids of policies may not have: they separate ids in names of weights and metrics,
+of snapshots, and of policies of a run."""
 
 
 def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]) -> dict[str, str]:
@@ -139,7 +139,7 @@ def _shared_policies(spaces: AgentSpaces) -> dict[str, str]:
 
 
 def _common_name(agents: list[str]) -> str:
-    """What names begin with, without numbers: `agent` for agent_0 and agent_1."""
+    """Return the common beginning of names, without numbers: `agent` for agent_0 and agent_1."""
     first, last = min(agents), max(agents)
     same = takewhile(lambda pair: pair[0] == pair[1], zip(first, last, strict=False))
     return re.sub(r"[_\W\d]+$", "", "".join(a for a, _ in same))
@@ -293,7 +293,8 @@ def make_model(
 def learner_maker(
     algorithm: AlgorithmConfig, policies: Mapping[str, PolicyConfig], chosen: Sequence[str] | None
 ) -> Callable[..., Learner[Any, Any, Any]]:
-    """What makes the learner of an algorithm of modules by id, and further arguments.
+    """Return a function that makes the learner of an algorithm of modules by id, and more
+    arguments.
 
     Args:
         algorithm: Settings of the algorithm.
@@ -301,7 +302,7 @@ def learner_maker(
         chosen: Ids of those that learn; None: all that are not frozen.
 
     Raises:
-        ConfigError: If there are to be snapshots, which the algorithm does not have.
+        ConfigError: If snapshots are configured, and the algorithm does not support them.
     """
     for policy, own in policies.items():
         if own.opponents is not None and not algorithm.has_snapshots:

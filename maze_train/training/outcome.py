@@ -74,7 +74,7 @@ class Position:
     """Environment steps so far."""
 
     score: float | None = None
-    """Score of the policy; None if there is none, or if it is not finite."""
+    """Score of the policy; None if missing or not finite."""
 
     within_epoch: bool = False
     """Whether the next epoch is under way."""

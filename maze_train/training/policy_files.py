@@ -174,10 +174,10 @@ def read_spaces(directory: Path) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 
 
 def _checked_space(data: dict[str, Any]) -> spaces.Space[Any]:
-    """The space of a description, for which a network can be built.
+    """Return the space of a description; a network can be built for it.
 
     Raises:
-        SpaceError: If there is none.
+        SpaceError: If there is no such space.
     """
     space = space_from_dict(data)
     for leaf in FlatView(space).leaves.values():

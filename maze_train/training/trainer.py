@@ -65,8 +65,8 @@ class Trainer(ABC):
     """Runs the training loop of an algorithm.
 
     An epoch is `epoch_length` updates, then (when due) an evaluation, the selection of the best
-    policy, and a row of metrics. A subclass says what one update is: `update_once`. What it takes
-    in addition to the arguments here, it takes by name.
+    policy, and a row of metrics. A subclass says what one update is: `update_once`. Arguments in
+    addition to those here are passed by name.
 
     Args:
         config: Settings of the algorithm.
@@ -318,7 +318,7 @@ class Trainer(ABC):
         return metrics
 
     def _select(self, metrics: dict[str, float]) -> None:
-        """Tell the model selection the score, if it is among the metrics."""
+        """Report the score to the model selection, if it is among the metrics."""
         selection = self.model_selection
         if selection is None or self.selection_metric not in metrics:
             return
@@ -427,7 +427,7 @@ class TrainerServices:
     """Everything around training that does not depend on the algorithm.
 
     Attributes:
-        tracker: Takes the metrics; by default it keeps them in `history` and writes nothing.
+        tracker: Records the metrics; by default it keeps them in `history` and writes nothing.
         evaluator: Judges the policy; None: the training return selects the best one.
         model_selection: Keeps the best policy; None: nothing is kept.
         limits: When to stop; None: those of the algorithm.
@@ -435,7 +435,7 @@ class TrainerServices:
         selection_metric: Metric that `model_selection` is reported.
         contexts: What holds in an update.
         checkpoints: Writes where training stands; None: nothing is written.
-        interruption: Tells whether a signal came; None: no signals are taken.
+        interruption: Says whether a signal came; None: signals are not handled.
         callbacks: Called while training continues.
     """
 

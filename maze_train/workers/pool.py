@@ -188,7 +188,7 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def cancel(self, index: int) -> None:
-        """Make the calls of a worker end early, or do nothing at all; their results are None."""
+        """Make the calls of a worker end early, or do nothing at all; their results become None."""
 
     @abstractmethod
     def steps(self, index: int) -> int:

@@ -1,8 +1,8 @@
 """The process of a worker, and the messages between it and its pool.
 
-A call without arguments, and the reply that there is nothing to tell, are one byte, which the hot
-path reads and writes without the framing of `Connection`. Both ends run the same code on the same
-machine, and the pipe is private to them, so pickle is safe here.
+A call without arguments, and the reply without a result, are one byte, which the hot path reads and
+writes without the framing of `Connection`. Both ends run the same code on the same machine, and the
+pipe is private to them, so pickle is safe here.
 """
 
 from __future__ import annotations
@@ -228,7 +228,7 @@ class ProcessContext(WorkerContext):
     Args:
         index: Number of the worker.
         page: Memory of the numbers that pool and process see.
-        parent_is_gone: Tells whether the parent is gone.
+        parent_is_gone: Returns whether the parent is gone.
     """
 
     is_remote = True
@@ -251,7 +251,7 @@ class ProcessContext(WorkerContext):
             return None
 
     def count(self, steps: int = 0) -> None:
-        """Tell that the worker lives, and how many steps it made."""
+        """Report that the worker lives, and how many steps it made."""
         numbers = self.numbers
         numbers[BEATS] += 1
         numbers[STEPS] += steps
@@ -265,7 +265,7 @@ class ProcessContext(WorkerContext):
 
 
 def _watch(parent: int, conn: Connection) -> Callable[[], bool]:
-    """A function that tells whether the process that makes the calls is gone.
+    """Return a function that says whether the process that makes the calls is gone.
 
     No one holds the other end of the pipe then, or the process ended: processes that were forked by
     it for other purposes may hold a copy of its end.

@@ -56,7 +56,7 @@ class RayPlace(RaySettings):
     """
 
     def _num_cores(self) -> int:
-        """So many workers as there is room for."""
+        """Return the number of workers that there is room for."""
         if self.address == "local":
             return available_cores()
         free = session_for(self).free_cpus(self)
@@ -217,7 +217,7 @@ class RayPool(RemotePool):
         self._actors[index].cancel()
 
     def steps(self, index: int) -> int:
-        """Environment steps of which the actors of a worker told."""
+        """Environment steps that the actors of a worker reported."""
         if not self._actors:
             return self._steps_before[index]
         self._actors[index].ask_for_news()
@@ -275,8 +275,8 @@ class RemoteActor:
 
     Attributes:
         pending: Results of calls that were not received, and the methods.
-        memories: Numbers of the memory of which it has a copy.
-        steps: Environment steps of which it told.
+        memories: Numbers of the pieces of memory that it has a copy of.
+        steps: Environment steps that it reported.
     """
 
     def __init__(self, session: RaySession, options: dict[str, Any], name: str, index: int) -> None:
@@ -310,7 +310,7 @@ class RemoteActor:
         return getattr(self._handle, method).options(concurrency_group=SIDE).remote(*args)
 
     def write(self, number: int, published: Any) -> None:
-        """Let it take in what was published, before all calls that follow."""
+        """Send it the published data, before all calls that follow."""
         self._mail += 1
         self._at_once("write", number, published)
 
@@ -331,7 +331,7 @@ class RemoteActor:
             try:
                 self._heard(*self._ray.get(self._news))
             except self._ray.exceptions.RayError:
-                return  # The result of its call will tell.
+                return  # The result of its call will show it.
             self._news = None
         if self._news is None and self.pending and time.monotonic() > self._asked + NEWS_S:
             self._asked = time.monotonic()
@@ -424,7 +424,7 @@ class RemoteActor:
         self._ray.kill(self._handle)
 
     def last_news(self, result: Any) -> None:
-        """Take in what it said when it closed."""
+        """Record its last report, from when it closed."""
         with suppress(self._ray.exceptions.RayError):
             reply = Reply(*self._ray.get(result, timeout=0))
             self._heard(reply.beats, reply.steps)

@@ -29,7 +29,7 @@ PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
 
 @dataclass(frozen=True)
 class RaySettings(RemotePlace):
-    """What the actors of a Ray cluster need, and who they are for.
+    """Resources that the actors of a Ray cluster need, and their purpose.
 
     Raises:
         ConfigError: If a setting is out of its range.
@@ -37,7 +37,7 @@ class RaySettings(RemotePlace):
 
     address: str = "auto"
     """`local`: Ray is started on this machine, and ends with the last pool; `auto`, or
-    `<head>:<port>`: a cluster that runs, and with `auto` `local` where there is none."""
+    `<head>:<port>`: a cluster that runs. `auto` without one is `local`."""
 
     cpus_per_worker: float = 1.0
     """CPUs that are reserved for a worker, > 0."""
@@ -61,13 +61,13 @@ class RaySettings(RemotePlace):
     """Whether what workers print goes to the console."""
 
     has_learners: bool = False
-    """Whether the workers are learners, for whom room is reserved besides."""
+    """Whether the workers are learners; room for them is reserved in addition."""
 
     section: str = "runner"
     """Section of the settings that give these, for messages."""
 
     remedy: str = "runner.n_workers, runner.cpus_per_worker or runner.placement=PACK"
-    """What to change where there is no room."""
+    """Settings to change where there is no room."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,7 +93,7 @@ ANSWER_S = 2.0
 """Seconds that the head may take to answer."""
 
 PATIENCE_S = 5.0
-"""Seconds after which it is told that workers wait for room."""
+"""Seconds after which a message says that workers wait for room."""
 
 
 class RaySession:
@@ -281,7 +281,7 @@ _session: RaySession | None = None
 
 
 def session_for(place: RaySettings) -> RaySession:
-    """The connection of this process, which is made if there is none."""
+    """Return the connection of this process; create it if missing."""
     global _session
     if _session is None:
         _session = RaySession(place)

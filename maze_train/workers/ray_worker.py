@@ -33,7 +33,7 @@ Span: TypeAlias = "tuple[int, int, Array]"
 
 
 class Reply(NamedTuple):
-    """What comes back from a call."""
+    """Answer to a call."""
 
     result: bytes | None
     """The pickled result, if there is one."""
@@ -42,7 +42,7 @@ class Reply(NamedTuple):
     """Arguments of `WorkerFailedError`, if the worker failed."""
 
     written: list[Span]
-    """What the worker wrote into memory."""
+    """Bytes that the worker wrote into memory."""
 
     beats: int
     steps: int
@@ -51,8 +51,8 @@ class Reply(NamedTuple):
 class RayWorker:
     """A worker in a Ray actor.
 
-    Calls are done one after the other. `write`, `cancel` and `pulse` belong to a concurrency group
-    of their own, so that they do not wait for the call that runs.
+    Calls are done one after the other. `write`, `cancel` and `pulse` belong to a separate
+    concurrency group, so that they do not wait for the call that runs.
 
     Args:
         index: Number of the worker.
@@ -107,7 +107,7 @@ class RayWorker:
         return self._context.run(getattr(self._worker, method), args)
 
     def _reply(self, function: Callable[..., Any], *args: Any) -> Reply:
-        """What a function does; nothing after a failure."""
+        """Call a function and return its reply; after a failure, do not call it."""
         result, written = None, list[Span]()
         if self._failure is None:
             try:
@@ -136,7 +136,7 @@ class RayWorker:
     # -- at any time -----------------------------------------------------------------------------
 
     def write(self, number: int, spans: list[tuple[int, Array]]) -> None:
-        """Take in what replaces all that was published before of a piece of memory."""
+        """Record data that replaces everything published before for a piece of memory."""
         with self._arrival:
             self._mail[number] = [(number, *span) for span in spans]
             self._arrived += 1

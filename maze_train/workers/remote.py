@@ -1,4 +1,4 @@
-"""What workers that live elsewhere have in common: time-outs, and restarts within a budget."""
+"""Base of workers that live elsewhere: time-outs, and restarts within a budget."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class RemotePlace:
         check_at_least("max_worker_restarts", self.max_worker_restarts, 0)
 
     def num_workers(self, at_most: int) -> int:
-        """One per core, or as many as there are to be."""
+        """Return one per core or the configured number, at most `at_most`."""
         return min(self.n_workers or self._num_cores(), at_most)
 
     def _num_cores(self) -> int:

@@ -110,7 +110,7 @@ def _with_final_values(
         model: The model.
         rollout: The rollout.
         next_values: v of the following row, `[T, B]`.
-        states: Memory after each row, `[(T + 1) * B, S]`; None: there is none.
+        states: Memory after each row, `[(T + 1) * B, S]`; None if the model has no memory.
     """
     positions = rollout.final_positions
     if not len(positions):
@@ -245,7 +245,7 @@ def _select(sequences: Sequences, rows: Tensor, positions: Tensor) -> tuple[Tens
 
 
 class PreparedRollout:
-    """A rollout with advantages and targets, from which minibatches are cut.
+    """A rollout with advantages and targets that is cut into minibatches.
 
     A minibatch consists of units: of single transitions, or, with a memory, of sequences of L
     consecutive steps of one environment.

@@ -115,7 +115,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         return super().make_collector(num_steps, acting, stream, **turns)
 
     def before_training(self, trainer: Trainer) -> None:
-        """Take statistics of observations, if there are none."""
+        """Gather statistics of observations unless the model has them."""
         model: Any = trainer.model
         normalizers = {
             key: getattr(own, "normalizer", None) for key, own in modules_of(model).items()

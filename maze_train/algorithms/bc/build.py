@@ -129,11 +129,11 @@ DATASET = "runner.dataset"
 def open_recorded(
     source: str | dict[str, Any], env_spaces: tuple[Any, Any], on_damaged: Any
 ) -> TrajectoryDataset:
-    """The data set that a setting names.
+    """Open the data set that a setting names.
 
     Args:
         source: The value of `runner.dataset`.
-        env_spaces: Observation and action space, for episodes that have none of their own.
+        env_spaces: Observation and action space, for episodes that come without spaces.
         on_damaged: Reaction to damaged parts.
 
     Raises:
@@ -188,7 +188,7 @@ def kept_parts(
 
 
 def fingerprints(dataset: TrajectoryDataset) -> list[str]:
-    """Digests that tell the parts of a data set from others."""
+    """Digests that identify the parts of a data set."""
     return [_fingerprint(part) for part in dataset.parts]
 
 
@@ -205,7 +205,7 @@ def _fingerprint(part: TrajectoryPart) -> str:
 
 @dataclass(frozen=True)
 class _Cloning:
-    """What one policy learns from, and how it is judged."""
+    """The data that one policy learns from, its loss and its metrics."""
 
     data: TransitionData
     validation: TransitionData | None
@@ -301,12 +301,12 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     @property
     def n_loader_workers(self) -> int:
-        """Threads that read minibatches ahead, as many as there would be workers; one is none."""
+        """Number of threads that read minibatches ahead: that of workers, or 0 instead of 1."""
         workers = self.context.place.num_workers(sys.maxsize)
         return workers if workers > 1 else 0
 
     def prepare(self, model: nn.Module) -> None:
-        """Take in the data, and build losses and the learner."""
+        """Load the data, and build losses and the learner."""
         self._check_env()
         context, several = self.context, agent_spaces(*self.spaces)
         models = {

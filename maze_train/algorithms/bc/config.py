@@ -35,8 +35,8 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     """Epochs after which training stops; 0: no limit (another limit ends the run)."""
 
     epoch_length: int = 0
-    """Updates per epoch; evaluation, model selection and metrics come once an epoch. 0: as many as
-    a pass over the data has."""
+    """Updates per epoch; evaluation, model selection and metrics come once an epoch. 0: the number
+    in one pass over the data."""
 
     batch_size: int = 256
     """Transitions per update. >= 1."""

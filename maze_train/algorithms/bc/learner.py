@@ -127,7 +127,7 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
 
 
 def _of(each: Any, module_id: str) -> Any:
-    """What belongs to a module: that which all have, or its own."""
+    """Return the value for a module: its entry in a mapping, otherwise the value that all share."""
     return each[module_id] if isinstance(each, Mapping) else each
 
 

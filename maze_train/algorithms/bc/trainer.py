@@ -33,16 +33,15 @@ METRICS_INTERVAL = 16
 class BCTrainer(Trainer):
     """Takes minibatches of recorded transitions and learns from them.
 
-    The steps that it counts are those that it learned from, each time again: no environment is
-    stepped.
+    It steps no environment. It counts the steps that it learned from, each time again.
 
     Args:
         config: Settings of the algorithm.
         learners: The learners.
         model: The policy that the learner updates.
         services: Tracker, evaluator, model selection, limits, checkpoints.
-        loaders: Give the minibatches of each policy, by its id; all of them are at the same place.
-        fingerprints: Digests that tell the parts of the data from others.
+        loaders: Give the minibatches of each policy, by its id; all are at the same position.
+        fingerprints: Digests that identify the parts of the data.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ class EvaluatedPopulation:
 
     @property
     def fitness(self) -> Tensor:
-        """What the members of each pair got, `[n, 2]` float64."""
+        """Fitness of the members of each pair, `[n, 2]` float64."""
         found = [[self._fitness_of(member) for member in pair.members] for pair in self.pairs]
         return torch.tensor(found, dtype=torch.float64)
 
@@ -157,7 +157,7 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
         return super().active_optimizers({key: losses[key] for key in losses.keys() & self._moving})
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Record how far the parameters moved, and take in what was observed."""
+        """Record how far the parameters moved, and merge the statistics of observations."""
         for module_id, before in self._before.items():
             params = self.optimizers[module_id, DEFAULT_OPTIMIZER].params
             steps = [p.detach() - old for p, old in zip(params, before, strict=True)]

@@ -86,7 +86,7 @@ class ESTrainer(Trainer):
         return num_steps
 
     def _populations(self, pairs: list[ESRolloutResult]) -> dict[str, EvaluatedPopulation]:
-        """What each policy learns from."""
+        """The evaluated population that each policy learns from."""
         table, members = self.rollouts.noise_table, getattr(self.model, "members", {})
         found, offset = {}, 0
         for policy, size in self._sizes.items():
@@ -271,7 +271,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
         return {"rollouts": self.rollouts}
 
     def before_training(self, trainer: Trainer) -> None:
-        """Take statistics of observations, if there are none, in their own environments."""
+        """Gather statistics of observations in separate environments unless the model has them."""
         model: Any = trainer.model
         self.begin_statistics({DEFAULT_MODULE: find_normalizer(model)}, STATISTICS_STEPS, model)
         self.close_env()

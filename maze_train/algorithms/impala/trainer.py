@@ -176,6 +176,6 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         )
 
     def before_training(self, trainer: Trainer) -> None:
-        """Take statistics of observations, if there are none, in their own environments."""
+        """Gather statistics of observations in separate environments unless the model has them."""
         super().before_training(trainer)
         self.close_env()

@@ -86,8 +86,8 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     gives `maze_train.Trajectory` objects. null: none."""
 
     replay_buffer: dict[str, Any] | str = field(default_factory=lambda: {TARGET: UNIFORM})
-    """Replay buffer: `uniform`, `prioritized` or `her` (hindsight), or its class with arguments of
-    its own, such as `{_target_: maze_train.PrioritizedReplayBuffer, alpha: 0.6}`."""
+    """Replay buffer: `uniform`, `prioritized` or `her` (hindsight), or its class with arguments,
+    such as `{_target_: maze_train.PrioritizedReplayBuffer, alpha: 0.6}`."""
 
     replay_buffer_size: int = 1_000_000
     """Transitions that the replay buffer holds; then the oldest ones are replaced. It takes room

@@ -53,12 +53,11 @@ if TYPE_CHECKING:
 
 
 class OffPolicy(Trainer):
-    """Base of trainers that step environments, and learn from what was stored before.
+    """Base of trainers that step environments, and learn from stored transitions.
 
-    The gradient steps that are due for the transitions of one update are taken in the next one,
-    while its environments are on their way. So processes that step environments and the learner
-    work at the same time, and the numbers are the same when they do not. See
-    `OffPolicyLearner`.
+    The gradient steps that are due for the transitions of one update run in the next one, while its
+    environments step. So processes that step environments and the learner work at the same time,
+    and the numbers are the same when they do not. See `OffPolicyLearner`.
 
     Args:
         config: Settings of the algorithm.
@@ -199,7 +198,7 @@ KEY = "algorithm.initial_demonstration_trajectories"
 def read_demonstrations(
     source: str | dict[str, Any], env: MazeVectorEnv, distribution: Distribution
 ) -> Rollout:
-    """Recorded episodes as a rollout of the environments.
+    """Return recorded episodes as a rollout of the environments.
 
     Args:
         source: The value of `initial_demonstration_trajectories`.
@@ -207,7 +206,7 @@ def read_demonstrations(
         distribution: The family of actions.
 
     Raises:
-        ConfigError: If there are none, or their spaces are not those of the environments.
+        ConfigError: If there are no episodes, or their spaces are not those of the environments.
     """
     spaces = env.env_observation_space, env.single_action_space
     try:
@@ -235,7 +234,7 @@ Config = TypeVar("Config", bound=OffPolicyConfig)
 
 
 class OffPolicyModel(Protocol):
-    """Part of a model that filling a replay buffer needs, besides being an `ActingModel`."""
+    """Part of an `ActingModel` that filling a replay buffer needs in addition."""
 
     normalizer: ObservationNormalizer | None
     """Normalises observations."""
@@ -251,7 +250,7 @@ class OffPolicyModel(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """What fills the replay buffer of a module."""
+    """Everything that fills the replay buffer of a module."""
 
     model: OffPolicyModel
     observation_space: Any
@@ -277,7 +276,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
         Raises:
             ConfigError: If the replay buffer does not fit where it is to lie, or a part that the
-                configuration names is none.
+                configuration names is not of the right kind.
         """
         acting: Any = model
         self._buffer_node = self.algorithm.replay_buffer_node

@@ -132,8 +132,8 @@ class NoisyActions(Distribution):
     actions are x, those of the environment c + h x, with the centre c and half the width h of the
     bounds. The mode is tanh(u).
 
-    Densities, entropies and divergences are those of x before it is clipped; without noise there
-    are none.
+    Densities, entropies and divergences are those of x before it is clipped; without noise they do
+    not exist.
 
     Source: Fujimoto et al. (2018), arXiv:1802.09477, algorithm 1.
 
