@@ -22,7 +22,7 @@ from maze_train.config.commands import (
     load_export_config,
     load_push_config,
 )
-from maze_train.config.help import CONFIGURATION_ERRORS, explain, unsettable
+from maze_train.config.messages import CONFIGURATION_ERRORS, explain, unsettable
 from maze_train.config.options import group_names
 from maze_train.config.resuming import directory_of
 from maze_train.config.rollout_config import load_rollout_config

@@ -237,6 +237,8 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         for (module_id, _), optimizer in self.optimizers.items():
             rates.setdefault(module_id, optimizer.set_lr(progress))
         for module_id, rate in rates.items():
+            if not self.may_learn(module_id):
+                continue
             own = statistics_of(module_id, statistics)
             own.record(LearnerEvents.learning_rate, rate)
             with self.settings_of(module_id):

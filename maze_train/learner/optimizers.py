@@ -313,8 +313,7 @@ class ModuleOptimizer:
         return scheduler
 
     def owned(self) -> list[nn.Parameter]:
-        """Return the parameters of the optimizer of PyTorch: flat vectors, or those of the
-        module."""
+        """Return the parameters of PyTorch's optimizer: flat vectors, or those of the module."""
         return [flat.vector for flat in self._flat] or self.params
 
     def _defaults(self, optimizer_class: type, node: Mapping[str, Any]) -> dict[str, Any]:

@@ -492,8 +492,7 @@ class OtherLearners:
     def _connect(
         self, pool: WorkerPool, gpus: Sequence[str | None], failures: list[WorkerFailedError]
     ) -> bool:
-        """Let all learners meet; returns whether they did, else adds those that failed to
-        `failures`.
+        """Let all learners meet; returns whether they did, and adds to `failures` who failed.
 
         Args:
             pool: The other learners.

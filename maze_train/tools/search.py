@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import yaml
 
-from maze_train.config.help import CONFIGURATION_ERRORS, explain
+from maze_train.config.messages import CONFIGURATION_ERRORS, explain
 from maze_train.config.search_config import GROUP, load_search_config
 from maze_train.config.sweeps import (
     FAILURE,

@@ -76,8 +76,7 @@ def begin_statistics(
 
 
 def actor_env_maker(context: BuildContext[Any], num_envs: int) -> MakeActorEnv:
-    """Return a function that builds the environments of one actor, in the process where it
-    lives."""
+    """Return a function that builds the environments of an actor, in its process."""
     return partial(
         build_vector_env,
         [context.env_factory] * num_envs,

@@ -293,8 +293,7 @@ def make_model(
 def learner_maker(
     algorithm: AlgorithmConfig, policies: Mapping[str, PolicyConfig], chosen: Sequence[str] | None
 ) -> Callable[..., Learner[Any, Any, Any]]:
-    """Return a function that makes the learner of an algorithm of modules by id, and more
-    arguments.
+    """Return a function that makes a learner of modules by id and further arguments.
 
     Args:
         algorithm: Settings of the algorithm.

@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from maze_train.core.events import Event, EventInterface
 from maze_train.core.notices import notify
 
 if TYPE_CHECKING:
@@ -207,19 +206,3 @@ class Interruption:
                     notify(f"\n{name}: {done}; again: stop at once")
                 return
         raise Interrupted(number, at_once)
-
-
-class TimeEvents(EventInterface, prefix="time"):
-    """Wall time of an epoch by what took it, in seconds."""
-
-    collect_s = Event("Collecting experience.", reduce="sum")
-    env_s = Event(
-        "Stepping the environments, or waiting for their workers: a part of `time/collect_s`.",
-        reduce="sum",
-    )
-    update_s = Event("Updating the weights.", reduce="sum")
-    evaluate_s = Event("Evaluating the policy.", reduce="sum")
-    checkpoint_s = Event("Writing checkpoints, that of the epoch before included.", reduce="sum")
-    epoch_s = Event("The whole epoch.", reduce="sum")
-    total_s = Event("Since training began.", reduce="last")
-    steps_per_second = Event("Environment steps per second, compilation left out.", reduce="last")

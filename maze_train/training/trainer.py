@@ -20,13 +20,13 @@ from maze_train.learner.config import Progress
 from maze_train.tracking.tracker import RunInfo, Tracker
 from maze_train.training.callbacks import Callbacks
 from maze_train.training.evaluators import check_metric
+from maze_train.training.events import TimeEvents
 from maze_train.training.generators import generator_states, load_generator_states
 from maze_train.training.outcome import (
     Interrupted,
     Interruption,
     Limits,
     Position,
-    TimeEvents,
     TrainingSummary,
 )
 

@@ -127,7 +127,7 @@ REFUSED: list[tuple[Any, ...]] = [
     ("bc", "on_damaged", "repair", ""),
     ("bc", "optimizer", {"lr": 1.0}, "the key _target_"),
     ("bc", "loss", {}, "the key _target_"),
-    ("td3", "num_critics", 0, ">= 1"),
+    ("td3", "num_critics", 0, "in .1, 100"),
     ("td3", "policy_update_interval", 0, ">= 1"),
     ("td3", "target_noise_stddev", -0.1, ">= 0"),
     ("td3", "target_noise_clip", 0.0, "> 0"),

@@ -198,7 +198,7 @@ def test_an_id_is_what_the_registry_makes_of_it(entry: str, module: str) -> None
     [
         *(("own_stored:E", "own_stored"), ("own_stored.below:E-v0", "own_stored.below")),
         *(("own_stored:", "own_stored"), ("own_stored:a b", "own_stored"), ("no_such:E-v0", "")),
-        *(("http://own_stored", ""), ("cuda:0", ""), ("C:\\own_stored", ""), ("a: b", "")),
+        *(("http://own_stored", ""), ("cuda:0", ""), ("C:\\own_stored", ""), ("no_module: b", "")),
     ],
 )
 def test_an_argument_that_may_be_an_id(text: str, module: str) -> None:

@@ -328,7 +328,7 @@ def test_a_missing_extra(monkeypatch):
 def test_minari_is_imported_late():
     """The store works without it, and neither side needs jax."""
     code = (
-        "import sys, maze_train.data.trajectory_dataset as s; print('minari' in sys.modules); "
+        "import sys, maze_train.data.datasets as s; print('minari' in sys.modules); "
         "sys.modules['jax'] = None; s.open_dataset(sys.argv[1])"
     )
     save_minari(in_memory(), NAME)

@@ -36,7 +36,7 @@ from trajectory_cases import (
 from maze_train.core.errors import ConfigError, DatasetError, ShapeError, SpaceError
 from maze_train.core.files import seal
 from maze_train.data import trajectories as trajectory_parts
-from maze_train.data import trajectory_files, trajectory_writer
+from maze_train.data import trajectory_files
 from maze_train.data.datasets import open_dataset
 from maze_train.data.trajectories import DatasetMetadata, Trajectory
 from maze_train.data.trajectory_dataset import TrajectoryDataset
@@ -315,7 +315,7 @@ def test_directories_of_others_are_not_written_to(tmp_path):
 def test_old_episodes_are_written(tmp_path, monkeypatch):
     """The first one in memory counts; its age is that in seconds, looked at by `add`."""
     now = [1000.0]
-    monkeypatch.setattr(trajectory_writer, "monotonic", lambda: now[0])
+    monkeypatch.setattr(trajectory_files, "monotonic", lambda: now[0])
     with TrajectoryWriter(tmp_path, METADATA) as writer:
         for at in (0.0, 59.0, 60.0, 119.0, 121.0, 179.0, 200.0):
             now[0] = 1000.0 + at
@@ -361,10 +361,10 @@ def test_one_writer_at_a_time(dataset):
 KILLED = """
 import os, signal, sys
 sys.path[:0] = sys.argv[2:]
-from maze_train.data import trajectory_files, trajectory_writer
+from maze_train.data import trajectory_files
 from test_trajectory_store import METADATA, episodes
 
-writer = trajectory_writer.TrajectoryWriter(sys.argv[1], METADATA, part_nbytes=1)
+writer = trajectory_files.TrajectoryWriter(sys.argv[1], METADATA, part_nbytes=1)
 writer.add(episodes(2)[0])
 trajectory_files.write_content = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
 writer.add(episodes(3)[0])

@@ -143,7 +143,7 @@ def test_seeds_give_weights_and_leave_the_global_generator_alone():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"hidden_sizes": [64, 0]}, r"hidden_sizes\[1\] = 0: expected a number >= 1"),
+        ({"hidden_sizes": [64, 0]}, r"hidden_sizes\[1\] = 0: expected a number in \[1, 16384\]"),
         ({"activation": "tahn"}, r"activation = 'tahn'.*did you mean 'tanh'"),
         ({"value_support": [3, 3]}, r"value_support = \[3, 3\]: expected \[low, high\]"),
         ({"shared_trunk": True, "hidden_sizes": []}, r"a shared trunk needs at least one layer"),

@@ -85,24 +85,24 @@ RARE = {"skipped_steps", "zeroed_gradients", "loss", "compile_s"}
 
 # What each algorithm reports, and what of it only where something is set or goes wrong.
 REPORTED: dict[str, tuple[tuple[str, ...], set[str]]] = {
-    "ppo": (("actor_critic.events.ActorCriticEvents",), RARE),
+    "ppo": (("actor_critic.batch.ActorCriticEvents",), RARE),
     "impala": (
         (
-            "impala.events.ImpalaEvents",
-            "impala.events.ActorEvents",
-            "impala.events.ActorTimeEvents",
+            "impala.learner.ImpalaEvents",
+            "impala.learner.ActorEvents",
+            "impala.learner.ActorTimeEvents",
         ),
         {"approximate_kl", "clip_fraction", "clip_range", *RARE},
     ),
     "sac": (
         (
-            "sac.events.SACEvents",
-            "off_policy.events.ReplayEvents",
-            "off_policy.events.ReplayTimeEvents",
+            "sac.learner.SACEvents",
+            "off_policy.learner.ReplayEvents",
+            "off_policy.learner.ReplayTimeEvents",
         ),
         {"grad_norm_clipped", *RARE},
     ),
-    "es": (("es.events.ESEvents", "es.events.PopulationEvents"), set()),
+    "es": (("es.learner.ESEvents", "es.learner.PopulationEvents"), set()),
 }
 
 

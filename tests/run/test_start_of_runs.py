@@ -12,7 +12,6 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
-from maze_train.config.pipeline import shortened
 from own_envs import SpacesEnv
 from short_runs import QUIET
 
@@ -25,6 +24,7 @@ from maze_train import (
     train,
 )
 from maze_train.run import speed
+from maze_train.run.pipeline import shortened
 from maze_train.run.runner import start_notes
 from maze_train.run.speed import worker_notes
 from maze_train.training.config import TRIAL_BATCH, TRIAL_STEPS

@@ -262,7 +262,7 @@ def test_two_runs_in_two_threads_are_refused() -> None:
 
     short_run("first", env=Meeting, seed=3)
     short_run("alone", seed=3)
-    assert "a run continues in another thread" in str(refused[0])
+    assert "another run is active in this process" in str(refused[0])
     assert not Path("second").exists()
     assert rows("first") == rows("alone")
 

@@ -15,6 +15,7 @@ from maze_train.config.loading import load_config
 from maze_train.config.writing import config_text
 from maze_train.core.errors import ConfigError
 from maze_train.envs.factory import EnvFactory
+from maze_train.tools.export import export_policy
 from maze_train.training.models import make_model
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 
@@ -83,7 +84,7 @@ def test_the_program_of_the_page_runs_without_this_package():
     """Nor with PyTorch; it plays the episode that the policy plays."""
     pytest.importorskip("onnxruntime")
     policy = write_policy("CartPole-v1")
-    policy.export("policy.onnx")
+    export_policy(policy, "policy.onnx")
     source = re.search(r"```python my_robot.py\n(.*?)```", PAGE.read_text(), re.DOTALL)[1]
     assert len(source.strip().splitlines()) <= 12
     Path("my_robot.py").write_text(source)

@@ -349,7 +349,7 @@ def test_without_the_hub_the_last_download_is_used(
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("hf://no one/nothing", "no such repository, or it is private: log in"),
+        ("hf://nobody/nothing", "no such repository, or it is private: log in"),
         (f"hf://{NAME}@v9", "the repository has no revision v9"),
         ("hf://alone", "names no repository: expected hf://<owner>/<repository>"),
         (f"hf://{NAME}@", "names no repository"),

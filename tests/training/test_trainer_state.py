@@ -14,7 +14,8 @@ from maze_train.learner.optimizers import get_flat_parameters
 from maze_train.training.checkpoints import Checkpoints, CheckpointStore
 from maze_train.training.config import CheckpointConfig
 from maze_train.training.evaluators import BestModelSelection
-from maze_train.training.outcome import Interrupted, Interruption, Limits, TimeEvents
+from maze_train.training.events import TimeEvents
+from maze_train.training.outcome import Interrupted, Interruption, Limits
 
 EPOCHS = 4
 

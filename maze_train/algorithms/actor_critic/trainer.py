@@ -11,8 +11,8 @@ from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import locate
 from maze_train.training.builder import AlgorithmBuilder
+from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of, with_opponents
-from maze_train.training.outcome import TimeEvents
 from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:

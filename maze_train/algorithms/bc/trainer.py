@@ -14,8 +14,8 @@ from maze_train.core.events import Statistics
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.training.evaluators import Evaluator
+from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
-from maze_train.training.outcome import TimeEvents
 from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:

@@ -23,8 +23,8 @@ from maze_train.nets.population import find_normalizer
 from maze_train.training.build_context import close_quietly
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.contexts import available_memory, readable_nbytes
+from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
-from maze_train.training.outcome import TimeEvents
 from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:

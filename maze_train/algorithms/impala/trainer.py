@@ -14,7 +14,7 @@ from maze_train.data.rollout_slots import RolloutReplay
 from maze_train.data.turns import PolicyRolloutsReplay
 from maze_train.training.build_context import close_quietly
 from maze_train.training.builder import actor_env_maker
-from maze_train.training.outcome import TimeEvents
+from maze_train.training.events import TimeEvents
 from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:

@@ -1,0 +1,121 @@
+"""Says in one short message what is wrong with a configuration that Hydra refuses."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING
+
+import yaml
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from omegaconf.errors import OmegaConfBaseException
+
+from maze_train.config.loading import unknown_option
+from maze_train.config.options import group_names, list_options, shipped_root
+from maze_train.config.overrides import as_typed, config_folders
+from maze_train.core.errors import ConfigError, MissingExtraError, SpaceError, did_you_mean, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+CONFIGURATION_ERRORS = (
+    ConfigError,
+    SpaceError,
+    MissingExtraError,
+    HydraException,
+    OmegaConfBaseException,
+    yaml.YAMLError,
+)
+"""Errors of the configuration: `maze-run` ends with exit code 2."""
+
+
+def explain(error: BaseException, argv: Sequence[str] = ()) -> str:
+    """The message of an error that is one of `CONFIGURATION_ERRORS`.
+
+    Args:
+        error: The error.
+        argv: Arguments of the command as the user typed them: options in his folders count as
+            available, and overrides are shown in his spelling.
+    """
+    if isinstance(error, MissingConfigException):
+        return str(_missing_config(error, config_folders(argv)))
+    if isinstance(error, OverrideParseException):
+        return as_typed(f"{error.override}: cannot be read: {_first_line(error)}", argv)
+    if isinstance(error, HydraException):
+        return as_typed(_composition(error), argv)
+    if isinstance(error, OmegaConfBaseException):
+        key = f"{error.full_key}: " if error.full_key else ""
+        return f"{key}{_first_line(error)}"
+    if isinstance(error, yaml.YAMLError):
+        return " ".join(str(error).split())
+    return str(error)
+
+
+def unsettable(error: BaseException) -> ConfigError | None:
+    """The error for an override that Hydra cannot set, where it raises one of Python's own.
+
+    A key below a list is one: `model.hidden_sizes.a=1` where the list is given, too. The override
+    is known to the function of Hydra alone.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        override = frame.f_locals.get("override")
+        if frame.f_code.co_name == "_apply_overrides_to_config" and override is not None:
+            problem = f"cannot be set in the configuration: {_first_line(error)}"
+            return ConfigError(override.key_or_group, problem, override.value())
+    return None
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0].strip()
+
+
+def _missing_config(error: MissingConfigException, folders: Sequence[str]) -> ConfigError:
+    """The error for an option, or a primary config, that no folder has."""
+    missing = (error.missing_cfg_file or "").removesuffix(".yaml")
+    group, slash, name = missing.partition("/")
+    if not slash:
+        searched = ", ".join([*folders, str(shipped_root())])
+        return ConfigError("-cn", f"there is no {missing}.yaml in {searched}", missing)
+    if group == "env":
+        return _unknown_environment(name, folders)
+    if group in group_names():
+        return unknown_option(group, name, folders)
+    group, _, name = missing.rpartition("/")
+    available = ", ".join(error.options or ()) or "none"
+    return ConfigError(group, f"no such option; available: {available}", name)
+
+
+def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
+    from maze_train.envs.registered import missing_package, nearest_ids
+
+    missing = missing_package(env_id)
+    if missing is not None:
+        return ConfigError("env", str(missing), env_id)
+    own = [name for name in list_options("env", folders) if name != "default"]
+    close = list(dict.fromkeys([*nearest(env_id, own), *nearest_ids(env_id)]))
+    hint = did_you_mean(close) or "."
+    return ConfigError(
+        "env",
+        f"no such environment{hint} Give a registered gymnasium id, `my_module:MyEnv-v0` to "
+        "import a module first, or env._target_=<class or function>",
+        env_id,
+    )
+
+
+def _composition(error: HydraException) -> str:
+    """The message for overrides that do not fit the configuration."""
+    text = _first_line(error)
+    if text.startswith("Ambiguous value for argument"):
+        override = text.partition("'")[2].removesuffix("'")
+        return f"{override}: a value with commas: add -m for one run each, or write a list [a,b]"
+    if "No match in the defaults list" in text:
+        group = text.split("'")[1]
+        return (
+            f"{group}: the primary config (-cn) has no choice of this name; "
+            f"set single values ({group}.<key>=<value>) instead"
+        )
+    if "@experiment." in text:
+        return f"{text.rstrip('.')}: begin the file with the line `# @package _global_`"
+    cause = error.__cause__
+    detail = "" if cause is None or _first_line(cause) in text else _first_line(cause)
+    return ": ".join(part for part in (text.rstrip("."), detail) if part)

@@ -1,0 +1,21 @@
+"""Statistics of the training loop that all algorithms have."""
+
+from __future__ import annotations
+
+from maze_train.core.events import Event, EventInterface
+
+
+class TimeEvents(EventInterface, prefix="time"):
+    """Wall time of an epoch by what took it, in seconds."""
+
+    collect_s = Event("Collecting experience.", reduce="sum")
+    env_s = Event(
+        "Stepping the environments, or waiting for their workers: a part of `time/collect_s`.",
+        reduce="sum",
+    )
+    update_s = Event("Updating the weights.", reduce="sum")
+    evaluate_s = Event("Evaluating the policy.", reduce="sum")
+    checkpoint_s = Event("Writing checkpoints, that of the epoch before included.", reduce="sum")
+    epoch_s = Event("The whole epoch.", reduce="sum")
+    total_s = Event("Since training began.", reduce="last")
+    steps_per_second = Event("Environment steps per second, compilation left out.", reduce="last")
