@@ -20,7 +20,8 @@ def _homes() -> dict[str, str]:
     return {line[3]: line[1] for line in words if line[:1] == ["from"]}
 
 
-_HOMES = _homes()
+HOMES = _homes()
+"""The module of each public name, of those too that `dir` leaves out."""
 
 __all__ = [
     *("__version__", "train", "evaluate", "load_policy", "load_learner", "run_rollout", "make_env"),
@@ -38,9 +39,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in HOMES:
         raise AttributeError(f"module 'maze_train' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
+    value = getattr(importlib.import_module(HOMES[name]), name)
     globals()[name] = value
     return value
 

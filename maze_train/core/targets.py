@@ -122,7 +122,8 @@ def _found(path: str, key: str) -> Any:
     where = getattr(found, "__name__", "")
     for name in names:
         if not hasattr(found, name):
-            hint = did_you_mean(nearest(name, dir(found), count=1))
+            known = [*dir(found), *getattr(found, "HOMES", ())]  # dir(maze_train) shows a few
+            hint = did_you_mean(nearest(name, known, count=1))
             raise ConfigError(key, f"{where} has no {name!r}{hint}", path)
         found = getattr(found, name)
     return found
