@@ -17,7 +17,7 @@ COUNTS = {"train": 170, "rollout": 40, "compare": 30, "export": 20, "push": 25, 
 @pytest.mark.parametrize("command", COUNTS)
 def test_no_override_is_a_surprise(tmp_path: Path, command: str) -> None:
     """Random values of random keys: done, or one message and exit code 1 or 2."""
-    script = Path(__file__).with_name("override_fuzz.py")
+    script = Path(__file__).parent / "helpers" / "override_fuzz.py"
     ended = subprocess.run(
         [sys.executable, script, command, "0", str(COUNTS[command])],
         cwd=tmp_path,

@@ -25,7 +25,7 @@ MAZE_RUN = [
     "-c",
     "import sys; sys.path.remove(''); from maze_train.cli import main; sys.exit(main())",
 ]
-PARTS = Path(__file__).parent / "run"
+PARTS = Path(__file__).parent / "helpers"
 ENDLESS = (
     "algorithm=ppo", "env=CartPole-v1", "total_steps=0", "runner.max_wall_time_s=120",
     "algorithm.epoch_length=1", "evaluation.n_episodes=0", "run_dir=run", "tracking.plot=false",

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
+from actor_envs import ActorEnv
 
 from maze_train import PPOAlgorithmConfig, SequentialVectorEnv, Statistics
 from maze_train.algorithms.ppo.learner import PPOLearner
@@ -15,9 +14,6 @@ from maze_train.collect.collector import RolloutCollector
 from maze_train.core.types import tree_map
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import MemoryConfig, ModelConfig
-
-sys.path.append(str(Path(__file__).parents[1] / "collect"))
-from actor_envs import ActorEnv
 
 T, B = 12, 3
 

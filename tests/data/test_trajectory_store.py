@@ -374,7 +374,8 @@ writer.add(episodes(3)[0])
 @pytest.mark.slow
 def test_a_writer_that_is_killed(tmp_path):
     """Before `dataset.json` has a part: it is not there, those before it are whole."""
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "data"), str(Path(__file__).parent)]
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "data"), *folders]
     killed = subprocess.Popen(command)
     assert killed.wait(60) == -signal.SIGKILL
     assert part(tmp_path / "data").exists()

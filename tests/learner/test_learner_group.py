@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import socket
-import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -27,8 +26,6 @@ from hypothesis import strategies as st
 from leftovers import left_of, listening, run_owner
 from practice_learner import LineLearner, make_data, make_module
 from torch import nn
-
-sys.path.append(str(Path(__file__).parents[1] / "algorithms"))
 from update_problems import (
     BOX,
     PARTS,
@@ -595,7 +592,8 @@ with group_of(LEARNERS["bc"], 3) as (group, update):
 def test_learners_end_with_the_first_one(tmp_path):
     """It is killed while they wait for its gradients."""
     folder = Path(__file__).parent
-    with run_owner(OWNER, tmp_path, str(folder), str(folder.parent)) as (owner, others):
+    helpers = folder.parent / "helpers"
+    with run_owner(OWNER, tmp_path, str(folder), str(helpers)) as (owner, others):
         assert len(others) == 2
         assert owner.wait(PATIENCE_S) == -signal.SIGKILL
         assert left_of(others, PATIENCE_S) == []

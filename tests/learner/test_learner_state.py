@@ -1,14 +1,9 @@
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 from gymnasium import spaces
 from practice_learner import ADAM, LineLearner, make_data, make_module
-
-sys.path.append(str(Path(__file__).parents[1] / "algorithms"))
 from update_problems import (
     BOX,
     PROBLEMS,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from cases import sweep
+from family_cases import CASES as FAMILIES
+from family_cases import build as build_family
 from gymnasium import spaces
 from own_networks import own
 
@@ -34,10 +34,6 @@ from maze_train.spaces.agents import AgentSpaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import sampled_for
 from maze_train.training.models import build_joint_model
-
-sys.path.append(str(Path(__file__).parents[1] / "distributions"))
-from family_cases import CASES as FAMILIES
-from family_cases import build as build_family
 
 COUNTS = (1, 2, 3, 31, 32, 33, 64)
 STEPS = 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,8 @@ import pytest
 from cases import everyday
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
-from tiny_problems import ORDERS, QUESTIONS, QUIET, STEPS, Doors, Order, Recall, learn
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from recorded import record
+from tiny_problems import ORDERS, QUESTIONS, QUIET, STEPS, Doors, Order, Recall, learn
 
 from maze_train import ModelConfig, build_actor_critic, train
 from maze_train.distributions.mapping import DEFAULTS

@@ -1,6 +1,6 @@
 """Random overrides of every key of every command, run by `maze-run` in this process.
 
-    python tests/override_fuzz.py <command> <seed> <count>
+    python tests/helpers/override_fuzz.py <command> <seed> <count>
 
 It has its own process, since an override may abort it.
 """

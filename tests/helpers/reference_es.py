@@ -7,12 +7,8 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
-from pathlib import Path
 
 import torch
-
-sys.path.append(str(Path(__file__).parents[1] / "functional"))
 from reference_evolution import slow_gradient, slow_normalized, slow_ranks
 
 SHAPINGS = {"centered_ranks": slow_ranks, "normalized": slow_normalized, "raw": list}

@@ -8,20 +8,16 @@ sample. Gradients are those of autograd, clipping and most steps those of torch.
 from __future__ import annotations
 
 import math
-import sys
 from collections import defaultdict
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from gymnasium import spaces
+from reference_vtrace import Steps, slow_vtrace
 
 from maze_train.spaces.describe import flat_spaces
-
-sys.path.append(str(Path(__file__).parents[1] / "functional"))
-from reference_vtrace import Steps, slow_vtrace
 
 
 @dataclass

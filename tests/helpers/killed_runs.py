@@ -18,7 +18,7 @@ from leftovers import left_in
 
 from maze_train.core.types import StatePart
 
-PARTS = Path(__file__).parents[1] / "run"
+PARTS = Path(__file__).parent
 CONTEXT = multiprocessing.get_context("forkserver")
 # Children are forked from a process that has everything imported: they begin in milliseconds.
 CONTEXT.set_forkserver_preload(
@@ -152,7 +152,7 @@ def assert_equal_runs(run_dir: Path, other: Path) -> None:
 def command_here(argv: list[str], output: str, prepare: str) -> None:
     """Run `maze-run` in this process, the first of a group, prepared by a function of `faults`."""
     os.setsid()
-    sys.path[:0] = [str(PARTS), str(Path(__file__).parent)]
+    sys.path.insert(0, str(PARTS))
     with open(output, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import functools
-import sys
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
-from killed_runs import PARTS, differences, final_state, rows_of
-
-sys.path.insert(0, str(PARTS))  # environments of the tests of runners
-
+from killed_runs import differences, final_state, rows_of
 from recorded import cartpole_heuristic, record
 
 from maze_train import Trajectory, load_policy, train
