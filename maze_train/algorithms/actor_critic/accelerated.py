@@ -56,7 +56,7 @@ class ActorCriticByHand(LossesByHand):
         return (
             self._knows_the_losses(module_id)
             and (type(model), type(policy), type(head)) == (ActorCriticModel, Policy, ValueHead)
-            and (model.memory, head.support) == (None, None)
+            and (model.rnn, head.support) == (None, None)
             and all(map(has_gradients_by_hand, (policy.net, model.critic)))
             and (model.trunk is None or has_gradients_by_hand(model.trunk))
             and FAMILY_METHOD in vars(type(family))
