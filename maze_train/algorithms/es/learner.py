@@ -12,7 +12,7 @@ from maze_train.core.events import Event, EventInterface
 from maze_train.functional.evolution import antithetic_gradient, shaped_returns
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.learner import Learner
-from maze_train.learner.modules import DEFAULT_OPTIMIZER
+from maze_train.learner.optimizers import DEFAULT_OPTIMIZER
 from maze_train.learner.steps import statistics_of
 from maze_train.nets.population import find_normalizer
 
