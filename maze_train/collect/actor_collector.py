@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from maze_train.collect.collector import Collector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.seeding import Seeds
 from maze_train.data.rollout import join_rollouts
-from maze_train.learner.modules import torch_threads
+from maze_train.learner.modules import DEFAULT_MODULE, torch_threads
 from maze_train.workers.pool import WorkerFailedError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout
 
 
-class ActorCollector:
+class ActorCollector(Collector):
     """Lets every actor collect a rollout with the current weights, and joins them side by side.
 
     It takes the place of a `RolloutCollector`, with the same promises. A worker that fails is
@@ -44,13 +45,8 @@ class ActorCollector:
         info_keys: Likewise.
 
     Attributes:
-        records_log_probs: Likewise.
-        keeps_terminal_obs: Likewise.
         env_s: Seconds that environments needed in the last rollout, in the slowest worker.
     """
-
-    records_log_probs: bool = False
-    keeps_terminal_obs: bool = False
 
     def __init__(
         self,
@@ -65,6 +61,7 @@ class ActorCollector:
         allow_new_episodes: bool = False,
         info_keys: Sequence[str] = (),
     ) -> None:
+        super().__init__()
         self._actors, self._model, self._make_model = actors, model, make_model
         self._on_lost = on_lost
         self._seeds = [Seeds(env_seed), Seeds(action_seed)]
@@ -73,7 +70,6 @@ class ActorCollector:
             "allow_new_episodes": allow_new_episodes,
             "info_keys": info_keys,
         }
-        self.env_s = 0.0
         self._has_begun = False
         # How often each actor started over, with other random numbers.
         self._generations = [0] * actors.num_actors
@@ -82,10 +78,10 @@ class ActorCollector:
         self._lost = np.zeros((actors.num_actors, actors.num_envs), np.bool_)
         self._restarts = 0
 
-    def collect(
+    def collect_steps(
         self, model: Any, meanwhile: Callable[[], object] | None = None
     ) -> tuple[Rollout, FinishedEpisodes]:
-        """Collect one rollout.
+        """Let every actor collect T steps.
 
         Args:
             model: The acting model, the same each time.
@@ -104,7 +100,7 @@ class ActorCollector:
         episodes = FinishedEpisodes(worker_restarts=self._restarts, lost=int(self._lost.sum()))
         for worker, own in enumerate(collected):
             for part in own:
-                rollouts.append(actors.rollout(worker, part))
+                rollouts.append(actors.rollouts(worker, part)[DEFAULT_MODULE])
                 episodes.extend(part.episodes)
                 self._states[part.actor] = part.state
         if self._lost.any():
@@ -232,18 +228,18 @@ class ActorCollector:
     def state_dict(self) -> dict[str, Any]:
         """State of each actor, and how often it started over; valid between two rollouts."""
         states = self._results("state_dict")
-        return {"actors": [s for own in states for s in own], "generations": self._generations[:]}
+        return {
+            "actors": [s for own in states for s in own],
+            "generations": self._generations[:],
+            "turns": self.turns.state_dict(),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> Array:
-        """Continue from `state`.
-
-        Returns:
-            Which environments begin a new episode, `[B]` bool.
-
-        Raises:
-            EnvError: If an environment cannot be put back, and new episodes are not allowed.
-        """
+        """Continue from `state`; see `Collector`."""
         self._states, self._generations = list(state["actors"]), list(state["generations"])
         self._is_set_up = [False] * len(self._is_set_up)
         self._results()
-        return self._taken_lost()
+        lost = self._taken_lost()
+        self.turns.load_state_dict(state.get("turns", {}))
+        self.turns.forget(torch.from_numpy(lost))
+        return lost

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from maze_train.collect.collector import RolloutCollector, TurnCollector
+from maze_train.collect.collector import RolloutCollector
 from maze_train.core.errors import TrainingError
 from maze_train.core.types import tree_map
-from maze_train.data.rollout_slots import RolloutLayout
-from maze_train.data.turns import PolicyRolloutsLayout
+from maze_train.data.rollout_slots import RolloutLayout, slots_of
 from maze_train.envs.stepped import close_all
+from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.spaces.tensors import flat_space_of, part_of
 from maze_train.workers.pool import ArrayLayout, check_spaces
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from maze_train.collect.episodes import FinishedEpisodes
     from maze_train.core.types import Array, Tensor, TensorTree
     from maze_train.data.rollout import Rollout
+    from maze_train.data.rollout_slots import RolloutSlot
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.workers.places import Portable
     from maze_train.workers.pool import WorkerContext
@@ -307,29 +309,32 @@ class ActorPolicy:
             **settings,
         )
 
-    @property
-    def is_split(self) -> bool:
-        """Whether an actor has a rollout for each policy."""
-        return self.splits_turns and bool(self.members)
-
-    def layout(self, env: Any, num_envs: int) -> Any:
-        """Layout of rollouts of that many environments in a slot.
+    def layouts(self, env: Any, num_envs: int) -> dict[str, RolloutLayout]:
+        """Layouts of the rollouts of that many environments in a slot, by module id.
 
         Args:
             env: Has `single_observation_space` and `frame_stack`.
-            num_envs: Environments B.
+            num_envs: Environments E. Where turns are split, a rollout has a column for each agent
+                of the policy in each of them.
         """
-        if self.is_split:
-            return PolicyRolloutsLayout(
-                env.single_observation_space,
-                self.actions,  # type: ignore[arg-type]  # a mapping, of several agents
-                self.members,
-                self.state_sizes,
-                self.num_steps,
-                num_envs,
-                self.centralized,
-            )
-        return RolloutLayout(
+        if self.members and self.splits_turns:
+            actions: Any = self.actions
+            return {
+                policy: RolloutLayout(
+                    flat_space_of(
+                        env.single_observation_space,
+                        agents[0],
+                        is_centralized=policy in self.centralized,
+                    ),
+                    part_of(actions, agents[0]),
+                    self.num_steps,
+                    num_envs * len(agents),
+                    state_size=self.state_sizes[agents[0]],
+                )
+                for policy, agents in self.members.items()
+                if agents
+            }
+        whole = RolloutLayout(
             env.single_observation_space,
             self.actions,
             self.num_steps,
@@ -338,6 +343,7 @@ class ActorPolicy:
             state_size=self.state_size,
             num_agents=len(self.members and self.state_sizes),
         )
+        return {DEFAULT_MODULE: whole}
 
 
 @dataclass(frozen=True)
@@ -390,9 +396,9 @@ class ActorWorker:
     ) -> None:
         is_kept = not context.is_remote if can_be_restored is None else can_be_restored
         self._envs: dict[int, MazeVectorEnv] = {}
-        self._collectors: dict[int, Any] = {}
+        self._collectors: dict[int, RolloutCollector] = {}
         self._context = context
-        self._filled: Any = None
+        self._filled: dict[str, RolloutSlot] = {}
         try:
             for actor in actors:
                 self._envs[actor] = make_env.value(actor * num_envs, can_be_restored=is_kept)
@@ -427,9 +433,9 @@ class ActorWorker:
         self._model: Any = policy.make_model.value()
         self._weights = WeightsReader(self._model, weights.buffer)
         first = next(iter(self._envs.values()))
-        self._slots = policy.layout(first, first.num_envs).slots(slots)
+        self._slots = slots_of(policy.layouts(first, first.num_envs), slots)
         for (actor, env), (env_seed, action_seed) in zip(self._envs.items(), seeds, strict=True):
-            collector: Any = RolloutCollector(
+            collector = RolloutCollector(
                 env,
                 policy.num_steps,
                 env_seed=env_seed,
@@ -440,10 +446,9 @@ class ActorWorker:
                 on_step=partial(self._context.count, env.num_envs),
             )
             collector.keeps_terminal_obs = policy.keeps_terminal_obs
-            if policy.is_split:
-                settings = {"records_log_probs": True, "as_steps": True}
+            if policy.members and policy.splits_turns:
                 model: Any = self._model
-                collector = TurnCollector(collector, model, **settings)
+                collector.split_turns(model, records_log_probs=True, as_steps=True)
             self._collectors[actor] = collector
 
     def collect(self, actor: int, slot: int) -> CollectedRollout:
@@ -456,12 +461,9 @@ class ActorWorker:
         began = time.perf_counter()
         seq_no, collector = self._weights.load(), self._collectors[actor]
         collected, episodes = collector.collect(self._model)
-        if isinstance(collected, dict):
-            collected = {key: _numbered(rollout, seq_no) for key, rollout in collected.items()}
-        else:
-            collected = _numbered(collected, seq_no)
         self._filled = self._slots[slot]
-        self._filled.write(collected)
+        for key, part in self._filled.items():
+            part.write(_numbered(collected[key], seq_no))
         return CollectedRollout(
             actor,
             slot,
@@ -473,20 +475,18 @@ class ActorWorker:
             collector.state_dict() if self._policy.returns_states else None,
         )
 
-    def written(self) -> Any:
+    def written(self) -> list[Array]:
         """The parts of a slot that the last rollout takes, once."""
-        filled, self._filled = self._filled, None
-        return filled.written() if filled is not None else []
+        filled, self._filled = self._filled, {}
+        return [array for part in filled.values() for array in part.written()]
 
     def state_dict(self, actor: int) -> dict[str, Any]:
         """State of the environments of an actor and of what is random."""
-        state: dict[str, Any] = self._collectors[actor].state_dict()
-        return state
+        return self._collectors[actor].state_dict()
 
     def load_state_dict(self, actor: int, state: dict[str, Any]) -> Array:
         """Let an actor continue from `state`; returns which environments begin new episodes."""
-        lost: Array = self._collectors[actor].load_state_dict(state)
-        return lost
+        return self._collectors[actor].load_state_dict(state)
 
     def close(self) -> None:
         """Close the environments."""

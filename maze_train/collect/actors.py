@@ -14,7 +14,7 @@ from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import ConfigError
 from maze_train.core.notices import warn
 from maze_train.data.rollout import join_rollouts
-from maze_train.data.turns import join_policy_rollouts
+from maze_train.data.rollout_slots import slots_of
 from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, check_spaces
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from maze_train.collect.actor_worker import ActorEnvs, CollectedRollout, MakeActorEnv
     from maze_train.data.rollout import Rollout
+    from maze_train.data.rollout_slots import RolloutSlot
     from maze_train.workers.places import Place
 
 
@@ -86,7 +87,7 @@ class Actors:
             range(*bounds) for bounds in pairwise(num_actors * i // count for i in range(count + 1))
         ]
         self._memories: list[Any] = []
-        self._slots: list[list[Any]] = []
+        self._slots: list[list[dict[str, RolloutSlot]]] = []
         make = partial(ActorWorker, Portable(make_env, "env"), num_envs)
         makers = [partial(make, part, can_be_restored) for part in self.slices]
         names = [
@@ -126,10 +127,11 @@ class Actors:
         weights = self.pool.allocate(weights_nbytes(model))
         self.writer = WeightsWriter(model, weights.buffer)
         self._memories.append(weights)
-        layout = self.policy.layout(self.envs, self.num_envs)
+        layouts = self.policy.layouts(self.envs, self.num_envs)
+        nbytes = sum(layout.nbytes for layout in layouts.values())
         for _ in self.slices:
-            self._memories.append(self.pool.allocate(num_slots * layout.nbytes))
-            self._slots.append(layout.slots(self._memories[-1]))
+            self._memories.append(self.pool.allocate(num_slots * nbytes))
+            self._slots.append(slots_of(layouts, self._memories[-1]))
 
     def set_policy(self, worker: int, seeds: Sequence[tuple[int, int]], **changes: Any) -> None:
         """Send the policy to a worker, which has no result.
@@ -157,10 +159,10 @@ class Actors:
         self.writer.load_state_dict(state)
         self.pool.publish(self._memories[0], self.writer.newest())
 
-    def rollout(self, worker: int, collected: CollectedRollout) -> Any:
-        """The rollout that a worker collected, or those by policy; views of its slot."""
+    def rollouts(self, worker: int, collected: CollectedRollout) -> dict[str, Rollout]:
+        """The rollouts that a worker collected, by module id: views of its slot."""
         self.busy_s += collected.seconds
-        return self._slots[worker][collected.slot].rollout()
+        return {key: part.rollout() for key, part in self._slots[worker][collected.slot].items()}
 
     def _close_memories(self) -> None:
         for memory in self._memories:
@@ -199,9 +201,9 @@ class StepCounts:
 class GatheredRollouts:
     """Rollouts of actors, as the learner gets them."""
 
-    rollout: Rollout | dict[str, Rollout]
-    """Rollouts of actors side by side, with log-probabilities and the numbers of their weights; by
-    policy, if there are several agents."""
+    rollouts: dict[str, Rollout]
+    """Rollouts of actors side by side, by module id, with log-probabilities and the numbers of
+    their weights."""
 
     episodes: FinishedEpisodes
     """Episodes that ended in them."""
@@ -363,8 +365,8 @@ class DistributedActors:
                 self._take_turns(count)
         waited_s = time.perf_counter() - started
         taken = [self._queue.popleft() for _ in range(count)]
-        join: Any = join_policy_rollouts if self.actors.policy.is_split else join_rollouts
-        rollout = join([self.actors.rollout(queued.actor, queued) for queued in taken])
+        parts = [self.actors.rollouts(queued.actor, queued) for queued in taken]
+        rollouts = {key: join_rollouts([part[key] for part in parts]) for key in parts[0]}
         episodes, self._news = self._news, FinishedEpisodes()
         for queued in taken:
             episodes.extend(queued.episodes)
@@ -374,7 +376,7 @@ class DistributedActors:
             if self._is_remote and self._is_acting[queued.actor]:
                 self._pool.call(queued.actor, "collect", queued.actor, queued.slot)
         self._count_made()
-        return GatheredRollouts(rollout, episodes, before, len(self._queue), waited_s)
+        return GatheredRollouts(rollouts, episodes, before, len(self._queue), waited_s)
 
     def _take_turns(self, count: int) -> None:
         """Let the next actors of this process collect a rollout each."""

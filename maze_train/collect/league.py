@@ -18,7 +18,7 @@ from maze_train.spaces.tensors import part_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from maze_train.collect.collector import TurnCollector
+    from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
     from maze_train.collect.config import OpponentsConfig
     from maze_train.core.events import Statistics
     from maze_train.core.types import Array, Tensor, TensorTree
@@ -312,7 +312,7 @@ class LeagueCollector:
     """Collects rollouts in which snapshots of policies play as well, whose turns are left out.
 
     Args:
-        turns: Collects the turns of the policies.
+        collector: Steps the environments, and splits the turns of the policies.
         model: The policies, and who acts with which.
         leagues: The leagues.
         learners: They get a frozen module for each snapshot.
@@ -323,14 +323,14 @@ class LeagueCollector:
 
     def __init__(
         self,
-        turns: TurnCollector,
+        collector: Collector,
         model: JointModel,
         leagues: Sequence[League],
         learners: LearnerGroup,
         epoch_length: int,
         module_ids: Iterable[str] = (),
     ) -> None:
-        self._turns, self._leagues, self._learners = turns, leagues, learners
+        self._collector, self._leagues, self._learners = collector, leagues, learners
         self._acting = LeagueModel(model, leagues)
         self._agents = list(model.agents)
         self._epoch_length, self._rollouts = epoch_length, 0
@@ -338,13 +338,15 @@ class LeagueCollector:
 
     @property
     def env_s(self) -> float:
-        """See `RolloutCollector`."""
-        return self._turns.env_s
+        """See `Collector`."""
+        return self._collector.env_s
 
-    def collect(self, model: JointModel) -> tuple[dict[str, Rollout], FinishedEpisodes]:
-        """The turns of the policies, as `TurnCollector` gives them, and the episodes."""
+    def collect(
+        self, model: ActingModel | RecurrentModel
+    ) -> tuple[dict[str, Rollout], FinishedEpisodes]:
+        """The turns of the policies that learn, and the episodes."""
         self._add_snapshots()
-        rollout, episodes = self._turns.collector.collect(self._acting)
+        rollout, episodes = self._collector.collect_steps(self._acting)
         self._rollouts += 1
         seats = self._acting.take_seats()
         assert rollout.hidden_states is not None
@@ -355,7 +357,8 @@ class LeagueCollector:
         points = self._points(rollout, seats, episodes)
         rollout = replace(rollout, hidden_states=memory if size else None)
         found = LeagueEpisodes(**vars(episodes), points=points, leagues=self._leagues)
-        return self._turns.splitter.split(rollout, learns), found
+        turns: Any = self._collector.turns
+        return turns.split(rollout, learns), found
 
     def _add_snapshots(self) -> None:
         epoch, rest = divmod(self._rollouts, self._epoch_length)
@@ -385,11 +388,11 @@ class LeagueCollector:
     def state_dict(self) -> dict[str, Any]:
         """State of the environments, of running turns, and of the leagues."""
         leagues = {league.policy: league.state_dict() for league in self._leagues}
-        return {**self._turns.state_dict(), "rollouts": self._rollouts, "leagues": leagues}
+        return {**self._collector.state_dict(), "rollouts": self._rollouts, "leagues": leagues}
 
     def load_state_dict(self, state: dict[str, Any]) -> Array:
         """Continue from `state`, when the learners have done so; see `RolloutCollector`."""
         self._rollouts = state["rollouts"]
         for league in self._leagues:
             league.load_state_dict(state["leagues"][league.policy], self._learners.first.modules)
-        return self._turns.load_state_dict(state)
+        return self._collector.load_state_dict(state)

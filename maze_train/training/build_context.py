@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import torch
     from gymnasium import Env
 
-    from maze_train.collect.collector import TurnCollector
+    from maze_train.collect.collector import Collector
     from maze_train.core.seeding import Seeds
     from maze_train.envs.config import EnvConfig
     from maze_train.envs.vector import MazeVectorEnv
@@ -195,12 +195,12 @@ class BuildContext(Generic[Config]):
 
 
 def with_leagues(
-    turns: TurnCollector, model: JointModel, context: BuildContext[Any], learners: LearnerGroup
+    collector: Collector, model: JointModel, context: BuildContext[Any], learners: LearnerGroup
 ) -> LeagueCollector:
     """A collector in which policies play against their snapshots.
 
     Args:
-        turns: Collects the turns of the policies.
+        collector: Collects the turns of the policies.
         model: The policies, and who acts with which.
         context: What the run is built from.
         learners: They get the snapshots.
@@ -226,4 +226,4 @@ def with_leagues(
     checkpoint = context.read_checkpoint()
     saved = checkpoint.state["learners"]["learner"]["modules"] if checkpoint else ()
     length = context.algorithm.epoch_length
-    return LeagueCollector(turns, model, leagues, learners, length, saved)
+    return LeagueCollector(collector, model, leagues, learners, length, saved)

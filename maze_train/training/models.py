@@ -238,6 +238,14 @@ def modules_of(model: nn.Module) -> dict[str, Any]:
     return by_policy
 
 
+def states_by_module(state: Mapping[str, Any], owners: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The states of the owners by module id, from a state that `owners` or the only one wrote.
+
+    Runs of one agent saved the state of their replay without an id before.
+    """
+    return state if owners.keys() <= state.keys() else {DEFAULT_MODULE: state}
+
+
 def model_weights(
     modules: Mapping[str, dict[str, Tensor]],
     observation_space: spaces.Space[Any],

@@ -96,7 +96,7 @@ class Learner:
         """Rollouts, and a look at the counts."""
         gathered = self.actors.gather(count, self.check_time)
         self.check_time()
-        self.trained += gathered.rollout.num_samples
+        self.trained += gathered.rollouts["default"].num_samples
         actors, counts = self.actors, self.actors.counts
         assert counts.trained == self.trained
         slots = actors.num_actors * actors.num_slots if actors._is_remote else 0
@@ -157,15 +157,15 @@ class References:
         self._next.append(self._collect(collector))
 
     def _collect(self, collector):
-        rollout, episodes = collector.collect(self.model)
+        rollout, episodes = collector.collect_steps(self.model)
         seq_nos = torch.zeros(E, dtype=torch.int64)
         return join_rollouts([replace(rollout, weights_seq_no=seq_nos)]), episodes
 
     def take(self, gathered):
         """Check one rollout of whatever actor; returns which one."""
         for i, (rollout, episodes) in enumerate(self._next):
-            if torch.equal(gathered.rollout.rewards, rollout.rewards):
-                assert_same_rollouts(gathered.rollout, rollout)
+            if torch.equal(gathered.rollouts["default"].rewards, rollout.rewards):
+                assert_same_rollouts(gathered.rollouts["default"], rollout)
                 assert gathered.episodes.returns == episodes.returns
                 assert gathered.episodes.lengths == episodes.lengths
                 self._next[i] = self._collect(self._collectors[i])
@@ -203,7 +203,7 @@ def test_what_arrives_is_what_collectors_collect(start, kind, remote):
     assert remote or taken == [0, 1] * 6
     kept = [expected._next[i][0] for i in (0, 1)]
     gathered = learner.gather(3)
-    batch = gathered.rollout
+    batch = gathered.rollouts["default"]
     assert batch.rewards.shape == (T, 3 * E)
     torch.testing.assert_close(slow_log_probs(batch, expected.model), batch.log_probs)
     if not remote:
@@ -230,13 +230,13 @@ def test_environments_of_processes_keep_nothing_of_their_episodes(is_remote):
 def test_first_come_first_served(start, tmp_path):
     """No one waits for an actor that is slow, and no one overtakes."""
     learner = start(partial(GatedEnv, tmp_path, (1,)), num_envs=1, queue_size=4)
-    numbers = [float(learner.gather().rollout.obs[0, 0, 0]) for _ in range(5)]
+    numbers = [float(learner.gather().rollouts["default"].obs[0, 0, 0]) for _ in range(5)]
     assert numbers == [0.0] * 5
     learner.wait_for_pause(5 + 3)
     (tmp_path / "open1").touch()
     learner.wait_for_pause(5 + 3 + 3)
     gathered = learner.gather(4)
-    assert gathered.rollout.obs[0, :, 0].tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert gathered.rollouts["default"].obs[0, :, 0].tolist() == [0.0, 0.0, 0.0, 1.0]
     assert (gathered.queue_before, gathered.queue_after) == (6, 2)
 
 
@@ -283,7 +283,7 @@ def test_weights_are_used_from_the_next_rollout_on(start, remote):
         learner.publish(version)
         before = {0, 3, 4} - {version}
         for i in range(2 * old or 3):
-            rollout = learner.gather().rollout
+            rollout = learner.gather().rollouts["default"]
             (seq_no,) = set(rollout.weights_seq_no.tolist())
             assert seq_no == version if i >= old else seq_no in before
             set_version(model, seq_no)
@@ -325,8 +325,8 @@ def test_steps_of_lost_episodes_are_dropped(start, remote):
     for _ in range(6):
         gathered = learner.gather()
         lost += gathered.episodes.lost
-        if gathered.rollout.valid is not None:
-            invalid += int((~gathered.rollout.valid).sum())
+        if gathered.rollouts["default"].valid is not None:
+            invalid += int((~gathered.rollouts["default"].valid).sum())
     counts = learner.actors.counts
     assert invalid == counts.dropped == lost
     assert lost > A * E  # several in each collector
@@ -538,12 +538,12 @@ def test_a_run_goes_on_where_its_state_says(start, kind):
     second.actors.load_state_dict(state)
     second.trained = first.trained
     for count in (3, 3, 1):
-        ours, theirs = (learner.gather(count).rollout for learner in (first, second))
+        ours, theirs = (learner.gather(count).rollouts["default"] for learner in (first, second))
         assert_same_rollouts(ours, theirs)
         assert set(ours.weights_seq_no.tolist()) == {5}
     first.publish(7)
     second.publish(7)
-    assert_same_rollouts(*(learner.gather().rollout for learner in (first, second)))
+    assert_same_rollouts(*(learner.gather().rollouts["default"] for learner in (first, second)))
     assert second.actors.counts == first.actors.counts
     assert dumps(first.actors.state_dict()) == dumps(second.actors.state_dict())
 
@@ -556,7 +556,7 @@ def test_a_state_before_the_first_weights(start):
     for learner in (first, second):
         learner.publish(1)
         assert learner.actors.has_weights
-    assert_same_rollouts(*(learner.gather(2).rollout for learner in (first, second)))
+    assert_same_rollouts(*(learner.gather(2).rollouts["default"] for learner in (first, second)))
 
 
 @slow

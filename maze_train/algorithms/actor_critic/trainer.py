@@ -20,12 +20,8 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.collect.collector import (
-        ActingModel,
-        RecurrentModel,
-        RolloutCollector,
-        TurnCollector,
-    )
+    from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
+    from maze_train.collect.league import LeagueCollector
     from maze_train.core.events import Statistics
     from maze_train.learner.config import Progress
     from maze_train.nets.actor_critic import ActorCriticModel
@@ -45,7 +41,7 @@ class ActorCritic(Trainer):
 
     model: ActorCriticModel
 
-    def __init__(self, *args: Any, collector: RolloutCollector) -> None:
+    def __init__(self, *args: Any, collector: Collector | LeagueCollector) -> None:
         super().__init__(*args)
         self.collector = collector
 
@@ -106,7 +102,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
 
     def make_collector(
         self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
-    ) -> RolloutCollector | TurnCollector:
+    ) -> Collector:
         """A collector on the environments of this process; turns are such that losses need them."""
         learner_class = locate(self.algorithm.learner_class)
         needed = getattr(learner_class, "needs_old_log_probs", False)

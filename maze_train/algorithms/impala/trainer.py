@@ -11,10 +11,11 @@ from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.learner import ActorEvents, ActorTimeEvents
 from maze_train.collect.actors import DistributedActors
 from maze_train.data.rollout_slots import RolloutReplay
-from maze_train.data.turns import PolicyRolloutsReplay
+from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.training.build_context import close_quietly
 from maze_train.training.builder import actor_env_maker
 from maze_train.training.events import TimeEvents
+from maze_train.training.models import states_by_module
 from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class IMPALA(Trainer):
         model: The model that the learner updates.
         services: Tracker, evaluator, model selection, limits, checkpoints.
         actors: Collect rollouts; they have begun with `model`.
-        replay: Keeps rollouts to learn from again; None: none are kept.
+        replay: Keeps rollouts to learn from again, by module id.
     """
 
     algorithm_config: ImpalaAlgorithmConfig
@@ -47,11 +48,11 @@ class IMPALA(Trainer):
         self,
         *args: Any,
         actors: DistributedActors,
-        replay: RolloutReplay | PolicyRolloutsReplay | None = None,
+        replay: Mapping[str, RolloutReplay],
     ) -> None:
         super().__init__(*args)
         self.actors = actors
-        self.replay: Any = replay
+        self.replay = replay
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Take a batch of rollouts, learn from it, and send the weights to the actors."""
@@ -61,10 +62,9 @@ class IMPALA(Trainer):
         gathered = self.actors.gather(config.actors_batch_size, self.interruption.check)
         collected = time.perf_counter()
         gathered.episodes.record(statistics)
-        batch, steps = gathered.rollout, gathered.episodes.steps
+        batch, steps = gathered.rollouts, gathered.episodes.steps
         self.check_lost(steps)
-        if self.replay is not None:
-            batch = self.replay.mix(batch)
+        batch |= {key: replay.mix(batch[key]) for key, replay in self.replay.items()}
         if self.learners.settings.queue_size:
             ended_updates = self.learners.async_update(batch, progress, steps, self._send)
         else:
@@ -97,14 +97,15 @@ class IMPALA(Trainer):
         return {
             **super().state_dict(),
             "actors": self.actors.state_dict(),
-            "replay": None if self.replay is None else self.replay.state_dict(),
+            "replay": {key: replay.state_dict() for key, replay in self.replay.items()},
         }
 
     def load_experience(self, state: dict[str, Any]) -> None:
         """Put the actors and the kept rollouts where they were."""
         self.actors.load_state_dict(state["actors"])
-        if self.replay is not None:
-            self.replay.load_state_dict(state["replay"])
+        saved = states_by_module(state["replay"], self.replay)
+        for key, replay in self.replay.items():
+            replay.load_state_dict(saved[key])
 
 
 class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
@@ -151,19 +152,14 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """Actors that know the model, and a replay of rollouts if there is to be one."""
         self.actors.begin(model, self.model_maker())
-        replay: Any = None
-        if self.algorithm.replay_size:
-            members: dict[str, list[str]] | None = getattr(model, "members", None)
-            if members is None:
-                replay = self._replay(1, "replay")
-            else:
-                replay = PolicyRolloutsReplay(
-                    {
-                        policy: self._replay(len(agents), f"replay/{policy}")
-                        for policy, agents in members.items()
-                        if agents
-                    }
-                )
+        replay: dict[str, RolloutReplay] = {}
+        members: dict[str, list[str]] | None = getattr(model, "members", None)
+        if self.algorithm.replay_size and members is None:
+            replay[DEFAULT_MODULE] = self._replay(1, "replay")
+        elif self.algorithm.replay_size and members is not None:
+            for policy, agents in members.items():
+                if agents:
+                    replay[policy] = self._replay(len(agents), f"replay/{policy}")
         return {"actors": self.actors, "replay": replay}
 
     def _replay(self, num_agents: int, stream: str) -> RolloutReplay:
