@@ -71,9 +71,6 @@ class ActorCollector(Collector):
             "info_keys": info_keys,
         }
         self._has_begun = False
-        # How often each actor started over, with other random numbers.
-        self._generations = [0] * actors.num_actors
-        self._states: list[Any] = [None] * actors.num_actors
         self._is_set_up = [False] * len(actors.slices)
         self._lost = np.zeros((actors.num_actors, actors.num_envs), np.bool_)
         self._restarts = 0
@@ -102,7 +99,7 @@ class ActorCollector(Collector):
             for part in own:
                 rollouts.append(actors.rollouts(worker, part)[DEFAULT_MODULE])
                 episodes.extend(part.episodes)
-                self._states[part.actor] = part.state
+                actors.states[part.actor] = part.state
         if self._lost.any():
             self._on_lost(self._taken_lost())
         self._restarts = 0
@@ -118,6 +115,7 @@ class ActorCollector(Collector):
             self._model,
             self._make_model,
             max(map(len, self._actors.slices)),
+            self._seeds_of,
             records_log_probs=self.records_log_probs,
             keeps_terminal_obs=self.keeps_terminal_obs,
             splits_turns=False,
@@ -150,11 +148,7 @@ class ActorCollector(Collector):
         """Start calls of actors of a worker, which is set up before unless it is."""
         pool, part = self._actors.pool, self._actors.slices[worker]
         if not self._is_set_up[worker]:
-            seeds = [self._seeds_of(actor) for actor in part]
-            self._actors.set_policy(worker, seeds, **changes)
-            for actor in part:
-                if self._states[actor] is not None:
-                    pool.call(worker, "load_state_dict", actor, self._states[actor])
+            self._actors.set_up(worker, **changes)
         for actor in actors if method else ():
             slot = (part.index(actor),) if method == "collect" else ()
             pool.call(worker, method, actor, *slot)
@@ -178,7 +172,7 @@ class ActorCollector(Collector):
                 failed = part[len(found)] if failures > 1 and len(found) < len(part) else None
                 self._restart(failure.with_traceback(None), failed)
                 for told in found if method == "collect" else ():
-                    self._states[told.actor] = told.state
+                    self._actors.states[told.actor] = told.state
                 self._send(worker, method, part[len(found) :], allow_new_episodes=True)
         return found
 
@@ -186,7 +180,7 @@ class ActorCollector(Collector):
         pool = self._actors.pool
         pool.receive(worker)
         for actor in self._actors.slices[worker]:
-            if self._states[actor] is not None:
+            if self._actors.states[actor] is not None:
                 self._lost[actor] |= pool.receive(worker)
         self._is_set_up[worker] = True
 
@@ -205,15 +199,14 @@ class ActorCollector(Collector):
             first = failed * self._actors.num_envs
             last = first + self._actors.num_envs - 1
             outlook = f"and its environments {first} to {last} begin new episodes"
-            self._generations[failed] += 1
-            self._states[failed] = None
+            self._actors.start_over(failed)
             self._lost[failed] = True
         self._actors.pool.restart(failure, failure.text, outlook)
         self._is_set_up[failure.index] = False
         self._restarts += 1
 
-    def _seeds_of(self, actor: int) -> tuple[int, int]:
-        name = f"{actor}/{self._generations[actor]}"
+    def _seeds_of(self, actor: int, generation: int) -> tuple[int, int]:
+        name = f"{actor}/{generation}"
         env_seed, action_seed = (seeds.integer(name) for seeds in self._seeds)
         return env_seed, action_seed
 
@@ -228,15 +221,13 @@ class ActorCollector(Collector):
     def state_dict(self) -> dict[str, Any]:
         """State of each actor, and how often it started over; valid between two rollouts."""
         states = self._results("state_dict")
-        return {
-            "actors": [s for own in states for s in own],
-            "generations": self._generations[:],
-            "turns": self.turns.state_dict(),
-        }
+        kept = self._actors.state_dict([state for own in states for state in own])
+        return {**kept, "turns": self.turns.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> Array:
         """Continue from `state`; see `Collector`."""
-        self._states, self._generations = list(state["actors"]), list(state["generations"])
+        self._begin()
+        self._actors.load_state_dict(state)
         self._is_set_up = [False] * len(self._is_set_up)
         self._results()
         lost = self._taken_lost()

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.collect.episodes import FinishedEpisodes
-    from maze_train.core.types import Array, Tensor, TensorTree
+    from maze_train.core.types import Array, Tensor
     from maze_train.data.rollout import Rollout
     from maze_train.data.rollout_slots import RolloutSlot
     from maze_train.envs.vector import MazeVectorEnv
@@ -260,21 +260,6 @@ class ActorPolicy:
     make_model: Portable[Callable[[], nn.Module]]
     """Builds the policy."""
 
-    actions: TensorTree
-    """An example of the actions of one environment."""
-
-    state_size: int
-    """Size of the hidden state of the policy."""
-
-    state_sizes: dict[str, int]
-    """Sizes of those of several agents, by name."""
-
-    members: dict[str, list[str]]
-    """The agents of each policy, if there are several agents."""
-
-    centralized: Sequence[str]
-    """Policies with a centralised critic."""
-
     num_steps: int
     """Steps T of each environment per rollout."""
 
@@ -296,52 +281,38 @@ class ActorPolicy:
     returns_states: bool = False
     """Whether each rollout comes with the state of its actor after it."""
 
-    @classmethod
-    def of(cls, model: Any, **settings: Any) -> ActorPolicy:
-        """The policy that a model is, of one agent or several."""
-        mode = model.distribution.mode(torch.zeros(1, model.distribution.param_size))
-        return cls(
-            actions=tree_map(lambda x: x[0].cpu(), mode),
-            state_size=int(getattr(model, "state_size", 0)),
-            state_sizes=getattr(model, "state_sizes", {}),
-            members=getattr(model, "members", {}),
-            centralized=getattr(model, "centralized", ()),
-            **settings,
-        )
-
-    def layouts(self, env: Any, num_envs: int) -> dict[str, RolloutLayout]:
-        """Layouts of the rollouts of that many environments in a slot, by module id.
+    def layouts(self, model: Any, envs: Any, num_envs: int) -> dict[str, RolloutLayout]:
+        """Layouts of the rollouts of an actor in a slot, by module id.
 
         Args:
-            env: Has `single_observation_space` and `frame_stack`.
+            model: The policy.
+            envs: Has `single_observation_space` and `frame_stack`.
             num_envs: Environments E. Where turns are split, a rollout has a column for each agent
                 of the policy in each of them.
         """
-        if self.members and self.splits_turns:
-            actions: Any = self.actions
+        mode = model.distribution.mode(torch.zeros(1, model.distribution.param_size))
+        actions: Any = tree_map(lambda x: x[0].cpu(), mode)
+        space, members = envs.single_observation_space, getattr(model, "members", {})
+        if members and self.splits_turns:
             return {
                 policy: RolloutLayout(
-                    flat_space_of(
-                        env.single_observation_space,
-                        agents[0],
-                        is_centralized=policy in self.centralized,
-                    ),
+                    flat_space_of(space, agents[0], is_centralized=policy in model.centralized),
                     part_of(actions, agents[0]),
                     self.num_steps,
                     num_envs * len(agents),
-                    state_size=self.state_sizes[agents[0]],
+                    state_size=model.state_sizes[agents[0]],
                 )
-                for policy, agents in self.members.items()
+                for policy, agents in members.items()
                 if agents
             }
         whole = RolloutLayout(
-            env.single_observation_space,
-            self.actions,
+            space,
+            actions,
             self.num_steps,
             num_envs,
-            frame_stack=env.frame_stack,
-            state_size=self.state_size,
-            num_agents=len(self.members and self.state_sizes),
+            frame_stack=envs.frame_stack,
+            state_size=int(getattr(model, "state_size", 0)),
+            num_agents=len(model.agents) if members else 0,
         )
         return {DEFAULT_MODULE: whole}
 
@@ -433,7 +404,7 @@ class ActorWorker:
         self._model: Any = policy.make_model.value()
         self._weights = WeightsReader(self._model, weights.buffer)
         first = next(iter(self._envs.values()))
-        self._slots = slots_of(policy.layouts(first, first.num_envs), slots)
+        self._slots = slots_of(policy.layouts(self._model, first, first.num_envs), slots)
         for (actor, env), (env_seed, action_seed) in zip(self._envs.items(), seeds, strict=True):
             collector = RolloutCollector(
                 env,
@@ -446,7 +417,7 @@ class ActorWorker:
                 on_step=partial(self._context.count, env.num_envs),
             )
             collector.keeps_terminal_obs = policy.keeps_terminal_obs
-            if policy.members and policy.splits_turns:
+            if policy.splits_turns and hasattr(self._model, "members"):
                 model: Any = self._model
                 collector.split_turns(model, records_log_probs=True, as_steps=True)
             self._collectors[actor] = collector

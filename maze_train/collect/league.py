@@ -10,6 +10,7 @@ import torch
 
 from maze_train.collect.config import SNAPSHOT
 from maze_train.collect.episodes import FinishedEpisodes
+from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, EventInterface
 from maze_train.core.types import tree_map
 from maze_train.spaces.agents import ACTS, AGENTS
@@ -181,6 +182,30 @@ class League:
         self.snapshots = {number: modules[self.module_id(number)] for number in numbers}
         self._ratings = dict(zip(numbers, state["ratings"], strict=True))
         self._scores = dict(zip(numbers, map(list, state["scores"]), strict=True))
+
+
+def leagues_of(
+    model: JointModel, opponents: Mapping[str, OpponentsConfig], seed_of: Callable[[str], int]
+) -> list[League]:
+    """The leagues of the policies that play against their snapshots.
+
+    Args:
+        model: The policies, and who acts with which.
+        opponents: Settings by id of the policy.
+        seed_of: Gives the seed of a named stream of random numbers.
+
+    Raises:
+        ConfigError: If a policy has no second agent that a snapshot could play.
+    """
+    agents, leagues = list(model.agents), []
+    for policy, config in opponents.items():
+        members = model.members[policy]
+        if len(members) < 2:
+            problem = f"snapshots need a second agent of {policy}; it has {', '.join(members)}"
+            raise ConfigError(f"policies.{policy}.opponents", problem, config.draw)
+        seats = [agents.index(agent) for agent in members]
+        leagues.append(League(policy, seats, config, seed_of(f"league/{policy}")))
+    return leagues
 
 
 class LeagueModel:

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.collect.actor_worker import MakeActorEnv
     from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
     from maze_train.core.types import Array
     from maze_train.envs.vector import MazeVectorEnv
@@ -72,28 +71,25 @@ def begin_statistics(
             own.freeze()
 
 
-def actor_env_maker(context: BuildContext[Any], num_envs: int) -> MakeActorEnv:
-    """Return a function that builds the environments of an actor, in its process."""
-    return partial(
+def build_actors(
+    context: BuildContext[Any], num_actors: int, num_envs: int, **workers: Any
+) -> Actors:
+    """Build actors, closed at the end of the run.
+
+    Args:
+        context: What the run is built from.
+        num_actors: How many.
+        num_envs: Environments of each.
+        **workers: Further arguments of `Actors`.
+    """
+    make_env = partial(
         build_vector_env,
         [context.env_factory] * num_envs,
         context.env,
         ThisProcess(),
         context.algorithm.on_non_finite_step,
     )
-
-
-def build_actors(context: BuildContext[Any], num_envs: int) -> Actors:
-    """The actors that `runner.envs_per_actor` asks for, closed at the end of the run."""
-    num_actors = num_envs // context.envs_per_actor
-    actors = Actors(
-        actor_env_maker(context, context.envs_per_actor),
-        num_actors,
-        context.envs_per_actor,
-        context.place,
-        num_workers=context.place.num_workers(num_actors),
-        can_be_restored=True,
-    )
+    actors = Actors(make_env, num_actors, num_envs, context.place, **workers)
     context.closing.callback(close_quietly, actors)
     return actors
 
@@ -290,9 +286,16 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     def env(self) -> MazeVectorEnv:
         """The environments, or actors, that collect experience; made when first used."""
         if self._env is None:
-            context = self.context
-            acts: Any = build_actors(context, self.num_envs) if context.envs_per_actor else None
-            self._env = acts or context.make_env(self.num_envs)
+            context, per_actor = self.context, self.context.envs_per_actor
+            if not per_actor:
+                self._env = context.make_env(self.num_envs)
+                return self._env
+            num_actors = self.num_envs // per_actor
+            workers = context.place.num_workers(num_actors)
+            actors: Any = build_actors(
+                context, num_actors, per_actor, num_workers=workers, can_be_restored=True
+            )
+            self._env = actors
         return self._env
 
     @property

@@ -37,7 +37,7 @@ from rollouts_compared import assert_same_rollouts
 
 from maze_train.collect import actors as actors_module
 from maze_train.collect.actor_worker import ActorWorker
-from maze_train.collect.actors import DistributedActors, StepCounts
+from maze_train.collect.actors import Actors, DistributedActors, StepCounts
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, SpaceError, WorkerError
 from maze_train.data.frames import FrameStacks
 from maze_train.data.rollout import join_rollouts, select_envs
@@ -71,18 +71,13 @@ class Learner:
         **processes,
     ):
         processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
-        self.actors = DistributedActors(
-            partial(vector_of, make, num_envs, skips),
-            A,
-            num_envs,
-            T,
-            SEED_OF,
-            LocalProcesses(**processes) if remote else ThisProcess(),
-            queue_size=queue_size,
-        )
-        make_model = model_maker(*self.actors.spaces, memory=memory)
+        place = LocalProcesses(**processes) if remote else ThisProcess()
+        self.workers = Actors(partial(vector_of, make, num_envs, skips), A, num_envs, place)
+        make_model = model_maker(*self.workers.envs.spaces, memory=memory)
         self.model = make_model()
-        self.actors.begin(self.model, make_model)
+        self.actors = DistributedActors(
+            self.workers, self.model, make_model, T, SEED_OF, queue_size=queue_size
+        )
         self.trained = 0
         self._deadline = time.monotonic() + PATIENCE_S
 
@@ -99,8 +94,8 @@ class Learner:
         self.trained += gathered.rollouts["default"].num_samples
         actors, counts = self.actors, self.actors.counts
         assert counts.trained == self.trained
-        slots = actors.num_actors * actors.num_slots if actors._is_remote else 0
-        assert 0 <= counts.in_flight <= slots * actors.num_steps * actors.num_envs
+        slots = A * actors.num_slots if self.processes else 0
+        assert 0 <= counts.in_flight <= slots * T * self.workers.num_envs
         return gathered
 
     def check_time(self, *, restart=False):
@@ -112,15 +107,15 @@ class Learner:
     @property
     def processes(self):
         """The processes, in the order of the actors."""
-        return self.actors._pool.processes
+        return getattr(self.workers.pool, "processes", [])
 
     def made(self):
         """Steps that each actor says it made."""
-        return [self.actors._pool.steps(i) for i in range(self.actors.num_actors)]
+        return [self.workers.pool.steps(i) for i in range(A)]
 
     def wait_for_pause(self, rollouts):
         """Wait until actors made that many rollouts, and see that they make no more."""
-        expected = rollouts * T * self.actors.num_envs
+        expected = rollouts * T * self.workers.num_envs
         while sum(self.made()) < expected:
             self.check_time()
             time.sleep(0.01)
@@ -274,7 +269,7 @@ def test_more_rollouts_than_there_is_room_for(start, remote):
 def test_weights_are_used_from_the_next_rollout_on(start, remote):
     """Rollouts say truly which weights acted; those of the learner do not matter by themselves."""
     learner = start(remote=remote)
-    model = model_maker(*learner.actors.spaces)()
+    model = model_maker(*learner.workers.envs.spaces)()
     learner.gather()
     taken, old = 1, A * learner.actors.num_slots if remote else 0
     for version in (3, 4, 8):
@@ -385,14 +380,14 @@ def test_a_failed_actor_is_started_again(start, how, tmp_path, capfd):
             told += capfd.readouterr().err
             failed = int(told.removeprefix("warning: actor ")[0])
             twin = 1 - failed
-            assert learner.actors._generations == [int(failed == i) for i in range(A)]
+            assert learner.workers.generations == [int(failed == i) for i in range(A)]
             expected.begin(failed, generation=1)
         after.append(expected.take(gathered))
     assert re.search(FAILURES[how], told)
     assert "; 2 steps of its rollout are dropped; it is started again (restart 1 of at" in told
     assert "most 10), and its environments begin new episodes" in told
     assert bool(re.search(TRACEBACK, told)) == (how == "raise")
-    assert told.count("warning:") == learner.actors.worker_restarts == 1
+    assert told.count("warning:") == learner.workers.pool.restarts == 1
     assert learner.actors.counts.dropped == 2
 
 
@@ -409,7 +404,7 @@ def test_actors_that_are_killed_again_and_again(start):
         time.sleep(rng.uniform(0.0, 0.05))  # the actors are at anything
         os.kill(rng.choice(learner.processes).pid, kind)
         learner.check_time(restart=True)
-    while learner.actors.worker_restarts < len(kinds) / 2:
+    while learner.workers.pool.restarts < len(kinds) / 2:
         learner.gather()
     learner.close()
     counts = learner.actors.counts

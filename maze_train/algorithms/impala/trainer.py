@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from maze_train.algorithms.actor_critic.trainer import ActorCriticBuilder
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.learner import ActorEvents, ActorTimeEvents
-from maze_train.collect.actors import DistributedActors
+from maze_train.collect.actors import Actors, DistributedActors
 from maze_train.data.rollout_slots import RolloutReplay
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.training.build_context import close_quietly
-from maze_train.training.builder import actor_env_maker
+from maze_train.training.builder import build_actors
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import states_by_module
 from maze_train.training.trainer import Trainer
@@ -112,32 +112,14 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
     """Builds actors that collect experience, and a learner that takes it in as it comes."""
 
     @cached_property
-    def actors(self) -> DistributedActors:
+    def source(self) -> Actors:
         """Actors that collect experience, closed at the end of the run.
 
         In this process they take turns, so no rollout waits, the policy lags only as far as
         `broadcast_interval` makes it, and the numbers are the same each time. Elsewhere they act
         while the learner learns; what is learned from depends on which of them is faster.
         """
-        context, config = self.context, self.algorithm
-        actors = DistributedActors(
-            actor_env_maker(context, self.envs_per_actor),
-            config.num_actors,
-            self.envs_per_actor,
-            config.n_rollout_steps,
-            context.seeds.integer,
-            context.place,
-            queue_size=config.queue_size,
-            allow_new_episodes=context.checkpoint.allow_new_episodes,
-            info_keys=context.info_keys,
-        )
-        context.closing.callback(close_quietly, actors)
-        return actors
-
-    @property
-    def source(self) -> Any:
-        """The actors."""
-        return self.actors.actors
+        return build_actors(self.context, self.algorithm.num_actors, self.envs_per_actor)
 
     @property
     def envs_per_actor(self) -> int:
@@ -147,29 +129,35 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
     @property
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
-        return self.actors.spaces
+        return self.source.envs.spaces
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """Actors that know the model, and a replay of rollouts if there is to be one."""
-        self.actors.begin(model, self.model_maker())
-        replay: dict[str, RolloutReplay] = {}
-        members: dict[str, list[str]] | None = getattr(model, "members", None)
-        if self.algorithm.replay_size and members is None:
-            replay[DEFAULT_MODULE] = self._replay(1, "replay")
-        elif self.algorithm.replay_size and members is not None:
-            for policy, agents in members.items():
-                if agents:
-                    replay[policy] = self._replay(len(agents), f"replay/{policy}")
-        return {"actors": self.actors, "replay": replay}
-
-    def _replay(self, num_agents: int, stream: str) -> RolloutReplay:
-        """Keeps the rollouts of that many agents with one policy."""
-        return RolloutReplay(
-            self.algorithm.replay_size,
-            self.algorithm.num_replayed,
-            self.envs_per_actor * num_agents,
-            self.context.seeds.integer(stream),
+        context = self.context
+        actors = DistributedActors(
+            self.source,
+            model,
+            self.model_maker(),
+            self.algorithm.n_rollout_steps,
+            context.seeds.integer,
+            queue_size=self.algorithm.queue_size,
+            allow_new_episodes=context.checkpoint.allow_new_episodes,
+            info_keys=context.info_keys,
         )
+        context.closing.callback(close_quietly, actors)
+        config, members = self.algorithm, getattr(model, "members", None)
+        columns = {key: len(agents) for key, agents in (members or {}).items() if agents}
+        replay = {
+            key: RolloutReplay(
+                config.replay_size,
+                config.num_replayed,
+                self.envs_per_actor * count,
+                context.seeds.integer(f"replay/{key}" if members else "replay"),
+            )
+            for key, count in (columns or {DEFAULT_MODULE: 1}).items()
+            if config.replay_size
+        }
+        return {"actors": actors, "replay": replay}
 
     def before_training(self, trainer: Trainer) -> None:
         """Gather statistics of observations in separate environments unless the model has them."""
