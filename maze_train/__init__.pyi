@@ -24,6 +24,7 @@ from maze_train.algorithms.dqn.config import DQNAlgorithmConfig as DQNAlgorithmC
 from maze_train.algorithms.dqn.learner import DQN as DQN
 from maze_train.algorithms.dqn.learner import DQNEvents as DQNEvents
 from maze_train.algorithms.dqn.learner import DQNLearner as DQNLearner
+from maze_train.algorithms.dqn.learner import ValuesByHand as ValuesByHand
 from maze_train.algorithms.es.config import ESAlgorithmConfig as ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESEvents as ESEvents
 from maze_train.algorithms.es.learner import ESLearner as ESLearner
