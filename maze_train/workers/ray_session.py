@@ -156,17 +156,21 @@ class RaySession:
             OSError: If one that is named does not answer; Ray would try it for minutes.
             ValueError: If it is not an address.
         """
-        is_named = address != "auto" or os.environ.get("RAY_ADDRESS")
+        services = self.ray._private.services
+        if address != "auto" or os.environ.get("RAY_ADDRESS"):
+            named = services.canonicalize_bootstrap_address(address)
+            if named is not None:
+                look_for(named)
+            return named or "local"
+        # What `ray start` wrote down. Ray's own search would also take what another program started
+        # for itself, which has another token and ends with that program.
+        started = services.find_bootstrap_address(None)
         try:
-            # Ray finds what `ray start` wrote down, also where that has ended since.
-            found = self.ray._private.services.canonicalize_bootstrap_address(address)
-            if found is not None:
-                look_for(found)
+            if started is not None:
+                look_for(started)
         except OSError:
-            if is_named:
-                raise
-            return "local"
-        return found or "local"
+            return "local"  # It has ended since.
+        return started or "local"
 
     def check_head(self) -> None:
         """Look from time to time whether the head of the cluster answers.

@@ -16,14 +16,11 @@ from maze_train.workers.ray_session import RaySession, ctrl_c_waits
 
 
 def session_at(address: str) -> Any:
-    """A session whose Ray finds an address, or none if that is empty."""
-
-    def find(asked: str) -> str:
-        if not address and asked == "auto":
-            raise ConnectionError("no running Ray")
-        return address if asked == "auto" else asked
-
-    services = SimpleNamespace(canonicalize_bootstrap_address=find)
+    """A session whose Ray was started at an address, or never if that is empty."""
+    services = SimpleNamespace(
+        canonicalize_bootstrap_address=lambda asked: address if asked == "auto" else asked,
+        find_bootstrap_address=lambda folder: address or None,
+    )
     session: Any = object.__new__(RaySession)
     session.ray = SimpleNamespace(_private=SimpleNamespace(services=services))
     session._head, session._lost_since, session._next_look = address, float("inf"), 0.0
