@@ -554,8 +554,7 @@ class LearnerModules:
                 "and remove_module before it is loaded"
             )
             raise ConfigError("module_id", problem, ", ".join(state["modules"]))
-        if "frozen_modules" in state:  # older states do not say it
-            choose(self, state)
+        choose(self, state)
         self.set_weights(state["modules"])
         for (module_id, name), optimizer in self.optimizers.items():
             # A module that was always frozen had none.
@@ -563,6 +562,6 @@ class LearnerModules:
                 optimizer.load_state_dict(state["optimizers"][f"{module_id}/{name}"])
         self.generator.set_state(state["generator"])
         self.weights_seq_no = state["weights_seq_no"]
-        self.empty_updates = state.get("empty_updates", 0)  # older states do not say it
+        self.empty_updates = state["empty_updates"]
         if self.loss_scaler is not None:
             self.loss_scaler.load_state_dict(state["loss_scaler"])
