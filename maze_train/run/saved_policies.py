@@ -307,11 +307,9 @@ def _read_checkpoint(
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     observation_space, action_space = read_spaces(with_spaces)
     checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)
-    path, text = checkpoint.path, checkpoint.settings
-    # Those of an older version are in the directory of the run.
-    settings = parsed_settings(text, path) if text else read_settings(run_dir)
-    settings = values_by_field(TrainConfig, {**settings, **objects})
-    check_trust(settings, path, trust, own, uses)
+    stored = parsed_settings(checkpoint.settings, checkpoint.path)
+    settings = values_by_field(TrainConfig, {**stored, **objects})
+    check_trust(settings, checkpoint.path, trust, own, uses)
     modules = checkpoint.state["learners"]["learner"]["modules"]
     return SavedPolicy(
         directory,
