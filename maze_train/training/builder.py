@@ -342,16 +342,8 @@ def make_builder(context: BuildContext[Any]) -> AlgorithmBuilder[Any]:
     """The builder that the settings of an algorithm name.
 
     Raises:
-        ConfigError: If it is not a builder, or they name a runner, as before there were builders.
+        ConfigError: If it is not a builder.
     """
-    old = getattr(context.algorithm, "runner_class", None)
-    if old is not None:
-        raise ConfigError(
-            "algorithm",
-            "runner_class is no longer read; expected builder_class, the name of a subclass of "
-            "maze_train.AlgorithmBuilder",
-            old,
-        )
     path = context.algorithm.builder_class
     builder_class = locate(path, key="algorithm")
     if not (isinstance(builder_class, type) and issubclass(builder_class, AlgorithmBuilder)):

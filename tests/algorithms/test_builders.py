@@ -66,19 +66,10 @@ class NotABuilder(A2CAlgorithmConfig):
     builder_class: ClassVar[str] = "maze_train.A2C"
 
 
-class NamesARunner(A2CAlgorithmConfig):
-    """Settings from the time before there were builders."""
-
-    name: ClassVar[str] = "old"
-    runner_class: ClassVar[str] = "my_package.MyRunner"
-
-
 def test_what_is_no_builder_is_refused() -> None:
-    """By name, with what is expected; a runner, too, that would be passed over in silence."""
+    """By name, with what is expected."""
     with pytest.raises(ConfigError, match=r"subclass of maze_train\.AlgorithmBuilder"):
         make(algorithm={"_target_": "test_builders.NotABuilder"})
-    with pytest.raises(ConfigError, match=r"MyRunner': runner_class is no longer read; expected"):
-        make(algorithm={"_target_": "test_builders.NamesARunner"})
     assert not issubclass(locate(NotABuilder.builder_class), AlgorithmBuilder)
 
 
