@@ -288,7 +288,7 @@ class EpisodicPolicy(FixedPolicy):
         return params
 
     def turn_step(self, obs: TensorTree, state: Tensor, acts: Tensor) -> tuple[Tensor, Tensor]:
-        """Parameters of the actions, and the memory `[n, 1]` after `obs`.
+        """Parameters of the actions, and the recurrent state `[n, 1]` after `obs`.
 
         Args:
             obs: Observations of n agents.
@@ -309,7 +309,7 @@ class EpisodicPolicy(FixedPolicy):
         return params, state.new_tensor(numbers)[:, None]
 
     def end_episodes(self, states: Tensor) -> None:
-        """Take policies back, by the memories of their agents, `[k, 1]`."""
+        """Take policies back, by the recurrent states of their agents, `[k, 1]`."""
         self._free += [number for number in states[:, 0].long().tolist() if number]
 
     def _begin(self) -> int:

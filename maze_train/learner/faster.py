@@ -231,7 +231,7 @@ def _compiled_losses(learner: AnyLearner) -> FasterLosses | None:
     way = learner.settings.compile
     parts = [part for module in learner.modules.values() for part in module.modules()]
     if any(isinstance(part, nn.RNNBase) for part in parts):
-        problem = "the compiler of PyTorch takes no recurrent layers (model.memory); expected none"
+        problem = "the compiler of PyTorch takes no recurrent layers (model.rnn); expected none"
         raise ConfigError("algorithm.compile", problem, way)
     try:
         cpp_builder.get_cpp_compiler()

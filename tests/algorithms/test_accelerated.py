@@ -16,7 +16,7 @@ from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.core.types import tree_map
 from maze_train.distributions.categorical import Categorical
 from maze_train.learner.config import Freeze, Progress
-from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConfig
 
 
 class OwnLosses(PPOLearner):
@@ -147,7 +147,7 @@ class OwnFamily(Categorical):
 
 
 MODELS = {
-    "memory": {"memory": MemoryConfig(size=4)},
+    "memory": {"rnn": RecurrentConfig(size=4)},
     "own policy": {"policy": {"_target_": "update_problems.OwnTemplate"}},
     "own trunk": {"shared_trunk": True, "trunk": {"_target_": "update_problems.OwnTemplate"}},
     "own critic": {"critic": {"_target_": "update_problems.OwnNet"}},
@@ -197,3 +197,6 @@ def test_a_method_of_ones_own_turns_it_off(algorithm, method):
     own = {method: lambda self, *args: original(*args)}
     learner.__class__ = type("Own", (type(learner),), own)
     assert by_hand(learner) == set()
+    if method.startswith("policy_loss"):  # without the other one of the pair
+        type(learner).gradients_by_hand = {}
+        assert by_hand(learner) == set()
