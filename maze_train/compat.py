@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from maze_train.algorithms.es.population import ESDistributedRollouts
 from maze_train.collect.actors import DistributedActors
 from maze_train.collect.player import PlayerWorker
-from maze_train.collect.population import ESDistributedRollouts
 from maze_train.core.errors import ShapeError
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.run.runner import TrainingRunner

@@ -51,7 +51,7 @@ class RolloutLayout:
         actions: One action of the agent, `[...]`: shapes and dtypes are used.
         num_steps: T.
         num_envs: B.
-        state_size: Size S of the memory of the policy; 0: it has none.
+        state_size: Size S of the recurrent state; 0: none.
         num_agents: Agents of one environment that act at once, each with a log-probability; 0:
             there is one agent.
     """

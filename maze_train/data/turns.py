@@ -57,7 +57,7 @@ class _Steps:
     rows as `last_rows` refers to."""
 
     states: Tensor | None
-    """Memory before each observation, `[T + 1, E, S]`."""
+    """Recurrent state before each observation, `[T + 1, E, S]`."""
 
     log_probs: Tensor | None = None
     """Log-probabilities of the actions, `[T, E]`."""
@@ -78,7 +78,7 @@ class TurnSplitter:
 
     Args:
         policies: The agents of each policy, by its id.
-        state_sizes: Size of the memory of each agent, in the order in which rollouts hold them.
+        state_sizes: Size of the recurrent state of each agent, in the order of rollouts.
         multiple: The number of rows is a multiple of this.
         as_steps: Whether there is one row per step, and a rollout of every policy, whichever agents
             acted: T steps never end more than T turns of an agent.
