@@ -40,7 +40,8 @@ def write_policy(env):
     here = made.observation_space, made.action_space
     made.close()
     model = make_model(config.algorithm, config.model, {}, *here, 0)
-    PolicyWriter(*here, config_text(config))(Path("run/best"), model.state_dict(), {})
+    settings = config_text(config).partition("# signature")[0]  # as of somebody else
+    PolicyWriter(*here, settings)(Path("run/best"), model.state_dict(), {})
     return TrainedPolicy(model, *here)
 
 
