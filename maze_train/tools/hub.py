@@ -52,8 +52,8 @@ SHARED_OF_RUNNER = ("concurrency", "envs_per_actor", "dataset")
 directories, writers of metrics and callbacks with their addresses and tokens."""
 
 SHARED_TEXTS = (
-    *("env.id", f"*{TARGET}", "policies.*.agents", "policies_to_train"),
-    "*model.normalization.exclude",
+    *("env.id", f"*.{TARGET}", "policies.*.agents", "policies_to_train"),
+    *("model.normalization.exclude", "policies.*.model.normalization.exclude"),
 )
 """Patterns of settings whose texts others get, in addition to the words that settings offer."""
 
