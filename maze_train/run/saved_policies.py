@@ -302,9 +302,7 @@ def _read_checkpoint(
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     observation_space, action_space = read_spaces(with_spaces)
     checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)
-    path, text = checkpoint.path, checkpoint.settings
-    # Those of an older version are in the directory of the run.
-    stored = parsed_settings(text, path) if text else read_settings(run_dir)
+    stored = parsed_settings(checkpoint.settings, checkpoint.path)
     settings = values_by_field(TrainConfig, {**stored.values, **objects})
     stored.check(settings, trust, own, uses)
     modules = checkpoint.state["learners"]["learner"]["modules"]
