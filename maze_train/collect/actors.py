@@ -6,7 +6,6 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from maze_train.collect.actor_worker import ActorPolicy, ActorWorker, WeightsWriter, weights_nbytes
@@ -16,7 +15,7 @@ from maze_train.core.notices import warn
 from maze_train.data.rollout import join_rollouts
 from maze_train.data.rollout_slots import slots_of
 from maze_train.workers.places import Portable, ThisProcess
-from maze_train.workers.pool import WorkerFailedError, check_spaces
+from maze_train.workers.pool import WorkerFailedError, check_spaces, shares, worker_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,18 +91,13 @@ class Actors:
         self.num_actors, self.num_envs = num_actors, num_envs
         self.busy_s = 0.0
         count = num_workers or num_actors
-        self.slices = [
-            range(*bounds) for bounds in pairwise(num_actors * i // count for i in range(count + 1))
-        ]
+        self.slices = shares(num_actors, count)
         self._memories: list[Any] = []
         self._slots: list[list[dict[str, RolloutSlot]]] = []
         make = partial(ActorWorker, Portable(make_env, "env"), num_envs)
         makers = [partial(make, part, can_be_restored) for part in self.slices]
-        names = [
-            f"{'worker' if num_workers else 'actor'} {i} (environments {part.start * num_envs} to "
-            f"{part.stop * num_envs - 1})"
-            for i, part in enumerate(self.slices)
-        ]
+        envs = [range(part.start * num_envs, part.stop * num_envs) for part in self.slices]
+        names = worker_names("worker" if num_workers else "actor", envs)
         self.pool = (place or ThisProcess()).pool(makers, names, CALLS)
         found = self.pool.call_new("describe")
         self.spaces: tuple[Any, Any] = found[0]

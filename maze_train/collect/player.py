@@ -24,7 +24,7 @@ from maze_train.core.files import remove_leftovers
 from maze_train.envs.stepped import EnvSlots
 from maze_train.nets.population import row_blocks
 from maze_train.workers.places import Portable, ThisProcess
-from maze_train.workers.pool import worker_names
+from maze_train.workers.pool import shares, worker_names
 from maze_train.workers.task_queue import TaskQueue
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class PlayerPool:
         count = self._num_workers = place.num_workers(num_envs)
         slots = -(-num_envs // count)
         factories = Portable([env_factory] * slots, "env")
-        names = worker_names("worker", count, slots)
+        names = worker_names("worker", shares(slots * count, count))
         make_worker = partial(PlayerWorker, factories, settings, on_non_finite, report_s)
         self._pool = place.pool([make_worker] * count, names, CALLS)
         self._queue: TaskQueue[PlayedEpisode] = TaskQueue(self._pool, slots, attrgetter("number"))
