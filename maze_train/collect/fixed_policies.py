@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from maze_train.collect.agents import PolicyAgent, RandomAgent, built_policy
-from maze_train.collect.episode_player import PlaySettings
+from maze_train.collect.episode_player import ModelAgent, PlaySettings
 from maze_train.collect.initial_policies import FixedPolicy, GivenPolicy, RandomPolicy
 from maze_train.collect.player import RolloutPlayer
-from maze_train.collect.population import ModelAgent
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import build_target, is_target
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
     import gymnasium
     from gymnasium import Space
 
-    from maze_train.collect.episode_player import PlayedEpisode
-    from maze_train.collect.members import SlotAgent
+    from maze_train.collect.episode_player import PlayedEpisode, SlotAgent
     from maze_train.collect.player import MakeAgent
     from maze_train.core.types import Tensor, TensorTree
     from maze_train.data.trajectories import Trajectory

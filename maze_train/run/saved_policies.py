@@ -10,24 +10,18 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from maze_train.collect.agents import PolicyAgent, RandomAgent, built_policy
+from maze_train.collect.episode_player import ModelAgent
 from maze_train.collect.fixed_policies import (
     agent_maker,
     check_policy_spaces,
     model_of,
     spaces_of_policy,
 )
-from maze_train.collect.population import ModelAgent
 from maze_train.config.loading import load_config, values_by_field
 from maze_train.config.rollout_config import WEIGHTS_FILE, policy_nearby
-from maze_train.config.stored import (
-    PARTS_OF_ENV,
-    PARTS_OF_POLICY,
-    check_trust,
-    parsed_settings,
-    read_settings,
-)
+from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY, parsed_settings, read_settings
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
+from maze_train.config.writing import CHECKPOINTS
 from maze_train.core.errors import RunDirectoryError, one_of
 from maze_train.core.hub import fetched, is_on_hub
 from maze_train.core.targets import TARGET, Given, build_target
@@ -46,7 +40,7 @@ if TYPE_CHECKING:
     from gymnasium import spaces
     from torch import nn
 
-    from maze_train.collect.members import SlotAgent
+    from maze_train.collect.episode_player import SlotAgent
     from maze_train.config.rollout_config import RolloutConfig
     from maze_train.envs.config import EnvConfig
     from maze_train.envs.stepped import EnvSlots
@@ -211,7 +205,7 @@ def read_saved_policy(
         run_dir: Directory of a run, of one of its checkpoints, or of one saved policy
             (`<run dir>/policies/epoch_<n>`); or `<run dir>@<version>`, see `policy_versions`; or
             the name of a repository, see `maze_train.core.hub`.
-        trust: Modules that its configuration may name, see `check_trust`, as for the next two.
+        trust: Modules that its configuration may name, see `StoredSettings`, as for the next two.
         own: Settings of the user, who trusts what they name.
         uses: Parts of its configuration that are going to be built.
         objects: Parts that were given in Python, by their keys.
@@ -228,8 +222,9 @@ def read_saved_policy(
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     weights = read_weights(directory)
     observation_space, action_space = read_spaces(directory)
-    settings = values_by_field(TrainConfig, {**read_settings(directory), **objects})
-    check_trust(settings, directory / CONFIG_FILE, trust, own or given, uses)
+    stored = read_settings(directory)
+    settings = values_by_field(TrainConfig, {**stored.values, **objects})
+    stored.check(settings, trust, own or given, uses)
     return SavedPolicy(
         directory,
         load_config(settings),
@@ -307,11 +302,9 @@ def _read_checkpoint(
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     observation_space, action_space = read_spaces(with_spaces)
     checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)
-    path, text = checkpoint.path, checkpoint.settings
-    # Those of an older version are in the directory of the run.
-    settings = parsed_settings(text, path) if text else read_settings(run_dir)
-    settings = values_by_field(TrainConfig, {**settings, **objects})
-    check_trust(settings, path, trust, own, uses)
+    stored = parsed_settings(checkpoint.settings, checkpoint.path)
+    settings = values_by_field(TrainConfig, {**stored.values, **objects})
+    stored.check(settings, trust, own, uses)
     modules = checkpoint.state["learners"]["learner"]["modules"]
     return SavedPolicy(
         directory,
