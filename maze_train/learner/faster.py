@@ -78,7 +78,7 @@ class LossesByHand(FasterLosses):
     def loss_and_backward(
         self, module_id: str, batch: Any, statistics: Statistics
     ) -> tuple[Tensor, Callable[[], object]]:
-        """The loss of a module, 0-d, and a function that adds its gradients to `.grad`."""
+        """The loss of a module, 0-d without a graph, and what adds its gradients to `.grad`."""
 
     def begin(self) -> None:
         """Look which modules are supported: networks and methods may have changed."""
@@ -90,7 +90,6 @@ class LossesByHand(FasterLosses):
         else:
             self.modules = {key for key in modules.keys() - modules.frozen if self.supports(key)}
 
-    @torch.no_grad()
     def loss_of(self, module_id: str, batch: Any, statistics: Statistics) -> Tensor:
         """The loss of a module, 0-d."""
         loss, backward = self.loss_and_backward(module_id, batch, statistics)

@@ -67,7 +67,8 @@ def sac(seed):
     hand = spaces.Box(-1.0, 1.0, (2,))
     model = perturbed(build_soft_actor_critic(ModelConfig(hidden_sizes=[6]), BOX, hand, seed))
     freeze = [Freeze(params=["policy"], period=3, stop=1)]
-    config = SACAlgorithmConfig(lr=0.01, critic_lr=DECAY, target_update_interval=3, freeze=freeze)
+    intervals = {"policy_update_interval": 2, "target_update_interval": 3}
+    config = SACAlgorithmConfig(lr=0.01, critic_lr=DECAY, freeze=freeze, **intervals)
     return SACLearner(model, config, seed=seed)
 
 

@@ -89,6 +89,7 @@ class ActorCriticByHand(LossesByHand):
                 return False
         return True
 
+    @torch.no_grad()
     def loss_and_backward(
         self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
     ) -> tuple[Tensor, Callable[[], object]]:
