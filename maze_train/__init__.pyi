@@ -24,11 +24,15 @@ from maze_train.algorithms.dqn.config import DQNAlgorithmConfig as DQNAlgorithmC
 from maze_train.algorithms.dqn.learner import DQN as DQN
 from maze_train.algorithms.dqn.learner import DQNEvents as DQNEvents
 from maze_train.algorithms.dqn.learner import DQNLearner as DQNLearner
+from maze_train.algorithms.dqn.learner import ValuesByHand as ValuesByHand
 from maze_train.algorithms.es.config import ESAlgorithmConfig as ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESEvents as ESEvents
 from maze_train.algorithms.es.learner import ESLearner as ESLearner
 from maze_train.algorithms.es.learner import EvaluatedPopulation as EvaluatedPopulation
 from maze_train.algorithms.es.learner import PopulationEvents as PopulationEvents
+from maze_train.algorithms.es.population import ESDistributedRollouts as ESDistributedRollouts
+from maze_train.algorithms.es.population import ESRolloutResult as ESRolloutResult
+from maze_train.algorithms.es.population import SharedNoiseTable as SharedNoiseTable
 from maze_train.algorithms.es.trainer import ESBuilder as ESBuilder
 from maze_train.algorithms.es.trainer import ESTrainer as ESTrainer
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig as ImpalaAlgorithmConfig
@@ -73,9 +77,6 @@ from maze_train.collect.episode_player import PlaySettings as PlaySettings
 from maze_train.collect.episode_player import PlayedEpisode as PlayedEpisode
 from maze_train.collect.fixed_policies import RolloutGenerator as RolloutGenerator
 from maze_train.collect.initial_policies import RandomPolicy as RandomPolicy
-from maze_train.collect.members import SharedNoiseTable as SharedNoiseTable
-from maze_train.collect.population import ESDistributedRollouts as ESDistributedRollouts
-from maze_train.collect.population import ESRolloutResult as ESRolloutResult
 from maze_train.compat import ACDevRunner as ACDevRunner
 from maze_train.compat import ACLocalRunner as ACLocalRunner
 from maze_train.compat import ACRunner as ACRunner
@@ -99,6 +100,9 @@ from maze_train.compat import SequentialDistributedActors as SequentialDistribut
 from maze_train.compat import SequentialVectorEnv as SequentialVectorEnv
 from maze_train.compat import SubprocDistributedActors as SubprocDistributedActors
 from maze_train.compat import SubprocVectorEnv as SubprocVectorEnv
+from maze_train.compat import stack_numpy_dict_list as stack_numpy_dict_list
+from maze_train.compat import stack_torch_dict_list as stack_torch_dict_list
+from maze_train.compat import unstack_numpy_list_dict as unstack_numpy_list_dict
 from maze_train.config.commands import CompareConfig as CompareConfig
 from maze_train.config.commands import ExportConfig as ExportConfig
 from maze_train.config.commands import PushConfig as PushConfig
@@ -129,9 +133,6 @@ from maze_train.data.datasets import load_minari as load_minari
 from maze_train.data.datasets import minari_episodes as minari_episodes
 from maze_train.data.datasets import open_dataset as open_dataset
 from maze_train.data.datasets import save_minari as save_minari
-from maze_train.data.frames import stack_numpy_dict_list as stack_numpy_dict_list
-from maze_train.data.frames import stack_torch_dict_list as stack_torch_dict_list
-from maze_train.data.frames import unstack_numpy_list_dict as unstack_numpy_list_dict
 from maze_train.data.hindsight import HindsightReplayBuffer as HindsightReplayBuffer
 from maze_train.data.replay import BaseReplayBuffer as BaseReplayBuffer
 from maze_train.data.replay import PrioritizedReplayBuffer as PrioritizedReplayBuffer
@@ -202,9 +203,9 @@ from maze_train.learner.optimizers import set_flat_parameters as set_flat_parame
 from maze_train.learner.part import HasOwnLoss as HasOwnLoss
 from maze_train.nets.actor_critic import ActorCriticModel as ActorCriticModel
 from maze_train.nets.actor_critic import build_actor_critic as build_actor_critic
-from maze_train.nets.config import MemoryConfig as MemoryConfig
 from maze_train.nets.config import ModelConfig as ModelConfig
 from maze_train.nets.config import ObservationNormalizationConfig as ObservationNormalizationConfig
+from maze_train.nets.config import RecurrentConfig as RecurrentConfig
 from maze_train.nets.critics import SoftActorCriticModel as SoftActorCriticModel
 from maze_train.nets.critics import build_soft_actor_critic as build_soft_actor_critic
 from maze_train.nets.policy_model import PolicyModel as PolicyModel

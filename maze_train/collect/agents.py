@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.collect.members import SlotAgent
+from maze_train.collect.episode_player import SlotAgent
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.core.seeding import Seeds
 from maze_train.envs.stepped import EpisodeError
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from gymnasium import spaces
 
-    from maze_train.collect.members import EpisodeTask
+    from maze_train.collect.episode_player import EpisodeTask
     from maze_train.core.types import Array, ArrayTree
     from maze_train.envs.stepped import EnvSlots
 

@@ -12,10 +12,9 @@ import torch
 from torch import nn
 
 from maze_train.collect.agents import PolicyAgent, RandomAgent, built_policy
-from maze_train.collect.episode_player import PlaySettings
+from maze_train.collect.episode_player import ModelAgent, PlaySettings
 from maze_train.collect.initial_policies import FixedPolicy, GivenPolicy, RandomPolicy
 from maze_train.collect.player import RolloutPlayer
-from maze_train.collect.population import ModelAgent
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import build_target, is_target
@@ -35,8 +34,7 @@ if TYPE_CHECKING:
     import gymnasium
     from gymnasium import Space
 
-    from maze_train.collect.episode_player import PlayedEpisode
-    from maze_train.collect.members import SlotAgent
+    from maze_train.collect.episode_player import PlayedEpisode, SlotAgent
     from maze_train.collect.player import MakeAgent
     from maze_train.core.types import Tensor, TensorTree
     from maze_train.data.trajectories import Trajectory
@@ -288,7 +286,7 @@ class EpisodicPolicy(FixedPolicy):
         return params
 
     def turn_step(self, obs: TensorTree, state: Tensor, acts: Tensor) -> tuple[Tensor, Tensor]:
-        """Parameters of the actions, and the memory `[n, 1]` after `obs`.
+        """Parameters of the actions, and the recurrent state `[n, 1]` after `obs`.
 
         Args:
             obs: Observations of n agents.
@@ -309,7 +307,7 @@ class EpisodicPolicy(FixedPolicy):
         return params, state.new_tensor(numbers)[:, None]
 
     def end_episodes(self, states: Tensor) -> None:
-        """Take policies back, by the memories of their agents, `[k, 1]`."""
+        """Take policies back, by the recurrent states of their agents, `[k, 1]`."""
         self._free += [number for number in states[:, 0].long().tolist() if number]
 
     def _begin(self) -> int:

@@ -326,7 +326,7 @@ class FixedPolicy(nn.Module):
 class RandomAgents:
     """A model in which the agents whose policy learns act as a `RandomPolicy`, the others with it.
 
-    It acts with a memory if one of these policies has one: the memory of all agents is that of the
+    It is recurrent if one of these policies is: the recurrent state of all agents is that of the
     model with which they act later.
 
     Args:

@@ -38,7 +38,7 @@ WeightsByPart: TypeAlias = "dict[str, dict[str, Tensor]]"
 
 KEY = "base_run"
 
-POLICY_PARTS = ("normalizer", "trunk", "memory", "policy")
+POLICY_PARTS = ("normalizer", "trunk", "rnn", "policy")
 """Parts of a model that make up its policy; all models name them alike."""
 
 CRITIC_PARTS = ("value_head", "critic", "critics", "target_critics")
@@ -125,7 +125,7 @@ class SavedBasePolicy:
             self._check_can_learn(own)
             self._check_settings(named, own)
             if given.centralized_critic and own["shared_trunk"]:
-                own["shared_trunk"] = None  # the trunk of memories and images is not shared
+                own["shared_trunk"] = None  # trunks of recurrent policies and images are not
         try:
             return self.with_model(replace(given, **{**own, **named}))
         except ConfigError as error:
@@ -217,9 +217,9 @@ class SavedBasePolicy:
         defaults = {name: getattr(ModelConfig(), name) for name in POLICY_SETTINGS}
         changed: dict[str, Any] = {}
         first: ConfigError | SpaceError | None = None
-        if algorithm.learns_from == "dataset" and settings["memory"] is not None:
-            first = ConfigError("model.memory", f"{algorithm.name} learns from single transitions")
-            changed = {name: defaults[name] for name in ("memory", "shared_trunk")}
+        if algorithm.learns_from == "dataset" and settings["rnn"] is not None:
+            first = ConfigError("model.rnn", f"{algorithm.name} learns from single transitions")
+            changed = {name: defaults[name] for name in ("rnn", "shared_trunk")}
         while (error := _build_error(algorithm, {**settings, **changed}, spaces)) is not None:
             name = "distributions"
             if isinstance(error, ConfigError):

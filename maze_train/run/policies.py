@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from maze_train.collect.episode_player import ModelAgent
 from maze_train.collect.fixed_policies import fixed_policy
-from maze_train.collect.population import ModelAgent
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.targets import is_target
 from maze_train.nets.config import ModelConfig
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.collect.collector import ActingModel, RecurrentModel
-    from maze_train.collect.members import SlotAgent
+    from maze_train.collect.episode_player import SlotAgent
     from maze_train.config.rollout_config import RolloutConfig
     from maze_train.config.train_config import TrainConfig
     from maze_train.core.types import Array

@@ -10,13 +10,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from maze_train.collect.agents import PolicyAgent, RandomAgent, built_policy
+from maze_train.collect.episode_player import ModelAgent
 from maze_train.collect.fixed_policies import (
     agent_maker,
     check_policy_spaces,
     model_of,
     spaces_of_policy,
 )
-from maze_train.collect.population import ModelAgent
 from maze_train.config.loading import load_config, values_by_field
 from maze_train.config.rollout_config import WEIGHTS_FILE, policy_nearby
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY, parsed_settings, read_settings
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from gymnasium import spaces
     from torch import nn
 
-    from maze_train.collect.members import SlotAgent
+    from maze_train.collect.episode_player import SlotAgent
     from maze_train.config.rollout_config import RolloutConfig
     from maze_train.envs.config import EnvConfig
     from maze_train.envs.stepped import EnvSlots
@@ -302,9 +302,7 @@ def _read_checkpoint(
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     observation_space, action_space = read_spaces(with_spaces)
     checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)
-    path, text = checkpoint.path, checkpoint.settings
-    # Those of an older version are in the directory of the run.
-    stored = parsed_settings(text, path) if text else read_settings(run_dir)
+    stored = parsed_settings(checkpoint.settings, checkpoint.path)
     settings = values_by_field(TrainConfig, {**stored.values, **objects})
     stored.check(settings, trust, own, uses)
     modules = checkpoint.state["learners"]["learner"]["modules"]

@@ -1,4 +1,4 @@
-"""The model of a run: networks for its spaces, policies of agents, leagues of self-play."""
+"""The model of a run: networks for its spaces, policies of agents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel, build_centralized
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.describe import space_to_dict
-from maze_train.training.build_context import with_leagues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -238,6 +237,18 @@ def modules_of(model: nn.Module) -> dict[str, Any]:
     return by_policy
 
 
+def states_by_module(
+    state: Mapping[str, Any] | None, owners: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The states of the owners by module id.
+
+    Runs of one agent saved the state of their only replay without an id before, or None without a
+    replay.
+    """
+    state = state or {}
+    return state if owners.keys() <= state.keys() else {DEFAULT_MODULE: state}
+
+
 def model_weights(
     modules: Mapping[str, dict[str, Tensor]],
     observation_space: spaces.Space[Any],
@@ -311,17 +322,3 @@ def learner_maker(
     if policies or chosen is not None:
         make_learner = partial(learner_with_frozen, make_learner, policies, chosen)
     return make_learner
-
-
-def with_opponents(collector: Any, model: Any, context: Any, learners: Any) -> Any:
-    """A collector in which policies also play against their snapshots, if settings say so.
-
-    Args:
-        collector: Collects rollouts.
-        model: The model of all policies.
-        context: The `BuildContext` of the run.
-        learners: The `LearnerGroup`, which gets the snapshots.
-    """
-    if any(own.opponents for own in context.policies.values()):
-        return with_leagues(collector, model, context, learners)
-    return collector

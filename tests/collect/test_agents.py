@@ -14,14 +14,13 @@ from es_problems import WalkEnv, make_slots, model_for
 from gymnasium import spaces
 
 from maze_train.collect.agents import PolicyAgent, RandomAgent, UniformPolicy
-from maze_train.collect.members import EpisodeTask
-from maze_train.collect.population import ModelAgent, acting_part
+from maze_train.collect.episode_player import EpisodeTask, ModelAgent, acting_part
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.envs.stepped import EpisodeError
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.joint import JointModel
-from maze_train.nets.population import JointPopulation
+from maze_train.nets.population import BatchedPopulation
 from maze_train.training.policy_files import TrainedPolicy
 
 
@@ -311,7 +310,7 @@ def test_critics_of_several_agents_are_left_out():
     own = build_actor_critic(ModelConfig(hidden_sizes=[6]), seen, spaces.Discrete(4), seed=3)
     model = JointModel({"a": own}, {"left": "a", "right": "a"})
     part = acting_part(model)
-    assert JointPopulation.fits(part)
+    assert BatchedPopulation.fits(part)
     assert not hasattr(part.by_policy["a"], "critic")
     left = {id(weight) for weight in part.parameters()}
     assert left < {id(weight) for weight in model.parameters()}
@@ -320,7 +319,7 @@ def test_critics_of_several_agents_are_left_out():
 
 
 @pytest.mark.parametrize(
-    ("memory", "shared"), [(None, True), (None, False), (MemoryConfig(cell="gru", size=5), True)]
+    ("memory", "shared"), [(None, True), (None, False), (RecurrentConfig(cell="gru", size=5), True)]
 )
 def test_an_actor_critic_acts_as_its_policy_does(memory, shared):
     """Its critic is left out, and the model stays as it is."""

@@ -13,12 +13,17 @@ from gymnasium import spaces
 from own_networks import own
 from torch import nn
 
+from maze_train.algorithms.es.population import (
+    MemberAgent,
+    MemberSettings,
+    PairDraws,
+    SharedNoiseTable,
+    trained_size,
+)
 from maze_train.collect.actor_worker import WeightsWriter, weights_nbytes
 from maze_train.collect.episode_player import EpisodePlayer, PlaySettings
-from maze_train.collect.members import EpisodeTask, PairDraws, SharedNoiseTable
-from maze_train.collect.population import MemberAgent, MemberSettings, trained_size
 from maze_train.envs.stepped import EnvSlots
-from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import find_normalizer, row_blocks
 from maze_train.workers.pool import PrivateMemory
@@ -124,8 +129,8 @@ class EndlessEnv(UnequalEnv):
 POLICIES = {
     "plain": {},
     "normalised": {"mode": "running"},
-    "memory": {"memory": MemoryConfig(cell="gru", size=5)},
-    "normalised memory": {"mode": "running", "memory": MemoryConfig(size=5)},
+    "memory": {"rnn": RecurrentConfig(cell="gru", size=5)},
+    "normalised memory": {"mode": "running", "rnn": RecurrentConfig(size=5)},
     "wrapped": {"wrapper": own("Rule")},
     "own": {"policy": own("OddNet"), "hidden_sizes": None},
 }
@@ -202,9 +207,7 @@ class Members:
         self.player.drop()
         self.agent.begin_round(sigma)
         for member in members:
-            drawn = self._draws.draw(iteration, member // 2)
-            numbers = (drawn.env_seed, drawn.action_seed, drawn.noise_index)
-            self.player.add([EpisodeTask(member, *numbers)])
+            self.player.add([self._draws.task(iteration, member)])
 
     def play(self, members, **iteration):
         """Play some members of an iteration; results by member, in the order of their ends."""
@@ -217,7 +220,7 @@ class Members:
 def bits(result):
     """All that a result says, to the bit."""
     moments = result.moments
-    rest = () if moments is None else (moments.count, moments.mean.tobytes(), moments.var.tobytes())
+    rest = () if moments is None else [part.tobytes() for part in moments]
     numbers = np.array([result.fitness, result.episode_return, result.success]).tobytes()
     return (result.number, numbers, result.length, result.lost, *rest)
 

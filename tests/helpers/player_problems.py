@@ -10,9 +10,8 @@ import numpy as np
 from es_problems import UnequalEnv, WalkEnv, model_for
 
 from maze_train.collect.agents import PolicyAgent, RandomAgent
-from maze_train.collect.episode_player import PlaySettings
+from maze_train.collect.episode_player import ModelAgent, PlaySettings
 from maze_train.collect.player import RolloutPlayer
-from maze_train.collect.population import ModelAgent
 from maze_train.core.types import tree_leaves
 
 RECORDED = PlaySettings(record=True)
@@ -101,7 +100,7 @@ def model_problem(obs, actions, policy, deterministic=False):
 
 
 def user_problem(obs, actions):
-    """Environment and agent of a policy with a memory."""
+    """Environment and agent of a recurrent policy."""
     policy = partial(RememberingPolicy, actions)
     return partial(WalkEnv, obs, actions), partial(PolicyAgent, policy)
 

@@ -72,7 +72,7 @@ CALLS: dict[str, dict[str, Callable[[], Any]]] = {
         **{name: command.run for name, command in COMMANDS.items()},
         "load_learner": lambda: load_learner("run"),
         "compare": lambda: line("-cn", "compare", "runs=[run,other]", "output=compared"),
-        "export": lambda: line("-cn", "export", "run=run", "format=torchscript"),
+        "export": lambda: line("-cn", "export", "run=run", "format=torch_export"),
     },
     "study": {
         "search": lambda: search("CartPole-v1", "ppo", **SEARCHED, **QUIET),

@@ -170,7 +170,7 @@ def test_sac_refuses_a_base_whose_entropy_is_fixed(tmp_path):
 @pytest.mark.parametrize("algorithm", ["bc", "sac"])
 def test_a_memory_is_refused_by_what_learns_from_single_steps(tmp_path, algorithm):
     """All that is in the way is reported at once: the shared layers too."""
-    short_run(tmp_path / "base", env=BOX, **{"model.memory.size": 4})
+    short_run(tmp_path / "base", env=BOX, **{"model.rnn.size": 4})
     data: dict[str, Any] = {}
     if algorithm == "bc":
         recorded = record(tmp_path / "data", SpacesEnv(action="box"))
@@ -178,7 +178,7 @@ def test_a_memory_is_refused_by_what_learns_from_single_steps(tmp_path, algorith
     with pytest.raises(ConfigError) as caught:
         started(tmp_path, tmp_path / "base", algorithm, **data)
     text = str(caught.value)
-    assert "model.memory=null" in text
+    assert "model.rnn=null" in text
     assert "model.shared_trunk=false" in text
 
 

@@ -184,7 +184,7 @@ def test_actors_in_processes() -> None:
 CONTENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "memory": (
         {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}},
-        {"model": "vector_rnn", "model.memory.size": 8, "algorithm.replay_size": 3},
+        {"model": "vector_rnn", "model.rnn.size": 8, "algorithm.replay_size": 3},
     ),
     "masks, normalised": (
         {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "mask", "action": "choice"}},
@@ -280,5 +280,5 @@ def test_environments_of_actors_are_numbered_through():
     """In messages, those of the second actor follow those of the first."""
     values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
     with TrainingRunner(prepare(load_config({**values, "runner.concurrency": 6}))) as runner:
-        workers = runner.builder.actors._pool.workers
+        workers = runner.builder.source.pool.workers
         assert [env.first_env for worker in workers for env in worker._envs.values()] == [0, 3]

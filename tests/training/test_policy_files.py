@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pickle
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.training.evaluators import copy_of_weights
 from maze_train.training.policy_files import (
@@ -161,7 +160,7 @@ def test_an_observation_that_is_not_finite_is_refused(number):
 def remembering_policy():
     """A policy whose actions show what it remembers; each call gives an equal one."""
     action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(size=4))
+    config = ModelConfig(hidden_sizes=[8], rnn=RecurrentConfig(size=4))
     return TrainedPolicy(build_actor_critic(config, BOX, action_space, 1), BOX, action_space)
 
 
@@ -219,51 +218,16 @@ def _spring():
     Trap.ran = True
 
 
-DAMAGE = {
-    "missing": lambda path: path.unlink(),
-    "empty": lambda path: path.write_bytes(b""),
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-100]),
-    "code": lambda path: torch.save({"weights": Trap()}, path),
-    "pickle": lambda path: path.write_bytes(pickle.dumps(Trap())),
-    "a list": lambda path: torch.save([1, 2, 3], path),
-}
-
-
-@pytest.mark.parametrize("how", DAMAGE)
-def test_damaged_or_hostile_weights_are_refused(tmp_path, how):
-    """The error names the file, nothing in it runs, and no way to run it is reported."""
+@pytest.mark.parametrize("content", [{"weights": Trap()}, [1, 2, 3]], ids=["code", "a list"])
+def test_hostile_weights_are_refused(tmp_path, content):
+    """Without a score, whose digest is that of other weights, nothing in them runs either."""
     saved(tmp_path, "box-discrete")
-    DAMAGE[how](tmp_path / "policy.pt")
+    torch.save(content, tmp_path / "policy.pt")
     (tmp_path / "score.json").unlink()
-    with pytest.raises(RunDirectoryError, match=r"policy\.pt") as told:
+    with pytest.raises(RunDirectoryError, match=r"policy\.pt is damaged: expected tensors") as told:
         read_weights(tmp_path)
     assert not Trap.ran
     assert "weights_only" not in str(told.value)
-
-
-def test_flipped_bytes_are_noticed(tmp_path):
-    """Wherever they are in the weights: the digest in score.json is another."""
-    saved(tmp_path, "box-discrete")
-    path = tmp_path / "policy.pt"
-    whole = path.read_bytes()
-    for place in range(0, len(whole), len(whole) // 40):
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
-        with pytest.raises(RunDirectoryError, match=r"policy\.pt is damaged: its sha256 differs"):
-            read_weights(tmp_path)
-
-
-def test_weights_without_a_digest_are_told(tmp_path, capsys):
-    """Those of earlier versions are read, with one warning."""
-    saved(tmp_path, "box-discrete")
-    weights = read_weights(tmp_path)
-    (tmp_path / "score.json").write_text('{"score": 2.0}')
-    assert capsys.readouterr().err == ""
-    for _ in range(2):
-        assert read_weights(tmp_path).keys() == weights.keys()
-    assert capsys.readouterr().err == (
-        f"warning: {tmp_path}/score.json has no sha256 of policy.pt, as earlier versions wrote it: "
-        "damage cannot be noticed\n"
-    )
 
 
 @pytest.mark.parametrize("count", range(4))
@@ -289,26 +253,7 @@ def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
     assert not list(tmp_path.glob(".*"))  # nothing is left beside
 
 
-@pytest.mark.parametrize("name", ["policy.pt", "spaces.json", "score.json"])
-def test_a_pipe_is_refused(tmp_path, name):
-    """At once: no one would write into it."""
-    saved(tmp_path, "box-discrete")
-    (tmp_path / name).unlink()
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(RunDirectoryError, match=rf"{name} is .*damaged: .*no regular file"):
-        (read_spaces if name == "spaces.json" else read_weights)(tmp_path)
-
-
-def test_a_damaged_score_is_refused(tmp_path):
-    """The error names the file."""
-    saved(tmp_path, "box-discrete")
-    for data in (b"", b"[]", b"[" * 100_000, b"\xff"):
-        (tmp_path / "score.json").write_bytes(data)
-        with pytest.raises(RunDirectoryError, match=r"score\.json is damaged"):
-            read_weights(tmp_path)
-
-
-GOOD = {"type": "Discrete", "n": 2, "start": 0}
+GOOD = {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"}
 
 
 def with_action_space(description):
@@ -387,7 +332,7 @@ def test_looking_at_values_leaves_no_memory():
         policy.act(first)
     assert not np.allclose(asked.values(second), before)
     np.testing.assert_array_equal(asked.act(second), alone.act(second))
-    config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(size=4))
+    config = ModelConfig(hidden_sizes=[8], rnn=RecurrentConfig(size=4))
     model = build_actor_critic(config, BOX, spaces.Discrete(3), 1)
     policies = [TrainedPolicy(model, BOX, spaces.Discrete(3)) for _ in range(2)]
     policies[0].probabilities(first)
