@@ -87,23 +87,19 @@ def train(
     for name, key in SHORT.items():
         if name in overrides:
             overrides[key] = overrides.pop(name)
-    if isinstance(env, EnvConfig):
-        # A mapping, so that overrides of single values can be merged into it.
-        env = {key_of_field(key): value for key, value in asdict(env).items()}
-    if algorithm is None and overrides.get("resume") not in (None, AUTO):
-        if isinstance(env, str | dict):
-            overrides = {**overrides, "env": env}
-        elif env is not None:
-            overrides = {**overrides, "env._target_": EnvFactory.from_any(env).config.target}
-        return TrainingRunner(prepare(configure(overrides, overrides))).run()
-    num_envs = env.num_envs if isinstance(env, VectorEnv) else 0
-    if env is not None and not isinstance(env, str | dict):
-        named = asdict(EnvFactory.from_any(env).config)
-        env = {key_of_field(key): value for key, value in named.items()}
     given: dict[str, Any] = {} if env is None else {"env": env}  # recorded episodes need none
+    if not isinstance(env, str | dict | None):
+        named = asdict(EnvFactory.from_any(env).config)
+        # A mapping, so that overrides of single values can be merged into it.
+        given["env"] = {key_of_field(key): value for key, value in named.items()}
+    if algorithm is None and overrides.get("resume") not in (None, AUTO):
+        if not isinstance(env, str | dict | EnvConfig | None):
+            given = {"env._target_": given["env"][TARGET]}
+        changes = {**overrides, **given}
+        return TrainingRunner(prepare(configure(changes, changes))).run()
     runner = overrides.get("runner")
-    if num_envs and not (isinstance(runner, dict) and "concurrency" in runner):
-        given["runner.concurrency"] = num_envs
+    if isinstance(env, VectorEnv) and not (isinstance(runner, dict) and "concurrency" in runner):
+        given["runner.concurrency"] = env.num_envs
     config = configure({**given, "algorithm": algorithm or "ppo", **overrides})
     return TrainingRunner(prepare(config)).run()
 

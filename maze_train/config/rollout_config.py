@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from maze_train.config.loading import build_config, named, values_by_field
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY, read_settings
-from maze_train.config.train_config import DevRunnerConfig, RunnerConfig
+from maze_train.config.train_config import CHOOSE_ENV, DevRunnerConfig, RunnerConfig
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
 from maze_train.core.checks import absolute_path, check_at_least, check_fields
 from maze_train.core.conversion import convert_fields
@@ -20,7 +20,6 @@ from maze_train.core.targets import TARGET, is_target
 from maze_train.envs.config import EnvConfig  # noqa: TC001 (type hints are evaluated)
 from maze_train.training.config import RANDOM, PolicyConfig
 
-CHOOSE_ENV = "choose one: env=<registered id> or env._target_=<your class or factory>"
 DEFAULT_CONCURRENCY = 8
 
 

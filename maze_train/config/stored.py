@@ -12,12 +12,13 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import yaml
 
-from maze_train.config.loading import PARTS, load_config, place_of
+from maze_train.config.loading import PARTS, load_config, place_of, section_of
 from maze_train.config.signature import is_signed
+from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import CONFIG_FILE, LOADER, MAX_BYTES, check_plain, config_to_dict
 from maze_train.core.conversion import convert, join
 from maze_train.core.errors import ConfigError, RunDirectoryError
@@ -36,13 +37,6 @@ from maze_train.core.targets import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from maze_train.config.train_config import TrainConfig
-
-
-SECTIONS = (
-    *("env", "model", "algorithm", "runner", "evaluation", "tracking", "checkpoint"),
-    "learner_group",
-)
 
 PARTS_OF_POLICY = (
     *(part for part in PARTS if part.startswith("model.")),
@@ -66,23 +60,6 @@ REGISTRY = "pettingzoo:"
 
 ENV_ID = re.compile(r"env\.(id$|kwargs[.\[])")
 """Settings that are ids of environments, or arguments that may be some."""
-
-
-class EnvId(str):
-    """An id of an environment, or an argument that may be one, which has a module imported.
-
-    Args:
-        text: The id.
-        module: The module.
-    """
-
-    module: str
-
-    def __new__(cls, text: str, module: str) -> EnvId:
-        """The id."""
-        self = super().__new__(cls, text)
-        self.module = module
-        return self
 
 
 # -- reading ---------------------------------------------------------------------------------------
@@ -124,11 +101,12 @@ def _problem_of(node: Any) -> str:
     """Name the reason why values cannot be those of a written configuration; empty: they can."""
     if not isinstance(node, dict):
         return f"got {type(node).__name__}"
+    sections = get_type_hints(TrainConfig)
     for key, value in node.items():
         if not isinstance(key, str) or "." in key:
             return f"{key!r} is no name of a setting"
         # A text, or a mapping with a name, would be read as that of an option: of another file.
-        if key in SECTIONS and not isinstance(value, dict):
+        if section_of(sections.get(key)) is not None and not isinstance(value, dict):
             return f"{key} is no mapping"
         if key in ("algorithm", "runner") and "name" in value:
             return f"{key}.name is not written"
@@ -171,19 +149,19 @@ class StoredSettings:
             ConfigError: If they do; it lists all that they name so.
         """
         modules: list[str] = convert(trust or [], list[str], "trust")
-        named = {path for _, path in _targets_in(own)}
+        named = {path for _, path, _ in _targets_in(own)}
         refused, words = [], set()
-        for key, target in () if self.is_own else _targets_in(settings):
+        for key, target, module in () if self.is_own else _targets_in(settings):
             part = _part_of(key)
             # No name leads to what was made in Python, as `<lambda>`: it is missed where it is
             # built.
             if target in named or "<" in target or not (part is None or part in uses):
                 continue
-            reason = _refusal(key, target, PARTS.get(part or ""), modules)
+            reason = _refusal(target, module, PARTS.get(part or ""), modules)
             if reason is not None:
-                note, module = reason
+                note, word = reason
                 refused.append(f"\n  {key} = {target}{note}")
-                words.update([module] if module else [])
+                words.update([word] if word else [])
         if not refused:
             return
         listed = sorted({*words, *modules})
@@ -223,8 +201,8 @@ def settings_of_run(
 def modules_to_trust(config: TrainConfig) -> list[str]:
     """The modules that one has to trust to continue a run of this configuration."""
     roots = {
-        (path.module if isinstance(path, EnvId) else path.replace(":", ".")).partition(".")[0]
-        for _, path in _targets_in(config)
+        (module or path.replace(":", ".")).partition(".")[0]
+        for _, path, module in _targets_in(config)
         if not _within(path, OFFERED) and not isinstance(path, Given)
     }
     return sorted(roots)
@@ -232,7 +210,7 @@ def modules_to_trust(config: TrainConfig) -> list[str]:
 
 def given_in_python(config: TrainConfig) -> list[str]:
     """The keys of all targets that are objects of Python."""
-    return [key for key, path in _targets_in(config) if isinstance(path, Given)]
+    return [key for key, path, _ in _targets_in(config) if isinstance(path, Given)]
 
 
 def check_given(settings: Mapping[str, Any]) -> None:
@@ -242,7 +220,7 @@ def check_given(settings: Mapping[str, Any]) -> None:
         ConfigError: It lists them all.
     """
     missing = {}
-    for key, path in _targets_in(settings):
+    for key, path, _ in _targets_in(settings):
         if has_no_name(path):
             try:
                 locate(path)
@@ -252,14 +230,19 @@ def check_given(settings: Mapping[str, Any]) -> None:
         raise made_in_python(list(missing), *missing.values())
 
 
-def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Everything that settings name to be imported, with its key, at any depth."""
+def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """Everything that settings name to be imported, at any depth.
+
+    Yields:
+        The key, the name, and the module that an id of an environment has imported; that of other
+        names is a part of them, and empty here.
+    """
     if is_dataclass(node) and not isinstance(node, type):
         node = config_to_dict(node)
     if isinstance(node, Mapping):
         target = node.get(TARGET)
         if target is not None:
-            yield join(key, TARGET), target if isinstance(target, str) else str(target)
+            yield join(key, TARGET), target if isinstance(target, str) else str(target), ""
         for name, value in node.items():
             # An id with dots must not look like several keys: the last ones would name another
             # part.
@@ -273,7 +256,7 @@ def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
         is_id, text = key == "env.id", node.removeprefix(REGISTRY)
         module = registered.module_of_id(text) if is_id else registered.module_of_argument(node)
         if module:
-            yield key, EnvId(text, module)
+            yield key, text, module
 
 
 def _part_of(key: str) -> str | None:
@@ -283,13 +266,15 @@ def _part_of(key: str) -> str | None:
     return max(found, key=len, default=None)
 
 
-def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tuple[str, str] | None:
+def _refusal(
+    path: str, id_module: str, kind: str | None, trust: Sequence[str]
+) -> tuple[str, str] | None:
     """Say why something is not used: a note, and the module that would have to be trusted.
 
     None: it may be used, or is not there, which is reported where it is built.
     """
-    if isinstance(path, EnvId):
-        return None if _within(path.module, trust) else ("", path.module.partition(".")[0])
+    if id_module:
+        return None if _within(id_module, trust) else ("", id_module.partition(".")[0])
     path = path.replace(":", ".")
     is_trusted = _within(path, trust)
     if not is_trusted and not _within(path, OFFERED):

@@ -29,6 +29,7 @@ from hydra.core.utils import JobReturn, JobStatus, filter_overrides, run_job, se
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from maze_train.config.options import FAILURE, PROGRAM
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import RunDirectoryError, TrainingError
 from maze_train.core.files import atomic_write, open_own, read_regular
@@ -135,8 +136,6 @@ def read_jobs(sweep_dir: Path) -> list[JobRecord]:
 
 
 LOG_FILE = "job.log"
-PROGRAM = "maze-run"
-FAILURE = 1
 
 STOP = signal.SIGTERM
 """Signal for jobs whose owner has failed, or is gone."""

@@ -7,7 +7,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from maze_train.config.commands import CompareConfig, load_compare_config
+from maze_train.config.commands import CompareConfig
+from maze_train.config.loading import load_settings
 from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean, nearest, printable
 from maze_train.core.notices import warn
 from maze_train.tools.compare_report import (
@@ -157,7 +158,7 @@ def compare_runs(
     """
     names = [runs] if isinstance(runs, str | Path) else runs
     given = {"runs": list(map(str, names)), "output": output, **settings}
-    return compare(load_compare_config(given))
+    return compare(load_settings(CompareConfig, given))
 
 
 def compare(config: CompareConfig) -> Comparison:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin
 
 import yaml
 
-from maze_train.config.commands import load_push_config
+from maze_train.config.commands import PushConfig
+from maze_train.config.loading import load_settings
 from maze_train.config.stored import given_in_python, modules_to_trust
 from maze_train.config.train_config import DevRunnerConfig
 from maze_train.config.writing import config_to_dict, dotted_name
@@ -33,7 +34,6 @@ from maze_train.training.policy_files import PolicyWriter
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from maze_train.config.commands import PushConfig
     from maze_train.config.train_config import TrainConfig
     from maze_train.run.parts import TrainingResult
     from maze_train.run.saved_policies import SavedPolicy
@@ -317,7 +317,8 @@ def push_to_hub(
         RunDirectoryError: If there is no policy, it cannot be loaded again, or the hub refuses it.
     """
     directory = str(getattr(run, "run_dir", run))
-    return push(load_push_config({"run": directory, "repo_id": repo_id, **settings}), token)
+    given = {"run": directory, "repo_id": repo_id, **settings}
+    return push(load_settings(PushConfig, given), token)
 
 
 def push(config: PushConfig, token: str | None = None) -> PushedPolicy:

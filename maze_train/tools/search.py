@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import yaml
 
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
+from maze_train.config.options import FAILURE, PROGRAM
 from maze_train.config.search_config import GROUP, load_search_config
 from maze_train.config.sweeps import (
-    FAILURE,
     LOG_FILE,
-    PROGRAM,
     JobProcesses,
     JobRecord,
     ProcessJob,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from maze_train.config.options import PROGRAM
 from maze_train.config.search_config import GROUP, LINEAR, SearchRange
-from maze_train.config.sweeps import PROGRAM
 from maze_train.config.writing import config_to_dict
 from maze_train.core.conversion import join
 from maze_train.core.errors import ConfigError, printable

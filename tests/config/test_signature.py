@@ -5,8 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import os
 import shutil
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,6 +15,9 @@ from maze_train import load_learner, load_policy, make_env, run_rollout, train
 from maze_train.cli import main
 from maze_train.config.signature import is_signed, signed
 from maze_train.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 TEXT = "env:\n  _target_: my_env.Own\nseed: 1\n"
 QUIET = {"tracking.progress": "quiet", "tracking.plot": False}
@@ -131,32 +135,33 @@ def test_a_run_goes_on_without_a_key(home: Path) -> None:
     train(resume="run", total_steps=32, trust=["own_envs", "own_parts"])
 
 
+def calls(run: str) -> list[Callable[..., Any]]:
+    """Every use of a run from Python; each takes `trust`."""
+    latest = max(Path(run, "checkpoints").glob("epoch_*"))
+    start = SMALL | {"model.policy": None, "base_run": run}
+    more = {"total_steps": 100, **QUIET}
+    return [
+        *(partial(load_policy, name) for name in (run, f"{run}@final", latest)),
+        partial(load_learner, run),
+        partial(make_env, run),
+        partial(run_rollout, run=run, n_episodes=1, progress="quiet"),
+        partial(train, **start),
+        partial(train, resume=run, **more),
+    ]
+
+
 def test_one_needs_no_trust_in_what_one_made(home: Path) -> None:
-    """In the process that trained and in others, wherever the run lies; a change ends it."""
+    """In the process that trained and in others, wherever the run lies; but without the key."""
     result = train(**SMALL, run_dir="run")
     load_policy(result.run_dir)
+    shutil.copytree("run", "theirs")
     os.makedirs("moved/to")
     shutil.move("run", "moved/to/here")
-    run = "moved/to/here"
-    train(resume=run, total_steps=32)
-    assert main([f"resume={run}", "total_steps=48"]) == 0
-    latest = max(Path(run, "checkpoints").glob("epoch_*"))
-    for name in (run, f"{run}@final", latest):
-        load_policy(name)
-    load_learner(run)
-    make_env(run).close()
-    run_rollout(run=run, n_episodes=1, progress="quiet")
-    train(**SMALL | {"model.policy": None, "base_run": run, "run_dir": "next"})
+    for call in calls("moved/to/here"):
+        call()
+    assert main(["resume=moved/to/here", "total_steps=120"]) == 0
     (home / "key").unlink()  # as on another machine
-    calls = [
-        lambda: load_policy(run),
-        lambda: load_policy(latest),
-        lambda: load_learner(run),
-        lambda: make_env(run),
-        lambda: run_rollout(run=run, n_episodes=1, progress="quiet"),
-        lambda: train(resume=run),
-        lambda: train(**SMALL | {"model.policy": None, "base_run": run, "run_dir": "other"}),
-    ]
-    for call in calls:
+    for call in calls("theirs"):
         with pytest.raises(ConfigError, match=r"(?s)trust: .*trust=\[own_"):
             call()
+        call(trust=["own_envs", "own_parts"])

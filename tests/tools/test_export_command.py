@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from maze_train.cli import main
-from maze_train.config.commands import load_export_config
-from maze_train.config.loading import load_config
+from maze_train.config.commands import ExportConfig
+from maze_train.config.loading import load_config, load_settings
 from maze_train.config.writing import config_text
 from maze_train.core.errors import ConfigError
 from maze_train.envs.factory import EnvFactory
@@ -77,7 +77,7 @@ def test_the_command(env, arguments, file, source, capsys):
 def test_wrong_settings(settings, problem):
     """They are reported before anything is read."""
     with pytest.raises(ConfigError, match=problem):
-        load_export_config(settings)
+        load_settings(ExportConfig, settings)
 
 
 @pytest.mark.slow
