@@ -196,8 +196,8 @@ class BuildContext(Generic[Config]):
 
 def with_leagues(
     turns: TurnCollector, model: JointModel, context: BuildContext[Any], learners: LearnerGroup
-) -> LeagueCollector:
-    """A collector in which policies play against their snapshots.
+) -> TurnCollector | LeagueCollector:
+    """A collector in which policies also play against their snapshots, if settings say so.
 
     Args:
         turns: Collects the turns of the policies.
@@ -208,6 +208,8 @@ def with_leagues(
     Raises:
         ConfigError: If a policy has no second agent that a snapshot could play.
     """
+    if not any(own.opponents for own in context.policies.values()):
+        return turns
     agents = list(model.agents)
     leagues = []
     for policy, own in context.policies.items():

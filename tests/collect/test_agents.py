@@ -236,7 +236,7 @@ def test_policies_that_raise():
 def test_what_is_no_policy():
     """Neither callable nor with a method; the same object for all; one that cannot be built."""
     slots = started(WalkEnv)
-    with pytest.raises(ConfigError, match=r"^policy = 5: expected a method act"):
+    with pytest.raises(ConfigError, match=r"^policy = 5: expected 'random', a model"):
         PolicyAgent(lambda: 5, slots)
     shared = reset_of(reset_by_name)()
     with pytest.raises(ConfigError, match=r"same object twice; let it build a new one"):

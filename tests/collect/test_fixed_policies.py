@@ -10,7 +10,7 @@ import torch
 from gymnasium import spaces
 
 from maze_train.collect.collector import Actor, chosen_actions, draws, env_actions
-from maze_train.collect.fixed_policies import own_policy, random_policy
+from maze_train.collect.fixed_policies import fixed_policy, random_policy
 from maze_train.collect.league import LeagueModel
 from maze_train.core.errors import ConfigError
 from maze_train.nets.joint import JointModel
@@ -75,7 +75,7 @@ def test_the_policy_of_a_user_acts_on_single_observations(space: Any) -> None:
     node = {"_target_": f"{__name__}.Replay"}
     Replay.actions = iter(given)
     seen = spaces.Dict({"x": SEEN, "y": spaces.Discrete(3)})
-    policy = own_policy(node, "policies.a.source", seen, space)
+    policy = fixed_policy(node, "policies.a.source", seen, space)
     found = actions_of(policy, {"x": torch.ones(N, 2), "y": torch.arange(N) % 3}, False)
     leaves = found if isinstance(found, dict) else {"": found}
     for key, column in leaves.items():
@@ -136,7 +136,7 @@ class Single(CountsTurns):
 def counting(name: str = "CountsTurns") -> Any:
     """A policy of a class of this module that two agents share, and its model."""
     node = {"_target_": f"{__name__}.{name}"}
-    policy = own_policy(node, "policies.a.source", SEEN, spaces.Discrete(9, start=1))
+    policy = fixed_policy(node, "policies.a.source", SEEN, spaces.Discrete(9, start=1))
     return JointModel({"a": policy}, {"first": "a", "second": "a"})
 
 
@@ -175,7 +175,7 @@ def test_a_policy_that_is_reset_hears_where_episodes_begin() -> None:
     ("name", "problem"),
     [
         ("NeedsSeed", r"source = 'NeedsSeed': .* missing a required argument: 'seed'"),
-        ("Single", "returned twice"),
+        ("Single", "same object twice"),
     ],
 )
 def test_policies_that_can_not_be_reset_are_refused(name: str, problem: str) -> None:

@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from maze_train import SequentialVectorEnv
 from maze_train.collect.collector import RolloutCollector
-from maze_train.collect.initial_policies import GivenPolicy, RandomPolicy
+from maze_train.collect.fixed_policies import GivenPolicy, RandomPolicy
 from maze_train.core.errors import ShapeError, SpaceError
 from maze_train.core.types import leaves_by_key, tree_leaves, tree_map
 from maze_train.distributions.mapping import distribution_for

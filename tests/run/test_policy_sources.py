@@ -157,7 +157,7 @@ def test_a_policy_of_a_run_goes_on_from_its_weights(frozen: bool) -> None:
         (
             {"source": {"_target_": "own_policies.Nothing"}},
             {},
-            r"policies\.foe\.source = 'Nothing': expected an ActingModel that is a module",
+            r"policies\.foe\.source = .*Nothing.*: expected 'random', a model",
         ),
         ({"source": "base"}, {}, r"policies\.foe\.source = .*several policies: .*base:main"),
         ({"source": "base:judge"}, {}, r"policies\.foe\.source .*second has"),

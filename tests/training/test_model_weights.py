@@ -48,5 +48,7 @@ def test_weights_of_a_model_are_those_of_its_modules(pair):
 def test_an_algorithm_for_one_agent_names_the_others():
     """It is refused before anything is built."""
     given = {}, SEVERAL.observation_space, SEVERAL.action_space
-    with pytest.raises(ConfigError, match=r"algorithm = 'own': learns for one agent.*one of ppo"):
+    with pytest.raises(
+        ConfigError, match=r"algorithm = 'own': learns for one agent.*say learns_for_several"
+    ):
         make_model(OwnConfig(), ModelConfig(), *given, seed=0)

@@ -10,9 +10,10 @@ import torch
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import locate
+from maze_train.training.build_context import with_leagues
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.events import TimeEvents
-from maze_train.training.models import modules_of, with_opponents
+from maze_train.training.models import modules_of
 from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -101,8 +102,8 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """A collector of rollouts."""
         acting: Any = model
-        collector = self.make_collector(self.algorithm.n_rollout_steps, acting)
-        return {"collector": with_opponents(collector, acting, self.context, self.learners)}
+        collector: Any = self.make_collector(self.algorithm.n_rollout_steps, acting)
+        return {"collector": with_leagues(collector, acting, self.context, self.learners)}
 
     def make_collector(
         self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
