@@ -202,9 +202,9 @@ from maze_train.learner.optimizers import set_flat_parameters as set_flat_parame
 from maze_train.learner.part import HasOwnLoss as HasOwnLoss
 from maze_train.nets.actor_critic import ActorCriticModel as ActorCriticModel
 from maze_train.nets.actor_critic import build_actor_critic as build_actor_critic
-from maze_train.nets.config import MemoryConfig as MemoryConfig
 from maze_train.nets.config import ModelConfig as ModelConfig
 from maze_train.nets.config import ObservationNormalizationConfig as ObservationNormalizationConfig
+from maze_train.nets.config import RecurrentConfig as RecurrentConfig
 from maze_train.nets.critics import SoftActorCriticModel as SoftActorCriticModel
 from maze_train.nets.critics import build_soft_actor_critic as build_soft_actor_critic
 from maze_train.nets.policy_model import PolicyModel as PolicyModel

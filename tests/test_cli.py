@@ -125,7 +125,7 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*PPO, "runner.torch_threads=1e308"), "expected a number in [0, 1024]"),
         ((*PPO, "learner_group.n_learners=1e18"), "expected a number in [1, 1024]"),
         ((*PPO, "learner_group.n_cpus_per_learner=2147483648"), "expected a number in [0, 1024]"),
-        ((*PPO, "model.memory.size=65536"), "expected a number in [1, 16384]"),
+        ((*PPO, "model.rnn.size=65536"), "expected a number in [1, 16384]"),
         ((*PPO, "model.hidden_sizes=[65536]"), "expected a number in [1, 16384]"),
         (
             ("algorithm=dqn", "env=CartPole-v1", "algorithm.n_step_returns=9223372036854775807"),

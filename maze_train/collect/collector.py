@@ -46,10 +46,10 @@ class ActingModel(Protocol):
 
 
 class RecurrentModel(Protocol):
-    """Model that acts with a memory: its attribute `state_size` is above 0."""
+    """Recurrent model: its attribute `state_size` is above 0."""
 
     state_size: int
-    """Size S of the memory of one environment."""
+    """Size S of the recurrent state of one environment."""
 
     @property
     def distribution(self) -> ActionSampler:
@@ -57,7 +57,7 @@ class RecurrentModel(Protocol):
         ...
 
     def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Distribution parameters for observations, and the memory `[n, S]` after them."""
+        """Distribution parameters for observations, and the recurrent state `[n, S]` after them."""
         ...
 
 
@@ -90,7 +90,7 @@ class Actor:
         return params
 
     def forget(self, which: Array) -> None:
-        """Empty the memory of environments in which an episode ended, `[n]` bool."""
+        """Clear the recurrent state of environments in which an episode ended, `[n]` bool."""
         if self.state_size and which.any():
             rows = torch.from_numpy(which).to(self.hidden_state.device)
             if hasattr(self.model, "end_episodes"):
@@ -326,7 +326,7 @@ class RolloutCollector:
                 reports.lengths.append(length)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the environments, of the policy's memory, and of the action noise.
+        """State of the environments, of the recurrent state, and of the action noise.
 
         Valid between two rollouts.
         """

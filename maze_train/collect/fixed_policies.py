@@ -384,7 +384,7 @@ class StatefulPolicy(FixedPolicy):
         return params
 
     def turn_step(self, obs: TensorTree, state: Tensor, acts: Tensor) -> tuple[Tensor, Tensor]:
-        """Parameters of the actions, and the memory `[n, 1]` after `obs`.
+        """Parameters of the actions, and the recurrent state `[n, 1]` after `obs`.
 
         Args:
             obs: Observations of n agents.
@@ -405,7 +405,7 @@ class StatefulPolicy(FixedPolicy):
         return params, state.new_tensor(numbers)[:, None]
 
     def end_episodes(self, states: Tensor) -> None:
-        """Take policies back, by the memories of their agents, `[k, 1]`."""
+        """Take policies back, by the recurrent states of their agents, `[k, 1]`."""
         self._free += [number for number in states[:, 0].long().tolist() if number]
 
     def _begin(self) -> int:
@@ -486,7 +486,7 @@ def fixed_policy(
 class RandomAgents:
     """A model in which the agents whose policy learns act as a `RandomPolicy`, the others with it.
 
-    It acts with a memory if one of these policies has one: the memory of all agents is that of the
+    It is recurrent if one of these policies is: the recurrent state of all agents is that of the
     model with which they act later.
 
     Args:

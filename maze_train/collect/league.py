@@ -187,7 +187,7 @@ class LeagueModel:
     """Acts for all agents, with snapshots in the seats that leagues drew for them.
 
     The memory of an environment has one more number per agent, its seat, which is drawn where an
-    episode begins, since the memory is empty there.
+    episode begins, since the recurrent state is zero there.
 
     Args:
         model: The policies that learn, and who acts with which.
@@ -201,7 +201,7 @@ class LeagueModel:
         self._seats: list[Tensor] = []
 
     def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Parameters of the actions `[n, param_size]`, and the memory `[n, S]` after `obs`."""
+        """Action parameters `[n, param_size]`, and the recurrent state `[n, S]` after `obs`."""
         model = self.model
         sizes = [model.state_size, len(model.agents)]
         memory, seats = torch.split(state, sizes, dim=-1)

@@ -68,7 +68,7 @@ class Rollout:
     at all: an agent waits."""
 
     hidden_states: Tensor | None = None
-    """Memory of a recurrent policy before each observation, `[T + 1, B, S]`."""
+    """Recurrent state of the policy before each observation, `[T + 1, B, S]`."""
 
     log_probs: Tensor | None = None
     """Log-probabilities of the actions under the policy that took them, `[T, B]`; None: it is the
@@ -114,7 +114,7 @@ class Rollout:
 
     @property
     def fresh(self) -> Tensor:
-        """Whether a new episode begins after the step, `[T, B]` bool: memories are empty then."""
+        """Whether an episode, with a recurrent state of zero, begins after the step, `[T, B]`."""
         return self.ended if self.valid is None else self.ended | ~self.valid
 
     def flat_obs(self) -> StoredTree:
@@ -149,7 +149,7 @@ class RolloutStorage:
         num_envs: B.
         frame_stack: Observations that are stacks of the last n frames, newest last: n by key (the
             key of a lone observation is empty). Their frames are stored once.
-        state_size: Size S of the memory of the policy; 0: it has none.
+        state_size: Size S of the recurrent state; 0: none.
     """
 
     def __init__(

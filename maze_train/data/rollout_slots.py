@@ -53,7 +53,7 @@ class RolloutLayout:
         num_steps: T.
         num_envs: B.
         frame_stack: Observations that are stacks of the last n frames, as in `RolloutStorage`.
-        state_size: Size S of the memory of the policy; 0: it has none.
+        state_size: Size S of the recurrent state; 0: none.
         num_agents: Agents of one environment that act at once, each with a log-probability; 0:
             there is one agent.
     """

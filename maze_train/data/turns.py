@@ -63,7 +63,7 @@ class _Steps:
     rows as `last_rows` refers to."""
 
     states: Tensor | None
-    """Memory before each observation, `[T + 1, E, S]`."""
+    """Recurrent state before each observation, `[T + 1, E, S]`."""
 
     log_probs: Tensor | None = None
     """Log-probabilities of the actions, `[T, E]`."""
@@ -84,7 +84,7 @@ class TurnSplitter:
 
     Args:
         policies: The agents of each policy, by its id.
-        state_sizes: Size of the memory of each agent, in the order in which rollouts hold them.
+        state_sizes: Size of the recurrent state of each agent, in the order of rollouts.
         multiple: The number of rows is a multiple of this.
         as_steps: Whether there is one row per step, and a rollout of every policy, whichever agents
             acted: T steps never end more than T turns of an agent.
@@ -375,7 +375,7 @@ class PolicyRolloutsLayout:
         observation_space: Flat observation space of all agents.
         actions: One action of each agent, by its name.
         members: The agents of each policy.
-        state_sizes: Size of the memory of each agent.
+        state_sizes: Size of the recurrent state of each agent.
         num_steps: Rows T of each rollout.
         num_envs: Environments E; a rollout has a column for each agent in each of them.
         centralized: Policies with a centralised critic.

@@ -210,7 +210,7 @@ def compiled_losses(learner: AnyLearner) -> Compiled | None:
     way = learner.settings.compile
     parts = [part for module in learner.modules.values() for part in module.modules()]
     if any(isinstance(part, nn.RNNBase) for part in parts):
-        problem = "the compiler of PyTorch takes no recurrent layers (model.memory); expected none"
+        problem = "the compiler of PyTorch takes no recurrent layers (model.rnn); expected none"
         raise ConfigError("algorithm.compile", problem, way)
     try:
         cpp_builder.get_cpp_compiler()

@@ -104,8 +104,8 @@ class Population(ABC):
             Parameters, `[row_blocks(count), param_size]`.
         """
 
-    def forget(self, row: int) -> None:  # noqa: B027 (not all have a memory)
-        """Empty the memory of a copy."""
+    def forget(self, row: int) -> None:  # noqa: B027 (not all are recurrent)
+        """Clear the recurrent state of a copy."""
 
     def swap(self, i: int, j: int) -> None:
         """Exchange two copies."""
@@ -128,7 +128,7 @@ class Population(ABC):
 
 
 class BatchedPolicy:
-    """Copies of a template policy without images and without a memory: one product per layer.
+    """Copies of a template policy without images and recurrent layers: one product per layer.
 
     Args:
         model: The policy.
@@ -147,7 +147,7 @@ class BatchedPolicy:
         """Whether a model is of that kind, and nothing of it is of a subclass."""
         return (
             type(model) is PolicyModel
-            and model.memory is None
+            and model.rnn is None
             and type(model.policy) is Policy
             and is_plain(model.policy.net)
             and (model.trunk is None or is_plain(model.trunk))
@@ -195,7 +195,7 @@ class RowPopulation(Population):
     """Copies of any policy, computed one after the other.
 
     Args:
-        model: The policy, which may have a memory.
+        model: The policy, which may be recurrent.
         count: Number of copies.
     """
 
@@ -231,7 +231,7 @@ class RowPopulation(Population):
         return torch.cat([*results, filler])
 
     def forget(self, row: int) -> None:
-        """Empty the memory of a copy."""
+        """Clear the recurrent state of a copy."""
         if hasattr(self.model, "end_episodes"):
             self.model.end_episodes(self._state[row])
         self._state[row] = 0.0

@@ -45,7 +45,7 @@ WeightsByPart: TypeAlias = "dict[str, dict[str, Tensor]]"
 
 KEY = "base_run"
 
-POLICY_PARTS = ("normalizer", "trunk", "memory", "policy")
+POLICY_PARTS = ("normalizer", "trunk", "rnn", "policy")
 """Parts of a model that make up its policy; all models name them alike."""
 
 CRITIC_PARTS = ("value_head", "critic", "critics", "target_critics")
@@ -132,7 +132,7 @@ class BasePolicy:
             self._check_can_learn(own)
             self._check_settings(named, own)
             if given.centralized_critic and own["shared_trunk"]:
-                own["shared_trunk"] = None  # the trunk of memories and images is not shared
+                own["shared_trunk"] = None  # trunks of recurrent policies and images are not
         try:
             model = replace(given, **{**own, **named})
             if self.policy is None:
@@ -235,12 +235,12 @@ class BasePolicy:
         """
         algorithm, spaces = self.config.algorithm, self.saved.spaces
         build_model = locate(algorithm.model_builder)
-        # By default it follows from the memory, which is then the one to be refused.
+        # By default it follows from rnn, which is then the one to be refused.
         settings = {**settings, "shared_trunk": self.saved.config.model.shared_trunk}
         try:
-            if algorithm.learns_from == "dataset" and settings["memory"] is not None:
+            if algorithm.learns_from == "dataset" and settings["rnn"] is not None:
                 problem = f"{algorithm.name} learns from single transitions"
-                raise ConfigError("model.memory", problem)
+                raise ConfigError("model.rnn", problem)
             for own in _spaces_of_policies(spaces):
                 build_model(ModelConfig(**settings), *own, seed=0, **algorithm.model_settings)
         except (ConfigError, SpaceError) as error:

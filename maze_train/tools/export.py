@@ -214,18 +214,18 @@ class PolicyStep(nn.Module):
     """The most likely actions of a policy, from tensors by name to tensors by name.
 
     - `obs`: observations as the environment gives them, in its data types, `[n, ...]`. Of several
-      agents those of each, `obs/agents/<name>`, and, with a memory, `obs/acts`.
-    - `state`: the memory `[n, S]`, zeros where an episode begins; of policies that have one.
+      agents those of each, `obs/agents/<name>`, and, for recurrent policies, `obs/acts`.
+    - `state`: the recurrent state `[n, S]`, zeros where an episode begins; if recurrent.
     - `action`: actions as the environment takes them.
     - `params`: parameters of their distribution, `[n, param_size]` for each part.
-    - `next_state`: the memory after the observations, the `state` of the next call.
+    - `next_state`: the recurrent state after the observations, the `state` of the next call.
 
     Args:
         policy: The policy; networks are copied.
 
     Attributes:
         keys: Leaves of the observations that are read; the key of a lone one is empty.
-        state_size: S; 0: there is no memory.
+        state_size: S; 0: it is not recurrent.
 
     Raises:
         ConfigError: If a policy has no networks.

@@ -17,7 +17,7 @@ from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.core.types import tree_map
 from maze_train.distributions.categorical import Categorical
 from maze_train.learner.config import Freeze, Progress
-from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConfig
 
 
 class OwnLosses(PPOLearner):
@@ -142,7 +142,7 @@ class OwnFamily(Categorical):
 
 
 MODELS = {
-    "memory": {"memory": MemoryConfig(size=4)},
+    "memory": {"rnn": RecurrentConfig(size=4)},
     "own policy": {"policy": {"_target_": "update_problems.OwnTemplate"}},
     "own trunk": {"shared_trunk": True, "trunk": {"_target_": "update_problems.OwnTemplate"}},
     "own critic": {"critic": {"_target_": "update_problems.OwnNet"}},

@@ -516,7 +516,7 @@ def test_a_run_begins_with_the_values_of_another(tmp_path):
         (spaces.MultiBinary(2), {}, False, r"needs one Discrete action.*MultiBinary"),
         (spaces.Dict({"a": CHOICE}), {}, False, r"needs one Discrete action.*Dict"),
         (BOX, {}, False, r"needs one Discrete action.*Box"),
-        (CHOICE, {"memory": {"cell": "lstm"}}, False, r"model\.memory = .*single steps"),
+        (CHOICE, {"rnn": {"cell": "lstm"}}, False, r"model\.rnn = .*single steps"),
         (
             CHOICE,
             {"value_support": [0, 9]},

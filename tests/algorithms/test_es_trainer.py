@@ -430,7 +430,7 @@ def numbers(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 
 MODELS: dict[str, dict[str, Any]] = {
     "together": {},
-    "one by one": {"model": "vector_rnn", "model.memory.size": 4},
+    "one by one": {"model": "vector_rnn", "model.rnn.size": 4},
 }
 
 

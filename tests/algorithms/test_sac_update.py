@@ -231,7 +231,7 @@ def test_a_batch_that_is_not_finite_is_told():
     "settings",
     [
         {"shared_trunk": True},
-        {"memory": {"cell": "lstm"}},
+        {"rnn": {"cell": "lstm"}},
         {"value_support": [-3, 3]},
         {"value_transform": {"_target_": "maze_train.ReduceScaleValueTransform"}},
     ],

@@ -290,7 +290,7 @@ def test_the_target_of_a_policy_that_was_taken_over_is_its_copy(tmp_path):
         ),
         (spaces.Box(-np.inf, np.inf, (1,)), {}, "needs finite bounds"),
         (REACH, {"distributions": {"Box": "beta"}}, r"model\.distributions\.Box = 'beta': .*leave"),
-        (REACH, {"memory": {"cell": "lstm"}}, r"model\.memory = .*single steps"),
+        (REACH, {"rnn": {"cell": "lstm"}}, r"model\.rnn = .*single steps"),
     ],
 )
 def test_spaces_and_models_that_are_refused(action_space, model, message):

@@ -19,7 +19,7 @@ from maze_train.collect.population import ModelAgent, acting_part
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.envs.stepped import EpisodeError
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.joint import JointModel
 from maze_train.nets.population import JointPopulation
 from maze_train.training.policy_files import TrainedPolicy
@@ -320,7 +320,7 @@ def test_critics_of_several_agents_are_left_out():
 
 
 @pytest.mark.parametrize(
-    ("memory", "shared"), [(None, True), (None, False), (MemoryConfig(cell="gru", size=5), True)]
+    ("memory", "shared"), [(None, True), (None, False), (RecurrentConfig(cell="gru", size=5), True)]
 )
 def test_an_actor_critic_acts_as_its_policy_does(memory, shared):
     """Its critic is left out, and the model stays as it is."""

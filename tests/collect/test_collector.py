@@ -19,7 +19,7 @@ from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.spaces.describe import unflatten_value
 from maze_train.spaces.tensors import as_tensors
 
@@ -267,10 +267,10 @@ class Forgetful(ActorEnv):
 def test_episodes_that_can_not_be_restored_are_lost_if_that_is_allowed():
     """Else it is an error; what was summed up of them is forgotten, that of others is kept.
 
-    A policy with a memory begins with an empty one there, and continues elsewhere.
+    A recurrent policy begins with an empty one there, and continues elsewhere.
     """
     env = SequentialVectorEnv([Forgetful] * B)
-    model = make_model(env, MemoryConfig(cell="gru", size=4))
+    model = make_model(env, RecurrentConfig(cell="gru", size=4))
     first = RolloutCollector(env, T, env_seed=5, action_seed=7)
     first.collect(model)
     first.episodes.returns[:] = 100.0
@@ -324,7 +324,7 @@ def test_what_is_done_meanwhile_is_done_in_the_last_step():
 
 
 @pytest.mark.parametrize("vector", VECTORS)
-@pytest.mark.parametrize("memory", [None, MemoryConfig(cell="gru", size=4)])
+@pytest.mark.parametrize("memory", [None, RecurrentConfig(cell="gru", size=4)])
 def test_learning_meanwhile_changes_the_next_rollout_alone(vector, memory):
     """A rollout is that of the weights before, bit for bit; the next one has the new weights."""
 

@@ -135,7 +135,7 @@ def test_runs_without_code_of_ones_own_need_no_trust(algorithm: str) -> None:
     if algorithm == "bc":
         settings["runner.dataset"] = "somewhere"
     if algorithm in ("a2c", "ppo"):
-        settings["model.memory"] = {"size": 8}
+        settings["model.rnn"] = {"size": 8}
         settings["model.value_transform"] = {"_target_": "maze_train.ReduceScaleValueTransform"}
     wrappers = ["maze_train.RewardScalingWrapper", "gymnasium.wrappers.FlattenObservation"]
     settings["env.wrappers"] = [{"_target_": name} for name in wrappers]

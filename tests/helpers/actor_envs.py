@@ -20,7 +20,7 @@ from maze_train.core.seeding import Seeds
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.config import ModelConfig, RecurrentConfig
 
 ENDS = ("terminated", "truncated")
 T, E = 5, 2
@@ -223,7 +223,7 @@ def vector_of(make, num_envs=E, skips=False, first_env=0, *, can_be_restored=Tru
 
 def model_maker(observation_space, action_space, *, memory=False, normalises=False):
     """What builds a small model, in whatever process."""
-    config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(size=4) if memory else None)
+    config = ModelConfig(hidden_sizes=[8], rnn=RecurrentConfig(size=4) if memory else None)
     config.normalization.mode = "running" if normalises else "none"
     return partial(build_actor_critic, config, observation_space, action_space, 0)
 

@@ -18,7 +18,7 @@ from maze_train.collect.episode_player import EpisodePlayer, PlaySettings
 from maze_train.collect.members import EpisodeTask, PairDraws, SharedNoiseTable
 from maze_train.collect.population import MemberAgent, MemberSettings, trained_size
 from maze_train.envs.stepped import EnvSlots
-from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import find_normalizer, row_blocks
 from maze_train.workers.pool import PrivateMemory
@@ -124,8 +124,8 @@ class EndlessEnv(UnequalEnv):
 POLICIES = {
     "plain": {},
     "normalised": {"mode": "running"},
-    "memory": {"memory": MemoryConfig(cell="gru", size=5)},
-    "normalised memory": {"mode": "running", "memory": MemoryConfig(size=5)},
+    "memory": {"rnn": RecurrentConfig(cell="gru", size=5)},
+    "normalised memory": {"mode": "running", "rnn": RecurrentConfig(size=5)},
     "wrapped": {"wrapper": own("Rule")},
     "own": {"policy": own("OddNet"), "hidden_sizes": None},
 }

@@ -101,7 +101,7 @@ def model_problem(obs, actions, policy, deterministic=False):
 
 
 def user_problem(obs, actions):
-    """Environment and agent of a policy with a memory."""
+    """Environment and agent of a recurrent policy."""
     policy = partial(RememberingPolicy, actions)
     return partial(WalkEnv, obs, actions), partial(PolicyAgent, policy)
 

@@ -72,7 +72,7 @@ from maze_train.learner.others import (
 from maze_train.learner.part import Part
 from maze_train.learner.shard import Shard, own_rows, shard_rows
 from maze_train.learner.steps import LearnerEvents, statistics_of
-from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.policy_model import build_policy
 from maze_train.workers.process_pool import LocalProcesses
@@ -155,7 +155,7 @@ class Apart(Shard):
 @sweep("count", [1, 2, 3, 40])
 def test_each_value_is_computed_once(count):
     """Rows of a rollout are spread evenly; the sum of what learners find is what one finds."""
-    memory = {"memory": MemoryConfig(cell="gru", size=4)}
+    memory = {"rnn": RecurrentConfig(cell="gru", size=4)}
     model = make_model(*PROBLEMS["discrete"], **memory)
     rollout = make_rollout(*PROBLEMS["discrete"])
     rollout = replace(rollout, hidden_states=normal(T + 1, B, model.state_size))
@@ -203,7 +203,7 @@ def test_what_can_not_be_shared_out():
 
 def actor_critic(algorithm, problem="discrete", ignoring=False, memory=False, settings=None, **own):
     """A learner, and its rollouts."""
-    memories = {"memory": MemoryConfig(cell="gru", size=4)} if memory else {}
+    memories = {"rnn": RecurrentConfig(cell="gru", size=4)} if memory else {}
     model = make_model(*PROBLEMS[problem], **memories, **(settings or {}))
     rollout = replace(make_rollout(*PROBLEMS[problem]), log_probs=normal(T, B) - 1.0)
     rollout = with_ignored(rollout) if ignoring else rollout
@@ -229,7 +229,7 @@ def dqn(dueling):
 
 def two_modules(**own):
     """Modules with as many samples in a minibatch or fewer, one of them by autograd."""
-    memory = {"memory": MemoryConfig(cell="gru", size=4)}
+    memory = {"rnn": RecurrentConfig(cell="gru", size=4)}
     models = {
         "first": make_model(*PROBLEMS["discrete"], normalization=RUNNING),
         "second": make_model(*PROBLEMS["discrete"], seed=2, **memory),

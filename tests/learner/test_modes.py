@@ -17,7 +17,7 @@ from maze_train.core.errors import TrainingError
 from maze_train.learner.config import Progress
 from maze_train.learner.modules import has_modes
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.template import TemplateNet
 from maze_train.spaces.describe import flat_space
@@ -123,7 +123,7 @@ def test_some_layers_of_pytorch_have_no_modes(module):
         OwnTemplate(BOX, ModelConfig(), [4], 2),
         # On a GPU the gradients of recurrent layers of PyTorch are there in training mode only.
         nn.GRU(2, 2),
-        build_actor_critic(ModelConfig(memory=MemoryConfig(size=4)), BOX, spaces.Discrete(2), 0),
+        build_actor_critic(ModelConfig(rnn=RecurrentConfig(size=4)), BOX, spaces.Discrete(2), 0),
     ],
     ids=lambda module: type(module).__name__,
 )

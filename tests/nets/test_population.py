@@ -16,9 +16,9 @@ from own_networks import own
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.nets.config import (
     ACTIVATIONS,
-    MemoryConfig,
     ModelConfig,
     ObservationNormalizationConfig,
+    RecurrentConfig,
 )
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import (
@@ -107,17 +107,17 @@ ROWWISE = {
     "normalised rule": ({"wrapper": "Rule", "normalization": RUNNING}, "box"),
     **{
         f"{cell} of {size}": (
-            {"hidden_sizes": [30], "memory": MemoryConfig(cell=cell, size=size)},
+            {"hidden_sizes": [30], "rnn": RecurrentConfig(cell=cell, size=size)},
             "box",
         )
         for cell in ("lstm", "gru")
         for size in (1, 33, 129)
     },
-    "two layers": ({"memory": MemoryConfig(cell="gru", size=33, layers=2)}, "masked"),
-    "memory of images": ({"memory": MemoryConfig(size=7), "hidden_sizes": [7]}, "image"),
-    "normalised memory": ({"memory": MemoryConfig(size=7), "normalization": RUNNING}, "dict"),
-    "remembering rule": ({"memory": MemoryConfig(size=7), "wrapper": "Remembers"}, "box"),
-    "agents that remember": ({"memory": MemoryConfig(size=7)}, "agents"),
+    "two layers": ({"rnn": RecurrentConfig(cell="gru", size=33, layers=2)}, "masked"),
+    "memory of images": ({"rnn": RecurrentConfig(size=7), "hidden_sizes": [7]}, "image"),
+    "normalised memory": ({"rnn": RecurrentConfig(size=7), "normalization": RUNNING}, "dict"),
+    "remembering rule": ({"rnn": RecurrentConfig(size=7), "wrapper": "Remembers"}, "box"),
+    "agents that remember": ({"rnn": RecurrentConfig(size=7)}, "agents"),
 }
 CASES = {**BATCHED, **ROWWISE}
 every_case = pytest.mark.parametrize("case", CASES)

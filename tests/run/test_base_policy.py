@@ -88,7 +88,7 @@ BASES: dict[str, Callable[[Path, str], Path]] = {
     "bc box": partial(cloned, action="box"),
     "bc running": partial(cloned, **RUNNING),
     "bc running box": partial(cloned, action="box", **RUNNING),
-    "memory box": partial(trained, env=BOX, **{"model.memory.size": 4}),
+    "recurrent box": partial(trained, env=BOX, **{"model.rnn.size": 4}),
     "dqn": partial(trained, algorithm="dqn"),
     "ppo": partial(trained, **NETS),
     "sac box": partial(trained, algorithm="sac", env=BOX, **RUNNING, **UNSET),
@@ -208,7 +208,7 @@ def test_bc_goes_on_from_the_policy_of_another(tmp_path, base, name, networks):
 TRUST = {"trust": ["test_base_policy"]}
 TO_TRAIN = r"train the base with 'model\.distributions=\{Box: squashed_gaussian\}'"
 FIXED = r"model\.distributions = 'NoisyActions': its entropy is fixed.*squashed_.*_tuning=false"
-NO_MEMORY = r"train the base with model\.memory=null$"
+NO_RNN = r"train the base with model\.rnn=null$"
 OTHERS = {"model.hidden_sizes": [9], "model.activation": "tanh"}
 NOT_OTHERS = (
     r"base_run .*\[8\] there, \[9\] here; activation: relu there, tanh here\).*"
@@ -223,8 +223,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ("unscaled box", "sac", TRUST, rf"base_run = .*sac cannot learn .*{TO_TRAIN}"),
     ("unscaled box", "sac", {**TRUST, **NETS}, TO_TRAIN),
     ("fixed box", "sac", {}, FIXED),
-    ("memory box", "sac", {}, NO_MEMORY),
-    ("memory box", "bc", {}, NO_MEMORY),
+    ("recurrent box", "sac", {}, NO_RNN),
+    ("recurrent box", "bc", {}, NO_RNN),
     # Other settings: what to set, also where weights would fit.
     ("bc", "ppo", OTHERS, NOT_OTHERS),
     ("bc", "ppo", {"model.normalization.mode": "running"}, r"set model\.norma.*\.mode=none$"),

@@ -203,7 +203,7 @@ EQUAL: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "memory": (
         partial(UnevenEnv, True),
-        {"model": "vector_rnn", "model.memory.size": 4, "algorithm.n_timesteps_per_update": 150},
+        {"model": "vector_rnn", "model.rnn.size": 4, "algorithm.n_timesteps_per_update": 150},
     ),
     "wrapper": (UnevenEnv, {"algorithm.policy_wrapper": {"_target_": "test_es_runs.Reckless"}}),
     "Dict": (

@@ -184,7 +184,7 @@ def test_actors_in_processes() -> None:
 CONTENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "memory": (
         {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}},
-        {"model": "vector_rnn", "model.memory.size": 8, "algorithm.replay_size": 3},
+        {"model": "vector_rnn", "model.rnn.size": 8, "algorithm.replay_size": 3},
     ),
     "masks, normalised": (
         {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "mask", "action": "choice"}},

@@ -30,7 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     "win rate": {"opponents": {"add_every": 0, "at_win_rate": 0.4, "least_episodes": 3, "keep": 2}},
     "centralised": {"model.centralized_critic": True},
     "memory": {
-        "model.memory": {"cell": "gru", "size": 6},
+        "model.rnn": {"cell": "gru", "size": 6},
         "algorithm.n_rollout_steps": 12,
         "algorithm.sequence_length": 4,
     },

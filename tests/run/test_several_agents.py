@@ -25,7 +25,7 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
 HEAPS = {"env": {"_target_": "agent_envs.Heaps"}, "total_steps": 384}
 """Players act in turn; a referee comes and goes, with other spaces."""
 RECURRENT = {
-    "model.memory": {"cell": "gru", "size": 6},
+    "model.rnn": {"cell": "gru", "size": 6},
     "algorithm.n_rollout_steps": 12,
     "algorithm.sequence_length": 4,
 }
@@ -50,7 +50,7 @@ CASES: dict[str, dict[str, Any]] = {
     "impala, memory": {**RECURRENT, "algorithm.replay_size": 3},
     "ppo, centralised": {**RECURRENT, **NORMALISED, "model.centralized_critic": True},
     "es": {},
-    "es, memory": {"model.memory": {"cell": "gru", "size": 6}, "env.max_episode_steps": 9},
+    "es, memory": {"model.rnn": {"cell": "gru", "size": 6}, "env.max_episode_steps": 9},
     "impala, centralised": {"model.centralized_critic": True, "algorithm.replay_size": 3},
 }
 OFTEN = ["ppo, centralised", "impala, memory", "dqn", "es, memory"]
@@ -364,7 +364,7 @@ def test_centralised_critics_for_the_memories_of_another_run(
     for name, more in {"run": {"base_run": "base"}, "both": {"base_run": "run"}}.items():
         run(name, "ppo, memory", **short, **more, **{"model.centralized_critic": True})
         taken, _, new = capsys.readouterr().err.partition("; new:")
-        assert "policies.referee.trunk, policies.referee.memory, policies.referee.policy" in taken
+        assert "policies.referee.trunk, policies.referee.rnn, policies.referee.policy" in taken
         assert ("referee.critic" in new) == (name == "run" and not is_centralized)
     assert written_config("run")["model"]["shared_trunk"] is None
 
@@ -410,8 +410,8 @@ def test_a_policy_may_have_networks_of_its_own() -> None:
 def test_sequences_of_a_policy_that_alone_has_a_memory() -> None:
     """It learns as where the memory is that of all but the others."""
     sizes = {"hidden_sizes": [8]}
-    memory = {**sizes, "memory": RECURRENT["model.memory"]}
-    steps = {key: value for key, value in RECURRENT.items() if key != "model.memory"}
+    memory = {**sizes, "rnn": RECURRENT["model.rnn"]}
+    steps = {key: value for key, value in RECURRENT.items() if key != "model.rnn"}
     players, judge = {"agents": ["first", "second"]}, {"agents": ["referee"]}
     policies: dict[str, Any] = {"players": players, "judge": {**judge, "model": sizes}}
     run("all", "ppo", **RECURRENT, policies=policies)

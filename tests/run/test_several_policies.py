@@ -25,7 +25,7 @@ ONE: dict[str, Any] = {"_target_": "own_policies.TakesOne"}
 ALL_ONE = {"one": {"agents": ["f*"], "source": ONE}, "second": ONE, "referee": ONE}
 TRUST = {"trust": ["agent_envs", "own_policies"]}
 RECURRENT = {
-    "model.memory": {"cell": "gru", "size": 6},
+    "model.rnn": {"cell": "gru", "size": 6},
     "algorithm.n_rollout_steps": 12,
     "algorithm.sequence_length": 4,
 }

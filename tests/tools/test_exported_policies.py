@@ -24,7 +24,7 @@ from maze_train.collect.fixed_policies import random_policy
 from maze_train.core.errors import ConfigError, ExportError, MissingExtraError
 from maze_train.core.types import leaves_by_key
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.policy_model import build_policy
 from maze_train.spaces.agents import AgentSpaces
@@ -49,7 +49,7 @@ FORCE = spaces.Box(np.array([-0.1, -2.0], np.float32), np.array([0.1, 0.5], np.f
 HYBRID = spaces.Tuple((spaces.Discrete(3), spaces.Dict({"force": FORCE})))
 SWITCHES = spaces.Dict({"level": spaces.Box(-5, 9, (2, 2), np.int32), "on": spaces.MultiBinary(3)})
 RUNNING = ObservationNormalizationConfig(mode="running")
-LSTM, GRU = (MemoryConfig(cell=cell, size=4, layers=2) for cell in ("lstm", "gru"))
+LSTM, GRU = (RecurrentConfig(cell=cell, size=4, layers=2) for cell in ("lstm", "gru"))
 AGENTS = AgentSpaces(
     {"first": VECTOR, "second": VECTOR, "other": MASKED},
     {"first": HYBRID, "second": HYBRID, "other": spaces.Discrete(4)},
@@ -60,8 +60,8 @@ CASES = {
     "vector": (build_actor_critic, VECTOR, spaces.Discrete(4, start=2), {}),
     "image": (build_actor_critic, IMAGE, spaces.MultiDiscrete([2, 3]), {}),
     "impala": (build_actor_critic, IMAGE, FORCE, {"image_encoder": "impala"}),
-    "lstm": (build_actor_critic, VECTOR, HYBRID, {"memory": LSTM}),
-    "gru": (build_actor_critic, PARTS, spaces.Discrete(3), {"memory": GRU}),
+    "lstm": (build_actor_critic, VECTOR, HYBRID, {"rnn": LSTM}),
+    "gru": (build_actor_critic, PARTS, spaces.Discrete(3), {"rnn": GRU}),
     "normalized": (build_policy, PARTS, HYBRID, {"normalization": RUNNING}),
     "masked": (build_actor_critic, MASKED, spaces.Discrete(4), {}),
     "two masks": (build_actor_critic, TWO_MASKS, spaces.MultiDiscrete([2, 3]), {}),
@@ -72,7 +72,7 @@ CASES = {
     "td3": (build_td3, VECTOR, FORCE, {}),
     "dqn": (build_dqn, MASKED, spaces.Discrete(4), {"num_quantiles": 3, "dueling": True}),
     "agents": (build_actor_critic, AGENTS, None, {}),
-    "agents with memory": (build_actor_critic, AGENTS, None, {"memory": GRU}),
+    "agents with memory": (build_actor_critic, AGENTS, None, {"rnn": GRU}),
 }
 
 
@@ -172,7 +172,7 @@ EVERY += [(n, k) for n in CASES for k in formats.FORMATS if (n, k) not in EVERY]
 
 @pytest.mark.parametrize("case", everyday(6, EVERY), ids=" as ".join)
 def test_a_file_acts_as_the_policy(tmp_path, case):
-    """In batches of other sizes, with a memory that continues; it says what it is."""
+    """In batches of other sizes, of a recurrent policy that continues; it says what it is."""
     name, kind = case
     if kind == "onnx":
         pytest.importorskip("onnxruntime")

@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.training.evaluators import copy_of_weights
 from maze_train.training.policy_files import (
@@ -161,7 +161,7 @@ def test_an_observation_that_is_not_finite_is_refused(number):
 def remembering_policy():
     """A policy whose actions show what it remembers; each call gives an equal one."""
     action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(size=4))
+    config = ModelConfig(hidden_sizes=[8], rnn=RecurrentConfig(size=4))
     return TrainedPolicy(build_actor_critic(config, BOX, action_space, 1), BOX, action_space)
 
 
@@ -387,7 +387,7 @@ def test_looking_at_values_leaves_no_memory():
         policy.act(first)
     assert not np.allclose(asked.values(second), before)
     np.testing.assert_array_equal(asked.act(second), alone.act(second))
-    config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(size=4))
+    config = ModelConfig(hidden_sizes=[8], rnn=RecurrentConfig(size=4))
     model = build_actor_critic(config, BOX, spaces.Discrete(3), 1)
     policies = [TrainedPolicy(model, BOX, spaces.Discrete(3)) for _ in range(2)]
     policies[0].probabilities(first)

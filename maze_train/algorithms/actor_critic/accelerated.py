@@ -112,7 +112,7 @@ def accelerates(learner: AnyLearner, model: Any) -> bool:
         and owner is not None
         and owner is _owner(learner, "policy_loss")
         and (type(model), type(policy), type(head)) == (ActorCriticModel, Policy, ValueHead)
-        and (model.memory, head.support) == (None, None)
+        and (model.rnn, head.support) == (None, None)
         and all(map(has_gradients_by_hand, (policy.net, model.critic)))
         and (model.trunk is None or has_gradients_by_hand(model.trunk))
         and FAMILY_METHOD in vars(type(family))

@@ -91,11 +91,11 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         super().__init__(context)
         own = (policy.model for policy in context.policies.values() if policy.model)
         models = (context.model, *own)
-        if self.algorithm.sequence_length and all(model.memory is None for model in models):
+        if self.algorithm.sequence_length and all(model.rnn is None for model in models):
             raise ConfigError(
                 "algorithm.sequence_length",
-                "only a policy with a memory learns from sequences: set model.memory, or "
-                "policies.<id>.model.memory",
+                "only a recurrent policy learns from sequences: set model.rnn, or "
+                "policies.<id>.model.rnn",
                 self.algorithm.sequence_length,
             )
 

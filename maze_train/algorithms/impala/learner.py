@@ -100,7 +100,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
                 "the rollout has no log_probs, expected those of the policy that acted: collect it "
                 "with RolloutCollector(..., records_log_probs=True)"
             )
-        # The policy's memory is that of the actor in the first row only.
+        # The recurrent state of the policy is that of the actor in the first row only.
         rollout = with_new_states(self.model(module_id), experience.to(self.device))
         prepared = super().preprocess(module_id, rollout, statistics)
         new = _new_columns(rollout)
@@ -117,8 +117,9 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
         """Evaluate a model on a rollout; one pass serves the targets and the loss."""
         model = self.model(module_id)
-        # With a memory the loss reads sequences; networks with modes are in another one for it; one
-        # of several learners has the loss of some rows only, autocast and compile are for losses.
+        # The loss of recurrent policies reads sequences; networks with modes are in another one for
+        # it; one of several learners has the loss of some rows only; autocast and compile are for
+        # losses.
         runs_again = self.modules_with_modes | self.accelerated
         if (
             model.state_size

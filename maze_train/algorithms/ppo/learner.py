@@ -93,7 +93,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     def minibatches(
         self, prepared: Mapping[str, PreparedRollout], statistics: Statistics
     ) -> Iterator[Mapping[str, ActorCriticBatch]]:
-        """Every sample once per pass, in a new order each time; with a memory, every sequence."""
+        """Every sample, or sequence if recurrent, once per pass, in a new order each time."""
         rollouts = {key: rollout for key, rollout in prepared.items() if rollout.num_units}
         for optimization_epoch in range(self.config.n_optimization_epochs):
             if optimization_epoch and self.config.recompute_advantages:
