@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -191,28 +192,18 @@ class PolicyAgent(SlotAgent):
                 columns[key][row] = value
         return columns[""] if self._action.is_single else columns
 
-    def _checked(self, row: int, action: Any) -> Iterator[tuple[str, Array]]:
+    def _checked(self, row: int, action: Any) -> list[tuple[str, Array]]:
         """The parts of an action in the types of the space."""
-        problem = ""
         try:
-            parts = [
-                (key, converted_action(part, self._action.leaves[key]))
-                for key, part in self._action.read(action)
-            ]
+            parts = self._action.read(action)
+            return [(key, converted_action(part, self._action.leaves[key])) for key, part in parts]
         except SpaceError as error:
-            problem, parts = f": {error}", []
+            space = self._action.space
+            problem = f"it returned {action!r}, which is not in the action space {space}: {error}"
+            raise self._fault(row, problem) from error
         except Exception as error:  # whatever NumPy or the class of the action raises
             text = f"{type(error).__name__}: {error}"
             raise self._fault(row, f"its action cannot be read: {text}") from error
-        if problem or any(value is None for _, value in parts):
-            raise self._fault(
-                row,
-                f"it returned {action!r}, which is not in the action space "
-                f"{self._action.space}{problem}",
-            )
-        for key, value in parts:
-            assert value is not None
-            yield key, value
 
     def _fault(self, row: int, problem: str) -> EpisodeError:
         name, seed = self._policies[row].name, self._slots.seeds[row]
@@ -276,21 +267,23 @@ class UniformPolicy:
         return random_action(self._action, legal, self._generator)
 
 
-def converted_action(part: Any, leaf: spaces.Space[Any]) -> Array | None:
-    """A part of an action in the type of its space; None: it is not in the space."""
+def converted_action(part: Any, leaf: spaces.Space[Any]) -> Array:
+    """A part of an action in the type of its space.
+
+    Raises:
+        SpaceError: If it is not in the space.
+    """
     dtype = np.dtype(leaf.dtype)
-    try:
+    with suppress(ValueError):  # lists of unequal lengths
         array = np.asarray(part)
-    except ValueError:  # lists of unequal lengths
-        return None
-    if array.shape != (leaf.shape or ()):
-        return None
-    if array.dtype.kind not in ("fiub" if dtype.kind == "f" else "iub"):
-        return None
-    with np.errstate(over="ignore"):
-        found: Array = array.astype(dtype)
-    kept = np.isfinite(found) if dtype.kind == "f" else found == array
-    return found if np.all(kept) and leaf.contains(found) else None
+        kinds = "fiub" if dtype.kind == "f" else "iub"
+        if array.shape == (leaf.shape or ()) and array.dtype.kind in kinds:
+            with np.errstate(over="ignore"):
+                found: Array = array.astype(dtype)
+            kept = np.isfinite(found) if dtype.kind == "f" else found == array
+            if np.all(kept) and leaf.contains(found):
+                return found
+    raise SpaceError(f"{part!r} is not in {leaf}")
 
 
 def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:

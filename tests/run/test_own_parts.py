@@ -137,13 +137,6 @@ def test_an_evaluator_of_ones_own_that_fails_loses_nothing() -> None:
         short_run(None, evaluators=[Numbers(3)])
 
 
-def test_a_writer_of_ones_own() -> None:
-    """`tracking.writers` gets every row."""
-    writer = {"_target_": "own_parts.LineWriter", "path": "epochs.txt"}
-    short_run(**{"tracking.writers": [writer]})
-    assert Path("epochs.txt").read_text() == "1\n2\n3\n"
-
-
 def test_an_algorithm_of_ones_own() -> None:
     """A subclass of a config names its learner; the run and its saved files know it."""
     OwnPPOLearner.seen.clear()

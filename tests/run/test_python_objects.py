@@ -46,10 +46,11 @@ def test_objects_make_the_same_run_as_their_names() -> None:
     short_run("named", **NAMED)
     assert [row["own/calls"] for row in rows("named")] == ["10", "20", "30"]
     for name, place in (("dev", {}), ("local", FORK)):
+        assert Path("epochs.txt").read_text() == "1\n2\n3\n"
         Path("epochs.txt").unlink()
         short_run(name, **objects(), **place)
         assert rows(name) == rows("named")
-        assert Path("epochs.txt").read_text() == "1\n2\n3\n"
+    assert Path("epochs.txt").read_text() == "1\n2\n3\n"
 
 
 def test_the_file_names_them_and_going_on_asks_for_them_again() -> None:

@@ -29,6 +29,10 @@ IMAGE = spaces.Box(0, 255, (2, 2, 3), np.uint8)
 NESTED = spaces.Dict({"pose": spaces.Tuple((BOX, spaces.Discrete(3, start=2))), "image": IMAGE})
 FORCE = spaces.Box(np.array([-0.1, -2.0], np.float32), np.array([0.1, 0.5], np.float32))
 ARM = spaces.Tuple((spaces.Discrete(3), spaces.Dict({"force": FORCE})))
+MASKED = (
+    spaces.Dict({"action_mask": spaces.MultiBinary(3), "place": BOX}),
+    spaces.Discrete(3),
+)
 
 CASES = {
     "box-discrete": (BOX, spaces.Discrete(4, start=2)),
@@ -137,8 +141,7 @@ def test_observations_of_a_wrong_shape_are_refused(tmp_path):
 
 def test_an_observation_without_legal_action_is_refused():
     """Alone and in a batch, where the error tells the row; the others get legal actions."""
-    masked = spaces.Dict({"action_mask": spaces.MultiBinary(3), "place": BOX})
-    policy = TrainedPolicy(make_model(masked, spaces.Discrete(3)), masked, spaces.Discrete(3))
+    policy = TrainedPolicy(make_model(*MASKED), *MASKED)
     masks = np.array([[0, 1, 0], [0, 0, 1], [0, 0, 0]], np.int8)
     places = np.zeros((3, 3))
     assert policy.act({"action_mask": masks[:2], "place": places[:2]}).tolist() == [1, 2]
@@ -219,28 +222,6 @@ def _spring():
     Trap.ran = True
 
 
-DAMAGE = {
-    "missing": lambda path: path.unlink(),
-    "empty": lambda path: path.write_bytes(b""),
-    "cut": lambda path: path.write_bytes(path.read_bytes()[:-100]),
-    "code": lambda path: torch.save({"weights": Trap()}, path),
-    "pickle": lambda path: path.write_bytes(pickle.dumps(Trap())),
-    "a list": lambda path: torch.save([1, 2, 3], path),
-}
-
-
-@pytest.mark.parametrize("how", DAMAGE)
-def test_damaged_or_hostile_weights_are_refused(tmp_path, how):
-    """The error names the file, nothing in it runs, and no way to run it is reported."""
-    saved(tmp_path, "box-discrete")
-    DAMAGE[how](tmp_path / "policy.pt")
-    (tmp_path / "score.json").unlink()
-    with pytest.raises(RunDirectoryError, match=r"policy\.pt") as told:
-        read_weights(tmp_path)
-    assert not Trap.ran
-    assert "weights_only" not in str(told.value)
-
-
 def test_flipped_bytes_are_noticed(tmp_path):
     """Wherever they are in the weights: the digest in score.json is another."""
     saved(tmp_path, "box-discrete")
@@ -289,31 +270,7 @@ def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
     assert not list(tmp_path.glob(".*"))  # nothing is left beside
 
 
-@pytest.mark.parametrize("name", ["policy.pt", "spaces.json", "score.json"])
-def test_a_pipe_is_refused(tmp_path, name):
-    """At once: no one would write into it."""
-    saved(tmp_path, "box-discrete")
-    (tmp_path / name).unlink()
-    os.mkfifo(tmp_path / name)
-    with pytest.raises(RunDirectoryError, match=rf"{name} is .*damaged: .*no regular file"):
-        (read_spaces if name == "spaces.json" else read_weights)(tmp_path)
-
-
-def test_a_damaged_score_is_refused(tmp_path):
-    """The error names the file."""
-    saved(tmp_path, "box-discrete")
-    for data in (b"", b"[]", b"[" * 100_000, b"\xff"):
-        (tmp_path / "score.json").write_bytes(data)
-        with pytest.raises(RunDirectoryError, match=r"score\.json is damaged"):
-            read_weights(tmp_path)
-
-
 GOOD = {"type": "Discrete", "n": 2, "start": 0}
-
-
-def with_action_space(description):
-    """The text of a file with some action space."""
-    return json.dumps({"observation_space": GOOD, "action_space": description})
 
 
 def nested(levels):
@@ -321,26 +278,55 @@ def nested(levels):
     return {"type": "Tuple", "spaces": [nested(levels - 1)]} if levels else GOOD
 
 
+NO_SPACES = [
+    {**GOOD, "n": 0},
+    {"type": "Torus"},
+    {**GOOD, "n": 10**11},
+    {"type": "MultiBinary", "n": [10**6, 10**6]},
+    {"type": "MultiDiscrete", "nvec": [10**11], "start": [0], "dtype": "i8"},
+    {"type": "Box", "low": 0, "high": 1, "shape": [10**11], "dtype": "f4"},
+    nested(70),
+]
+DEEP = b"[" * 100_000
+TEXTS = [json.dumps({"observation_space": GOOD, "action_space": space}) for space in NO_SPACES]
+TEXTS.append(json.dumps({"observation_space": GOOD}))
+CONTENTS = {
+    "policy.pt": [b"", pickle.dumps(Trap())],
+    "score.json": [b"", b"[]", DEEP, b"\xff"],
+    "spaces.json": [b"", b"{", b"{}", b"null", DEEP, *TEXTS],
+}
+DAMAGE = {
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "code": lambda path: torch.save({"weights": Trap()}, path),
+    "a list": lambda path: torch.save([1, 2, 3], path),
+    "missing": lambda path: path.unlink(),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+}
+
+
 @pytest.mark.parametrize(
-    "text",
+    ("name", "how"),
     [
-        *("", "{", "{}", "null", "[" * 100_000, json.dumps({"observation_space": GOOD})),
-        with_action_space({**GOOD, "n": 0}),
-        with_action_space({"type": "Torus"}),
-        with_action_space({**GOOD, "n": 10**11}),
-        with_action_space({"type": "MultiBinary", "n": [10**6, 10**6]}),
-        with_action_space({"type": "MultiDiscrete", "nvec": [10**11], "start": [0], "dtype": "i8"}),
-        with_action_space({"type": "Box", "low": 0, "high": 1, "shape": [10**11], "dtype": "f4"}),
-        with_action_space(nested(70)),
+        *(("policy.pt", how) for how in DAMAGE),
+        *(("score.json", "pipe"), ("spaces.json", "pipe"), ("spaces.json", "missing")),
+        *((name, number) for name, contents in CONTENTS.items() for number in range(len(contents))),
     ],
-    ids=lambda text: text[-40:],
 )
-def test_damaged_spaces_are_refused(tmp_path, text):
-    """The error names the file, whatever is in it, and when it is missing."""
-    for _ in range(2):
-        with pytest.raises(RunDirectoryError, match=r"spaces\.json"):
-            read_spaces(tmp_path)
-        (tmp_path / "spaces.json").write_text(text)
+def test_damaged_or_hostile_files_are_refused(tmp_path, name, how):
+    """The error names the file, nothing in it runs, and no way to run it is reported."""
+    saved(tmp_path, "box-discrete")
+    if name == "policy.pt":
+        (tmp_path / "score.json").unlink()  # the digest would notice
+    if how in DAMAGE:
+        DAMAGE[how](tmp_path / name)
+    else:
+        content = CONTENTS[name][how]
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    words = rf"{name} is (missing or )?damaged: {'.*no regular file' if how == 'pipe' else ''}"
+    with pytest.raises(RunDirectoryError, match=words) as told:
+        (read_spaces if name == "spaces.json" else read_weights)(tmp_path)
+    assert not Trap.ran
+    assert "weights_only" not in str(told.value)
 
 
 @pytest.mark.parametrize("name", ["box-discrete", "image-multi"])
@@ -369,8 +355,7 @@ def test_parts_of_an_action_have_their_own_probabilities():
     policy = TrainedPolicy(make_model(BOX, space), BOX, space)
     found = policy.probabilities(np.zeros((2, 3)))
     assert {key: value.shape for key, value in found.items()} == {"move": (2, 3), "jump": (2, 4)}
-    masked = spaces.Dict({"action_mask": spaces.MultiBinary(3), "place": BOX})
-    policy = TrainedPolicy(make_model(masked, spaces.Discrete(3)), masked, spaces.Discrete(3))
+    policy = TrainedPolicy(make_model(*MASKED), *MASKED)
     obs = {"action_mask": np.array([0, 1, 0], np.int8), "place": np.zeros(3)}
     assert policy.probabilities(obs).tolist() == [0, 1, 0]
     arm = TrainedPolicy(make_model(NESTED, ARM), NESTED, ARM)
