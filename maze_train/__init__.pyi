@@ -24,11 +24,15 @@ from maze_train.algorithms.dqn.config import DQNAlgorithmConfig as DQNAlgorithmC
 from maze_train.algorithms.dqn.learner import DQN as DQN
 from maze_train.algorithms.dqn.learner import DQNEvents as DQNEvents
 from maze_train.algorithms.dqn.learner import DQNLearner as DQNLearner
+from maze_train.algorithms.dqn.learner import ValuesByHand as ValuesByHand
 from maze_train.algorithms.es.config import ESAlgorithmConfig as ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESEvents as ESEvents
 from maze_train.algorithms.es.learner import ESLearner as ESLearner
 from maze_train.algorithms.es.learner import EvaluatedPopulation as EvaluatedPopulation
 from maze_train.algorithms.es.learner import PopulationEvents as PopulationEvents
+from maze_train.algorithms.es.population import ESDistributedRollouts as ESDistributedRollouts
+from maze_train.algorithms.es.population import ESRolloutResult as ESRolloutResult
+from maze_train.algorithms.es.population import SharedNoiseTable as SharedNoiseTable
 from maze_train.algorithms.es.trainer import ESBuilder as ESBuilder
 from maze_train.algorithms.es.trainer import ESTrainer as ESTrainer
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig as ImpalaAlgorithmConfig
@@ -73,9 +77,6 @@ from maze_train.collect.collector import RolloutCollector as RolloutCollector
 from maze_train.collect.episode_player import PlaySettings as PlaySettings
 from maze_train.collect.episode_player import PlayedEpisode as PlayedEpisode
 from maze_train.collect.fixed_policies import RandomPolicy as RandomPolicy
-from maze_train.collect.members import SharedNoiseTable as SharedNoiseTable
-from maze_train.collect.population import ESDistributedRollouts as ESDistributedRollouts
-from maze_train.collect.population import ESRolloutResult as ESRolloutResult
 from maze_train.compat import ACDevRunner as ACDevRunner
 from maze_train.compat import ACLocalRunner as ACLocalRunner
 from maze_train.compat import ACRunner as ACRunner

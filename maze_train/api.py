@@ -11,9 +11,8 @@ from maze_train.collect.agents import RolloutGenerator
 from maze_train.collect.episode_player import PlaySettings
 from maze_train.config.loading import load_config
 from maze_train.config.rollout_config import load_rollout_config
-from maze_train.config.stored import PARTS_OF_ENV, check_trust, read_settings
+from maze_train.config.stored import PARTS_OF_ENV, read_settings
 from maze_train.config.train_config import AUTO
-from maze_train.config.writing import CONFIG_FILE
 from maze_train.core.checks import check_at_least
 from maze_train.core.conversion import key_of_field
 from maze_train.core.hub import local_directory
@@ -163,7 +162,7 @@ def load_learner(
 
     Args:
         run_dir: Directory of a run, whose newest checkpoint counts, or of one of its checkpoints.
-        trust: Your own modules that the configuration may name: their code is run.
+        trust: Modules that the configuration of somebody else may name: their code is run.
         env: The environment, if it was a function or class that has no importable name.
         **changes: Settings that do not change numbers, such as `**{"algorithm.device": "cpu"}`.
 
@@ -184,7 +183,7 @@ def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) 
         run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`);
             `<run dir>@final` and `<run dir>@epoch_<n>` name those of checkpoints, and
             `hf://<owner>/<name>[@<revision>]` one on the Hugging Face hub.
-        trust: Your own modules that define its networks: their code is run.
+        trust: Modules that define its networks, if somebody else made it: their code is run.
         **objects: Parts of the policy that were given in Python, by their keys:
             `**{"model.policy": MyNet}`.
 
@@ -205,7 +204,8 @@ def make_env(
 
     Args:
         run_dir: Directory of a run, or of one saved policy.
-        trust: Your own modules that define the environment and its wrappers: their code is run.
+        trust: Modules that define environment and wrappers, if somebody else made it: their code
+            is run.
         training: Whether it is as in training, with the wrappers for training only.
         **kwargs: Arguments of the environment, over those of the run.
 
@@ -215,10 +215,9 @@ def make_env(
         EnvError: If it cannot be built.
         RunDirectoryError: If the configuration is missing or damaged.
     """
-    directory = local_directory(run_dir)
-    settings, parts = read_settings(directory), (*PARTS_OF_ENV, "env.training_wrappers")
-    check_trust(settings, directory / CONFIG_FILE, trust, None, parts)
-    factory = EnvFactory.from_any(load_config(settings).env, **kwargs)
+    stored = read_settings(local_directory(run_dir))
+    stored.check(stored.values, trust, None, (*PARTS_OF_ENV, "env.training_wrappers"))
+    factory = EnvFactory.from_any(load_config(stored.values).env, **kwargs)
     return (factory if training else factory.for_evaluation())()
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from maze_train.algorithms.es.population import ESDistributedRollouts
 from maze_train.collect.actors import DistributedActors
 from maze_train.collect.player import PlayerWorker
-from maze_train.collect.population import ESDistributedRollouts
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.run.runner import TrainingRunner
 from maze_train.workers.pool import CallCancelledError

@@ -15,10 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from maze_train.collect.episode_player import PlaySettings
-from maze_train.collect.members import SlotAgent
+from maze_train.collect.episode_player import ModelAgent, PlaySettings, SlotAgent
 from maze_train.collect.player import RolloutPlayer
-from maze_train.collect.population import ModelAgent
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.core.seeding import Seeds
@@ -35,8 +33,7 @@ if TYPE_CHECKING:
     import gymnasium
     from gymnasium import spaces
 
-    from maze_train.collect.episode_player import PlayedEpisode
-    from maze_train.collect.members import EpisodeTask
+    from maze_train.collect.episode_player import EpisodeTask, PlayedEpisode
     from maze_train.collect.player import MakeAgent
     from maze_train.core.types import Array, ArrayTree
     from maze_train.data.trajectories import Trajectory

@@ -350,9 +350,9 @@ class PerRow:
 class StatefulPolicy(FixedPolicy):
     """Policies of a user with a method `reset`, one for each agent in each running episode.
 
-    They are asked in turns of their agents only, and reset where an episode begins. The memory of
-    an agent is the number of its policy, from 1; 0: its episode begins with its next turn. A number
-    of a checkpoint means a policy that has just been reset.
+    They are asked in turns of their agents only, and reset where an episode begins. The recurrent
+    state of an agent is the number of its policy, from 1; 0: its episode begins with its next turn.
+    A number of a checkpoint means a policy that has just been reset.
 
     Args:
         make_policy: Makes a policy.
@@ -388,7 +388,7 @@ class StatefulPolicy(FixedPolicy):
 
         Args:
             obs: Observations of n agents.
-            state: Their memory.
+            state: Their recurrent states.
             acts: Whether they act, `[n]`.
         """
         numbers = state[:, 0].long().tolist()

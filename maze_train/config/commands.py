@@ -96,20 +96,19 @@ class ExportConfig:
     """Directory of a training run, whose best policy is exported, of one of its saved policies, or
     `<run>@final`, `<run>@epoch_<n>`."""
 
-    format: Literal["onnx", "torchscript", "torch_export"] = "onnx"
-    """Kind of file: ONNX (extra `onnx`); TorchScript, which PyTorch discourages; an archive of
-    `torch.export`."""
+    format: Literal["onnx", "torch_export"] = "onnx"
+    """Kind of file: ONNX (extra `onnx`), or an archive of `torch.export`."""
 
     output: str | None = None
-    """The file; null: policy.onnx, policy.ts or policy.pt2 in the run directory; with `agent`
+    """The file; null: policy.onnx or policy.pt2 in the run directory; with `agent`
     policy_<agent>.onnx and so on. One that is there is replaced."""
 
     agent: str | None = None
     """Of several agents the one whose policy it is; null: all of them in one file."""
 
     trust: list[str] = field(default_factory=list)
-    """Modules of networks and environments of your own that the configuration of `run` may name:
-    their code is run."""
+    """Modules of networks and environments that the configuration of `run` may name if somebody
+    else made it: their code is run."""
 
     def __post_init__(self) -> None:
         convert_fields(self)
@@ -154,12 +153,17 @@ class PushConfig:
     """Whether README.md is written; false keeps that of the repository."""
 
     film: str | None = None
-    """A film of the policy, an .mp4 file; null: the newest one of rollouts of this policy
-    (`maze-run -cn rollout run=<run> video=true`), if there is one."""
+    """A film of the policy, an .mp4 file, such as one of `maze-run -cn rollout run=<run>
+    video=true`; null: none."""
+
+    share: list[str] = field(default_factory=list)
+    """Settings with texts that are uploaded as well, by dotted name or pattern, such as
+    `[env.kwargs.map_name]`. Numbers, flags and words that settings offer always are; any other text
+    may be a path or a secret, and is left out."""
 
     trust: list[str] = field(default_factory=list)
-    """Modules other than this package and PyTorch that the configuration of `run` may name, such as
-    `[my_nets]`: their code is run."""
+    """Modules other than this package and PyTorch that the configuration of `run` may name if
+    somebody else made it, such as `[my_nets]`: their code is run."""
 
     def __post_init__(self) -> None:
         convert_fields(self)

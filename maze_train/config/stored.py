@@ -1,8 +1,8 @@
 """Configuration in the directory of a run, which may come from a stranger.
 
-Reading it takes bounded time and memory and calls nothing. What it names is imported only where it
-is a class of this package, PyTorch or gymnasium of the kind that belongs there, or the user named
-or trusts it.
+Reading it takes bounded time and memory and calls nothing. What it names is imported only where
+this user wrote it (see `signature`), or it is a class of this package, PyTorch or gymnasium of the
+kind that belongs there, or the user named or trusts it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from maze_train.config.loading import PARTS, load_config, place_of
+from maze_train.config.signature import is_signed
 from maze_train.config.writing import CONFIG_FILE, LOADER, MAX_BYTES, check_plain, config_to_dict
 from maze_train.core.conversion import convert, join
 from maze_train.core.errors import ConfigError, RunDirectoryError
@@ -25,7 +26,6 @@ from maze_train.core.targets import (
     SCRIPT,
     TARGET,
     Given,
-    arguments_for,
     has_no_name,
     imported,
     locate,
@@ -88,7 +88,7 @@ class EnvId(str):
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def read_settings(directory: Path) -> dict[str, Any]:
+def read_settings(directory: Path) -> StoredSettings:
     """Read the configuration of a run or of a saved policy, without `trust`.
 
     Raises:
@@ -104,8 +104,8 @@ def read_settings(directory: Path) -> dict[str, Any]:
     return parsed_settings(text, path)
 
 
-def parsed_settings(text: str, path: Path) -> dict[str, Any]:
-    """The settings that a file of a run holds."""
+def parsed_settings(text: str, path: Path) -> StoredSettings:
+    """The settings that a text holds, of the file of a run."""
     try:
         check_plain(text)
         node = yaml.load(text, LOADER)
@@ -116,7 +116,8 @@ def parsed_settings(text: str, path: Path) -> dict[str, Any]:
         raise RunDirectoryError(
             f"{path} is damaged: expected the configuration of a run; {problem}"
         )
-    return {key: value for key, value in node.items() if key != "trust"}
+    values = {key: value for key, value in node.items() if key != "trust"}
+    return StoredSettings(path, values, is_signed(text))
 
 
 def _problem_of(node: Any) -> str:
@@ -137,6 +138,68 @@ def _problem_of(node: Any) -> str:
 # -- what it may name ------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class StoredSettings:
+    """The configuration in the file of a run, as plain values."""
+
+    path: Path
+    """The file."""
+
+    values: dict[str, Any]
+
+    is_own: bool = False
+    """Whether this user wrote it: then all that it names is trusted."""
+
+    def check(
+        self,
+        settings: Mapping[str, Any],
+        trust: Sequence[str] | None,
+        own: Any,
+        uses: Collection[str],
+    ) -> None:
+        """Refuse settings that name what neither is offered for its place nor has the user's trust.
+
+        Nothing else is imported, and nothing called.
+
+        Args:
+            settings: Those of the file, changed by those of the user.
+            trust: Modules that may be used.
+            own: Settings of the user: what they name may be used.
+            uses: Parts that are going to be built, of `PARTS`.
+
+        Raises:
+            ConfigError: If they do; it lists all that they name so.
+        """
+        modules: list[str] = convert(trust or [], list[str], "trust")
+        named = {path for _, path in _targets_in(own)}
+        refused, words = [], set()
+        for key, target in () if self.is_own else _targets_in(settings):
+            part = _part_of(key)
+            # No name leads to what was made in Python, as `<lambda>`: it is missed where it is
+            # built.
+            if target in named or "<" in target or not (part is None or part in uses):
+                continue
+            reason = _refusal(key, target, PARTS.get(part or ""), modules)
+            if reason is not None:
+                note, module = reason
+                refused.append(f"\n  {key} = {target}{note}")
+                words.update([module] if module else [])
+        if not refused:
+            return
+        listed = sorted({*words, *modules})
+        remedy = (
+            "It is not signed by you, as what you make on this machine is. If you know this code "
+            f"and who made the run, allow its modules: trust=[{','.join(listed)}] (in Python "
+            f"trust={listed!r})"
+        )
+        raise ConfigError(
+            "trust",
+            f"{self.path} names what neither this package nor torch.nn, torch.optim or "
+            f"gymnasium offers for its place; none of it was called:{''.join(refused)}"
+            + (f"\n{remedy}" if words else ""),
+        )
+
+
 def settings_of_run(
     path: Path, config: TrainConfig, uses: Collection[str] = (), text: str | None = None
 ) -> TrainConfig:
@@ -152,58 +215,9 @@ def settings_of_run(
         ConfigError: If it names what is neither offered nor trusted.
         RunDirectoryError: If it is missing or damaged.
     """
-    settings = read_settings(path.parent) if text is None else parsed_settings(text, path)
-    check_trust(settings, path, config.trust, config, uses)
-    return load_config(settings)
-
-
-def check_trust(
-    settings: Mapping[str, Any],
-    path: Path,
-    trust: Sequence[str] | None,
-    own: Any,
-    uses: Collection[str],
-) -> None:
-    """Refuse settings that name what neither is offered for its place nor has the user's trust.
-
-    Nothing else is imported, and nothing called.
-
-    Args:
-        settings: Those of a run, changed by those of the user.
-        path: File that holds them, for the message.
-        trust: Modules that may be used.
-        own: Settings of the user: what they name may be used.
-        uses: Parts that are going to be built, of `PARTS`.
-
-    Raises:
-        ConfigError: If they do; it lists all that they name so.
-    """
-    modules: list[str] = convert(trust or [], list[str], "trust")
-    named = {path for _, path in _targets_in(own)}
-    refused, words = [], set()
-    for key, target in _targets_in(settings):
-        part = _part_of(key)
-        # No name leads to what was made in Python, as `<lambda>`: it is missed where it is built.
-        if target in named or "<" in target or not (part is None or part in uses):
-            continue
-        reason = _refusal(key, target, PARTS.get(part or ""), modules)
-        if reason is not None:
-            note, module = reason
-            refused.append(f"\n  {key} = {target}{note}")
-            words.update([module] if module else [])
-    if not refused:
-        return
-    listed = sorted({*words, *modules})
-    remedy = (
-        "If you know this code and who made the run, allow its modules: "
-        f"trust=[{','.join(listed)}] (in Python trust={listed!r})"
-    )
-    raise ConfigError(
-        "trust",
-        f"{path} names what neither this package nor torch.nn, torch.optim or "
-        f"gymnasium offers for its place; none of it was called:{''.join(refused)}"
-        + (f"\n{remedy}" if words else ""),
-    )
+    stored = read_settings(path.parent) if text is None else parsed_settings(text, path)
+    stored.check(stored.values, config.trust, config, uses)
+    return load_config(stored.values)
 
 
 def modules_to_trust(config: TrainConfig) -> list[str]:
@@ -279,9 +293,7 @@ def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tup
     path = path.replace(":", ".")
     is_trusted = _within(path, trust)
     if not is_trusted and not _within(path, OFFERED):
-        package, given = path.partition(".")[0], arguments_for([key])
-        of_script = f" (of the script that was run: pass it, as in train({given}, resume=...))"
-        return of_script if package == SCRIPT else "", package
+        return "", path.partition(".")[0]
     try:
         module, names = imported(path)
         found: Any = module
@@ -298,11 +310,10 @@ def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tup
     is_maker = isinstance(found, type) or inspect.isroutine(found)
     home = str(getattr(found, "__module__", None) or "builtins") if is_maker else module.__name__
     home = script_name() if home == SCRIPT else home
-    if is_trusted:
-        is_own = _within(home, [*trust, *OFFERED])
-        return None if is_own else (f" (defined in {home})", home.partition(".")[0])
-    if _is_offered(found, home, kind):
+    if _is_offered(found, home, kind) or (is_trusted and _within(home, [*trust, *OFFERED])):
         return None
+    if is_trusted:
+        return f" (defined in {home})", home.partition(".")[0]
     return f" (expected a class of {kind or 'settings'})", module.__name__
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import fields, replace
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -96,11 +97,6 @@ class RolloutLayout:
         self.nbytes = padded(self._arrays.nbytes, PAGE)
         """Bytes of one slot, a multiple of the size of a page."""
 
-    def slots(self, memory: Any) -> list[RolloutSlot]:
-        """As many slots as fit into memory that has a `buffer` of `nbytes` bytes."""
-        count = memory.nbytes // self.nbytes
-        return [self.slot(memory.buffer, i * self.nbytes) for i in range(count)]
-
     def slot(self, memory: Any, offset: int) -> RolloutSlot:
         """A slot of `nbytes` bytes.
 
@@ -183,6 +179,24 @@ class RolloutSlot:
             columns["obs"][key] = FrameStacks(num_envs=self._num_envs, **parts)
         trees: dict[str, Any] = {name: as_tree(x, "" not in x) for name, x in columns.items()}
         return Rollout(**trees)
+
+
+def slots_of(layouts: Mapping[str, RolloutLayout], memory: Any) -> list[dict[str, RolloutSlot]]:
+    """As many slots as fit into memory that has a `buffer` of `nbytes` bytes.
+
+    Args:
+        layouts: Layout of one rollout of each module, by id.
+        memory: The memory; the slots keep it alive.
+    """
+    offsets = accumulate((layout.nbytes for layout in layouts.values()), initial=0)
+    *firsts, nbytes = offsets
+    return [
+        {
+            key: layout.slot(memory.buffer, begin + first)
+            for (key, layout), first in zip(layouts.items(), firsts, strict=True)
+        }
+        for begin in range(0, memory.nbytes - nbytes + 1, nbytes)
+    ]
 
 
 REMEDY = (

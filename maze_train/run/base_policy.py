@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import json
 import re
 import shlex
 from collections.abc import Mapping
@@ -11,7 +11,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import yaml
 from gymnasium.spaces import Box
 
 from maze_train.config.stored import PARTS_OF_POLICY, settings_of_run
@@ -64,6 +63,9 @@ FREE_SETTINGS = ("orthogonal_init",)
 
 OWNER = re.compile(r"policies\.[^.]+\.")
 """Beginning of the names of weights that belong to one of several policies."""
+
+PLAIN_WORD = re.compile(r"[A-Za-z_][\w.]*")
+"""Text that needs no quotes on the command line of `maze-run`."""
 
 
 class BasePolicy:
@@ -353,8 +355,13 @@ def _text(value: Any) -> str:
     """A value as the command line reads it."""
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=math.inf, sort_keys=False)
-    return text.removesuffix("...\n").rstrip("\n")
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key}: {_text(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(_text, value))}]"
+    if isinstance(value, str) and PLAIN_WORD.fullmatch(value):
+        return value
+    return json.dumps(value)
 
 
 def _by_part(weights: Mapping[str, Tensor]) -> WeightsByPart:

@@ -19,8 +19,8 @@ from maze_train.collect.agents import (
     model_of,
     spaces_of_policy,
 )
+from maze_train.collect.episode_player import ModelAgent
 from maze_train.collect.fixed_policies import fixed_policy
-from maze_train.collect.population import ModelAgent
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.targets import TARGET, Given, build_target, is_target
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.collect.collector import ActingModel, RecurrentModel
-    from maze_train.collect.members import SlotAgent
+    from maze_train.collect.episode_player import SlotAgent
     from maze_train.config.rollout_config import RolloutConfig
     from maze_train.config.train_config import TrainConfig
     from maze_train.core.types import Array

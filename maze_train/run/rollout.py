@@ -12,7 +12,7 @@ import yaml
 
 from maze_train.collect.episode_player import PlayedEpisode, PlaySettings
 from maze_train.collect.player import RolloutPlayer
-from maze_train.collect.video import ffmpeg_path
+from maze_train.collect.recording import ffmpeg_path
 from maze_train.config.writing import CONFIG_FILE, config_to_dict, writable
 from maze_train.core.errors import ConfigError, DatasetError, EnvError
 from maze_train.core.files import atomic_write, check_enclosed, held, versions

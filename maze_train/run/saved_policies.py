@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maze_train.config.loading import load_config, values_by_field
 from maze_train.config.rollout_config import WEIGHTS_FILE, policy_nearby
-from maze_train.config.stored import PARTS_OF_POLICY, check_trust, parsed_settings, read_settings
+from maze_train.config.stored import PARTS_OF_POLICY, StoredSettings, parsed_settings, read_settings
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
+from maze_train.config.writing import CHECKPOINTS
 from maze_train.core.errors import RunDirectoryError, one_of
 from maze_train.core.hub import fetched, is_on_hub
 from maze_train.spaces.agents import agent_spaces
@@ -186,7 +186,7 @@ def read_saved_policy(
         run_dir: Directory of a run, of one of its checkpoints, or of one saved policy
             (`<run dir>/policies/epoch_<n>`); or `<run dir>@<version>`, see `policy_versions`; or
             the name of a repository, see `maze_train.core.hub`.
-        trust: Modules that its configuration may name, see `check_trust`, as for the next two.
+        trust: Modules that its configuration may name, see `StoredSettings`, as for the next two.
         own: Settings of the user, who trusts what they name.
         uses: Parts of its configuration that are going to be built.
         objects: Parts that were given in Python, by their keys.
@@ -198,17 +198,15 @@ def read_saved_policy(
     directory, given = _directory_of(run_dir), values_by_field(TrainConfig, objects)
     is_checkpoint = directory.parent.name == CHECKPOINTS
     found = _read_checkpoint(directory) if is_checkpoint else _read_policy(directory)
-    settings = values_by_field(TrainConfig, {**found.settings, **objects})
-    check_trust(settings, found.path, trust, own or given, uses)
+    settings = values_by_field(TrainConfig, {**found.stored.values, **objects})
+    found.stored.check(settings, trust, own or given, uses)
     return SavedPolicy(directory, load_config(settings), *found.spaces, found.weights, found.score)
 
 
 class _Read(NamedTuple):
     """What the files of a saved policy hold; its configuration is not trusted yet."""
 
-    path: Path
-    """File of the settings."""
-    settings: dict[str, Any]
+    stored: StoredSettings
     spaces: tuple[Any, Any]
     weights: dict[str, torch.Tensor]
     score: dict[str, Any]
@@ -219,8 +217,7 @@ def _read_policy(directory: Path) -> _Read:
         problem = f"there is no {WEIGHTS_FILE}{policy_nearby(directory)}"
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     weights, spaces = read_weights(directory), read_spaces(directory)
-    settings, path = read_settings(directory), directory / CONFIG_FILE
-    return _Read(path, settings, spaces, weights, read_score(directory))
+    return _Read(read_settings(directory), spaces, weights, read_score(directory))
 
 
 def _read_checkpoint(directory: Path) -> _Read:
@@ -235,10 +232,10 @@ def _read_checkpoint(directory: Path) -> _Read:
     checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)
     path, text = checkpoint.path, checkpoint.settings
     # Those of an older version are in the directory of the run.
-    settings = parsed_settings(text, path) if text else read_settings(run_dir)
+    stored = parsed_settings(text, path) if text else read_settings(run_dir)
     weights = model_weights(checkpoint.state["learners"]["learner"]["modules"], *spaces)
     score = {"score": checkpoint.score, "epoch": checkpoint.epoch}
-    return _Read(path, settings, spaces, weights, score)
+    return _Read(stored, spaces, weights, score)
 
 
 def read_source(

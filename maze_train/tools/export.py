@@ -126,26 +126,7 @@ def write_torch_export(step: PolicyStep, inputs: Inputs, description: str) -> by
 
 def load_torch_export(content: bytes) -> Function:
     """A function that runs the policy with PyTorch."""
-    return arrays_of(torch.export.load(io.BytesIO(content)).module())
-
-
-def write_torchscript(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
-    """The policy as TorchScript, which PyTorch discourages since version 2.13."""
-    buffer = io.BytesIO()
-    with quiet("PyTorch cannot record the policy"), torch.no_grad():
-        module = torch.jit.trace(step, (inputs,), strict=False, check_trace=False)  # type: ignore[no-untyped-call]  # untyped in torch
-        torch.jit.save(module, buffer, _extra_files={DESCRIPTION: description})
-    return buffer.getvalue()
-
-
-def load_torchscript(content: bytes) -> Function:
-    """A function that runs the policy with PyTorch."""
-    with quiet("PyTorch cannot read what it wrote"):
-        return arrays_of(torch.jit.load(io.BytesIO(content)))  # type: ignore[no-untyped-call]  # untyped in torch
-
-
-def arrays_of(module: Any) -> Function:
-    """A module on tensors by name as a function that returns arrays."""
+    module = torch.export.load(io.BytesIO(content)).module()
 
     def run(inputs: Inputs) -> dict[str, Array]:
         with torch.no_grad():
@@ -196,7 +177,6 @@ def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 
 FORMATS = {
     "onnx": Format(".onnx", write_onnx, load_onnx),
-    "torchscript": Format(".ts", write_torchscript, load_torchscript),
     "torch_export": Format(".pt2", write_torch_export, load_torch_export),
 }
 
@@ -513,7 +493,7 @@ def export_policy(
     Args:
         policy: The policy.
         output: The file; one that is there is replaced.
-        format: `onnx`, `torchscript` or `torch_export`.
+        format: `onnx` or `torch_export`.
         agent: Of several agents the one whose policy it is; None: all of them in one file.
         env: Environment in which both are compared, as `RolloutGenerator` takes it; None:
             observations are drawn from the observation space.

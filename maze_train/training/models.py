@@ -1,4 +1,4 @@
-"""The model of a run: networks for its spaces, policies of agents, leagues of self-play."""
+"""The model of a run: networks for its spaces, policies of agents."""
 
 from __future__ import annotations
 
@@ -235,6 +235,14 @@ def modules_of(model: nn.Module) -> dict[str, Any]:
     """The modules of a model by id: the policies of several agents, or the model itself."""
     by_policy: dict[str, Any] = getattr(model, "by_policy", {DEFAULT_MODULE: model})
     return by_policy
+
+
+def states_by_module(state: Mapping[str, Any], owners: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The states of the owners by module id, from a state that `owners` or the only one wrote.
+
+    Runs of one agent saved the state of their replay without an id before.
+    """
+    return state if owners.keys() <= state.keys() else {DEFAULT_MODULE: state}
 
 
 def model_weights(

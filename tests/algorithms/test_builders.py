@@ -10,7 +10,7 @@ import pytest
 
 from maze_train import AlgorithmBuilder, TrainerServices, load_config
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
-from maze_train.collect.population import trained_size
+from maze_train.algorithms.es.population import trained_size
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import locate
 from maze_train.run.pipeline import prepare

@@ -232,7 +232,7 @@ def test_gradients_by_hand_are_those_of_autograd(space, weights, loss):
         learner = learner_class(model, DQNAlgorithmConfig(**{**SETTINGS, "loss": loss}))
         batch = make_batch(space, 0, weights)
         norms[learner_class] = learner.update(batch, Progress()).reduce()["train/grad_norm"]
-        assert bool(learner._backward) == (learner_class is DQNLearner)
+        assert bool(learner.faster.modules) == (learner_class is DQNLearner)
     node = {"_target_": f"{__name__}.tripled"}
     config = DQNAlgorithmConfig(**{**SETTINGS, "loss": loss, "loss_function": node})
     learner = DQNLearner(make_model(space).float(), config)

@@ -32,7 +32,7 @@ def collected(cell="lstm", rollouts=2, **env_settings):
             param.mul_(2.0)
     collector = RolloutCollector(env, T, env_seed=1, action_seed=2)
     for _ in range(rollouts):
-        rollout, _ = collector.collect(model)
+        rollout, _ = collector.collect_steps(model)
     return model, rollout
 
 

@@ -34,10 +34,10 @@ class Recorder(PPOLearner):
         self.log_ratios, self.rows = [], []
         super().__init__(*args, **kwargs)
 
-    def policy_loss(self, log_probs, advantages, batch, statistics):
+    def policy_loss(self, log_probs, advantages, batch, config, statistics):
         self.log_ratios.append((log_probs - batch.old_log_probs).detach().clone())
         self.rows.append(batch.obs[:, 0].tolist())
-        return super().policy_loss(log_probs, advantages, batch, statistics)
+        return super().policy_loss(log_probs, advantages, batch, config, statistics)
 
 
 def recorded(**settings):

@@ -32,8 +32,12 @@ from es_problems import (
 )
 from reference_population import slow_draw
 
-from maze_train.collect.members import SharedNoiseTable
-from maze_train.collect.population import ESDistributedRollouts, ESRolloutResult, trained_size
+from maze_train.algorithms.es.population import (
+    ESDistributedRollouts,
+    ESRolloutResult,
+    SharedNoiseTable,
+    trained_size,
+)
 from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.workers.places import ThisProcess
 from maze_train.workers.process_pool import LocalProcesses

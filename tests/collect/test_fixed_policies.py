@@ -414,7 +414,7 @@ def rollout_of(given, make, family="diagonal_gaussian", num_envs=3, num_steps=8)
     space = env.single_action_space
     distribution = distribution_for(space, {"Box": family})
     policy = GivenPolicy(given, distribution, env.env_observation_space, space)
-    return RolloutCollector(env, num_steps, env_seed=5, action_seed=7).collect(policy)[0]
+    return RolloutCollector(env, num_steps, env_seed=5, action_seed=7).collect_steps(policy)[0]
 
 
 def by_marks(obs, actions):

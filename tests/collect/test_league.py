@@ -153,11 +153,11 @@ class Steps:
     """Three steps of 20 environments, in which all episodes end with the second one."""
 
     def __init__(self) -> None:
-        self.collector = self.splitter = self
+        self.turns = self
         self.seats: list[torch.Tensor] = []
         self.learns = torch.zeros(0)
 
-    def collect(self, acting: LeagueModel) -> tuple[Rollout, FinishedEpisodes]:
+    def collect_steps(self, acting: LeagueModel) -> tuple[Rollout, FinishedEpisodes]:
         obs = {"agents/a": torch.zeros(20, 1), "agents/b": torch.zeros(20, 1)}
         obs["acts"] = torch.ones(20, 2)
         states = [torch.zeros(20, acting.state_size)]

@@ -318,7 +318,7 @@ def test_rewards_are_those_of_the_environment(ends):
     task = PointToGoal(ends=ends)
     buffer.use_environment(lambda: task)
     for _ in range(2):
-        rollout, _ = collector.collect(policy)
+        rollout, _ = collector.collect_steps(policy)
         buffer.add_rollout(rollout)
     batch = buffer.sample_batch(2000)
     goals = [batch.next_obs[key].double().numpy() for key in ("achieved_goal", "desired_goal")]

@@ -42,7 +42,6 @@ from maze_train import EnvFactory, SubprocVectorEnv
 from maze_train.collect.episodes import final_numbers
 from maze_train.core.errors import ConfigError, EnvError, ShapeError, SpaceError
 from maze_train.core.seeding import EpisodeSeeds
-from maze_train.workers import process_pool as worker_process
 
 pytestmark = [pytest.mark.usefixtures("no_file_is_left"), FORKS]
 
@@ -364,17 +363,6 @@ def test_environments_that_raise_do_so_in_the_second_half(make):
 
 
 # -- processes -------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-def test_closing_while_workers_hang(monkeypatch):
-    """They are killed after a short time of grace; the environment would sleep for a minute."""
-    monkeypatch.setattr(worker_process, "CLOSE_GRACE_S", 0.2)
-    vector = workers([lambda: FailingEnv("hang", at=1), CountingEnv])
-    vector.reset(seed=0)
-    vector.step_async([0, 0])
-    vector.close()
-    assert multiprocessing.active_children() == []
 
 
 @pytest.mark.slow

@@ -13,10 +13,15 @@ from gymnasium import spaces
 from own_networks import own
 from torch import nn
 
+from maze_train.algorithms.es.population import (
+    MemberAgent,
+    MemberSettings,
+    PairDraws,
+    SharedNoiseTable,
+    trained_size,
+)
 from maze_train.collect.actor_worker import WeightsWriter, weights_nbytes
 from maze_train.collect.episode_player import EpisodePlayer, PlaySettings
-from maze_train.collect.members import EpisodeTask, PairDraws, SharedNoiseTable
-from maze_train.collect.population import MemberAgent, MemberSettings, trained_size
 from maze_train.envs.stepped import EnvSlots
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
@@ -202,9 +207,7 @@ class Members:
         self.player.drop()
         self.agent.begin_round(sigma)
         for member in members:
-            drawn = self._draws.draw(iteration, member // 2)
-            numbers = (drawn.env_seed, drawn.action_seed, drawn.noise_index)
-            self.player.add([EpisodeTask(member, *numbers)])
+            self.player.add([self._draws.task(iteration, member)])
 
     def play(self, members, **iteration):
         """Play some members of an iteration; results by member, in the order of their ends."""
@@ -217,7 +220,7 @@ class Members:
 def bits(result):
     """All that a result says, to the bit."""
     moments = result.moments
-    rest = () if moments is None else (moments.count, moments.mean.tobytes(), moments.var.tobytes())
+    rest = () if moments is None else [part.tobytes() for part in moments]
     numbers = np.array([result.fitness, result.episode_return, result.success]).tobytes()
     return (result.number, numbers, result.length, result.lost, *rest)
 

@@ -10,9 +10,8 @@ import numpy as np
 from es_problems import UnequalEnv, WalkEnv, model_for
 
 from maze_train.collect.agents import PolicyAgent, RandomAgent
-from maze_train.collect.episode_player import PlaySettings
+from maze_train.collect.episode_player import ModelAgent, PlaySettings
 from maze_train.collect.player import RolloutPlayer
-from maze_train.collect.population import ModelAgent
 from maze_train.core.types import tree_leaves
 
 RECORDED = PlaySettings(record=True)

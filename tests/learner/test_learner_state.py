@@ -137,7 +137,7 @@ def test_who_learns_is_part_of_the_state():
     train(source, data, 0, 2)
     target.load_state_dict(source.state_dict())
     assert target.policies_to_train == ["default", "frozen"]
-    assert target.frozen_modules == {"frozen", "opponent"}
+    assert target.modules.frozen == {"frozen", "opponent"}
     for learner in (source, target):
         learner.policies_to_train = None
         learner.freeze_module("frozen", frozen=False)
@@ -152,11 +152,11 @@ def test_who_learns_is_part_of_the_state():
     assert not torch.equal(get_flat_parameters(source.modules["opponent"]), before)
     frozen = modules(1)
     frozen.load_state_dict(source.state_dict())
-    assert frozen.frozen_modules == set()
+    assert frozen.modules.frozen == set()
     assert frozen.get_optimizer("opponent").optimizer.state
     state = {key: value for key, value in source.state_dict().items() if "frozen" not in key}
     target.load_state_dict(state)  # of an older version
-    assert target.frozen_modules == {"opponent"}
+    assert target.modules.frozen == {"opponent"}
 
 
 def test_a_function_that_says_who_learns_is_no_part_of_the_state():

@@ -24,7 +24,6 @@ from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import (
     ROW_BLOCK,
     BatchedPopulation,
-    JointPopulation,
     RowPopulation,
     build_population,
     find_normalizer,
@@ -236,8 +235,7 @@ def test_rows_are_the_policy_with_their_weights(case, action):
     state = {key: value.clone() for key, value in model.state_dict().items()}
     copies = Copies(model, space)
     population = build_population(model, 6)
-    batched = JointPopulation if case == "agents" else BatchedPopulation
-    assert type(population) is (batched if case in BATCHED else RowPopulation)
+    assert type(population) is (BatchedPopulation if case in BATCHED else RowPopulation)
     found = copies.play(population, range(6))
     copies.check(found)
     assert len({found[row].numpy().tobytes() for row in range(6)}) == 6

@@ -30,6 +30,7 @@ NETS: dict[str, Any] = {
     "model.activation": "relu",
     "model.orthogonal_init": False,
 }
+UNSAID: dict[str, Any] = dict.fromkeys(NETS)
 SQUASHED: dict[str, Any] = {"model.distributions": {"Box": "squashed_gaussian"}}
 RUNNING: dict[str, Any] = {"model.normalization.mode": "running", "model.normalization.n_steps": 16}
 VALUES = {"_target_": "maze_train.ReduceScaleValueTransform"}
@@ -76,7 +77,6 @@ def damaged(place: Path, name: str) -> Path:
     return best.parent
 
 
-UNSET = {"model.hidden_sizes": None}
 OTHER_CONFIGS = {"no such class": "algorithm: {_target_: no.such.Thing}", "a list": "- 1"}
 FAMILIES: dict[str, Any] = {
     "unscaled box": {"_target_": "test_base_policy.Unscaled"},
@@ -87,12 +87,15 @@ BASES: dict[str, Callable[[Path, str], Path]] = {
     "bc": cloned,
     "bc box": partial(cloned, action="box"),
     "bc running": partial(cloned, **RUNNING),
+    "bc estimated": partial(cloned, **{**RUNNING, "model.normalization.mode": "estimated"}),
+    "unsaid none box": partial(cloned, action="box", **UNSAID, **SQUASHED),
+    "unsaid running box": partial(cloned, action="box", **UNSAID, **RUNNING),
     "bc running box": partial(cloned, action="box", **RUNNING),
     "recurrent box": partial(trained, env=BOX, **{"model.rnn.size": 4}),
     "dqn": partial(trained, algorithm="dqn"),
     "ppo": partial(trained, **NETS),
-    "sac box": partial(trained, algorithm="sac", env=BOX, **RUNNING, **UNSET),
-    "ppo box": partial(trained, env=BOX, **RUNNING, **UNSET),
+    "sac box": partial(trained, algorithm="sac", env=BOX, **RUNNING, **UNSAID),
+    "ppo box": partial(trained, env=BOX, **RUNNING, **UNSAID),
     "nowhere": lambda place, name: place / name,
     "no run": lambda place, _: place,
     **dict.fromkeys((*OTHER_CONFIGS, "narrow"), damaged),
@@ -158,25 +161,22 @@ def policy_weights(run_dir: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 @pytest.mark.parametrize("mode", ["none", "running"])
-def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, algorithm, mode):
+def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, base, algorithm, mode):
     """Those of the default settings of BC, which are not the defaults of SAC."""
-    normalised = {"model.normalization.mode": mode, "model.normalization.n_steps": 16}
-    unset = {"model.hidden_sizes": None, "model.activation": None, "model.orthogonal_init": None}
-    family = "squashed_gaussian" if mode == "none" else "diagonal_gaussian"
-    families = SQUASHED if mode == "none" else {}
-    base = cloned(tmp_path, "bc", "box", **unset, **families, **normalised)
+    earlier = base(f"unsaid {mode} box")
     changes: dict[str, Any] = {}
     if algorithm == "es":
         changes = {"algorithm.noise_stddev": 1e-30, "algorithm.l2_penalty": 0.0, "total_steps": 10}
-    run_dir = started(tmp_path, base, algorithm, **changes)
-    assert same_policy(base, run_dir, ("normalizer.",))
+    run_dir = started(tmp_path, earlier, algorithm, **changes)
+    assert same_policy(earlier, run_dir, ("normalizer.",))
     model = written(run_dir)
     assert (model["hidden_sizes"], model["activation"]) == ([64, 64], "tanh")
     assert model["orthogonal_init"] is True
+    family = "squashed_gaussian" if mode == "none" else "diagonal_gaussian"
     assert model["distributions"] == {"Box": family}
     assert model["normalization"]["mode"] == mode
     if mode == "running":
-        before, after = policy_weights(base), policy_weights(run_dir)
+        before, after = policy_weights(earlier), policy_weights(run_dir)
         assert before["normalizer.count"] < after["normalizer.count"]
 
 
@@ -272,14 +272,13 @@ def test_sac_begins_with_a_base_whose_entropy_is_fixed(tmp_path, base):
 
 @pytest.mark.parametrize(("mode", "count"), [("running", 40 + 32), ("estimated", 40)])
 @pytest.mark.parametrize("mode_of_base", ["running", "estimated"])
-def test_the_new_run_says_whether_statistics_go_on(tmp_path, mode_of_base, mode, count):
+def test_the_new_run_says_whether_statistics_go_on(tmp_path, base, mode_of_base, mode, count):
     """Frozen ones of the base do not stay so under `running`, and the other way round."""
-    key = "model.normalization.mode"
-    base = cloned(tmp_path, "bc", **{**RUNNING, key: mode_of_base})
-    changes = {**RUNNING, key: mode, "total_steps": 32}
-    started(tmp_path, base, "ppo", "discrete", **changes)
-    after = policy_weights(tmp_path / "next")
-    assert bool(policy_weights(base)["normalizer.frozen"]) == (mode_of_base == "estimated")
+    earlier = base(f"bc {mode_of_base}")
+    changes = {**RUNNING, "model.normalization.mode": mode, "total_steps": 32}
+    after = policy_weights(started(tmp_path, earlier, "ppo", "discrete", **changes))
+    frozen = bool(policy_weights(earlier)["normalizer.frozen"])
+    assert frozen == (mode_of_base == "estimated")
     assert bool(after["normalizer.frozen"]) == (mode == "estimated")
     assert float(after["normalizer.count"]) == count
 

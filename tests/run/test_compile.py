@@ -15,7 +15,7 @@ from short_runs import rows, settings, short_run
 
 from maze_train import load_policy
 from maze_train.core.errors import ConfigError
-from maze_train.learner import steps as compiled
+from maze_train.learner import faster as compiled
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -280,5 +280,5 @@ def test_environments_of_actors_are_numbered_through():
     """In messages, those of the second actor follow those of the first."""
     values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
     with TrainingRunner(prepare(load_config({**values, "runner.concurrency": 6}))) as runner:
-        workers = runner.builder.actors._pool.workers
+        workers = runner.builder.source.pool.workers
         assert [env.first_env for worker in workers for env in worker._envs.values()] == [0, 3]

@@ -93,7 +93,7 @@ def learn(env: Any, algorithm: str, config: ModelConfig) -> tuple[Any, Any]:
     collector = RolloutCollector(env, T, env_seed=1, action_seed=2)
     collected = []
     for update in range(2):
-        rollout, _ = collector.collect(model)
+        rollout, _ = collector.collect_steps(model)
         collected += [leaf.clone() for tree in columns(rollout) for leaf in tree_leaves(tree)]
         group.update(rollout, Progress(env_steps=update * T * B, updates=update))
     return model, collected

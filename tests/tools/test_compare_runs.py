@@ -17,8 +17,9 @@ from maze_train import Comparison, compare_runs
 from maze_train.config.sweeps import JobRecord, read_jobs, write_jobs
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.tools.compare import MAX_ROWS, drawn_groups
-from maze_train.tools.compare_report import COLORS, N_POINTS, draw_comparison, markdown_table
+from maze_train.tools.compare_report import COLORS, N_POINTS, draw_comparison
 from maze_train.tools.runs import algorithm_name, read_run, task_name
+from maze_train.tracking.tracker import markdown_table
 
 if TYPE_CHECKING:
     from pathlib import Path

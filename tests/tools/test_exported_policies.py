@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import sys
-import warnings
 
 import gymnasium
 import numpy as np
@@ -129,12 +128,7 @@ def opened(path, kind):
         names = [output.name for output in session.get_outputs()]
         text = session.get_modelmeta().custom_metadata_map[formats.DESCRIPTION]
         return text, lambda arrays: dict(zip(names, session.run(names, arrays), strict=True))
-    if kind == "torchscript":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # newer versions of PyTorch discourage it
-            module = torch.jit.load(path, _extra_files=files)
-    else:
-        module = torch.export.load(path, extra_files=files).module()
+    module = torch.export.load(path, extra_files=files).module()
 
     def run(arrays):
         found = module({name: torch.from_numpy(array) for name, array in arrays.items()})
@@ -165,7 +159,7 @@ def no_constant(word):
     raise AssertionError(word)
 
 
-EVERY = [("vector", "onnx"), ("masked", "torchscript"), ("sac", "torchscript")]
+EVERY = [(name, "onnx") for name in ("vector", "masked", "sac")]
 EVERY += [(name, "torch_export") for name in ("lstm", "dqn", "agents with memory")]
 EVERY += [(n, k) for n in CASES for k in formats.FORMATS if (n, k) not in EVERY]
 
@@ -215,17 +209,17 @@ def test_one_of_several_agents(tmp_path):
     }
     policy = build("agents with memory", **policies)
     with pytest.raises(ConfigError, match=r"policies.chance.source: acts at random.*agent=<name>"):
-        export_policy(policy, tmp_path / "all", format="torchscript")
+        export_policy(policy, tmp_path / "all", format="torch_export")
     with pytest.raises(ConfigError, match=r"agent = 'firts'.*did you mean 'first'"):
-        export_policy(policy, tmp_path / "one", format="torchscript", agent="firts")
-    export = export_policy(policy, tmp_path / "one", format="torchscript", agent="second")
+        export_policy(policy, tmp_path / "one", format="torch_export", agent="firts")
+    export = export_policy(policy, tmp_path / "one", format="torch_export", agent="second")
     assert list(export.inputs) == ["obs", "state"]
     own = TrainedPolicy(policy.model.policies["team"], *AGENTS.of("second"))
-    check_actions(own, opened(export.path, "torchscript")[1], export.inputs)
+    check_actions(own, opened(export.path, "torch_export")[1], export.inputs)
     seen = drawn_observations(policy.observation_space, policy.action_space)
     seen["acts"][:] = [agent == "second" for agent in AGENTS.agents]
     path = tmp_path / "one"
-    assert export_policy(policy, path, "torchscript", "second", None, seen).source != export.source
+    assert export_policy(policy, path, "torch_export", "second", None, seen).source != export.source
     with pytest.raises(ConfigError, match="agent = 'first': the environment has one agent"):
         export_policy(build("vector"), tmp_path / "none", agent="first")
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
@@ -248,7 +242,7 @@ CHANGES = {
 def test_differences_between_file_and_policy(tmp_path, monkeypatch, change):
     """Beyond rounding they are an error that says by how much, and what was there stays."""
     function, problem = CHANGES[change]
-    kind, calls = formats.FORMATS["torchscript"], itertools.count()
+    kind, calls = formats.FORMATS["torch_export"], itertools.count()
 
     def changed(run, inputs):
         call = next(calls)
@@ -260,16 +254,16 @@ def test_differences_between_file_and_policy(tmp_path, monkeypatch, change):
     def load(content):
         return functools.partial(changed, kind.load(content))
 
-    monkeypatch.setitem(formats.FORMATS, "torchscript", kind._replace(load=load))
-    path, policy = tmp_path / "policy.ts", build("vector")
+    monkeypatch.setitem(formats.FORMATS, "torch_export", kind._replace(load=load))
+    path, policy = tmp_path / "policy.pt2", build("vector")
     path.write_bytes(b"earlier")
     if problem is None:
-        found = export_policy(policy, path, format="torchscript").differences
+        found = export_policy(policy, path, format="torch_export").differences
         assert found.other_choices == 5 * (change == "five actions")
         assert path.read_bytes() != b"earlier"
     else:
         with pytest.raises(ExportError, match=problem):
-            export_policy(policy, path, format="torchscript")
+            export_policy(policy, path, format="torch_export")
         assert path.read_bytes() == b"earlier"
 
 
@@ -285,7 +279,6 @@ class Fickle(nn.Module):
     ("kind", "problem"),
     [
         ("onnx", "PyTorch cannot record the policy: .*networks of your own may not choose"),
-        ("torchscript", "acts otherwise than the policy"),
         ("torch_export", "PyTorch cannot record the policy"),
     ],
 )
@@ -320,7 +313,7 @@ def test_a_policy_that_remembers_is_not_disturbed(tmp_path):
     seen = [observations(policy, 2, seed)[""] for seed in range(3)]
     for obs in seen[:2]:
         policy.act(obs), other.act(obs)
-    export_policy(policy, tmp_path / "policy", format="torchscript")
+    export_policy(policy, tmp_path / "policy", format="torch_export")
     expected = other.act(seen[2])
     for own, action in zip(policy.act(seen[2]), expected, strict=True):
         np.testing.assert_equal(own, action)
