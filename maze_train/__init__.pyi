@@ -100,6 +100,9 @@ from maze_train.compat import SequentialDistributedActors as SequentialDistribut
 from maze_train.compat import SequentialVectorEnv as SequentialVectorEnv
 from maze_train.compat import SubprocDistributedActors as SubprocDistributedActors
 from maze_train.compat import SubprocVectorEnv as SubprocVectorEnv
+from maze_train.compat import stack_numpy_dict_list as stack_numpy_dict_list
+from maze_train.compat import stack_torch_dict_list as stack_torch_dict_list
+from maze_train.compat import unstack_numpy_list_dict as unstack_numpy_list_dict
 from maze_train.config.commands import CompareConfig as CompareConfig
 from maze_train.config.commands import ExportConfig as ExportConfig
 from maze_train.config.commands import PushConfig as PushConfig
@@ -130,9 +133,6 @@ from maze_train.data.datasets import load_minari as load_minari
 from maze_train.data.datasets import minari_episodes as minari_episodes
 from maze_train.data.datasets import open_dataset as open_dataset
 from maze_train.data.datasets import save_minari as save_minari
-from maze_train.data.frames import stack_numpy_dict_list as stack_numpy_dict_list
-from maze_train.data.frames import stack_torch_dict_list as stack_torch_dict_list
-from maze_train.data.frames import unstack_numpy_list_dict as unstack_numpy_list_dict
 from maze_train.data.hindsight import HindsightReplayBuffer as HindsightReplayBuffer
 from maze_train.data.replay import BaseReplayBuffer as BaseReplayBuffer
 from maze_train.data.replay import PrioritizedReplayBuffer as PrioritizedReplayBuffer

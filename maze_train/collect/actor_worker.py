@@ -17,6 +17,7 @@ from maze_train.core.types import tree_map
 from maze_train.data.rollout_slots import RolloutLayout, slots_of
 from maze_train.envs.stepped import close_all
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import flat_space_of, part_of
 from maze_train.workers.pool import ArrayLayout, check_spaces
 
@@ -232,28 +233,6 @@ class MakeActorEnv(Protocol):
 
 
 @dataclass(frozen=True)
-class ActorEnvs:
-    """The environments of an actor, as the learner needs to know them."""
-
-    single_observation_space: Any
-    """Flat observation space."""
-
-    env_observation_space: Any
-    """Observation space as the environment has it."""
-
-    single_action_space: Any
-    """Action space."""
-
-    frame_stack: dict[str, int]
-    """Observations that are stacks of frames, see `MazeVectorEnv`."""
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
-        return self.env_observation_space, self.single_action_space
-
-
-@dataclass(frozen=True)
 class ActorPolicy:
     """The policy of all actors."""
 
@@ -281,18 +260,21 @@ class ActorPolicy:
     returns_states: bool = False
     """Whether each rollout comes with the state of its actor after it."""
 
-    def layouts(self, model: Any, envs: Any, num_envs: int) -> dict[str, RolloutLayout]:
+    def layouts(
+        self, model: Any, observation_space: Any, num_envs: int
+    ) -> dict[str, RolloutLayout]:
         """Layouts of the rollouts of an actor in a slot, by module id.
 
         Args:
             model: The policy.
-            envs: Has `single_observation_space` and `frame_stack`.
+            observation_space: That of one environment.
             num_envs: Environments E. Where turns are split, a rollout has a column for each agent
                 of the policy in each of them.
         """
         mode = model.distribution.mode(torch.zeros(1, model.distribution.param_size))
         actions: Any = tree_map(lambda x: x[0].cpu(), mode)
-        space, members = envs.single_observation_space, getattr(model, "members", {})
+        space: Any = flat_space(observation_space)
+        members = getattr(model, "members", {})
         if members and self.splits_turns:
             return {
                 policy: RolloutLayout(
@@ -310,7 +292,6 @@ class ActorPolicy:
             actions,
             self.num_steps,
             num_envs,
-            frame_stack=envs.frame_stack,
             state_size=int(getattr(model, "state_size", 0)),
             num_agents=len(model.agents) if members else 0,
         )
@@ -377,16 +358,16 @@ class ActorWorker:
             self.close()
             raise
 
-    def describe(self) -> ActorEnvs:
-        """The environments of the first actor.
+    def describe(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment.
 
         Raises:
-            SpaceError: If those of others have other spaces.
+            SpaceError: If other environments have other spaces.
         """
         env, *others = self._envs.values()
-        found = described(env)
+        found = spaces_of(env)
         for other in others:
-            check_spaces(other.first_env, described(other).spaces, found.spaces, env.first_env)
+            check_spaces(other.first_env, spaces_of(other), found, env.first_env)
         return found
 
     def set_policy(
@@ -404,7 +385,9 @@ class ActorWorker:
         self._model: Any = policy.make_model.value()
         self._weights = WeightsReader(self._model, weights.buffer)
         first = next(iter(self._envs.values()))
-        self._slots = slots_of(policy.layouts(self._model, first, first.num_envs), slots)
+        self._slots = slots_of(
+            policy.layouts(self._model, first.env_observation_space, first.num_envs), slots
+        )
         for (actor, env), (env_seed, action_seed) in zip(self._envs.items(), seeds, strict=True):
             collector = RolloutCollector(
                 env,
@@ -464,14 +447,9 @@ class ActorWorker:
         close_all(self._envs.values())
 
 
-def described(env: MazeVectorEnv) -> ActorEnvs:
-    """Environments as the learner needs to know them."""
-    return ActorEnvs(
-        env.single_observation_space,
-        env.env_observation_space,
-        env.single_action_space,
-        dict(env.frame_stack),
-    )
+def spaces_of(env: MazeVectorEnv) -> tuple[Any, Any]:
+    """Observation and action space of one environment, as the environment has them."""
+    return env.env_observation_space, env.single_action_space
 
 
 def _numbered(rollout: Rollout, weights_seq_no: int) -> Rollout:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.collect.actor_worker import ActorEnvs, CollectedRollout, MakeActorEnv
+    from maze_train.collect.actor_worker import CollectedRollout, MakeActorEnv
     from maze_train.data.rollout import Rollout
     from maze_train.data.rollout_slots import RolloutSlot
     from maze_train.workers.places import Place
@@ -60,9 +60,9 @@ class Actors:
         pool: The workers.
         busy_s: Seconds that the rollouts took which were asked for, summed up.
         slices: Numbers of the actors of each worker.
-        envs: The environments of an actor.
-        env_observation_space: Observation space of one of them, as the environment has it.
-        single_action_space: Action space of one of them.
+        spaces: Observation and action space of one environment, as the environment has them.
+        env_observation_space: The first of them.
+        single_action_space: The second one.
         policy: The policy; there from `begin` on, as all that follows.
         writer: Writes the weights.
         generations: How often each actor started over, with other random numbers.
@@ -105,12 +105,12 @@ class Actors:
             for i, part in enumerate(self.slices)
         ]
         self.pool = (place or ThisProcess()).pool(makers, names, CALLS)
-        described = self.pool.call_new("describe")
-        self.envs: ActorEnvs = described[0]
-        self.env_observation_space, self.single_action_space = self.envs.spaces
+        found = self.pool.call_new("describe")
+        self.spaces: tuple[Any, Any] = found[0]
+        self.env_observation_space, self.single_action_space = self.spaces
         try:
-            for part, envs in zip(self.slices, described, strict=True):
-                check_spaces(part.start * num_envs, envs.spaces, self.envs.spaces)
+            for part, spaces in zip(self.slices, found, strict=True):
+                check_spaces(part.start * num_envs, spaces, self.spaces)
         except BaseException:
             self.close()
             raise
@@ -141,7 +141,7 @@ class Actors:
         weights = self.pool.allocate(weights_nbytes(model))
         self.writer = WeightsWriter(model, weights.buffer)
         self._memories.append(weights)
-        layouts = self.policy.layouts(model, self.envs, self.num_envs)
+        layouts = self.policy.layouts(model, self.env_observation_space, self.num_envs)
         nbytes = sum(layout.nbytes for layout in layouts.values())
         for _ in self.slices:
             self._memories.append(self.pool.allocate(num_slots * nbytes))
@@ -414,10 +414,10 @@ class DistributedActors:
         self._queue = deque(sorted(self._queue, key=lambda queued: queued.finished))
 
     def _take_in(self, actor: int, told: Any) -> None:
-        """Record a result: a rollout, or the environments of a new actor."""
+        """Record a result: a rollout, or the spaces of a new actor."""
         if not self._is_acting[actor]:
             actors = self.actors
-            check_spaces(actor * actors.num_envs, told.spaces, actors.envs.spaces)
+            check_spaces(actor * actors.num_envs, told, actors.spaces)
             self._let_act(actor)
         elif told is not None:
             self._settled[actor] += self._num_rows

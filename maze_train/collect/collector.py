@@ -375,7 +375,6 @@ class RolloutCollector(Collector):
                 self.env.single_observation_space,
                 self.num_steps,
                 self.num_envs,
-                frame_stack=self.env.frame_stack,
                 state_size=self._actor.state_size,
             )
         return self._actor, self._storage

@@ -135,13 +135,13 @@ def continued(
         config: The configuration.
         directory: Directory of the run.
         checkpoint: From where it continues. Its settings are those that the run had, whatever has
-            become of its `config.yaml`; None, or one of an older version: those of that file.
+            become of its `config.yaml`; None: those of that file.
 
     Raises:
         ConfigError: If a setting differs that influences the numbers of the run.
         RunDirectoryError: If the configuration of the run is damaged.
     """
-    if checkpoint is not None and checkpoint.settings:
+    if checkpoint is not None:
         place = f"checkpoint {checkpoint.path}"
         stored = settings_of_run(checkpoint.path, config, text=checkpoint.settings)
     else:

@@ -72,7 +72,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
         """Open a data set that a `TrajectoryWriter` wrote.
 
         Sizes of all files are compared with `dataset.json`, shapes and data types of all arrays
-        with the spaces. Data sets of version 1 of the format are read as well.
+        with the spaces.
 
         Args:
             directory: The data set.
@@ -86,7 +86,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
 
         Raises:
             ConfigError: If `on_damaged` is neither.
-            DatasetError: If the directory is no data set, is of a newer version, has no episodes,
+            DatasetError: If the directory is no data set, is of another version, has no episodes,
                 or is damaged.
         """
         check_one_of("on_damaged", on_damaged, ("raise", "skip"))

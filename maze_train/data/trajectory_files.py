@@ -1,17 +1,13 @@
 """Files of a data set of trajectories, and the writer of new ones.
 
 docs/trajectories.md describes the format.
-
-docs/trajectories.md describes the format.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
-import io
 import json
-import re
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
@@ -33,7 +29,6 @@ from maze_train.core.files import (
     unseal,
     versions,
 )
-from maze_train.core.notices import warn
 from maze_train.data.trajectories import (
     PART_NBYTES,
     DatasetMetadata,
@@ -56,9 +51,6 @@ if TYPE_CHECKING:
 
 DATASET = "dataset.json"
 SCHEMA, VERSION = "maze_train.trajectories", 2
-
-PART_V1 = re.compile(r"part-([0-9]{6,18})")
-MANIFEST_V1 = "MANIFEST.json"
 
 MAPPED_NBYTES = 1 << 20
 """Size from which a file is mapped. A mapped file stays open, so small ones are read instead."""
@@ -120,7 +112,7 @@ def read_content(directory: Path) -> dict[str, Any]:
 
     Raises:
         DatasetError: If the directory is not there or no data set, or the file is damaged or of a
-            newer version.
+            another version.
         OSError: If there are too many open files.
     """
     if not directory.is_dir():
@@ -145,12 +137,16 @@ def read_content(directory: Path) -> dict[str, Any]:
     if schema != SCHEMA or type(version) is not int or version < 1:
         raise DatasetError(
             f"{path}: has the schema {schema!r} and the version {version!r}, expected {SCHEMA!r} "
-            f"and 1 to {VERSION}"
+            f"and {VERSION}"
         )
-    if version > VERSION:
+    if version != VERSION:
+        writer = content["versions"]["maze_train"]
+        remedy = f"use it with maze_train {writer}, or record it again"
+        if version > VERSION:
+            remedy = "install a newer maze_train"
         raise DatasetError(
-            f"{path}: has version {version} of the format, this maze_train reads up to {VERSION}: "
-            f"install a newer maze_train"
+            f"{path}: has version {version} of the format, this maze_train reads version "
+            f"{VERSION}: {remedy}"
         )
     return content
 
@@ -169,7 +165,7 @@ def metadata_of(directory: Path, content: Mapping[str, Any]) -> DatasetMetadata:
             policy=content["policy"],
         )
         _check_mappings(metadata.env, metadata.policy)
-        if content["version"] > 1 and not isinstance(content["parts"], list):
+        if not isinstance(content["parts"], list):
             raise TypeError("parts: expected a list")
     except (MazeTrainError, *MALFORMED) as error:
         raise DatasetError(
@@ -197,17 +193,11 @@ def nearby(directory: Path) -> str:
 
 
 def part_files(directory: Path, content: Mapping[str, Any]) -> list[tuple[Path, Any]]:
-    """The files of the parts, each with its entry in `dataset.json`; None: it is of version 1.
+    """The files of the parts, each with its entry in `dataset.json`.
 
     Files are opened by names that are made here, never by those in a `dataset.json`.
-
-    Raises:
-        OSError: If the directory cannot be read.
     """
-    if content["version"] > 1:
-        return [(_part_path(directory, i), entry) for i, entry in enumerate(content["parts"])]
-    found = [path for path in directory.iterdir() if PART_V1.fullmatch(path.name)]
-    return [(path, None) for path in sorted(found, key=lambda path: int(path.name[5:]))]
+    return [(_part_path(directory, i), entry) for i, entry in enumerate(content["parts"])]
 
 
 def _part_path(directory: Path, number: int) -> Path:
@@ -252,8 +242,7 @@ def read_part(
         OSError: If there are too many open files.
     """
     try:
-        read = _read_arrays if entry is not None else _read_arrays_v1
-        arrays, about = read(path, entry, mmap=mmap, verify=verify)
+        arrays, about = _read_arrays(path, entry, mmap=mmap, verify=verify)
         ends = {key: arrays.pop(key) for key in ("lengths", "terminated", "truncated")}
         if arrays.keys() != specs.keys():
             raise ValueError(f"has the arrays {list(arrays)}, expected {list(specs)}")
@@ -282,7 +271,7 @@ def read_part(
     return part
 
 
-def mapped_or_read(path: Path, entry: Mapping[str, Any], *, mmap: bool, verify: bool) -> Array:
+def _mapped_or_read(path: Path, entry: Mapping[str, Any], *, mmap: bool, verify: bool) -> Array:
     """The bytes of a file, which are read-only with `mmap`.
 
     Raises:
@@ -310,7 +299,7 @@ def _read_arrays(
 
     Arrays are views of the bytes of the file; the library would give copies.
     """
-    data = mapped_or_read(path, entry, mmap=mmap, verify=verify)
+    data = _mapped_or_read(path, entry, mmap=mmap, verify=verify)
     start = 8 + int.from_bytes(data[:8].tobytes(), "little")
     header = json.loads(data[8:start].tobytes())
     about = {key: json.loads(text) for key, text in header.pop("__metadata__").items()}
@@ -320,38 +309,6 @@ def _read_arrays(
         dtype = np.dtype("?" if kind == "BOOL" else f"<{kind[0].lower()}{int(kind[1:]) // 8}")
         arrays[name] = data[start:][first:stop].view(dtype).reshape(item["shape"])
     return arrays, about
-
-
-def _read_arrays_v1(
-    directory: Path, entry: None, *, mmap: bool, verify: bool
-) -> tuple[dict[str, Array], dict[str, Any]]:
-    """The arrays of a part of earlier versions: a directory of .npy files with a manifest.
-
-    Args:
-        directory: The part.
-        entry: None: `dataset.json` says nothing of parts in this version.
-        mmap: As for `read_part`.
-        verify: Likewise.
-
-    Raises:
-        DatasetError: If a file is missing or damaged.
-        ValueError: If the manifest was changed or a file is malformed, as other errors of that.
-        OSError: If a file cannot be read.
-    """
-    content = unseal(read_regular(directory / MANIFEST_V1))
-    arrays = {key: np.array(content[key]) for key in ("lengths", "terminated", "truncated")}
-    for item in content["arrays"]:
-        path = directory / item["file"]
-        if path.parent != directory:
-            raise ValueError(f"{item['file']!r}: expected the name of a file")
-        data = mapped_or_read(path, item, mmap=mmap, verify=verify)
-        header = io.BytesIO(data[: 1 << 16].tobytes())
-        np.lib.format.read_magic(header)
-        shape, _, dtype = np.lib.format.read_array_header_1_0(header)
-        name = f"{item['column']}/{item['key']}" if item["key"] else item["column"]
-        arrays[name] = data[header.tell() :].view(dtype).reshape(shape)
-    about = {"seeds": content["seeds"], "env": content.get("env", {})}
-    return arrays, {**about, "policy": content.get("policy", {})}
 
 
 PART_SECONDS = 60.0
@@ -371,7 +328,7 @@ class TrajectoryWriter:
     Args:
         directory: The data set. It is created where it is missing; an existing one has to have the
             same spaces. `dataset.json` keeps its `env` and `policy`; each part keeps those of its
-            writer, and a warning says where they differ from `dataset.json`.
+            writer.
         metadata: Spaces, and what is known of environment and policy.
         part_nbytes: Size from which a part is written, in bytes, > 0. Writing it takes about twice
             that in memory, in addition to the episodes.
@@ -381,7 +338,7 @@ class TrajectoryWriter:
     Raises:
         ConfigError: If `part_nbytes` or `part_seconds` is not > 0.
         DatasetError: If another writer uses the data set, it has other spaces, is damaged or of
-            version 1 of the format, cannot be created, or the directory holds something else.
+            another version, cannot be created, or the directory holds something else.
         SpaceError: If a space cannot be saved.
     """
 
@@ -438,12 +395,7 @@ class TrajectoryWriter:
         return found
 
     def _compare(self, found: dict[str, Any], content: dict[str, Any]) -> None:
-        """Refuse a data set of other spaces; warn of another environment or policy."""
-        if found["version"] < VERSION:
-            raise DatasetError(
-                f"the data set {self.directory} has version {found['version']} of the format, "
-                f"which is only read: copy its episodes into a new one (docs/trajectories.md)"
-            )
+        """Refuse a data set of other spaces."""
         theirs = metadata_of(self.directory, found)
         for name in ("observation_space", "action_space"):
             if found[name] != content[name]:
@@ -451,19 +403,6 @@ class TrajectoryWriter:
                     f"the data set {self.directory} has the {name} {getattr(theirs, name)}, these "
                     f"episodes have {getattr(self.metadata, name)}: choose another directory"
                 )
-        changes = []
-        for name in ("env", "policy"):
-            old, new = (
-                {k: json.dumps(v, sort_keys=True) for k, v in x[name].items()}
-                for x in (found, content)
-            )
-            keys = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-            if keys:
-                pair = [{k: x[name][k] for k in keys if k in x[name]} for x in (found, content)]
-                changes.append(f"{name} {pair[0]}, now {pair[1]}")
-        if changes:
-            began = f"the data set {self.directory} began with {'; '.join(changes)}"
-            warn(f"{began} (each part has its own)")
 
     def add(self, trajectory: Trajectory) -> None:
         """Add one episode; its arrays are copied.

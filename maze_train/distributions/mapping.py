@@ -151,13 +151,6 @@ FAMILIES: Mapping[str, type[Distribution]] = {
 }
 """The families that configuration knows by name."""
 
-REMOVED: Mapping[str, str] = {
-    "clipped_gaussian": "this second name was removed: use diagonal_gaussian",
-    "truncated_gaussian": "this family was removed: use beta or squashed_gaussian, which keep "
-    "to the bounds as well, or diagonal_gaussian, which clips to them",
-}
-"""Names of earlier versions, and what to use in place of them."""
-
 DEFAULTS: Mapping[str, str] = {
     "Box": "diagonal_gaussian",
     "Discrete": "categorical",
@@ -258,9 +251,7 @@ def _check_override(key: str, override: Any) -> None:
 
 
 def _check_name(key: str, name: str) -> None:
-    """Refuse the name of a family that does not exist, or not any more."""
-    if name in REMOVED:
-        raise ConfigError(key, REMOVED[name], name)
+    """Refuse the name of a family that does not exist."""
     if name not in FAMILIES:
         raise ConfigError(key, f"there is no such family; {one_of(name, FAMILIES)}", name)
 

@@ -150,8 +150,7 @@ def load_state(learner: AnyLearner, state: Mapping[str, Any]) -> None:
             "and remove_module before it is loaded"
         )
         raise ConfigError("module_id", problem, ", ".join(state["modules"]))
-    if "frozen_modules" in state:  # older states do not say it
-        _choose(learner, state)
+    _choose(learner, state)
     learner.set_weights(state["modules"])
     for (module_id, name), optimizer in learner.optimizers.items():
         # A module that was always frozen had none.
@@ -159,7 +158,7 @@ def load_state(learner: AnyLearner, state: Mapping[str, Any]) -> None:
             optimizer.load_state_dict(state["optimizers"][f"{module_id}/{name}"])
     learner.generator.set_state(state["generator"])
     learner.weights_seq_no = state["weights_seq_no"]
-    learner.empty_updates = state.get("empty_updates", 0)  # older states do not say it
+    learner.empty_updates = state["empty_updates"]
     if learner.loss_scaler is not None:
         learner.loss_scaler.load_state_dict(state["loss_scaler"])
 

@@ -230,9 +230,7 @@ def _read_checkpoint(directory: Path) -> _Read:
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     spaces = read_spaces(with_spaces)
     checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)
-    path, text = checkpoint.path, checkpoint.settings
-    # Those of an older version are in the directory of the run.
-    stored = parsed_settings(text, path) if text else read_settings(run_dir)
+    stored = parsed_settings(checkpoint.settings, checkpoint.path)
     weights = model_weights(checkpoint.state["learners"]["learner"]["modules"], *spaces)
     score = {"score": checkpoint.score, "epoch": checkpoint.epoch}
     return _Read(stored, spaces, weights, score)

@@ -411,7 +411,7 @@ def _checked_key(key: Any) -> str | int:
 
 
 def space_from_dict(data: dict[str, Any]) -> spaces.Space[Any]:
-    """The space that `space_to_dict` described, now or in earlier versions.
+    """The space that `space_to_dict` described.
 
     Raises:
         SpaceError: If the description is of an unknown type, damaged, or that of a space which no
@@ -435,7 +435,7 @@ def _space(data: dict[str, Any], levels: int) -> spaces.Space[Any]:
         low, high = (np.full(shape, np.array(data[k], dtype)) for k in ("low", "high"))
         return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
-        dtype = np.dtype(data.get("dtype", np.int64))
+        dtype = np.dtype(data["dtype"])
         # Older versions of Gymnasium have no such argument.
         settings = {} if dtype == np.int64 else {"dtype": dtype.type}
         return spaces.Discrete(data["n"], start=data["start"], **settings)
@@ -448,9 +448,7 @@ def _space(data: dict[str, Any], levels: int) -> spaces.Space[Any]:
         _checked_shape(n if isinstance(n, list) else [n])
         return spaces.MultiBinary(n)
     if kind == "Dict":
-        parts = data["spaces"]
-        pairs = parts.items() if isinstance(parts, dict) else parts
-        return spaces.Dict([(key, _space(part, levels - 1)) for key, part in pairs])
+        return spaces.Dict([(key, _space(part, levels - 1)) for key, part in data["spaces"]])
     if kind == "Tuple":
         return spaces.Tuple([_space(part, levels - 1) for part in data["spaces"]])
     raise SpaceError(f"unknown type of space {kind!r}")

@@ -35,7 +35,7 @@ from maze_train.core.errors import (
 )
 from maze_train.core.files import atomic_write, exclusive, open_own, read_regular
 from maze_train.core.notices import notify, say, tell_traceback
-from maze_train.core.targets import TARGET, import_extra
+from maze_train.core.targets import TARGET
 from maze_train.envs.factory import EnvFactory
 from maze_train.run.pipeline import configure, prepare
 from maze_train.run.runner import TrainingRunner
@@ -46,6 +46,7 @@ from maze_train.tools.search_report import (
     SearchResult,
     Space,
     draw_search,
+    optuna,
     result_of,
     shown,
     text_of,
@@ -77,17 +78,6 @@ DEFAULTS = {"median": {"n_warmup_steps": 30}}
 
 MAY_DIFFER = ("tracking", "checkpoint", "trust")
 """Sections of settings that change no value of a trial."""
-
-
-def optuna() -> Any:
-    """Return the package Optuna, set to report failures only.
-
-    Raises:
-        MissingExtraError: If it is not installed.
-    """
-    package = import_extra("optuna", "optuna", "a search")
-    package.logging.set_verbosity(package.logging.ERROR)
-    return package
 
 
 def open_journal(directory: Path) -> BaseStorage:

@@ -15,6 +15,7 @@ from maze_train.config.sweeps import PROGRAM
 from maze_train.config.writing import config_to_dict
 from maze_train.core.conversion import join
 from maze_train.core.errors import ConfigError, printable
+from maze_train.core.targets import import_extra
 from maze_train.run.pipeline import configure
 from maze_train.tools.compare_report import leave_out_extremes, short, write_files
 from maze_train.tracking.tracker import csv_text, duration, markdown_table, readable, text_table
@@ -26,11 +27,21 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from optuna.distributions import BaseDistribution
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
     from maze_train.config.train_config import TrainConfig
+
+
+def optuna() -> Any:
+    """Return the package Optuna, set to report failures only.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+    """
+    package = import_extra("optuna", "optuna", "a search")
+    package.logging.set_verbosity(package.logging.ERROR)
+    return package
 
 
 def text_of(value: Any) -> str:
@@ -115,24 +126,15 @@ class Space:
             return self._choices[key][value]
         return f"{LINEAR}{value!r}" if self.ranges[key].linear else value
 
-    def _distribution(self, key: str) -> BaseDistribution:
-        from optuna.distributions import (
-            CategoricalDistribution,
-            FloatDistribution,
-            IntDistribution,
-        )
-
-        found = self.ranges[key]
+    def _distribution(self, key: str) -> Any:
+        found, kinds = self.ranges[key], optuna().distributions
         if self._choices[key]:
             self._as_set[key] = {text_of(self._accepted(key, t)): t for t in self._choices[key]}
-            return CategoricalDistribution(list(self._choices[key]))
-        assert found.low is not None
-        assert found.high is not None
-        ends = [self._accepted(key, end) for end in (found.low, found.high)]
-        step = found.step
-        if all(isinstance(end, int) for end in (*ends, 1 if step is None else step)):
-            return IntDistribution(int(ends[0]), int(ends[1]), found.log, int(step or 1))
-        return FloatDistribution(float(found.low), float(found.high), found.log, step)
+            return kinds.CategoricalDistribution(list(self._choices[key]))
+        low, high = (self._accepted(key, end) for end in (found.low, found.high))
+        if all(isinstance(number, int) for number in (low, high, found.step or 1)):
+            return kinds.IntDistribution(low, high, found.log, found.step or 1)
+        return kinds.FloatDistribution(found.low, found.high, found.log, found.step)
 
     def _accepted(self, key: str, value: Any) -> Any:
         """A value as the configuration has it.

@@ -40,37 +40,6 @@ MOST_IDLE = 100
 """Rollouts in a row without a turn of those that lack statistics, after which training ends."""
 
 
-def begin_statistics(
-    waiting: Mapping[str, ObservationNormalizer], make_collector: Callable[[], Any], acting: Any
-) -> None:
-    """Collect rollouts until there are enough statistics; see `AlgorithmBuilder.begin_statistics`.
-
-    Args:
-        waiting: Normaliser of each module that takes statistics.
-        make_collector: Makes what collects rollouts.
-        acting: Chooses the actions.
-    """
-    collector: Any = None
-    idle = 0
-    while few := {key for key, own in waiting.items() if own.is_waiting}:
-        collector = collector or make_collector()
-        experience, episodes = collector.collect(acting)
-        episodes.check_steps(" before training")
-        idle = 0 if few & experience.keys() else idle + 1
-        if idle == MOST_IDLE:
-            raise TrainingError(
-                f"no agent of {', '.join(sorted(few))} acted in {idle} rollouts before "
-                "training, which take statistics of observations: give it a model with "
-                "normalization.mode=none in policies"
-            )
-        for key, rollout in experience.items():
-            if own := waiting.get(key):
-                own.update(rollout.to(own.mean.device).acted_on(own.keys))
-    for own in waiting.values():
-        if own.config.mode == "estimated":
-            own.freeze()
-
-
 def build_actors(
     context: BuildContext[Any], num_actors: int, num_envs: int, **workers: Any
 ) -> Actors:
@@ -333,25 +302,33 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             for key, own in normalizers.items()
             if own and (own.is_waiting or not own.frozen)
         }
-        if waiting:
-            make_collector = partial(self.make_collector, num_steps, acting, "normalization/")
-            begin_statistics(waiting, make_collector, acting)
+        collector: Collector | None = None
+        idle = 0
+        while few := {key for key, own in waiting.items() if own.is_waiting}:
+            collector = collector or self.make_collector(num_steps, acting, "normalization/")
+            experience, episodes = collector.collect(acting)
+            episodes.check_steps(" before training")
+            idle = 0 if few & experience.keys() else idle + 1
+            if idle == MOST_IDLE:
+                raise TrainingError(
+                    f"no agent of {', '.join(sorted(few))} acted in {idle} rollouts before "
+                    "training, which take statistics of observations: give it a model with "
+                    "normalization.mode=none in policies"
+                )
+            for key, rollout in experience.items():
+                if own := waiting.get(key):
+                    own.update(rollout.to(own.mean.device).acted_on(own.keys))
+        for own in waiting.values():
+            if own.config.mode == "estimated":
+                own.freeze()
 
 
 def make_builder(context: BuildContext[Any]) -> AlgorithmBuilder[Any]:
     """The builder that the settings of an algorithm name.
 
     Raises:
-        ConfigError: If it is not a builder, or they name a runner, as before there were builders.
+        ConfigError: If it is not a builder.
     """
-    old = getattr(context.algorithm, "runner_class", None)
-    if old is not None:
-        raise ConfigError(
-            "algorithm",
-            "runner_class is no longer read; expected builder_class, the name of a subclass of "
-            "maze_train.AlgorithmBuilder",
-            old,
-        )
     path = context.algorithm.builder_class
     builder_class = locate(path, key="algorithm")
     if not (isinstance(builder_class, type) and issubclass(builder_class, AlgorithmBuilder)):

@@ -1,8 +1,8 @@
 """The files and manifests of a checkpoint: written with digests, verified when read.
 
 Each part of a state (see `types.StatePart`) is a file whose name is that of its content:
-`part_<32 hexadecimal digits of the sha256>.safetensors`. A part that did not change is a hard link
-to the file of an earlier checkpoint, so it takes neither time nor space, and stays when the earlier
+`part_<32 hexadecimal digits of the sha256>.pt`. A part that did not change is a hard link to the
+file of an earlier checkpoint, so it takes neither time nor space, and stays when the earlier
 checkpoint is removed.
 """
 
@@ -15,7 +15,6 @@ import re
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from types import MappingProxyType
 from typing import IO, TYPE_CHECKING, Any, TypeAlias
 
 from maze_train.core.errors import RunDirectoryError
@@ -25,7 +24,7 @@ from maze_train.data.state_files import TreePath, check_content, dumps, loads
 from maze_train.training.outcome import Position
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
 
@@ -128,7 +127,7 @@ class PartFile:
     @property
     def name(self) -> str:
         """Follows from the content, so that a name never stands for another content."""
-        return f"part_{self.digest.sha256[:32]}.safetensors"
+        return f"part_{self.digest.sha256[:32]}.pt"
 
     def read(self) -> dict[str, Any]:
         """The content, verified once more.
@@ -215,16 +214,14 @@ class FilesWriter:
         return True
 
 
-MANIFEST, STATE = "MANIFEST.json", "state.safetensors"
+MANIFEST, STATE = "MANIFEST.json", "state.pt"
 MAX_MANIFEST_BYTES = 10_000_000
 
-SCHEMA = 1
-"""Version of the content of a state; it grows when what trainers save means something else."""
+SCHEMA = 2
+"""Version of the files and of the content of a state; it grows when either means something else."""
 
-MIGRATIONS: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = MappingProxyType({})
-"""Functions by schema, each of which turns a state of it into one of the next schema."""
-
-NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?")
+NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?(?:-([0-9]{1,9}))?")
+"""The position, and a number where an abandoned branch of the run had a checkpoint of that name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,18 +238,14 @@ class CheckpointInfo(Position):
     nbytes: int
     """Size of all files but the manifest."""
 
-    schema: int
-    sha256: str
-    """Digest of the manifest."""
-
     files: dict[str, FileDigest]
     settings: str
-    """Configuration of the run as text; empty if an older version wrote the checkpoint."""
+    """Configuration of the run as text."""
 
     @property
-    def order(self) -> tuple[int, int, str]:
+    def order(self) -> tuple[int, int, tuple[int, ...]]:
         """Sorts checkpoints of one run by time."""
-        return self.epoch, self.updates, self.path.name
+        return self.epoch, self.updates, sort_key(self.path.name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -266,9 +259,9 @@ class Checkpoint(CheckpointInfo):
 
 
 def sort_key(name: str) -> tuple[int, ...]:
-    """Sorts names of checkpoints by time; empty for what is no such name."""
+    """Sorts names of checkpoints by epoch, update and number; empty for what is no such name."""
     found = NAME.fullmatch(name)
-    return (int(found[1]), int(found[2] or -1)) if found else ()
+    return (int(found[1]), int(found[2] or -1), int(found[3] or 1)) if found else ()
 
 
 def make_manifest(files: Mapping[str, FileDigest], position: Position, settings: str = "") -> bytes:
@@ -302,12 +295,12 @@ def make_manifest(files: Mapping[str, FileDigest], position: Position, settings:
     return manifest
 
 
-def read_manifest(path: Path, name: str) -> CheckpointInfo:
-    """The manifest of the checkpoint in `path`, whose name is, or was, `name`.
+def read_manifest(path: Path) -> CheckpointInfo:
+    """The manifest of the checkpoint in `path`.
 
     Raises:
         DamagedError: If it is missing or damaged, or belongs to a checkpoint of another name.
-        RunDirectoryError: If a newer version wrote it.
+        RunDirectoryError: If an older or a newer version wrote it.
     """
     if not path.is_dir():
         raise DamagedError("the directory is missing")
@@ -317,27 +310,31 @@ def read_manifest(path: Path, name: str) -> CheckpointInfo:
     except ValueError as error:
         raise DamagedError(f"{MANIFEST}: {error}") from error
     try:
-        _refuse_newer(path, content)
-        info = _info(path, content, digest(data).sha256)
+        _refuse_other_schemas(path, content)
+        info = _info(path, content)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DamagedError(f"{MANIFEST}: not the content of a manifest ({error!r})") from error
-    if name != info.name:
+    if path.name.partition("-")[0] != info.name:
         raise DamagedError(f"{MANIFEST}: it is that of {info.name}")
     return info
 
 
-def _refuse_newer(path: Path, content: dict[str, Any]) -> None:
+def _refuse_other_schemas(path: Path, content: dict[str, Any]) -> None:
     schema = content["schema"]
     if type(schema) is not int or schema < 1:
         raise ValueError(f"schema {schema!r}")
-    if schema > SCHEMA:
+    if schema != SCHEMA:
+        version = content["versions"]["maze_train"]
+        remedy = f"continue the run with maze_train {version}, or start a new one"
+        if schema > SCHEMA:
+            remedy = "install a newer maze_train"
         raise RunDirectoryError(
-            f"checkpoint {path} was written by maze_train {content['versions']['maze_train']} with "
-            f"schema {schema}, this version reads up to {SCHEMA}: install a newer maze_train"
+            f"checkpoint {path} was written by maze_train {version} with schema {schema}, this "
+            f"version reads schema {SCHEMA}: {remedy}"
         )
 
 
-def _info(path: Path, content: dict[str, Any], sha256: str) -> CheckpointInfo:
+def _info(path: Path, content: dict[str, Any]) -> CheckpointInfo:
     files = {}
     for name, item in content["files"].items():
         files[name] = FileDigest(item["sha256"], item["bytes"])
@@ -345,7 +342,7 @@ def _info(path: Path, content: dict[str, Any], sha256: str) -> CheckpointInfo:
             raise ValueError(f"file {name!r}")
     counters = {key: content[key] for key in ("epoch", "updates", "env_steps")}
     nbytes, score, within_epoch = content["bytes"], content["score"], content["within_epoch"]
-    texts = {"created": content["created"], "settings": content.get("settings", "")}
+    texts = {key: content[key] for key in ("created", "settings")}
     written_by = content["versions"]
     if (
         STATE not in files
@@ -364,22 +361,20 @@ def _info(path: Path, content: dict[str, Any], sha256: str) -> CheckpointInfo:
         path=path,
         versions=written_by,
         nbytes=nbytes,
-        schema=content["schema"],
-        sha256=sha256,
         files=files,
     )
 
 
-def read_checkpoint(path: Path, name: str) -> Checkpoint:
-    """The checkpoint in `path`, every file of it verified; an older schema is brought up to date.
+def read_checkpoint(path: Path) -> Checkpoint:
+    """The checkpoint in `path`, every file of it verified.
 
     Parts of the state are verified, and read again when they are asked for their content.
 
     Raises:
         DamagedError: If a file is missing or damaged.
-        RunDirectoryError: If a newer version wrote it, or no migration leads to this schema.
+        RunDirectoryError: If an older or a newer version wrote it.
     """
-    info = read_manifest(path, name)
+    info = read_manifest(path)
     for file_name, expected in info.files.items():
         if file_name != STATE:
             verify(path / file_name, expected)
@@ -397,12 +392,4 @@ def read_checkpoint(path: Path, name: str) -> Checkpoint:
         state = loads(data, STATE, open_part)
     except RunDirectoryError as error:
         raise DamagedError(str(error)) from error
-    for schema in range(info.schema, SCHEMA):
-        if schema not in MIGRATIONS:
-            raise RunDirectoryError(
-                f"checkpoint {path} was written by maze_train {info.versions.get('maze_train')} "
-                f"with schema {schema}, which this version no longer reads: use that version"
-            )
-        state = MIGRATIONS[schema](state)
-        parts.clear()  # the same place and version may have another content now
     return Checkpoint(**vars(info), state=state, parts=parts)

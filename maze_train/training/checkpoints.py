@@ -1,16 +1,16 @@
 """Checkpoints: their schedule; written whole or not at all, verified when read.
 
 checkpoints/
-    latest                          name of the newest checkpoint, and the sha256 of its manifest
+    latest                          name of the checkpoint from which the run continues
     epoch_000025/                   after 25 epochs
     epoch_000025_update_000253/     within the 26th epoch, after 253 updates
         MANIFEST.json               counters, versions, digests
-        state.safetensors           see `state_files`
-        part_<...>.safetensors      large pieces of the state, see `checkpoint_files`
+        state.pt                    see `state_files`
+        part_<...>.pt               large pieces of the state, see `checkpoint_files`
+    epoch_000026-2/                 as a run that continued from an earlier one wrote it again
 
-Names that begin with a dot are work in progress, of a process whose number is at the end:
-`.tmp-` is being written, `.old-` is being replaced by a checkpoint of the same name, `.trash-` is
-being removed.
+Nothing is replaced but `latest`. Names that begin with `.tmp-` are work in progress, of a process
+whose number is at the end: they are being written, or removed.
 """
 
 from __future__ import annotations
@@ -25,18 +25,17 @@ from typing import TYPE_CHECKING, Any
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import (
+    atomic_write,
     check_held,
     fsync_directory,
     process_runs,
     read_regular,
-    write_synced,
+    remove_leftovers,
 )
 from maze_train.core.notices import warn
 from maze_train.data.state_files import dumps
 from maze_train.training.checkpoint_files import (
     MANIFEST,
-    MIGRATIONS,
-    SCHEMA,
     STATE,
     Checkpoint,
     CheckpointInfo,
@@ -51,22 +50,15 @@ from maze_train.training.checkpoint_files import (
 from maze_train.training.config import CheckpointConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from maze_train.training.outcome import Position
 
 
-__all__ = ["MIGRATIONS", "SCHEMA", "Checkpoint", "CheckpointInfo", "CheckpointStore"]
+__all__ = ["Checkpoint", "CheckpointInfo", "CheckpointStore", "Checkpoints"]
 
 LATEST = "latest"
-
-
-def _is_that(path: Path, name: str, sha256: str) -> bool:
-    """Whether a checkpoint has a manifest of this digest."""
-    with suppress(DamagedError, RunDirectoryError):
-        return read_manifest(path, name).sha256 == sha256
-    return False
 
 
 class CheckpointStore:
@@ -107,9 +99,9 @@ class CheckpointStore:
     def save(self, state: dict[str, Any], position: Position) -> Path | None:
         """Write a checkpoint; it is on disk when this returns, or nothing of it is.
 
-        A checkpoint of the same name is replaced. A process that is killed at any moment leaves the
-        checkpoints from before, or these and the new one. Then old checkpoints are removed, and
-        those of a branch that was left: with more epochs or updates than this one.
+        A process that is killed at any moment leaves the checkpoints from before, or these and the
+        new one. Then old checkpoints are removed, and those of a branch that was left: with more
+        epochs or updates than this one, or at the same place.
 
         Each `StatePart` of the state is its own file. One that has the version of the part in
         its place in the checkpoint that was written or loaded last is not read: the two checkpoints
@@ -128,121 +120,106 @@ class CheckpointStore:
         """
         try:
             check_held(self.directory)
-            self._put_back_interrupted()
-            self._write(state, position)
+            path = self._write(state, position)
         except OSError as error:
             self._warn(
                 f"checkpoint {self.directory / position.name} could not be written: {error}; "
                 f"{self._last_good()}; training continues"
             )
             return None
-        self._remove_old(position)
-        return self.directory / position.name
+        self._remove_old(position, path)
+        return path
 
-    def _write(self, state: dict[str, Any], position: Position) -> None:
+    def _write(self, state: dict[str, Any], position: Position) -> Path:
         """Write the files, move them into place, and point to them; or leave all as it was."""
         if not self.directory.is_dir():
             self.directory.mkdir()
             fsync_directory(self.directory.parent)
-        name = position.name
-        work, final, old = self._work("tmp", name), self.directory / name, self._work("old", name)
-        pointer, target = self._work("tmp", LATEST), (name, "")
-        self._discard(work)
+        final = self._unused(position.name)
+        work = self._work(final)
+        shutil.rmtree(work, ignore_errors=True)
         try:
             work.mkdir()
             files = FilesWriter(work, final, self._parts)
             files.write(STATE, dumps(state, files.write_part))
             files.write(MANIFEST, make_manifest(files.digests, position, self._settings))
-            target = (name, files.digests[MANIFEST].sha256)
             fsync_directory(work)
-            if final.exists():
-                os.rename(final, old)
             os.rename(work, final)
-            work = final
             fsync_directory(self.directory)
-            self._point(pointer, target)
+            self._point_to(final.name)
         except BaseException:
-            with suppress(OSError):
-                pointer.unlink(missing_ok=True)
-            if work == final and self._pointer() == target:
-                raise  # the new one counts already
-            self._discard(work)
-            with suppress(OSError):
-                if old.exists():
-                    os.rename(old, final)
+            shutil.rmtree(work, ignore_errors=True)
+            if self._pointer() != final.name:  # otherwise the new one counts already
+                with suppress(OSError):
+                    self._remove(final)
             raise
         self._parts = files.parts
         with suppress(OSError):  # the pointer is in its place
             fsync_directory(self.directory)
-        self._discard(old)
+        return final
 
-    def _work(self, kind: str, name: str) -> Path:
-        return self.directory / f".{kind}-{name}-{os.getpid()}"
+    def _unused(self, name: str) -> Path:
+        """A path that is new: a branch that was left may have written one of this name."""
+        path, number = self.directory / name, 1
+        while path.exists():
+            number += 1
+            path = self.directory / f"{name}-{number}"
+        return path
 
-    def _discard(self, path: Path) -> str:
-        """Remove a directory if it is there; no one sees a half of it. Returns what failed."""
-        trash = self._work("trash", path.name.lstrip("."))
-        try:
-            if path.exists():
-                with suppress(OSError):
-                    shutil.rmtree(trash, ignore_errors=True)
-                    os.rename(path, trash)
-                    path = trash
-                shutil.rmtree(path)
-        except OSError as error:
-            return str(error)
-        return ""
+    def _work(self, path: Path) -> Path:
+        return path.with_name(f".tmp-{path.name}-{os.getpid()}")
+
+    def _remove(self, path: Path) -> None:
+        """Remove a checkpoint; no one sees a half of it.
+
+        Raises:
+            OSError: If it is not there, or stays.
+        """
+        work = self._work(path)
+        shutil.rmtree(work, ignore_errors=True)
+        with suppress(OSError):  # as on a full disk
+            os.rename(path, work)
+            path = work
+        shutil.rmtree(path)
 
     def _last_good(self) -> str:
         names = [info.path.name for info in self.list()]
         pointer = self._pointer()
-        if pointer is not None and pointer[0] in names:
-            return f"the last good one is still {pointer[0]}"
+        if pointer in names:
+            return f"the last good one is still {pointer}"
         return f"the last good one is still {names[-1]}" if names else "there is no earlier one"
 
-    def _remove_old(self, last: Position) -> None:
+    def _remove_old(self, last: Position, path: Path) -> None:
         """Remove what is neither among the newest nor among the best up to the last checkpoint."""
         present, unknown = self._survey()
         infos = [
-            info for info in present if info.epoch <= last.epoch and info.updates <= last.updates
+            info
+            for info in present
+            if info.epoch <= last.epoch
+            and info.updates <= last.updates
+            and (info.path == path or info.name != last.name)
         ]
-        newest = sorted(infos, key=lambda info: (info.path.name == last.name, *info.order))
+        newest = sorted(infos, key=lambda info: (info.path == path, *info.order))
         scored = [info for info in infos if info.score is not None]
         best = sorted(scored, key=lambda info: (-self._sign * (info.score or 0.0), info.order))
         kept = {
             info.path
             for info in (*newest[-self.config.keep_last :], *best[: self.config.keep_best])
         }
-        for path in self._directories():
-            if path not in kept | unknown and (problem := self._discard(path)):
-                self._warn(f"the old checkpoint {path} could not be removed: {problem}")
+        for old in self._directories():
+            if old not in kept | unknown:
+                try:
+                    self._remove(old)
+                except OSError as error:
+                    self._warn(f"the old checkpoint {old} could not be removed: {error}")
 
     def clean(self) -> None:
         """Remove what processes left that did not end by themselves; call it before training."""
-        with suppress(OSError):
-            self._put_back_interrupted()
-        for path, _, pid in (*self._leftovers("tmp"), *self._leftovers("trash")):
-            if pid == os.getpid() or not process_runs(pid):
-                if path.is_dir():
-                    shutil.rmtree(path, ignore_errors=True)
-                else:
-                    with suppress(OSError):
-                        path.unlink()
-
-    def _put_back_interrupted(self) -> None:
-        """A checkpoint that was about to be replaced takes its place again."""
-        for path, name, pid in self._leftovers("old"):
-            if pid == os.getpid() or not process_runs(pid):
-                if (self.directory / name).exists():
-                    self._discard(path)
-                else:
-                    os.rename(path, self.directory / name)
-
-    def _leftovers(self, kind: str) -> Iterator[tuple[Path, str, int]]:
-        """Work in progress: path, name of the checkpoint, process."""
+        remove_leftovers(self.directory)
         for path in self._paths():
-            if found := re.fullmatch(rf"\.{kind}-(.+)-(\d+)", path.name):
-                yield path, found[1], int(found[2])
+            found = re.fullmatch(r"\.tmp-.+-(\d+)", path.name)
+            if found and (int(found[1]) == os.getpid() or not process_runs(int(found[1]))):
+                shutil.rmtree(path, ignore_errors=True)
 
     def point_to(self, info: CheckpointInfo) -> None:
         """Let `latest` name a checkpoint from which the run continues; later ones are left behind.
@@ -250,23 +227,21 @@ class CheckpointStore:
         Raises:
             OSError: If the disk does not take it.
         """
-        target = (info.path.name, info.sha256)
-        if self._pointer() == target:
-            return
-        self._point(self._work("tmp", LATEST), target)
-        fsync_directory(self.directory)
+        if self._pointer() != info.path.name:
+            self._point_to(info.path.name)
+            fsync_directory(self.directory)
 
-    def _point(self, pointer: Path, target: tuple[str, str]) -> None:
-        write_synced(pointer, f"{' '.join(target)}\n".encode())
-        os.replace(pointer, self.directory / LATEST)
+    def _point_to(self, name: str) -> None:
+        with atomic_write(self.directory / LATEST) as file:
+            file.write(f"{name}\n".encode())
 
     # -- reading ---------------------------------------------------------------------------------
 
     def load(self, name: str | None = None) -> Checkpoint | None:
         """Load the newest undamaged checkpoint: every file of it is as it was written.
 
-        The one that `latest` names comes first, then those before it; without a valid `latest` all
-        of them, the newest first. A warning names each damaged one.
+        The one that `latest` names comes first, then those before it; if that is not there, all of
+        them, the newest first. A warning names each damaged one.
 
         Args:
             name: Name of a checkpoint; then only that one is loaded.
@@ -276,7 +251,7 @@ class CheckpointStore:
 
         Raises:
             RunDirectoryError: If all are damaged, the one asked for is damaged or missing, or one
-                was written by a newer version.
+                was written by an older or a newer version.
         """
         found = self._load_newest() if name is None else self._load_named(name)
         if found is not None:
@@ -284,88 +259,66 @@ class CheckpointStore:
         return found
 
     def _load_newest(self) -> Checkpoint | None:
-        candidates = self._candidates()
-        pointer = self._pointer()
-        if not candidates and pointer is None and not (self.directory / LATEST).exists():
+        paths, target = self._directories()[::-1], self._pointer()
+        named = [path for path in paths if path.name == target]
+        if named:
+            place = sort_key(named[0].name)[:2]
+            paths = (*named, *(path for path in paths if sort_key(path.name)[:2] < place))
+        elif paths or (self.directory / LATEST).exists():
+            found = "missing or damaged" if target is None else f"{target}, which is not there"
+            self._warn(f"{self.directory / LATEST} is {found}: looking at all checkpoints")
+        else:
             return None
-        if pointer is None:
-            self._warn(f"{self.directory / LATEST} is missing or damaged: looking at all of them")
-        names = tuple(candidates) if pointer is None else self._order(*pointer, candidates)
-        for candidate in names:
-            path = candidates.get(candidate, self.directory / candidate)
+        for path in paths:
             try:
-                return read_checkpoint(path, candidate)
+                return read_checkpoint(path)
             except DamagedError as problem:
                 self._warn(f"checkpoint {path} is damaged and left out: {problem}")
         raise RunDirectoryError(
-            f"{self.directory} holds no checkpoint that is whole ({len(names)} damaged): remove "
+            f"{self.directory} holds no checkpoint that is whole ({len(paths)} damaged): remove "
             f"the directory to train from the beginning, or restore it from a copy"
         )
 
     def _load_named(self, name: str) -> Checkpoint:
-        path = self._candidates().get(name)
-        if path is None:
-            present = ", ".join(self._candidates()) or "none"
+        found = {path.name: path for path in self._directories()[::-1]}
+        if name not in found:
+            present = ", ".join(found) or "none"
             raise RunDirectoryError(
                 f"{self.directory} has no checkpoint {name!r}; there: {present}"
             )
         try:
-            return read_checkpoint(path, name)
+            return read_checkpoint(found[name])
         except DamagedError as problem:
-            raise RunDirectoryError(f"checkpoint {path} is damaged: {problem}") from problem
+            raise RunDirectoryError(f"checkpoint {found[name]} is damaged: {problem}") from problem
 
-    def _order(self, target: str, sha256: str, candidates: dict[str, Path]) -> tuple[str, ...]:
-        """The names in the order in which they are tried, given what `latest` says."""
+    def _pointer(self) -> str | None:
+        """The name that `latest` holds; None if that is not the name of a checkpoint."""
         try:
-            fits = target in candidates and (
-                read_manifest(candidates[target], target).sha256 == sha256
-            )
-        except DamagedError:
-            fits = True  # of the two, this is the one that is known to be damaged
-        if not fits:
-            meant = next((n for n, path in candidates.items() if _is_that(path, n, sha256)), None)
-            if meant is None and target in candidates:
-                self._warn(f"{self.directory / LATEST} is damaged: looking at all of them")
-                return tuple(candidates)
-            if meant is not None:
-                self._warn(f"{self.directory / LATEST} is damaged: it means {meant}, not {target}")
-                target = meant
-        return (target, *(name for name in candidates if sort_key(name) < sort_key(target)))
-
-    def _pointer(self) -> tuple[str, str] | None:
-        """Name and digest of the manifest that `latest` holds; None if it is not valid."""
-        path = self.directory / LATEST
-        try:
-            text = read_regular(path, 1000).decode("ascii")
+            words = read_regular(self.directory / LATEST, 1000).decode("ascii").split()
         except (OSError, UnicodeDecodeError):
             return None
-        found = re.fullmatch(r"(\S+) ([0-9a-f]{64})\n", text)
-        return (found[1], found[2]) if found and sort_key(found[1]) else None
+        return words[0] if words and sort_key(words[0]) else None
 
     def _paths(self) -> tuple[Path, ...]:
         try:
-            return tuple(sorted(self.directory.iterdir()))
+            return tuple(self.directory.iterdir())
         except OSError:
             return ()
 
     def _directories(self) -> tuple[Path, ...]:
-        return tuple(path for path in self._paths() if sort_key(path.name) and path.is_dir())
-
-    def _candidates(self) -> dict[str, Path]:
-        """Checkpoints by name, newest first, with those that a killed process was to replace."""
-        found = {name: path for path, name, _ in self._leftovers("old") if sort_key(name)}
-        found |= {path.name: path for path in self._directories()}
-        return dict(sorted(found.items(), key=lambda item: sort_key(item[0]), reverse=True))
+        """Directories of checkpoints, damaged ones included, the oldest first."""
+        found = [path for path in self._paths() if sort_key(path.name) and path.is_dir()]
+        return tuple(sorted(found, key=lambda path: sort_key(path.name)))
 
     def _survey(self) -> tuple[tuple[CheckpointInfo, ...], set[Path]]:
         """Read all manifests, the oldest first; returns also checkpoints that may still be whole.
 
-        Of these nothing can be known: the disk does not answer, or a newer version wrote them.
+        Of these nothing can be known: the disk does not answer, or another version wrote them.
         """
         infos, unknown = [], set()
         for path in self._directories():
             try:
-                infos.append(read_manifest(path, path.name))
+                infos.append(read_manifest(path))
             except RunDirectoryError:
                 unknown.add(path)
             except DamagedError as problem:

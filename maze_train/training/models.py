@@ -237,11 +237,15 @@ def modules_of(model: nn.Module) -> dict[str, Any]:
     return by_policy
 
 
-def states_by_module(state: Mapping[str, Any], owners: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The states of the owners by module id, from a state that `owners` or the only one wrote.
+def states_by_module(
+    state: Mapping[str, Any] | None, owners: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The states of the owners by module id.
 
-    Runs of one agent saved the state of their replay without an id before.
+    Runs of one agent saved the state of their only replay without an id before, or None without a
+    replay.
     """
+    state = state or {}
     return state if owners.keys() <= state.keys() else {DEFAULT_MODULE: state}
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from maze_train.collect.collector import (
 )
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.core.files import atomic_write, read_regular
-from maze_train.core.notices import warn
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.spaces.describe import (
@@ -107,14 +105,12 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
     Raises:
         RunDirectoryError: If they are missing or damaged.
     """
-    path, expected = directory / WEIGHTS, read_score(directory).get(DIGEST)
+    path, score = directory / WEIGHTS, read_score(directory)
     try:
         data = read_regular(path, MAX_WEIGHTS_NBYTES)
     except OSError as error:
         raise RunDirectoryError(f"{path} is missing or damaged: {error}") from error
-    if expected is None:
-        _warn_no_digest(path)
-    elif hashlib.sha256(data).hexdigest() != expected:
+    if score and hashlib.sha256(data).hexdigest() != score.get(DIGEST):
         raise RunDirectoryError(f"{path} is damaged: its sha256 differs from that in {SCORE}")
     try:
         weights = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
@@ -128,12 +124,6 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
             "was run"
         )
     return weights
-
-
-@cache  # a run asks for its base more than once
-def _warn_no_digest(path: Path) -> None:
-    problem = f"{path.with_name(SCORE)} has no {DIGEST} of {WEIGHTS}, as earlier versions wrote it"
-    warn(f"{problem}: damage cannot be noticed")
 
 
 def read_score(directory: Path) -> dict[str, Any]:

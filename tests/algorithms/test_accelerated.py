@@ -197,3 +197,6 @@ def test_a_method_of_ones_own_turns_it_off(algorithm, method):
     own = {method: lambda self, *args: original(*args)}
     learner.__class__ = type("Own", (type(learner),), own)
     assert by_hand(learner) == set()
+    if method.startswith("policy_loss"):  # without the other one of the pair
+        type(learner).gradients_by_hand = {}
+        assert by_hand(learner) == set()

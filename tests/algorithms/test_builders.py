@@ -15,6 +15,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.targets import locate
 from maze_train.run.pipeline import prepare
 from maze_train.run.runner import TrainingRunner
+from maze_train.training.models import states_by_module
 from maze_train.workers.places import ThisProcess
 from maze_train.workers.process_pool import LocalProcesses
 
@@ -66,19 +67,10 @@ class NotABuilder(A2CAlgorithmConfig):
     builder_class: ClassVar[str] = "maze_train.A2C"
 
 
-class NamesARunner(A2CAlgorithmConfig):
-    """Settings from the time before there were builders."""
-
-    name: ClassVar[str] = "old"
-    runner_class: ClassVar[str] = "my_package.MyRunner"
-
-
 def test_what_is_no_builder_is_refused() -> None:
-    """By name, with what is expected; a runner, too, that would be passed over in silence."""
+    """By name, with what is expected."""
     with pytest.raises(ConfigError, match=r"subclass of maze_train\.AlgorithmBuilder"):
         make(algorithm={"_target_": "test_builders.NotABuilder"})
-    with pytest.raises(ConfigError, match=r"MyRunner': runner_class is no longer read; expected"):
-        make(algorithm={"_target_": "test_builders.NamesARunner"})
     assert not issubclass(locate(NotABuilder.builder_class), AlgorithmBuilder)
 
 
@@ -113,6 +105,21 @@ def test_what_does_not_fit(settings: dict[str, Any], message: str) -> None:
     """Settings that are refused when their parts are built, before there is a run directory."""
     with pytest.raises(ConfigError, match=message), make(**settings) as made:
         prepared_model(made)
+
+
+@pytest.mark.parametrize(
+    ("saved", "owners", "expected"),
+    [
+        ({"default": 1}, ["default"], {"default": 1}),
+        ({"first": 1, "referee": 2}, ["first", "referee"], {"first": 1, "referee": 2}),
+        ({"generator": 1, "added": 2}, ["default"], {"default": {"generator": 1, "added": 2}}),
+        (None, [], {}),
+    ],
+    ids=["one", "several", "one of before", "none of before"],
+)
+def test_states_of_replay_by_module(saved: Any, owners: list[str], expected: Any) -> None:
+    """Runs of one agent saved them without an id before."""
+    assert states_by_module(saved, dict.fromkeys(owners)) == expected
 
 
 # -- evolution strategies ------------------------------------------------------------------------

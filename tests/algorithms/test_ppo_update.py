@@ -18,11 +18,7 @@ from update_problems import (
     snapshot,
 )
 
-from maze_train.algorithms.a2c.learner import A2CLearner
-from maze_train.algorithms.ppo.learner import PPOLearner
-from maze_train.core.errors import ConfigError
-from maze_train.core.events import Statistics
-from maze_train.learner.config import Progress
+from maze_train import A2CLearner, ConfigError, PPOLearner, Progress, Statistics
 
 pytestmark = pytest.mark.usefixtures("float64")
 

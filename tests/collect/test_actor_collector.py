@@ -85,7 +85,7 @@ def start(no_file_is_left):
                 can_be_restored=True,
             )
             stack.enter_context(closing(actors))
-            make_model = model_maker(*actors.envs.spaces, memory=memory)
+            make_model = model_maker(*actors.spaces, memory=memory)
             model = make_model()
             settings = {"env_seed": 5, "action_seed": 7, **settings}
             return ActorCollector(actors, model, make_model, T, **settings), model

@@ -39,7 +39,6 @@ from maze_train.collect import actors as actors_module
 from maze_train.collect.actor_worker import ActorWorker
 from maze_train.collect.actors import Actors, DistributedActors, StepCounts
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, SpaceError, WorkerError
-from maze_train.data.frames import FrameStacks
 from maze_train.data.rollout import join_rollouts, select_envs
 from maze_train.data.state_files import dumps, loads
 from maze_train.workers.places import Portable, ThisProcess
@@ -73,7 +72,7 @@ class Learner:
         processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
         place = LocalProcesses(**processes) if remote else ThisProcess()
         self.workers = Actors(partial(vector_of, make, num_envs, skips), A, num_envs, place)
-        make_model = model_maker(*self.workers.envs.spaces, memory=memory)
+        make_model = model_maker(*self.workers.spaces, memory=memory)
         self.model = make_model()
         self.actors = DistributedActors(
             self.workers, self.model, make_model, T, SEED_OF, queue_size=queue_size
@@ -205,7 +204,6 @@ def test_what_arrives_is_what_collectors_collect(start, kind, remote):
         assert (gathered.queue_before, gathered.queue_after) == (0, 0)
         assert_same_rollouts(select_envs(batch, slice(0, 2 * E)), join_rollouts(kept))
     assert (batch.hidden_states is not None) == ("memory" in kind)
-    assert isinstance(batch.obs, FrameStacks) == kind.startswith("stacks")
     kept = deepcopy(batch)
     learner.gather(3)  # which leaves what the learner got before
     assert_same_rollouts(batch, kept)
@@ -269,7 +267,7 @@ def test_more_rollouts_than_there_is_room_for(start, remote):
 def test_weights_are_used_from_the_next_rollout_on(start, remote):
     """Rollouts say truly which weights acted; those of the learner do not matter by themselves."""
     learner = start(remote=remote)
-    model = model_maker(*learner.workers.envs.spaces)()
+    model = model_maker(*learner.workers.spaces)()
     learner.gather()
     taken, old = 1, A * learner.actors.num_slots if remote else 0
     for version in (3, 4, 8):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from actor_envs import ACTIONS, ActorEnv, stacked_env
-from rollouts_compared import assert_same_rollouts, columns_of, whole
+from rollouts_compared import assert_same_rollouts, columns_of
 from test_episode_tracker import slow_follow
 
 from maze_train import EnvError, SequentialVectorEnv, SubprocVectorEnv
@@ -112,7 +112,7 @@ def test_rollouts_are_those_of_a_loop_by_hand(make):
         assert list(rollouts) == ["default"], "the id of the only module"
         rollout = rollouts["default"]
         rows, finals = hand.collect()
-        stored = tree_map(whole, rollout.obs)
+        stored = rollout.obs
         for t, i, obs, action, reward, terminated, truncated in rows:
             assert_like(tree_map(lambda x, t=t, i=i: x[t, i], stored), obs)
             ours = tree_map(lambda x, t=t, i=i: x[t, i], rollout.actions)

@@ -104,19 +104,6 @@ def test_every_space_that_can_be_flattened_has_a_default() -> None:
         ),
         (
             BOX,
-            {"Box": {"name": "truncated_gaussian", "log_std_max": 1}},
-            "model.distributions.Box.name = 'truncated_gaussian': this family was removed: use "
-            "beta or squashed_gaussian, which keep to the bounds as well, or diagonal_gaussian, "
-            "which clips to them",
-        ),
-        (
-            BOX,
-            {"Box": "clipped_gaussian"},
-            "model.distributions.Box = 'clipped_gaussian': this second name was removed: use "
-            "diagonal_gaussian",
-        ),
-        (
-            BOX,
             {"Box": {"state_dependent_std": True}},
             "model.distributions.Box.name = None: expected the name of a family (bernoulli, beta, "
             "categorical, diagonal_gaussian, multi_categorical, "

@@ -12,7 +12,6 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from rollouts_compared import whole
 
 from maze_train import SequentialVectorEnv
 from maze_train.collect.collector import RolloutCollector
@@ -253,7 +252,7 @@ def slow_log_probs(rollout, model):
     """Log-probabilities of the actions of a rollout, step by step under a model."""
     rows = []
     for t in range(len(rollout.rewards)):
-        obs = tree_map(lambda x, t=t: whole(x)[t], rollout.obs)
+        obs = tree_map(lambda x, t=t: x[t], rollout.obs)
         if rollout.hidden_states is None:
             params = model.policy_params(obs)
         else:

@@ -15,14 +15,14 @@ from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.algorithms.sac.learner import SACLearner
 from maze_train.tracking import writers
 from maze_train.tracking.tracker import Tracker
-from maze_train.training import checkpoint_files, checkpoints
+from maze_train.training import checkpoint_files
 
 RUN = Path("run")
 
 
 def disk_full() -> None:
     """From the second checkpoint on the disk is full."""
-    original = checkpoints.write_synced
+    original = checkpoint_files.write_synced
 
     def write(path: Path, data: bytes) -> None:
         if "epoch_00000" in str(path) and "epoch_000001" not in str(path):
@@ -30,13 +30,13 @@ def disk_full() -> None:
             raise OSError(errno.ENOSPC, "No space left on device", str(path))
         original(path, data)
 
-    checkpoints.write_synced = checkpoint_files.write_synced = write
+    checkpoint_files.write_synced = write
 
 
 def disk_full_for_a_while() -> None:
     """Rows and checkpoints of the second and third epoch cannot be written."""
     full = False
-    write_line, write_file = writers._csv_line, checkpoints.write_synced
+    write_line, write_file = writers._csv_line, checkpoint_files.write_synced
 
     def line(cells: Any) -> str:
         if full:
@@ -53,7 +53,7 @@ def disk_full_for_a_while() -> None:
         full = row["epoch"] in (2, 3)
 
     writers._csv_line = line
-    checkpoints.write_synced = checkpoint_files.write_synced = write
+    checkpoint_files.write_synced = write
     original = Tracker.write
 
     def write_row(self: Tracker, row: Any) -> None:

@@ -17,7 +17,7 @@ from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import CheckpointConfig
 from maze_train.training.outcome import Position
 
-MANIFEST, STATE = "MANIFEST.json", "state.safetensors"
+MANIFEST, STATE = "MANIFEST.json", "state.pt"
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 from practice_learner import LineLearner, make_data, make_module
 
-from maze_train.core.errors import ConfigError, TrainingError
-from maze_train.learner.config import Progress
+from maze_train import ConfigError, Progress, TrainingError
 from maze_train.learner.modules import matmul_precision
 
 NAMES = ["highest", "high", "medium"]

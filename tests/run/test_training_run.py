@@ -35,9 +35,9 @@ def test_files_of_the_run_directory() -> None:
     assert [name for name in names if "tfevents" not in name] == [
         ".lock", "best", "best/config.yaml", "best/policy.pt", "best/score.json",
         "best/spaces.json", "checkpoints", "checkpoints/epoch_000002",
-        "checkpoints/epoch_000002/MANIFEST.json", "checkpoints/epoch_000002/state.safetensors",
+        "checkpoints/epoch_000002/MANIFEST.json", "checkpoints/epoch_000002/state.pt",
         "checkpoints/epoch_000003", "checkpoints/epoch_000003/MANIFEST.json",
-        "checkpoints/epoch_000003/state.safetensors", "checkpoints/latest",
+        "checkpoints/epoch_000003/state.pt", "checkpoints/latest",
         "config.yaml", "metrics.csv", "plots", "plots/learning_curve.png", "summary.json",
     ]  # fmt: skip
     assert sum("tfevents" in name for name in names) == 1

@@ -356,21 +356,3 @@ def test_equal_bounds_are_one_number():
     assert len(json.dumps(image)) < 100
     mixed = space_to_dict(spaces.Box(np.zeros(2, np.float32), np.array([1.0, 2.0], np.float32)))
     assert (mixed["low"], mixed["high"]) == (0.0, [1.0, 2.0])
-
-
-def test_forms_of_earlier_versions_are_read():
-    """Bounds entry by entry, parts of a Dict as a mapping, no dtype of a Discrete space."""
-    box = {"type": "Box", "low": [[-1.0, -1.0]], "high": [[1.0, 1.0]]}
-    old = {
-        "type": "Dict",
-        "spaces": {
-            "b": {**box, "shape": [1, 2], "dtype": "float32"},
-            "a": {"type": "Discrete", "n": 3, "start": -1},
-            "c": {"type": "MultiBinary", "n": [2, 3]},
-        },
-    }
-    space = space_from_dict(old)
-    assert list(space.spaces) == ["b", "a", "c"]
-    assert space["b"] == spaces.Box(-1, 1, (1, 2), np.float32)
-    assert space["a"] == spaces.Discrete(3, start=-1)
-    assert space["c"] == spaces.MultiBinary((2, 3))

@@ -7,7 +7,6 @@ import json
 import multiprocessing
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ import pytest
 import yaml
 from command_lines import CommandLine, maze_run
 
-from maze_train.core.errors import MissingExtraError
 from maze_train.tools.compare import compare_runs
 from maze_train.tools.search import open_journal, open_study, search
 
@@ -256,14 +254,11 @@ def test_a_search_that_is_interrupted_goes_on(
     assert column(study, "state") == ["complete"] * 3
     assert column(study, "algorithm.gamma")[:2] == gammas
     assert (study / "0/job.log").read_text().count("seed 0\n") == 2
-    assert [(study / f"{i}/calls").read_text() for i in range(3)] == ["0 auto\n" * 2] * 2 + [
-        "0 auto\n"
-    ]
+    calls = [(study / f"{i}/calls").read_text().count("0 auto\n") for i in range(3)]
+    assert calls == [2, 2, 1]
 
 
-def test_a_trial_that_is_killed_has_failed(
-    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_trial_that_is_killed_has_failed(maze_run: CommandLine, runs: Runs) -> None:
     """The search continues without it."""
 
     def after_epoch(config: TrainConfig, epoch: int) -> None:
@@ -276,7 +271,7 @@ def test_a_trial_that_is_killed_has_failed(
 
 
 def test_a_trial_whose_settings_were_not_chosen_has_failed(
-    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
+    maze_run: CommandLine, runs: Runs
 ) -> None:
     """Since the process of the search was killed meanwhile; the study continues."""
     (maze_run.folder / "s").mkdir()
@@ -351,12 +346,10 @@ def test_what_is_best(
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ("search.algorithm.gama=[0.9]", "search.algorithm.gama = 0.9: a run does not take it: "),
         ("sampler=tp", "sampler = 'tp': unknown; did you mean tpe? allowed: bruteforce, cmaes"),
         ("sampler={name: tpe, seeds: 1}", "sampler = {'name': 'tpe', 'seeds': 1}: "),
         ("pruner=medin", "pruner = 'medin': unknown; did you mean median?"),
         ("pruner={name: threshold}", "pruner = {'name': 'threshold'}: "),
-        ("n_job=2", "n_job = 2: unknown; did you mean n_jobs?"),
         ("algorithm.lr=x", "algorithm.lr = 'x': "),
     ],
 )
@@ -391,14 +384,6 @@ def test_a_search_in_python(runs: Runs, tmp_path: Path, monkeypatch: pytest.Monk
     assert [row["state"] for row in result.rows] == ["complete"] * 3
     assert "best: trial 0" in str(result)
     assert result.line == "maze-run env=CartPole-v1 algorithm=ppo algorithm.gamma=0.9"
-
-
-def test_without_optuna(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The message says what to install."""
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(MissingExtraError, match="optuna"):
-        search("CartPole-v1", "ppo", "ppo")
 
 
 @pytest.mark.slow

@@ -1,20 +1,18 @@
-"""Large their own pieces state are files, which checkpoints share until they change."""
+"""Large pieces of a state are their own files, which checkpoints share until they change."""
 
 from __future__ import annotations
 
 import errno
-import json
+import io
 import os
 import shutil
 import tracemalloc
 from pathlib import Path
-from types import MappingProxyType
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save as save_tensors
 from stored_checkpoints import (
     MANIFEST,
     STATE,
@@ -33,7 +31,6 @@ from stored_checkpoints import (
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.types import StatePart
 from maze_train.data.state_files import dumps, loads
-from maze_train.training import checkpoint_files
 from maze_train.training import checkpoint_files as manifests
 from maze_train.training.checkpoint_files import digest
 from maze_train.training.outcome import Position
@@ -52,13 +49,13 @@ def test_pieces_of_equal_content_are_one_file(tmp_path, monkeypatch):
     """Until one of them changes; it is written once, and never again."""
     store, _ = make_store(tmp_path)
     written = []
-    original = checkpoint_files.write_synced
+    original = manifests.write_synced
 
     def write(path, data):
         written.append(path.name)
         original(path, data)
 
-    monkeypatch.setattr(checkpoint_files, "write_synced", write)
+    monkeypatch.setattr(manifests, "write_synced", write)
 
     def state(**values):
         return {
@@ -189,24 +186,6 @@ def test_an_earlier_file_that_is_gone_or_damaged(stored, monkeypatch, lose):
     assert contents(make_store(directory)[0].load().state) == owner.values
 
 
-def test_a_state_that_was_migrated_shares_nothing(stored, monkeypatch):
-    """What parts of an older schema hold may mean something else now."""
-    _, _, directory = stored
-
-    def migrate(state):
-        values = contents(state)
-        parts = [StatePart("0", lambda i=i, x=x: {"i": i, "x": -x}) for i, x in enumerate(values)]
-        return {**state, "segments": {"first": parts[0], "more": tuple(parts[1:])}}
-
-    monkeypatch.setattr(manifests, "SCHEMA", 2)
-    monkeypatch.setattr(manifests, "MIGRATIONS", MappingProxyType({1: migrate}))
-    store, _ = make_store(directory)
-    store.save(store.load().state, Position(3, 30, 0))
-    state = make_store(directory)[0].load().state
-    assert state["segments"]["first"].read() == {"i": 0, "x": -0.0}
-    assert state["segments"]["more"][0].read() == {"i": 1, "x": -50.0}
-
-
 ACTIONS = st.lists(
     st.tuples(
         st.sampled_from(("change", "save", "save", "within", "load", "named", "new", "copy")),
@@ -284,60 +263,55 @@ def test_damage_after_it_was_loaded(stored):
 
 def craft(directory, files, marker):
     """A checkpoint after epoch 3 with these files, whose state holds one part."""
-    text = json.dumps({"format": 1, "state": {"a": marker}}).encode()
-    tree = {"tree.json": torch.tensor(list(text), dtype=torch.uint8)}
-    files = {**files, STATE: save_tensors(tree)}
+    file = io.BytesIO()
+    torch.save({"format": 2, "state": {"a": marker}}, file)
+    files = {**files, STATE: file.getvalue()}
     place = Position(3, 30, 0)
     manifest = manifests.make_manifest({n: digest(data) for n, data in files.items()}, place)
     path = directory / place.name
     path.mkdir()
     for name, data in {**files, MANIFEST: manifest}.items():
         (path / name).write_bytes(data)
-    (directory / "latest").write_text(f"{place.name} {digest(manifest).sha256}\n")
-
-
-def part_name(data):
-    """Names follow from contents."""
-    return f"part_{digest(data).sha256[:32]}.safetensors"
+    (directory / "latest").write_text(f"{place.name}\n")
 
 
 def marker(file, version="7"):
     """What stands for a part."""
-    return {"~": "part", "version": version, "file": file}
+    return {None: "part", "version": version, "file": file}
 
 
 GOOD = dumps({"x": 1})
-NAME = part_name(GOOD)
-
-
-def test_how_parts_are_stored(stored):
-    """What was written once can be read for ever: the marker, and the name of the file."""
-    _, _, directory = stored
-    craft(directory, {NAME: GOOD}, marker(NAME))
-    found = make_store(directory)[0].load()
-    assert (found.epoch, found.state["a"].version, found.state["a"].read()) == (3, "7", {"x": 1})
+NAME = f"part_{digest(GOOD).sha256[:32]}.pt"
+"""Names follow from contents."""
 
 
 @pytest.mark.parametrize(
-    ("files", "marker"),
+    ("files", "marker", "is_whole"),
     [
-        ({}, marker(NAME)),
-        ({NAME: GOOD}, marker("../epoch_000002/" + NAME)),
-        ({NAME: GOOD}, marker(STATE)),
-        ({NAME: GOOD}, marker(MANIFEST)),
-        ({NAME: GOOD, "other.safetensors": GOOD}, marker("other.safetensors")),
-        ({NAME: GOOD + b"\0"}, marker(NAME)),
-        ({NAME: GOOD}, marker([NAME])),
-        ({NAME: GOOD}, marker(None)),
+        ({NAME: GOOD}, marker(NAME), True),
+        ({}, marker(NAME), False),
+        ({NAME: GOOD}, marker("../epoch_000002/" + NAME), False),
+        ({NAME: GOOD}, marker(STATE), False),
+        ({NAME: GOOD}, marker(MANIFEST), False),
+        ({NAME: GOOD, "other.pt": GOOD}, marker("other.pt"), False),
+        ({NAME: GOOD + b"\0"}, marker(NAME), False),
+        ({NAME: GOOD}, marker([NAME]), False),
+        ({NAME: GOOD}, marker(None), False),
+        ({NAME: GOOD}, marker(NAME, version=7), False),
     ],
-    ids=range(8),
+    ids=range(10),
 )
-def test_crafted_parts(stored, files, marker):
+def test_crafted_parts(stored, files, marker, is_whole):
     """A part is a file of its checkpoint whose name fits; anything else is damage."""
     _, _, directory = stored
     craft(directory, files, marker)
     store, warnings = make_store(directory)
-    assert store.load().epoch == 2
+    found = store.load()
+    if is_whole:
+        part = found.state["a"]
+        assert (found.epoch, part.version, part.read()) == (3, "7", {"x": 1})
+        return
+    assert found.epoch == 2
     (warning,) = warnings
     assert f"epoch_000003 is damaged and left out: {STATE} is damaged" in warning
 
@@ -354,10 +328,9 @@ def test_single_files_hold_their_parts(tmp_path):
     other = Segments(3)
     other.load_state_dict(state)
     assert (other.values, other.versions) == (owner.values, owner.versions)
-    assert dumps(state) == data
     store, _ = make_store(tmp_path)
     store.save(state, Position(1, 10, 0))
-    assert dumps(store.load().state) == data
+    assert contents(store.load().state) == owner.values
 
 
 def test_parts_within_parts(tmp_path):

@@ -1,7 +1,7 @@
 """Checkpoints: what is kept, and that nothing damaged or hostile is taken for one.
 
-The golden checkpoints are made by `python tests/training/test_checkpoints.py`, once for each
-schema: those of older schemas are never made again.
+The golden checkpoint is made by `python tests/training/test_checkpoints.py`, once for each schema.
+`tests/resuming/test_damaged_files.py` damages every file of one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import os
 import shutil
 import sys
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from stored_checkpoints import (
     MANIFEST,
     STATE,
     Segments,
-    flip,
     loaded,
     make_store,
     names,
@@ -29,17 +27,15 @@ from stored_checkpoints import (
     save,
     saved,
 )
+from test_state_files import assert_same
 
+from maze_train import CheckpointStore
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import seal
-from maze_train.data.state_files import dumps
-from maze_train.training import checkpoint_files as manifests
-from maze_train.training import checkpoints
-from maze_train.training.checkpoint_files import digest
-from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.checkpoint_files import SCHEMA, digest
 from maze_train.training.outcome import Position
 
-GOLDEN = Path(__file__).parent / "golden" / "schema_1"
+GOLDEN = Path(__file__).parent / "golden" / f"schema_{SCHEMA}"
 
 
 @pytest.fixture
@@ -75,7 +71,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert [info.path for info in store.list()] == [first, second]
     assert names(tmp_path / "checkpoints") == [first.name, second.name, "latest"]
     content, data = json.loads((second / MANIFEST).read_text()), (second / STATE).read_bytes()
-    assert (content["schema"], content["epoch"], content["updates"]) == (1, 25, 253)
+    assert (content["schema"], content["epoch"], content["updates"]) == (2, 25, 253)
     assert content["files"] == {STATE: {"sha256": digest(data).sha256, "bytes": len(data)}}
     assert warnings == []
 
@@ -141,31 +137,36 @@ def test_a_branch_that_was_left_is_removed(tmp_path):
     assert [info.epoch for info in store.list()] == [1, 2, 3]
     assert loaded(store) == (3, "new")
     save(store, 3, updates=33, tag="new", within_epoch=True)
-    assert names(tmp_path)[2:4] == ["epoch_000003", "epoch_000003_update_000033"]
+    assert names(tmp_path)[2:4] == ["epoch_000003-2", "epoch_000003_update_000033"]
     assert warnings == []
 
 
 def test_an_older_branch_is_no_fall_back(directory):
-    """What `latest` names counts; what has more updates was left."""
+    """What `latest` names counts; what has more updates, or as many, was left."""
     store, warnings = make_store(directory, keep_last=9)
     save(store, 3)
     pointer = (directory / "latest").read_bytes()
     save(store, 4, tag="left")
     (directory / "latest").write_bytes(pointer)
     assert loaded(store) == (3, "")
+    shutil.copytree(directory / "epoch_000003", directory / "epoch_000003-2")
     (directory / "epoch_000003" / STATE).unlink()
     assert loaded(store) == (2, "")
     assert len(warnings) == 1
 
 
 def test_the_one_just_saved_is_never_removed(tmp_path):
-    """At the end of an epoch of which a part was saved after the same number of updates."""
+    """At the end of an epoch of which a part was saved after the same number of updates.
+
+    A later one at the same place has another name: nothing is replaced.
+    """
     store, warnings = make_store(tmp_path, keep_last=1)
     save(store, 2, within_epoch=True)
-    for tag in ("end", "again"):  # the later one takes the place of the earlier
-        assert save(store, 2, tag=tag).is_dir()
-        assert names(tmp_path) == ["epoch_000002", "latest"]
+    for tag, name in (("end", "epoch_000002"), ("again", "epoch_000002-2"), ("", "epoch_000002")):
+        assert save(store, 2, tag=tag) == tmp_path / name
+        assert names(tmp_path) == [name, "latest"]
         assert loaded(store) == (2, tag)
+        assert store.load(name).path.name == name
     assert warnings == []
 
 
@@ -177,7 +178,7 @@ def test_the_disk_has_all_of_it_before_it_counts(tmp_path, monkeypatch):
         def call(*args):
             paths = [os.readlink(f"/proc/self/fd/{args[0]}")] if name == "fsync" else args
             text = " ".join([name, *(Path(path).name for path in paths)])
-            done.append(text.replace(f"-{os.getpid()}", ""))
+            done.append(text.replace(f"-{os.getpid()}", "").replace(f".{os.getpid()}", ""))
             return function(*args)
 
         monkeypatch.setattr(os, name, call)
@@ -195,76 +196,34 @@ def test_the_disk_has_all_of_it_before_it_counts(tmp_path, monkeypatch):
         "fsync .tmp-epoch_000002",
         "rename .tmp-epoch_000002 epoch_000002",
         "fsync checkpoints",
-        "fsync .tmp-latest",
-        "replace .tmp-latest latest",
+        "fsync .latest.tmp",
+        "replace .latest.tmp latest",
         "fsync checkpoints",
-        "rename epoch_000001 .trash-epoch_000001",
+        "rename epoch_000001 .tmp-epoch_000001",
     ]
 
 
 # -- damage --------------------------------------------------------------------------------------
 
 
-FILES = ["manifest", "state", "part", "latest"]
-
-
-def file_of(directory, kind):
-    """A file on which the newest checkpoint, and no other, rests."""
+def test_a_damaged_file_leaves_the_checkpoint_out(directory):
+    """It is named, and the checkpoint before is used; one that is the copy of another as well."""
     newest = directory / "epoch_000002"
-    if kind == "part":
-        return newest / new_files(newest, directory / "epoch_000001")[0]
-    return {"manifest": newest / MANIFEST, "state": newest / STATE}.get(kind, directory / "latest")
-
-
-def check_damage(path, damage, message=""):
-    """It is reported, and the checkpoint before is used; if the pointer suffered, the newest."""
-    is_pointer, whole = path.name == "latest", path.read_bytes()
-    damage(path, whole)
-    store, warnings = make_store(path.parent if is_pointer else path.parents[1])
-    assert loaded(store) == ((2, "") if is_pointer else (1, ""))
-    (warning,) = warnings
-    assert path.name in warning
-    assert message in warning
-    assert is_pointer or f"checkpoint {path.parent} is damaged and left out" in warning
-    path.write_bytes(whole)
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_any_flipped_byte_is_noticed(directory, kind):
-    """Each byte of each file, another bit each time."""
-    path = file_of(directory, kind)
-    for offset in range(path.stat().st_size):
-        message = "" if kind in ("latest", "manifest") else f"{path.name}: sha256 differs"
-        check_damage(path, flip(offset, 1 << offset % 8), message)
-
-
-@pytest.mark.parametrize("kind", FILES)
-def test_other_files_are_noticed(directory, kind):
-    """Cut, longer, missing, that of another place, that of another checkpoint."""
-    path = file_of(directory, kind)
-    n, is_told = path.stat().st_size, kind in ("state", "part")
-    for length in {0, 1, *range(2, n - 1, 37), n - 1}:
-        message = f"is {length} bytes long, expected {n}" if is_told else ""
-        check_damage(path, lambda path, whole, n=length: path.write_bytes(whole[:n]), message)
-    check_damage(path, lambda path, whole: path.write_bytes(whole + b"\n"))
-    check_damage(path, lambda path, _: path.unlink(), f"{path.name}: missing" if is_told else "")
-    others = {*directory.glob(f"*/{path.name.split('_')[0]}*")} - {path}
-    assert bool(others) == (kind != "latest")
-    for other in others:
-        check_damage(path, lambda path, _, other=other: shutil.copy(other, path))
-
-
-def test_whole_directories(directory):
-    """A checkpoint that is gone, and one that is the copy of another."""
-    newest = directory / "epoch_000002"
+    shutil.copytree(newest, directory / "copy")
+    (part,) = new_files(newest, directory / "epoch_000001")
+    for name in (MANIFEST, STATE, part):
+        (newest / name).write_bytes(b"")
+        store, warnings = make_store(directory)
+        assert loaded(store) == (1, "")
+        assert [f"{newest} is damaged and left out: {name}: " in text for text in warnings] == [
+            True
+        ]
+        shutil.copy(directory / "copy" / name, newest / name)
     shutil.rmtree(newest)
+    shutil.copytree(directory / "epoch_000001", newest)
     store, warnings = make_store(directory)
     assert loaded(store) == (1, "")
-    assert len(warnings) == 1
-    assert f"{newest} is damaged and left out: the directory is missing" in warnings[0]
-    shutil.copytree(directory / "epoch_000001", newest)
-    assert loaded(store) == (1, "")
-    assert "it is that of epoch_000001" in warnings[1]
+    assert "it is that of epoch_000001" in warnings[0]
 
 
 @pytest.mark.parametrize("damaged", [MANIFEST, STATE])
@@ -280,26 +239,36 @@ def test_all_are_damaged(directory, damaged):
         store.load("epoch_000002")
 
 
-def test_a_pointer_to_nothing(directory):
-    """Checkpoints that are gone are an error as well."""
+POINTERS = (b"", b"\xff", b"../epoch_000002\n", b"epoch_000009\n", b"/epoch_000002", b"0" * 9999)
+
+
+@pytest.mark.parametrize("pointer", [*POINTERS, None, os.mkfifo], ids=repr)
+def test_a_pointer_that_names_no_checkpoint(directory, pointer):
+    """It leads to a checkpoint of this directory, or nowhere: then the newest one counts."""
+    path = directory / "latest"
+    path.unlink()
+    if isinstance(pointer, bytes):
+        path.write_bytes(pointer)
+    elif pointer is not None:
+        pointer(path)
+    store, warnings = make_store(directory)
+    assert loaded(store) == (2, "")
+    (warning,) = warnings
+    assert f"{path} is" in warning
     for name in ("epoch_000001", "epoch_000002"):
         shutil.rmtree(directory / name)
-    store, _ = make_store(directory)
-    for pointer in ((directory / "latest").read_bytes(), b""):
-        (directory / "latest").write_bytes(pointer)
+    if pointer is None:
+        assert store.load() is None
+    else:  # checkpoints that are gone are an error as well
         with pytest.raises(RunDirectoryError, match="no checkpoint that is whole"):
             store.load()
-    (directory / "latest").unlink()
-    assert store.load() is None
 
 
 def rewrite(directory, **changes):
-    """A manifest with other content that is valid by itself, and the pointer to it."""
+    """A manifest with other content that is valid by itself."""
     path = directory / "epoch_000002" / MANIFEST
     content = json.loads(path.read_text()) | changes
-    data = seal({k: v for k, v in content.items() if v is not ...})
-    path.write_bytes(data)
-    (directory / "latest").write_text(f"epoch_000002 {digest(data).sha256}\n")
+    path.write_bytes(seal({k: v for k, v in content.items() if v is not ...}))
 
 
 def entry(sha256="0" * 64, nbytes=0):
@@ -319,6 +288,7 @@ def entry(sha256="0" * 64, nbytes=0):
         *({"files": {STATE: entry(), name: entry()}} for name in ("../x", "a/b", "/x", ".x", "y")),
         *({"files": {STATE: entry(sha256=value)}} for value in (1, None, [])),
         *({"within_epoch": value} for value in (0, None, True)),
+        *({"settings": value} for value in (1, None, ...)),
         {"created": 1},
         {"bytes": -1},
     ],
@@ -336,54 +306,22 @@ def test_crafted_manifests(directory, changes):
 def test_manifests_that_are_none(directory):
     """Anything else where the manifest should be; one that is too long is not even read."""
     path = directory / "epoch_000002" / MANIFEST
+    store, warnings = make_store(directory)
     for data in (b"[" * 90_000, b"\xff", b"[]", b"{}", b'{"sha256": NaN}', b"9" * 5000):
-        check_damage(path, lambda path, _, data=data: path.write_bytes(data))
+        path.write_bytes(data)
+        assert loaded(store) == (1, "")
+        assert f"{MANIFEST}: " in warnings.pop()
     with path.open("wb") as file:
         file.truncate(2**40)
-    store, warnings = make_store(directory)
     assert loaded(store) == (1, "")
     assert f"{2**40} bytes long, too long" in warnings[0]
-
-
-def test_crafted_pointers(directory):
-    """A pointer leads to a checkpoint of this directory, or nowhere."""
-    for name in ("../epoch_000002", "epoch_000009"):
-        (directory / "latest").write_text(f"{name} {'0' * 64}\n")
-        store, warnings = make_store(directory)
-        assert loaded(store) == (2, "")
-        assert len(warnings) == 1
-
-
-def test_a_pointer_with_the_name_of_another(directory):
-    """The digest says which one it means."""
-    store, warnings = make_store(directory, keep_last=9)
-    save(store, 3)
-    pointer = (directory / "latest").read_text()
-    save(store, 4, tag="left")
-    for wrong in ("epoch_000001", "epoch_000004", "epoch_000009"):
-        (directory / "latest").write_text(pointer.replace("epoch_000003", wrong))
-        assert loaded(store) == (3, "")
-        assert warnings.pop().endswith(f"latest is damaged: it means epoch_000003, not {wrong}")
-    assert warnings == []
-
-
-def test_things_that_are_no_files(directory):
-    """Pipes would never end, and a directory cannot be read."""
-    for kind in ("latest", "manifest", "state"):
-        file_of(directory, kind).unlink()
-    os.mkfifo(directory / "latest")
-    os.mkfifo(directory / "epoch_000002" / MANIFEST)
-    (directory / "epoch_000002" / STATE).mkdir()
-    store, warnings = make_store(directory)
-    assert loaded(store) == (1, "")
-    assert len(warnings) == 2
 
 
 # -- versions ------------------------------------------------------------------------------------
 
 
 def golden_state():
-    """What the golden checkpoint of schema 1 holds."""
+    """What the golden checkpoint holds."""
     return {
         "plain": [None, True, -7, 2**70, 0.1, -0.0, math.inf, "text é", (1, (2,))],
         "keys": {0: "int", "0": "str"},
@@ -398,24 +336,26 @@ def golden_state():
     }
 
 
-def test_the_golden_checkpoint_of_schema_1():
-    """What was written once can be read for ever."""
+def test_the_golden_checkpoint():
+    """What this schema was when it was written first; what changes the files changes its number."""
     store, warnings = make_store(GOLDEN)
     found = store.load()
-    assert (found.schema, found.epoch, found.updates, found.env_steps) == (1, 25, 253, 32384)
+    assert (found.epoch, found.updates, found.env_steps) == (25, 253, 32384)
     assert (found.score, found.within_epoch) == (123.5, True)
     assert found.path.name == "epoch_000025_update_000253"
-    assert dumps(found.state) == dumps(golden_state())
-    assert found.state["weight"][1, 2].item() == pytest.approx(5 / 7)
-    assert found.state["keys"] == {0: "int", "0": "str"}
+    assert_same(found.state, golden_state())
     assert warnings == []
 
 
-def test_a_newer_schema_is_refused(directory):
+@pytest.mark.parametrize(
+    ("schema", "remedy"),
+    [(1, r"continue the run with maze_train 9\.1, or start"), (3, "install a newer maze_train")],
+)
+def test_another_schema_is_refused(directory, schema, remedy):
     """Not damaged, so nothing older is used in its place; and nothing of it is removed."""
-    rewrite(directory, schema=2, versions={"maze_train": "9.1"}, something="new")
+    rewrite(directory, schema=schema, versions={"maze_train": "9.1"}, something="new")
     store, warnings = make_store(directory, keep_last=1)
-    text = r"written by maze_train 9\.1 with schema 2.* up to 1: install a newer maze_train"
+    text = rf"written by maze_train 9\.1 with schema {schema}, .* reads schema 2: {remedy}"
     for name in (None, "epoch_000002"):
         with pytest.raises(RunDirectoryError, match=text):
             store.load(name)
@@ -424,35 +364,9 @@ def test_a_newer_schema_is_refused(directory):
     assert warnings == []
 
 
-def test_older_schemas_are_migrated(directory, monkeypatch):
-    """Step by step, each by its function; without one the error names the version."""
-    monkeypatch.setattr(manifests, "SCHEMA", 3)
-    store, _ = make_store(directory)
-    with pytest.raises(RunDirectoryError, match="schema 1, which this version no longer reads"):
-        store.load()
-    steps = {
-        1: lambda s: {**s, "steps": ["one"]},
-        2: lambda s: {**s, "steps": [*s["steps"], "two"]},
-    }
-    monkeypatch.setattr(manifests, "MIGRATIONS", MappingProxyType(steps))
-    found = store.load()
-    assert found.state["steps"] == ["one", "two"]
-    assert found.schema == 1
-    save(store, 3)
-    assert "steps" not in store.load().state
-
-
-def test_the_tables_of_this_version():
-    """Each older schema has its function, and its golden checkpoint."""
-    assert sorted(checkpoints.MIGRATIONS) == list(range(1, checkpoints.SCHEMA))
-    golden = sorted(path.name for path in GOLDEN.parent.glob("schema_*"))
-    assert golden == [f"schema_{n}" for n in range(1, checkpoints.SCHEMA + 1)]
-
-
 if __name__ == "__main__":
-    place = GOLDEN.parent / f"schema_{checkpoints.SCHEMA}"
-    assert not place.exists(), f"{place} is there: golden checkpoints are never made again"
-    place.mkdir(parents=True)
+    assert not GOLDEN.exists(), f"{GOLDEN} is there: golden checkpoints are never made again"
+    GOLDEN.mkdir(parents=True)
     (GOLDEN.parent / ".gitattributes").write_text("* -text\n")
     position = Position(25, 253, 32384, score=123.5, within_epoch=True)
-    CheckpointStore(place).save(golden_state(), position)
+    CheckpointStore(GOLDEN).save(golden_state(), position)

@@ -68,8 +68,8 @@ class ActorCriticByHand(LossesByHand):
     def _knows_the_losses(self, module_id: str) -> bool:
         """Whether each class that defines one of `METHODS` says that the gradients are right.
 
-        It does so by `gradients_by_hand`, for the settings that this has, or by a policy loss with
-        its gradient next to it, and nothing else.
+        It does so by `gradients_by_hand`, for the settings that this has; a policy loss with its
+        gradient next to it, and nothing else, needs none.
         """
         if any(method in vars(self.learner) for method in METHODS):
             return False
@@ -77,15 +77,15 @@ class ActorCriticByHand(LossesByHand):
         for base in type(self.learner).__mro__:
             defined = vars(base)
             own = [method for method in METHODS if method in defined]
-            settings = defined.get("gradients_by_hand", {})
-            is_declared = "gradients_by_hand" in defined or own == list(PAIR)
-            # Another function may have been put in the place of a method.
-            are_its_own = all(
-                defined[method].__qualname__ == f"{base.__qualname__}.{method}" for method in own
-            )
-            if own and not (is_declared and are_its_own):
+            pair = [method for method in PAIR if method in defined]
+            settings = defined.get("gradients_by_hand", None if own != pair else {})
+            if len(pair) == 1 or settings is None:
                 return False
             if any(getattr(config, key) != value for key, value in settings.items()):
+                return False
+            # Another function may have been put in the place of a method.
+            names = (getattr(defined[method], "__qualname__", "") for method in own)
+            if any(name.rpartition(".")[0] != base.__qualname__ for name in names):
                 return False
         return True
 

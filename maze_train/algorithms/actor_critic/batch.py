@@ -12,7 +12,7 @@ from maze_train.core.types import Sequences, Tensor, TensorTree, tree_leaves, tr
 from maze_train.learner.steps import LearnerEvents
 
 if TYPE_CHECKING:
-    from maze_train.data.rollout import Rollout, StoredTree
+    from maze_train.data.rollout import Rollout
     from maze_train.learner.part import Part
     from maze_train.nets.actor_critic import ActorCriticModel
 
@@ -135,11 +135,11 @@ def with_new_states(model: ActorCriticModel, rollout: Rollout) -> Rollout:
     return replace(rollout, hidden_states=torch.stack(states))
 
 
-def _rows(obs: StoredTree, part: slice) -> TensorTree:
+def _rows(obs: TensorTree, part: slice) -> TensorTree:
     return tree_map(lambda x: x[part], obs)
 
 
-def _parts(obs: StoredTree, rows: slice) -> list[slice]:
+def _parts(obs: TensorTree, rows: slice) -> list[slice]:
     """Slices of some rows, none of them with more than `MAX_NUMBERS` numbers."""
     numbers = sum(leaf[:1].numel() for leaf in tree_leaves(obs))
     size = max(1, MAX_NUMBERS // max(numbers, 1))

@@ -115,8 +115,8 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
         """Evaluate a model on a rollout; one pass serves the targets and the loss."""
         model = self.model(module_id)
-        # A pass for the loss alone: that of recurrent policies reads sequences, networks with modes
-        # are in another one, one of several learners has some rows only, autocast is for losses.
+        # The loss of recurrent policies reads sequences; networks with modes are in another one for
+        # it; one of several learners has the loss of some rows only; autocast is for losses.
         if (
             model.state_size
             or module_id in self.modules.with_modes

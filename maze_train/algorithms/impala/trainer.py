@@ -129,7 +129,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
     @property
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
-        return self.source.envs.spaces
+        return self.source.spaces
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """Actors that know the model, and a replay of rollouts if there is to be one."""

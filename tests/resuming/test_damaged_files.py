@@ -1,0 +1,208 @@
+"""A damaged file is named, whatever the format, and nothing in it runs.
+
+`FORMATS` x `DAMAGE`. What a run does without a damaged checkpoint is in
+`tests/training/test_checkpoints.py`, links are planted by `test_attacks.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import torch
+from stored_checkpoints import MANIFEST, make_store, new_files, saved
+from trajectory_cases import CHOICE, FLOATS, random_trajectories
+
+from maze_train import (
+    DatasetMetadata,
+    ModelConfig,
+    TrajectoryDataset,
+    TrajectoryWriter,
+    build_actor_critic,
+)
+from maze_train.config.stored import read_settings
+from maze_train.core.errors import MazeTrainError
+from maze_train.core.files import seal
+from maze_train.training.evaluators import copy_of_weights
+from maze_train.training.policy_files import PolicyWriter, read_spaces, read_weights
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Intruder:
+    """Leaves a mark where it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (Path("mark"),)
+
+
+class Format(NamedTuple):
+    """A file that someone reads."""
+
+    write: Callable[[Path], Path]
+    """Writes what it belongs to below a directory; returns the file."""
+    read: Callable[[Path], Any]
+    """Reads the file, or all that it belongs to."""
+    has_digest: bool = True
+    """Whether another bit is noticed: files that people may edit have no digest."""
+    version: str = ""
+    """Key of its version, in JSON."""
+
+
+def checkpoint(kind: str, directory: Path) -> Path:
+    """A file on which the second checkpoint, and no other, rests."""
+    saved(directory / "checkpoints")
+    newest = directory / "checkpoints" / "epoch_000002"
+    (part,) = new_files(newest, newest.with_name("epoch_000001"))
+    return newest / (kind or part)
+
+
+def load(path: Path) -> Any:
+    """That checkpoint."""
+    return make_store(path.parents[1])[0].load("epoch_000002")
+
+
+def policy(name: str, directory: Path) -> Path:
+    """A file of a saved policy."""
+    model = build_actor_critic(ModelConfig(hidden_sizes=[2]), FLOATS, CHOICE, 1)
+    PolicyWriter(FLOATS, CHOICE, "seed: 1\n")(directory, copy_of_weights(model), {"score": 2.0})
+    return directory / name
+
+
+def trajectories(name: str, directory: Path) -> Path:
+    """A file of a data set of two parts."""
+    with TrajectoryWriter(directory, DatasetMetadata(FLOATS, CHOICE), part_nbytes=1) as writer:
+        for trajectory in random_trajectories(FLOATS, CHOICE, [2, 3]):
+            writer.add(trajectory)
+    return directory / name
+
+
+def text(name: str, content: str, directory: Path) -> Path:
+    """A file that people may edit."""
+    (directory / name).write_text(content)
+    return directory / name
+
+
+def in_directory(read: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """Reads what is in the directory of the file."""
+    return lambda path: read(path.parent)
+
+
+FORMATS = {
+    "manifest": Format(partial(checkpoint, MANIFEST), load, version="schema"),
+    "state": Format(partial(checkpoint, "state.pt"), load),
+    "part of a state": Format(partial(checkpoint, ""), load),
+    "policy": Format(partial(policy, "policy.pt"), in_directory(read_weights)),
+    "score": Format(partial(policy, "score.json"), in_directory(read_weights), False),
+    "spaces": Format(partial(policy, "spaces.json"), in_directory(read_spaces), False),
+    "data set": Format(
+        partial(trajectories, "dataset.json"),
+        in_directory(TrajectoryDataset.open),
+        version="version",
+    ),
+    "part of a data set": Format(
+        partial(trajectories, "part-000001.safetensors"), in_directory(TrajectoryDataset.open)
+    ),
+    "configuration": Format(
+        partial(text, "config.yaml", "seed: 1\nmodel:\n  hidden_sizes: [8]\n"),
+        in_directory(read_settings),
+        False,
+    ),
+}
+
+
+def flipped(path: Path, whole: bytes) -> Any:
+    """Another bit each time: all bytes of the ends, where headers are, and some between."""
+    places = {*range(min(200, len(whole))), *range(0, len(whole), 97), *range(-200, 0)}
+    for place in sorted({place % len(whole) for place in places}):
+        data = bytearray(whole)
+        data[place] ^= 1 << place % 8
+        yield path.write_bytes(data)
+
+
+def cut(path: Path, whole: bytes) -> Any:
+    """Without its end, and with more than its end."""
+    for length in {1, len(whole) // 2, len(whole) - 1}:
+        yield path.write_bytes(whole[:length])
+    yield path.write_bytes(whole + b"\n")
+
+
+def replaced(path: Path, whole: bytes) -> Any:
+    """Nothing, or nothing that is text, or no end of it."""
+    for data in (b"", b"\xff" * len(whole), b"[" * 100_000):
+        yield path.write_bytes(data)
+
+
+def pickled(path: Path, whole: bytes) -> Any:
+    """Code in the place of the content."""
+    yield path.write_bytes(pickle.dumps(Intruder()))
+    yield torch.save({"weights": Intruder()}, path)
+
+
+def no_file(path: Path, whole: bytes) -> Any:
+    """A pipe, from which a reader would wait for ever, and a directory."""
+    path.unlink()
+    os.mkfifo(path)
+    yield
+    path.unlink()
+    yield path.mkdir()
+    path.rmdir()
+
+
+DAMAGE = {damage.__name__: damage for damage in (flipped, cut, replaced, pickled, no_file)}
+CASES = [
+    (name, damage)
+    for name, format in FORMATS.items()
+    for damage in DAMAGE
+    if format.has_digest or damage not in ("flipped", "cut")
+]
+
+
+@pytest.mark.parametrize(("name", "damage"), CASES)
+def test_a_damaged_file_is_named(
+    name: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error says which one; nothing runs, and no way to run it is reported."""
+    monkeypatch.chdir(tmp_path)
+    kind = FORMATS[name]
+    path = kind.write(tmp_path)
+    assert kind.read(path) is not None
+    for _ in DAMAGE[damage](path, path.read_bytes()):
+        with pytest.raises(MazeTrainError, match=rf"{path.name}\b") as told:
+            kind.read(path)
+        assert "weights_only" not in str(told.value)
+        assert not Path("mark").exists()
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if not FORMATS[name].has_digest])
+def test_a_flipped_text_is_read_or_named(name: str, tmp_path: Path) -> None:
+    """It has no digest, since people may edit it; nothing else comes of it."""
+    kind = FORMATS[name]
+    path = kind.write(tmp_path)
+    told = []
+    for _ in flipped(path, path.read_bytes()):
+        try:
+            kind.read(path)
+        except MazeTrainError as error:
+            told.append(str(error))
+    assert told
+    assert all(path.name in text for text in told)
+
+
+@pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].version])
+def test_another_version_is_told(name: str, tmp_path: Path) -> None:
+    """It is not damaged: the error says which version it is, and what to do."""
+    kind = FORMATS[name]
+    path = kind.write(tmp_path)
+    content = json.loads(path.read_bytes())
+    own = content[kind.version]
+    for version, remedy in ((own + 1, "install a newer maze_train"), (own - 1, "with maze_train")):
+        path.write_bytes(seal({**content, kind.version: version}))
+        with pytest.raises(MazeTrainError, match=rf"{kind.version} {version}\b.*{remedy}"):
+            kind.read(path)
