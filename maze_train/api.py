@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import VectorEnv
 
+from maze_train.collect.agents import RolloutGenerator
 from maze_train.collect.episode_player import PlaySettings
-from maze_train.collect.fixed_policies import RolloutGenerator
 from maze_train.config.loading import load_config
 from maze_train.config.rollout_config import load_rollout_config
 from maze_train.config.stored import PARTS_OF_ENV, read_settings

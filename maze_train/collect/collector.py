@@ -29,34 +29,9 @@ if TYPE_CHECKING:
 
     from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree
     from maze_train.data.rollout import Rollout
-    from maze_train.distributions.base import Distribution
+    from maze_train.distributions.base import ActionSampler, Distribution
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.nets.joint import JointModel
-
-
-class ActionSampler(Protocol):
-    """Source of actions: every `Distribution`, and the policy that first fills a replay buffer."""
-
-    def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Random numbers for `sample`, `[*shape, noise_size]`."""
-        ...
-
-    def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
-        """The actions that `noise` selects, as the agent has them."""
-        ...
-
-    def mode(self, params: Tensor) -> TensorTree:
-        """The most probable actions, as the agent has them."""
-        ...
-
-    def to_env(self, actions: Any) -> TensorTree:
-        """The actions as `env.step` takes them."""
-        ...
 
 
 class ActingModel(Protocol):

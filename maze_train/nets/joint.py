@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from gymnasium import spaces
 
-    from maze_train.core.types import Tensor, TensorTree
+    from maze_train.core.types import Device, Shape, Tensor, TensorTree
     from maze_train.distributions.base import Distribution
     from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
     from maze_train.spaces.agents import AgentSpaces
@@ -61,10 +61,7 @@ class AgentsDistribution:
         """Whether an agent acts at random also where the most probable actions are asked for."""
 
     def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
+        self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
         """Random numbers for `sample`, `[*shape, noise_size]`."""
         draws = [part.draw_noise(shape, generator, device) for part in self.parts.values()]

@@ -18,9 +18,9 @@ import torch
 from gymnasium.spaces import Box
 from torch import nn
 
+from maze_train.collect.agents import RolloutGenerator
 from maze_train.collect.collector import Actor, chosen_actions
-from maze_train.collect.fixed_policies import RolloutGenerator
-from maze_train.collect.initial_policies import FixedPolicy
+from maze_train.collect.fixed_policies import FixedPolicy
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.config.writing import writable
 from maze_train.core.checks import absolute_path, check_one_of

@@ -249,7 +249,7 @@ class RolloutEvaluator(Evaluator):
             self._env = None
 
 
-class JudgedPolicy(TrainedPolicy):
+class EvaluatedPolicy(TrainedPolicy):
     """A policy in training: acts on observations of the environment, and serves as its model.
 
     Attributes that a `TrainedPolicy` does not have, such as `parameters` and `policy_params`, are
@@ -294,7 +294,7 @@ class OwnEvaluator(Evaluator):
             ConfigError: If it gives anything but numbers by name.
         """
         try:
-            found = self._evaluator.evaluate(JudgedPolicy(policy, *self._spaces))
+            found = self._evaluator.evaluate(EvaluatedPolicy(policy, *self._spaces))
         except Exception as error:
             name, told = type(self._evaluator).__qualname__, f"{type(error).__name__}: {error}"
             raise CallbackError(f"{self._key}: {name}.evaluate failed: {told}") from error

@@ -281,7 +281,6 @@ def make_model(
     """
     build = partial(locate(algorithm.model_builder), **algorithm.model_settings)
     several = agent_spaces(observation_space, action_space)
-    model: nn.Module
     if several is None:
         if policies:
             problem = "the environment has one agent; leave it out"
@@ -289,16 +288,15 @@ def make_model(
         if config.centralized_critic:
             problem = "the environment has one agent; leave it out"
             raise ConfigError("model.centralized_critic", problem, True)
-        model = build(config, observation_space, action_space, seed)
+        model: nn.Module = build(config, observation_space, action_space, seed)
         return model
     if not algorithm.learns_for_several_agents:
         problem = (
-            "learns for one agent, the environment has several; choose one of ppo, a2c, impala, "
-            "sac, td3, dqn, bc, es"
+            "learns for one agent, the environment has several; choose an algorithm whose settings "
+            "say learns_for_several_agents"
         )
         raise ConfigError("algorithm", problem, algorithm.name)
-    model = build_joint_model(build, config, several, policies, seed)
-    return model
+    return build_joint_model(build, config, several, policies, seed)
 
 
 def learner_maker(
@@ -316,7 +314,10 @@ def learner_maker(
     """
     for policy, own in policies.items():
         if own.opponents is not None and not algorithm.has_snapshots:
-            problem = f"{algorithm.name} has no self-play against snapshots; choose a2c or ppo"
+            problem = (
+                f"{algorithm.name} has no self-play against snapshots; leave it out, or choose an "
+                "algorithm whose settings say has_snapshots"
+            )
             raise ConfigError(f"policies.{policy}.opponents", problem, own.opponents.draw)
     make_learner: Callable[..., Learner[Any, Any, Any]] = locate(algorithm.learner_class)
     if policies or chosen is not None:

@@ -10,7 +10,7 @@ import torch
 
 from maze_train.algorithms.off_policy.config import BUFFERS, OffPolicyConfig
 from maze_train.algorithms.off_policy.learner import ReplayEvents, ReplayTimeEvents
-from maze_train.collect.initial_policies import GivenPolicy, RandomAgents, RandomPolicy
+from maze_train.collect.fixed_policies import GivenPolicy, RandomAgents, RandomPolicy
 from maze_train.core.errors import ConfigError, DatasetError, SpaceError, TrainingError
 from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, Given, build_target, locate
