@@ -325,7 +325,7 @@ def test_an_actor_critic_acts_as_its_policy_does(memory, shared):
     """Its critic is left out, and the model stays as it is."""
     slots = started(WalkEnv)
     found = slots.env_observation_space, slots.single_action_space
-    config = ModelConfig(hidden_sizes=[6], memory=memory, shared_trunk=shared)
+    config = ModelConfig(hidden_sizes=[6], rnn=memory, shared_trunk=shared)
     model = build_actor_critic(config, *found, seed=3).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
     agent, expected = ModelAgent(model, 3), TrainedPolicy(model, *found)
