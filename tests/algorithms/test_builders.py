@@ -79,7 +79,7 @@ def test_what_is_no_builder_is_refused() -> None:
     [
         (
             {"algorithm": "ppo", "algorithm.sequence_length": 8},
-            r"sequence_length = 8: .*model\.mem",
+            r"sequence_length = 8: .*model\.rnn",
         ),
         ({**ES, "env.backend": "native"}, r"env\.backend = 'native': .*expected gymnasium"),
         ({**ES, "env.backend": "envpool"}, r"env\.backend = 'envpool': .*expected gymnasium"),

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarni
 
 def make_model(env, memory=None):
     """A model that acts very differently in different states."""
-    config = ModelConfig(hidden_sizes=[8], memory=memory)
+    config = ModelConfig(hidden_sizes=[8], rnn=memory)
     model = build_actor_critic(config, env.single_observation_space, env.single_action_space, 0)
     with torch.no_grad():
         for param in model.policy.net.parameters():
