@@ -97,9 +97,7 @@ from maze_train.compat import SACDevRunner as SACDevRunner
 from maze_train.compat import SACLocalRunner as SACLocalRunner
 from maze_train.compat import SACRunner as SACRunner
 from maze_train.compat import SequentialDistributedActors as SequentialDistributedActors
-from maze_train.compat import SequentialVectorEnv as SequentialVectorEnv
 from maze_train.compat import SubprocDistributedActors as SubprocDistributedActors
-from maze_train.compat import SubprocVectorEnv as SubprocVectorEnv
 from maze_train.compat import stack_numpy_dict_list as stack_numpy_dict_list
 from maze_train.compat import stack_torch_dict_list as stack_torch_dict_list
 from maze_train.compat import unstack_numpy_list_dict as unstack_numpy_list_dict
@@ -168,6 +166,8 @@ from maze_train.envs.foreign import ForeignVectorEnv as ForeignVectorEnv
 from maze_train.envs.monitoring import ActionMaskWrapper as ActionMaskWrapper
 from maze_train.envs.monitoring import MonitoringWrapper as MonitoringWrapper
 from maze_train.envs.pooled import PooledVectorEnv as PooledVectorEnv
+from maze_train.envs.pooled import SequentialVectorEnv as SequentialVectorEnv
+from maze_train.envs.pooled import SubprocVectorEnv as SubprocVectorEnv
 from maze_train.envs.vector import MazeVectorEnv as MazeVectorEnv
 from maze_train.envs.wrappers import DiscretizeActionsWrapper as DiscretizeActionsWrapper
 from maze_train.envs.wrappers import ObservationStackWrapper as ObservationStackWrapper

@@ -20,6 +20,7 @@ from maze_train.envs.worker import CALLS, EnvWorker, StepReport
 from maze_train.spaces.describe import MASK_KEY, FlatView
 from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, check_spaces, shares, worker_names
+from maze_train.workers.process_pool import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -501,3 +502,27 @@ class PooledVectorEnv(MazeVectorEnv):
             lost[report.lost] = True
             infos |= {"lost": lost, "ignored": lost.copy()}
         return infos
+
+
+SequentialVectorEnv = PooledVectorEnv
+"""Steps in this process where no place is given."""
+
+
+def SubprocVectorEnv(  # noqa: N802 (the name that users know)
+    env_factories: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+    *,
+    n_workers: int = 0,
+    start_method: str = "forkserver",
+    timeout_s: float = 300.0,
+    on_worker_failure: str = "fail",
+    max_worker_restarts: int = 10,
+    **settings: Any,
+) -> PooledVectorEnv:
+    """A vector environment that steps in processes; the arguments are those of `LocalProcesses`.
+
+    `**settings` are those of `PooledVectorEnv`.
+    """
+    place = LocalProcesses(
+        n_workers, timeout_s, on_worker_failure, max_worker_restarts, start_method
+    )
+    return PooledVectorEnv(env_factories, place, **settings)

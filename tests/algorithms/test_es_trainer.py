@@ -17,7 +17,7 @@ import torch
 from cases import everyday, sweep
 from gymnasium import spaces
 
-from maze_train import Statistics, load_config
+from maze_train import SequentialVectorEnv, Statistics, load_config
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESLearner
 from maze_train.algorithms.es.population import (
@@ -28,7 +28,6 @@ from maze_train.algorithms.es.population import (
 )
 from maze_train.algorithms.es.trainer import ESTrainer
 from maze_train.collect.episode_player import ObservationMoments, PlayedEpisode
-from maze_train.compat import SequentialVectorEnv
 from maze_train.core.errors import TrainingError
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.config import Progress, Schedule

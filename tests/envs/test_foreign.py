@@ -11,8 +11,8 @@ import pytest
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from maze_train import SequentialVectorEnv
 from maze_train.collect.episodes import successes_of
-from maze_train.compat import SequentialVectorEnv
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.envs.backends import autoreset_mode, distinct_seeds
 from maze_train.envs.foreign import ForeignVectorEnv

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import subprocess
 import sys
 from functools import partial
 
@@ -413,3 +414,11 @@ def test_workers_use_one_thread(start_method, package):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+def test_scripts_with_environments_alone_load_no_torch():
+    """Every process of `spawn` and `forkserver` imports the script again."""
+    names = "SequentialVectorEnv, SubprocVectorEnv"
+    code = f"from maze_train import {names}; import sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
