@@ -10,11 +10,11 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 from unittest.mock import Mock
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from cases import everyday, sweep
+from es_problems import WalkEnv
 from gymnasium import spaces
 
 from maze_train import SequentialVectorEnv, Statistics, load_config
@@ -329,40 +329,32 @@ def test_used_steps_end_training() -> None:
 # -- with environments ---------------------------------------------------------------------------
 
 
-class WalkEnv(gymnasium.Env[Any, Any]):
-    """A walk that ends sooner or later; notes the observations that were acted on.
+class NotedEnv(WalkEnv):
+    """Notes the observations that were acted on.
 
     Args:
         lost: Whether episodes with an even seed are lost in their second step.
         notes: Where the observations of episodes are noted, by seed.
     """
 
-    observation_space = BOX
-    action_space = spaces.Discrete(2)
-
     def __init__(self, lost: bool = False, notes: Any = None) -> None:
-        self.lost, self.notes = lost, notes
-
-    def observe(self) -> Any:
-        other = 0.1 * self.np_random.standard_normal() - 1.0
-        self.obs = np.array([self.place, other], np.float32)
-        return self.obs
+        super().__init__()
+        self.lost, self.notes = lost, defaultdict(list) if notes is None else notes
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.place, self.seen = 0.0, []
-        if self.notes is not None:
-            self.notes[seed].append(self.seen)
+        self.seen: list[Any] = []
+        self.notes[seed].append(self.seen)
         self.is_lost = self.lost and seed is not None and seed % 2 == 0
-        return self.observe(), {}
+        return super().reset(seed=seed, options=options)
+
+    def observe(self) -> Any:
+        self.obs_now = super().observe().astype(np.float32)
+        return self.obs_now
 
     def step(self, action: Any) -> Any:
-        self.seen.append(self.obs)
-        self.place += 2.0 * action - 1.0 + 0.5 * self.np_random.standard_normal()
-        if self.is_lost and len(self.seen) == 2:
-            return self.observe(), math.nan, False, False, {}
-        has_ended = abs(self.place) > 3.0
-        return self.observe(), -abs(self.place), has_ended, len(self.seen) == 30, {}
+        self.seen.append(self.obs_now)
+        obs, reward, *rest = super().step(action)
+        return obs, math.nan if self.is_lost and self.t == 2 else reward, *rest
 
 
 @contextmanager
@@ -372,7 +364,7 @@ def walking(
     """A trainer that is about to begin, with its runner."""
     config = load_config(
         {
-            "env._target_": lambda: WalkEnv(**env or {}),
+            "env._target_": lambda: NotedEnv(**env or {}),
             "algorithm": "es",
             "algorithm.n_rollouts_per_update": 8,
             "algorithm.epoch_length": 2,

@@ -6,7 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -56,6 +56,9 @@ class SharedNoiseTable:
         count: How many numbers, >= 1.
         seed: Seed of the numbers, >= 0.
 
+    Attributes:
+        array: All numbers, [count] float32; not to be written.
+
     Raises:
         ConfigError: If an argument is out of range.
 
@@ -66,25 +69,18 @@ class SharedNoiseTable:
         check_at_least("count", count, 1)
         check_at_least("seed", seed, 0)
         self._lay_over(SharedMemory(count * NOISE_NBYTES), count, seed)
-        np.random.default_rng(seed).standard_normal(dtype=np.float32, out=self._array)
+        np.random.default_rng(seed).standard_normal(dtype=np.float32, out=self.array)
 
     def _lay_over(self, memory: SharedMemory, count: int, seed: int) -> None:
-        self.count = count
-        self.seed = seed
-        self._memory = memory
-        self._array: Array = np.ndarray(count, np.float32, buffer=memory.buffer)
-        self._numbers = torch.from_numpy(self._array)
+        self._memory, self.count, self.seed = memory, count, seed
+        self.array: Array = np.ndarray(count, np.float32, buffer=memory.buffer)
+        self._numbers = torch.from_numpy(self.array)
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self._memory, self.count, self.seed
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self._lay_over(*state)
-
-    @property
-    def array(self) -> Array:
-        """All numbers, [count] float32; not to be written."""
-        return self._array
 
     def close(self) -> None:
         """Close the memory for further workers; again does nothing.
@@ -131,15 +127,9 @@ class SharedNoiseTable:
             )
         return self._numbers[index : index + dim]
 
-    @overload
-    def sample_index(self, generator: np.random.Generator, dim: int, size: None = None) -> int: ...
-
-    @overload
-    def sample_index(self, generator: np.random.Generator, dim: int, size: int) -> Array: ...
-
     def sample_index(
         self, generator: np.random.Generator, dim: int, size: int | None = None
-    ) -> int | Array:
+    ) -> Any:
         """Draw where vectors of noise begin: every place in [0, count - dim] is as likely.
 
         Args:
