@@ -185,10 +185,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     ) -> Statistics:
         """Take the steps of an update, if there are modules that learn, and end it."""
         if module_ids:
-            steps, precision = (
-                GradientSteps(self),
-                getattr(self.config, "matmul_precision", "highest"),
-            )
+            steps = GradientSteps(self)
+            precision = getattr(self.config, "matmul_precision", "highest")
             with matmul_precision(precision), self.modules.in_training(module_ids):
                 shares = (self.part.take(self.shard, minibatch) for minibatch in minibatches)
                 self._take_steps(shares, steps, self.part.begin(statistics))
