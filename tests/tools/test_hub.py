@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import csv
-import importlib
 import hashlib
+import importlib
 import json
 import os
 import pickle
