@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from maze_train import SequentialVectorEnv, load_policy, make_env
-from maze_train.collect.fixed_policies import own_policy, random_policy
+from maze_train.collect.fixed_policies import fixed_policy, random_policy
 from maze_train.run.policies import OpponentEvaluator
 from maze_train.spaces.agents import agent_spaces
 
@@ -71,7 +71,7 @@ def judge(run: str, games: int, seats: list[str], is_tictactoe: bool) -> None:
     players = {"random": {agent: random_policy(*own) for agent, own in each.items()}}
     if is_tictactoe:
         node = {"_target_": "board_games.PerfectTicTacToe"}
-        players["perfect"] = {agent: own_policy(node, "", *own) for agent, own in each.items()}
+        players["perfect"] = {agent: fixed_policy(node, "", *own) for agent, own in each.items()}
     directory = run.partition("@")[0]
     for seat in seats or list(spaces.agents):
         for deterministic in (True, False):

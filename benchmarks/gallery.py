@@ -22,7 +22,7 @@ from pathlib import Path
 from PIL import Image
 
 from maze_train import run_rollout
-from maze_train.collect.video import ffmpeg_path
+from maze_train.collect.recording import ffmpeg_path
 
 PICTURES = Path(__file__).parents[1] / "docs" / "images" / "gallery"
 MAX_NBYTES = 300_000

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from gymnasium.vector import VectorEnv
 
+from maze_train.collect.agents import RolloutGenerator
 from maze_train.collect.episode_player import PlaySettings
-from maze_train.collect.fixed_policies import RolloutGenerator
 from maze_train.config.loading import load_config
 from maze_train.config.rollout_config import load_rollout_config
-from maze_train.config.stored import PARTS_OF_ENV, check_trust, read_settings
+from maze_train.config.stored import PARTS_OF_ENV, read_settings
 from maze_train.config.train_config import AUTO
-from maze_train.config.writing import CONFIG_FILE
 from maze_train.core.checks import check_at_least
 from maze_train.core.conversion import key_of_field
 from maze_train.core.hub import local_directory
@@ -88,23 +87,19 @@ def train(
     for name, key in SHORT.items():
         if name in overrides:
             overrides[key] = overrides.pop(name)
-    if isinstance(env, EnvConfig):
-        # A mapping, so that overrides of single values can be merged into it.
-        env = {key_of_field(key): value for key, value in asdict(env).items()}
-    if algorithm is None and overrides.get("resume") not in (None, AUTO):
-        if isinstance(env, str | dict):
-            overrides = {**overrides, "env": env}
-        elif env is not None:
-            overrides = {**overrides, "env._target_": EnvFactory.from_any(env).config.target}
-        return TrainingRunner(prepare(configure(overrides, overrides))).run()
-    num_envs = env.num_envs if isinstance(env, VectorEnv) else 0
-    if env is not None and not isinstance(env, str | dict):
-        named = asdict(EnvFactory.from_any(env).config)
-        env = {key_of_field(key): value for key, value in named.items()}
     given: dict[str, Any] = {} if env is None else {"env": env}  # recorded episodes need none
+    if not isinstance(env, str | dict | None):
+        named = asdict(EnvFactory.from_any(env).config)
+        # A mapping, so that overrides of single values can be merged into it.
+        given["env"] = {key_of_field(key): value for key, value in named.items()}
+    if algorithm is None and overrides.get("resume") not in (None, AUTO):
+        if not isinstance(env, str | dict | EnvConfig | None):
+            given = {"env._target_": given["env"][TARGET]}
+        changes = {**overrides, **given}
+        return TrainingRunner(prepare(configure(changes, changes))).run()
     runner = overrides.get("runner")
-    if num_envs and not (isinstance(runner, dict) and "concurrency" in runner):
-        given["runner.concurrency"] = num_envs
+    if isinstance(env, VectorEnv) and not (isinstance(runner, dict) and "concurrency" in runner):
+        given["runner.concurrency"] = env.num_envs
     config = configure({**given, "algorithm": algorithm or "ppo", **overrides})
     return TrainingRunner(prepare(config)).run()
 
@@ -163,7 +158,7 @@ def load_learner(
 
     Args:
         run_dir: Directory of a run, whose newest checkpoint counts, or of one of its checkpoints.
-        trust: Your own modules that the configuration may name: their code is run.
+        trust: Modules that the configuration of somebody else may name: their code is run.
         env: The environment, if it was a function or class that has no importable name.
         **changes: Settings that do not change numbers, such as `**{"algorithm.device": "cpu"}`.
 
@@ -184,7 +179,7 @@ def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) 
         run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`);
             `<run dir>@final` and `<run dir>@epoch_<n>` name those of checkpoints, and
             `hf://<owner>/<name>[@<revision>]` one on the Hugging Face hub.
-        trust: Your own modules that define its networks: their code is run.
+        trust: Modules that define its networks, if somebody else made it: their code is run.
         **objects: Parts of the policy that were given in Python, by their keys:
             `**{"model.policy": MyNet}`.
 
@@ -205,7 +200,8 @@ def make_env(
 
     Args:
         run_dir: Directory of a run, or of one saved policy.
-        trust: Your own modules that define the environment and its wrappers: their code is run.
+        trust: Modules that define environment and wrappers, if somebody else made it: their code
+            is run.
         training: Whether it is as in training, with the wrappers for training only.
         **kwargs: Arguments of the environment, over those of the run.
 
@@ -215,10 +211,9 @@ def make_env(
         EnvError: If it cannot be built.
         RunDirectoryError: If the configuration is missing or damaged.
     """
-    directory = local_directory(run_dir)
-    settings, parts = read_settings(directory), (*PARTS_OF_ENV, "env.training_wrappers")
-    check_trust(settings, directory / CONFIG_FILE, trust, None, parts)
-    factory = EnvFactory.from_any(load_config(settings).env, **kwargs)
+    stored = read_settings(local_directory(run_dir))
+    stored.check(stored.values, trust, None, (*PARTS_OF_ENV, "env.training_wrappers"))
+    factory = EnvFactory.from_any(load_config(stored.values).env, **kwargs)
     return (factory if training else factory.for_evaluation())()
 
 

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maze_train.config.help import help_text
-from maze_train.config.options import group_names
+from maze_train.config.options import DONE, FAILURE, PROGRAM, group_names
 from maze_train.config.other_names import ours_for
 from maze_train.config.overrides import (
     OPTIONS,
+    check_choices,
     config_folders,
     normalise,
     normalise_completion,
@@ -38,8 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 
-PROGRAM = "maze-run"
-DONE, FAILURE, CONFIGURATION_ERROR = 0, 1, 2
 DEBUG_VARIABLE = "HYDRA_FULL_ERROR"
 
 
@@ -94,7 +93,6 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
 
     import hydra
 
-    from maze_train.config.grammar import check_choices
     from maze_train.config.plugins import extended_hydra
     from maze_train.jobs import Job
 

@@ -1,45 +1,23 @@
-"""Names of Maze for classes that serve every algorithm and place here."""
+"""Names of Maze: for classes that serve every algorithm and place here, and to stack mappings."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
+
+from maze_train.algorithms.es.population import ESDistributedRollouts
 from maze_train.collect.actors import DistributedActors
 from maze_train.collect.player import PlayerWorker
-from maze_train.collect.population import ESDistributedRollouts
-from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.core.errors import ShapeError
 from maze_train.run.runner import TrainingRunner
 from maze_train.workers.pool import CallCancelledError
-from maze_train.workers.process_pool import LocalProcesses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-    import gymnasium
-
-
-SequentialVectorEnv = PooledVectorEnv
-"""Steps in this process where no place is given."""
-
-
-def SubprocVectorEnv(  # noqa: N802 (the name that users know)
-    env_factories: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
-    *,
-    n_workers: int = 0,
-    start_method: str = "forkserver",
-    timeout_s: float = 300.0,
-    on_worker_failure: str = "fail",
-    max_worker_restarts: int = 10,
-    **settings: Any,
-) -> PooledVectorEnv:
-    """A vector environment that steps in processes; the arguments are those of `LocalProcesses`.
-
-    `**settings` are those of `PooledVectorEnv`.
-    """
-    place = LocalProcesses(
-        n_workers, timeout_s, on_worker_failure, max_worker_restarts, start_method
-    )
-    return PooledVectorEnv(env_factories, place, **settings)
+    from maze_train.core.types import Array, Tensor
 
 
 ACRunner = ACDevRunner = ACLocalRunner = TrainingRunner
@@ -53,3 +31,90 @@ SequentialDistributedActors = SubprocDistributedActors = DistributedActors
 ESDummyDistributedRollouts = ESSubprocDistributedRollouts = ESDistributedRollouts
 ESRolloutWorkerWrapper = PlayerWorker
 ESAbortException = CallCancelledError
+
+
+def stack_numpy_dict_list(dict_list: Sequence[Mapping[str, Any]]) -> dict[str, Array]:
+    """Stack the values of each key along a new first axis: n of `[...]` become `[n, ...]`.
+
+    Args:
+        dict_list: n >= 1 mappings with the same keys, of arrays or what numpy makes arrays of.
+
+    Raises:
+        ShapeError: If there is no mapping, keys differ, or the shapes under one key differ.
+    """
+    return {key: np.stack(values) for key, values in _by_key(dict_list, np.asarray).items()}
+
+
+def unstack_numpy_list_dict(list_dict: Mapping[str, Any]) -> list[dict[str, Array]]:
+    """Take a mapping of stacked values apart: `[n, ...]` become n of `[...]`.
+
+    The inverse of `stack_numpy_dict_list`. Values without an axis are one mapping alone.
+
+    Args:
+        list_dict: At least one array, or what numpy makes an array of; all of the same length n.
+
+    Raises:
+        ShapeError: If there is no value, or lengths differ.
+    """
+    if not list_dict:
+        raise ShapeError("there is nothing to unstack: expected at least one key")
+    arrays = {key: _converted(key, value, np.asarray) for key, value in list_dict.items()}
+    first, *_ = arrays
+    shape = arrays[first].shape
+    for key, array in arrays.items():
+        if array.shape[:1] != shape[:1]:
+            raise ShapeError(
+                f"{key!r} has the shape {list(array.shape)}, {first!r} has {list(shape)}: expected "
+                f"the same first dimension"
+            )
+    if not shape:
+        return [arrays]
+    return [{key: array[i] for key, array in arrays.items()} for i in range(shape[0])]
+
+
+def stack_torch_dict_list(
+    dict_list: Sequence[Mapping[str, Any]], dim: int = 0
+) -> dict[str, Tensor]:
+    """Stack the values of each key along a new axis `dim`.
+
+    Args:
+        dict_list: n >= 1 mappings with the same keys, of tensors or arrays.
+        dim: Place of the new axis; negative ones are counted from the end.
+
+    Raises:
+        ShapeError: If there is no mapping, keys differ, or the shapes under one key differ.
+    """
+    return {key: torch.stack(values, dim) for key, values in _by_key(dict_list, _tensor).items()}
+
+
+def _by_key(
+    dict_list: Sequence[Mapping[str, Any]], convert: Callable[[Any], Any]
+) -> dict[str, list[Any]]:
+    """The values of each key, which have one shape."""
+    if not dict_list:
+        raise ShapeError("there is nothing to stack: expected at least one mapping")
+    keys = dict_list[0].keys()
+    for number, item in enumerate(dict_list):
+        if item.keys() != keys:
+            odd = sorted(map(repr, item.keys() ^ keys))
+            raise ShapeError(
+                f"mapping {number} and mapping 0 differ in the keys {', '.join(odd)}: expected the "
+                f"same keys in all"
+            )
+    columns = {key: [_converted(key, item[key], convert) for item in dict_list] for key in keys}
+    for key, values in columns.items():
+        shapes = [list(value.shape) for value in values]
+        if any(shape != shapes[0] for shape in shapes):
+            raise ShapeError(f"{key!r} has the shapes {shapes}: expected the same in all mappings")
+    return columns
+
+
+def _converted(key: str, value: Any, convert: Callable[[Any], Any]) -> Any:
+    try:
+        return convert(value)
+    except (ValueError, TypeError) as error:
+        raise ShapeError(f"{key!r} is no array: {error}") from error
+
+
+def _tensor(value: Any) -> Tensor:
+    return value if isinstance(value, torch.Tensor) else torch.from_numpy(np.array(value))

@@ -8,22 +8,18 @@ import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from maze_train.config.commands import (
-    TRAIN,
-    command_of,
-    load_compare_config,
-    load_export_config,
-    load_push_config,
-)
+from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
+from maze_train.config.loading import load_settings
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain, unsettable
-from maze_train.config.options import group_names
+from maze_train.config.options import CONFIGURATION_ERROR, DONE, FAILURE, PROGRAM, group_names
 from maze_train.config.resuming import directory_of
 from maze_train.config.rollout_config import load_rollout_config
 from maze_train.config.search_config import load_search_config, without_search
@@ -41,11 +37,7 @@ from maze_train.core.notices import notify, say, tell_traceback, warn
 from maze_train.run.pipeline import configure, prepare
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-
-PROGRAM = "maze-run"
-DONE, FAILURE, CONFIGURATION_ERROR = 0, 1, 2
+    from collections.abc import Callable, Mapping, Sequence
 
 
 class Job:
@@ -135,7 +127,7 @@ class Job:
         """Compare the runs of a sweep, if there are any; what prevents it costs no result."""
         if any((Path(record.run_dir) / CONFIG_FILE).is_file() for record in self.records):
             try:
-                compare({"runs": [glob.escape(sweep_dir)], "output": sweep_dir})
+                compare({"runs": [glob.escape(sweep_dir)], "output": sweep_dir}, None, ())
             except MazeTrainError as error:
                 notify(f"note: the runs are not compared: {error}")
 
@@ -145,26 +137,31 @@ class Job:
             os.rmdir(settings.runtime.output_dir)
 
 
-def do(composed: DictConfig, name: str | None, directory: str | None, overrides: Any) -> float:
-    """Do what a composed configuration is for: train, play, compare, search, export or push.
+def do(composed: DictConfig, name: str | None, directory: str | None, given: Any) -> float:
+    """Do what a composed configuration is for.
 
     Args:
         composed: Hydra's configuration.
         name: Name of the primary config.
         directory: Directory of the results, unless the configuration names one.
-        overrides: Settings of the user, a list in Hydra's spelling.
+        given: Settings of the user, a list in Hydra's spelling.
 
     Returns:
-        What a sweeper optimises.
+        What a sweeper optimises, see `Job`.
     """
-    command = command_of(name, composed)
-    if command == TRAIN:
-        return train(composed, directory, overrides)
-    if command == "rollout":
-        return roll_out(composed, directory)
-    if command == "search":
-        return search(plain_values(composed), directory, without_search(overrides))
-    return {"compare": compare, "export": export, "push": push}[command](plain_values(composed))
+    return COMMANDS[command_of(name, composed)].run(plain_values(composed), directory, given)
+
+
+def command_of(name: str | None, values: Mapping[Any, Any]) -> str:
+    """The command of a composed configuration.
+
+    Args:
+        name: Name of the primary config.
+        values: Composed values; a primary config of the user may extend ours.
+    """
+    if name is not None and name in COMMANDS:
+        return name
+    return next(key for key, command in COMMANDS.items() if command.keys <= values.keys())
 
 
 def _given_directory(composed: DictConfig) -> str | None:
@@ -176,26 +173,23 @@ def _given_directory(composed: DictConfig) -> str | None:
     return None
 
 
-def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ()) -> float:
-    """Run a composed configuration and return its best metric.
+# -- the commands ----------------------------------------------------------------------------------
+# What they call is imported when the settings are known to be right: PyTorch and matplotlib take
+# their time.
 
-    Args:
-        composed: Hydra's configuration.
-        run_dir: Directory of the run, unless the configuration names one.
-        overrides: Settings of the user, a list in Hydra's spelling. A run that is continued by its
-            directory has its own settings, changed by these.
+
+def train(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> float:
+    """Train a policy; settings that are given change those of a run that is continued.
 
     Raises:
         RunDirectoryError: If some of the results could not be written.
     """
-    values = plain_values(composed)
     changes: dict[str, Any] = {}
     if values.get("resume") not in (None, AUTO):
-        changes = settings_of(overrides, values)
+        changes = settings_of(given, values)
     elif values.get("resume") is None and values.get("run_dir") is None:
-        values["run_dir"] = run_dir
+        values["run_dir"] = directory
     config = configure(values, changes)
-    # Only now: PyTorch takes a second to import, and a configuration error should be shown at once.
     from maze_train.run.parts import WHOLE
     from maze_train.run.runner import TrainingRunner
 
@@ -209,14 +203,31 @@ def train(composed: DictConfig, run_dir: str | None = None, overrides: Any = ())
     return result.best_metric
 
 
-def compare(values: Mapping[str, Any]) -> float:
-    """Compare the runs of a configuration, print the tables, and return NaN.
+def roll_out(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> float:
+    """Let a policy play episodes."""
+    if values.get("output_dir") is None:
+        values["output_dir"] = directory
+    config = load_rollout_config(values)
+    from maze_train.run.rollout import RolloutRunner
 
-    Args:
-        values: Plain values by the names of the fields of `CompareConfig`.
-    """
-    config = load_compare_config(values)
-    # Late: matplotlib takes its time.
+    return RolloutRunner(config).run().summary.return_mean
+
+
+def search(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> float:
+    """Run the trials of a search, and print the best ones."""
+    config, settings = load_search_config(values)
+    from maze_train.tools.search import run_search
+
+    result = run_search(config, settings, without_search(given), directory)
+    say(f"\n{result}\n\nresults: {result.study}")
+    return result.best_value
+
+
+def compare(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> float:
+    """Compare runs, and print the tables."""
+    if isinstance(values["runs"], str):
+        values["runs"] = [values["runs"]]
+    config = load_settings(CompareConfig, values)
     from maze_train.tools.compare import compare as compared
 
     comparison = compared(config)
@@ -224,66 +235,45 @@ def compare(values: Mapping[str, Any]) -> float:
     return math.nan
 
 
-def export(values: Mapping[str, Any]) -> float:
-    """Export a policy, print what became of it, and return NaN.
-
-    Args:
-        values: Plain values by the names of the fields of `ExportConfig`.
-    """
-    config = load_export_config(values)
-    # Late, as in training.
+def export(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> float:
+    """Export a policy, and print what became of it."""
+    config = load_settings(ExportConfig, values)
     from maze_train.tools.export import run_export
 
     say(f"\n{run_export(config)}")
     return math.nan
 
 
-def push(values: Mapping[str, Any]) -> float:
-    """Upload the policy that a configuration names, print where it is, and return NaN.
-
-    Args:
-        values: Plain values by the names of the fields of `PushConfig`.
-    """
-    config = load_push_config(values)
-    # Late, as in training.
+def push(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> float:
+    """Upload a policy, and print where it is."""
+    config = load_settings(PushConfig, values)
     from maze_train.tools.hub import push as pushed
 
     say(str(pushed(config)))
     return math.nan
 
 
-def search(values: Mapping[str, Any], directory: str | None, given: Sequence[str]) -> float:
-    """Run the trials of a search, print the best ones, and return the value of the best one.
+class Command(NamedTuple):
+    """A command, which is also the name of a primary config."""
 
-    Args:
-        values: Plain values by the names of the fields of `SearchConfig` and `TrainConfig`.
-        directory: Directory of the study, unless the configuration names one.
-        given: Settings of the user that are not those of the search.
-    """
-    config, settings = load_search_config(values)
-    # Late: it needs PyTorch for the processes of the trials.
-    from maze_train.tools.search import run_search
+    run: Callable[[dict[str, Any], str | None, Sequence[str]], float]
+    """Called with plain values, the directory of the results unless they name one, and settings of
+    the user in Hydra's spelling; returns what a sweeper optimises."""
 
-    result = run_search(config, settings, given, directory)
-    say(f"\n{result}\n\nresults: {result.study}")
-    return result.best_value
+    keys: frozenset[str] = frozenset()
+    """Keys that only its primary config has, of those before the last one."""
 
 
-def roll_out(composed: DictConfig, output_dir: str | None = None) -> float:
-    """Play the episodes of a composed configuration and return their mean return.
-
-    Args:
-        composed: Hydra's configuration.
-        output_dir: Directory of the results, unless the configuration names one.
-    """
-    values = plain_values(composed)
-    if values.get("output_dir") is None:
-        values["output_dir"] = output_dir
-    config = load_rollout_config(values)
-    # Late, as in training.
-    from maze_train.run.rollout import RolloutRunner
-
-    return RolloutRunner(config).run().summary.return_mean
+COMMANDS: Mapping[str, Command] = MappingProxyType(
+    {
+        "compare": Command(compare, frozenset({"runs", "n_resamples"})),
+        "export": Command(export, frozenset({"run", "format", "output"})),
+        "push": Command(push, frozenset({"run", "repo_id"})),
+        "rollout": Command(roll_out, frozenset({"run", "policy", "n_episodes"})),
+        "search": Command(search, frozenset({"n_trials", "sampler"})),
+        "train": Command(train),
+    }
+)
 
 
 def plain_values(composed: DictConfig) -> dict[str, Any]:

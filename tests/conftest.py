@@ -19,6 +19,7 @@ from maze_train.workers.ray_session import RAY_ENVIRONMENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 def pytest_configure() -> None:
@@ -39,6 +40,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if "spawn" in item.name.partition("[")[2]:
             item.add_marker(pytest.mark.exhaustive)
     items.sort(key=lambda item: [not item.get_closest_marker(m) for m in ("learning", "slow")])
+
+
+@pytest.fixture(scope="session", autouse=True)
+def config_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The user's directory for configuration, also of the processes that tests start."""
+    with pytest.MonkeyPatch.context() as patch:
+        home = tmp_path_factory.mktemp("config")
+        patch.setenv("XDG_CONFIG_HOME", str(home))
+        yield home
 
 
 @pytest.fixture(autouse=True)

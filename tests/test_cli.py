@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 from command_lines import CommandLine, maze_run
 from omegaconf import OmegaConf
 
+from maze_train.config.options import shipped_root
 from maze_train.core.errors import ConfigError, SpaceError, TrainingError
+from maze_train.jobs import COMMANDS, command_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -125,7 +128,7 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*PPO, "runner.torch_threads=1e308"), "expected a number in [0, 1024]"),
         ((*PPO, "learner_group.n_learners=1e18"), "expected a number in [1, 1024]"),
         ((*PPO, "learner_group.n_cpus_per_learner=2147483648"), "expected a number in [0, 1024]"),
-        ((*PPO, "model.memory.size=65536"), "expected a number in [1, 16384]"),
+        ((*PPO, "model.rnn.size=65536"), "expected a number in [1, 16384]"),
         ((*PPO, "model.hidden_sizes=[65536]"), "expected a number in [1, 16384]"),
         (
             ("algorithm=dqn", "env=CartPole-v1", "algorithm.n_step_returns=9223372036854775807"),
@@ -266,6 +269,15 @@ def test_how_batches_of_a_sweep_go_on(
     maze_run.train = raises(error)
     assert maze_run("-m", *PPO, "seed=0,1", "hydra.sweeper.max_batch_size=1") == code
     assert [config.seed for config in maze_run.configs] == seeds
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_command_is_known_by_its_name_or_its_keys(command: str) -> None:
+    """A primary config of the user that extends ours has its own name."""
+    text = (shipped_root() / f"{command}.yaml").read_text()
+    shipped = {key: value for key, value in yaml.safe_load(text).items() if key != "defaults"}
+    assert command_of(command, {}) == command
+    assert command_of("mine", {**shipped, "more": 1}) == command
 
 
 @pytest.mark.parametrize("how", [("--config-dir", "own"), ("hydra.searchpath=[own]",)])

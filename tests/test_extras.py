@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING
 import gymnasium
 import pytest
 
+from maze_train import MLflowWriter, WandbWriter, load_policy, push_to_hub, search
 from maze_train.core.errors import ConfigError, MissingExtraError
 from maze_train.core.targets import import_extra
 from maze_train.envs.factory import EnvFactory
 from maze_train.jobs import report
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 BROKEN = {
@@ -39,6 +41,30 @@ def test_a_missing_package_names_its_extra(module: str) -> None:
     with pytest.raises(MissingExtraError, match=match) as caught:
         import_extra("toy", "toys", "Toys need it:", module)
     assert report(caught.value) == 2
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "call"),
+    [
+        ("optuna", "optuna", lambda: search("CartPole-v1", "ppo", "ppo")),
+        ("huggingface_hub", "hub", lambda: load_policy("hf://me/a")),
+        ("huggingface_hub", "hub", lambda: push_to_hub("run", "me/a")),
+        ("wandb", "wandb", WandbWriter),
+        ("mlflow", "mlflow", MLflowWriter),
+    ],
+)
+def test_each_part_names_its_extra(
+    package: str,
+    extra: str,
+    call: Callable[[], object],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    """Before anything else is done, what has to be installed."""
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(MissingExtraError, match=rf'pip install "maze-train\[{extra}\]"'):
+        call()
 
 
 @pytest.mark.parametrize("code", BROKEN)

@@ -17,14 +17,8 @@ from docs.generate import (
     render_yaml,
 )
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
-from maze_train.config.commands import (
-    CompareConfig,
-    ExportConfig,
-    PushConfig,
-    load_compare_config,
-    load_export_config,
-    load_push_config,
-)
+from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
+from maze_train.config.loading import load_settings
 from maze_train.config.rollout_config import RolloutConfig, load_rollout_config
 from maze_train.config.search_config import SearchConfig, load_search_config
 from maze_train.config.train_config import TrainConfig
@@ -94,13 +88,15 @@ def test_generated_yaml_holds_the_defaults() -> None:
         defaults = content.pop("defaults", None)
         if path.stem == "compare":
             assert defaults == ["_self_"]
-            assert load_compare_config({**content, "runs": "a"}) == CompareConfig(runs=["a"])
+            assert load_settings(CompareConfig, {**content, "runs": ["a"]}) == CompareConfig(
+                runs=["a"]
+            )
         elif path.stem == "export":
             assert defaults == ["_self_"]
-            assert load_export_config({**content, "run": "a"}) == ExportConfig(run="a")
+            assert load_settings(ExportConfig, {**content, "run": "a"}) == ExportConfig(run="a")
         elif path.stem == "push":
             given = {"run": "a", "repo_id": "me/a"}
-            assert load_push_config({**content, **given}) == PushConfig(**given)
+            assert load_settings(PushConfig, {**content, **given}) == PushConfig(**given)
         elif path.stem == "search":
             assert defaults == ["train", {"search": None}, "_self_"]
             ranges = {"search": {"seed": [1]}}

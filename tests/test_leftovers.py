@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+FOLDERS = (Path(__file__).parent, Path(__file__).parent / "helpers")
 TESTS = """
 import multiprocessing, os, signal, time
 import pytest
@@ -41,7 +43,7 @@ def test_each_test_looks_after_itself(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "conftest", "-p", "no:cacheprovider", "-rA"],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(Path(__file__).parent / "helpers")},
+        env={"PYTHONPATH": os.pathsep.join([*map(str, FOLDERS)])},
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
         capture_output=True,
         text=True,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 from command_lines import CommandLine, maze_run
-from omegaconf import OmegaConf
 
 from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.config.writing import config_to_dict
@@ -99,5 +98,4 @@ def test_what_is_printed(maze_run: CommandLine, capfd: pytest.CaptureFixture[str
 
 def test_a_job_returns_the_mean_return(maze_run: CommandLine) -> None:
     """It is what a sweeper optimises."""
-    composed = OmegaConf.create({"policy": "random", "env": {"id": "CartPole-v1"}})
-    assert math.isclose(roll_out(composed), 1.0)
+    assert math.isclose(roll_out({"policy": "random", "env": "CartPole-v1"}, None, ()), 1.0)

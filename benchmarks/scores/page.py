@@ -15,11 +15,10 @@ from maze_train.tools.compare_report import (
     Figures,
     Group,
     draw_comparison,
-    markdown_table,
     shown,
     spread,
 )
-from maze_train.tracking.tracker import EVAL_RETURN, compact, readable
+from maze_train.tracking.tracker import EVAL_RETURN, compact, markdown_table, readable
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

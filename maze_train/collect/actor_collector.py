@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from maze_train.collect.collector import Collector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.seeding import Seeds
 from maze_train.data.rollout import join_rollouts
-from maze_train.learner.modules import torch_threads
+from maze_train.learner.modules import DEFAULT_MODULE, torch_threads
 from maze_train.workers.pool import WorkerFailedError
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout
 
 
-class ActorCollector:
+class ActorCollector(Collector):
     """Lets every actor collect a rollout with the current weights, and joins them side by side.
 
     It takes the place of a `RolloutCollector`, with the same promises. A worker that fails is
@@ -44,13 +45,8 @@ class ActorCollector:
         info_keys: Likewise.
 
     Attributes:
-        records_log_probs: Likewise.
-        keeps_terminal_obs: Likewise.
         env_s: Seconds that environments needed in the last rollout, in the slowest worker.
     """
-
-    records_log_probs: bool = False
-    keeps_terminal_obs: bool = False
 
     def __init__(
         self,
@@ -65,6 +61,7 @@ class ActorCollector:
         allow_new_episodes: bool = False,
         info_keys: Sequence[str] = (),
     ) -> None:
+        super().__init__()
         self._actors, self._model, self._make_model = actors, model, make_model
         self._on_lost = on_lost
         self._seeds = [Seeds(env_seed), Seeds(action_seed)]
@@ -73,19 +70,15 @@ class ActorCollector:
             "allow_new_episodes": allow_new_episodes,
             "info_keys": info_keys,
         }
-        self.env_s = 0.0
         self._has_begun = False
-        # How often each actor started over, with other random numbers.
-        self._generations = [0] * actors.num_actors
-        self._states: list[Any] = [None] * actors.num_actors
         self._is_set_up = [False] * len(actors.slices)
         self._lost = np.zeros((actors.num_actors, actors.num_envs), np.bool_)
         self._restarts = 0
 
-    def collect(
+    def collect_steps(
         self, model: Any, meanwhile: Callable[[], object] | None = None
     ) -> tuple[Rollout, FinishedEpisodes]:
-        """Collect one rollout.
+        """Let every actor collect T steps.
 
         Args:
             model: The acting model, the same each time.
@@ -104,9 +97,9 @@ class ActorCollector:
         episodes = FinishedEpisodes(worker_restarts=self._restarts, lost=int(self._lost.sum()))
         for worker, own in enumerate(collected):
             for part in own:
-                rollouts.append(actors.rollout(worker, part))
+                rollouts.append(actors.rollouts(worker, part)[DEFAULT_MODULE])
                 episodes.extend(part.episodes)
-                self._states[part.actor] = part.state
+                actors.states[part.actor] = part.state
         if self._lost.any():
             self._on_lost(self._taken_lost())
         self._restarts = 0
@@ -122,6 +115,7 @@ class ActorCollector:
             self._model,
             self._make_model,
             max(map(len, self._actors.slices)),
+            self._seeds_of,
             records_log_probs=self.records_log_probs,
             keeps_terminal_obs=self.keeps_terminal_obs,
             splits_turns=False,
@@ -154,11 +148,7 @@ class ActorCollector:
         """Start calls of actors of a worker, which is set up before unless it is."""
         pool, part = self._actors.pool, self._actors.slices[worker]
         if not self._is_set_up[worker]:
-            seeds = [self._seeds_of(actor) for actor in part]
-            self._actors.set_policy(worker, seeds, **changes)
-            for actor in part:
-                if self._states[actor] is not None:
-                    pool.call(worker, "load_state_dict", actor, self._states[actor])
+            self._actors.set_up(worker, **changes)
         for actor in actors if method else ():
             slot = (part.index(actor),) if method == "collect" else ()
             pool.call(worker, method, actor, *slot)
@@ -182,7 +172,7 @@ class ActorCollector:
                 failed = part[len(found)] if failures > 1 and len(found) < len(part) else None
                 self._restart(failure.with_traceback(None), failed)
                 for told in found if method == "collect" else ():
-                    self._states[told.actor] = told.state
+                    self._actors.states[told.actor] = told.state
                 self._send(worker, method, part[len(found) :], allow_new_episodes=True)
         return found
 
@@ -190,7 +180,7 @@ class ActorCollector:
         pool = self._actors.pool
         pool.receive(worker)
         for actor in self._actors.slices[worker]:
-            if self._states[actor] is not None:
+            if self._actors.states[actor] is not None:
                 self._lost[actor] |= pool.receive(worker)
         self._is_set_up[worker] = True
 
@@ -209,15 +199,14 @@ class ActorCollector:
             first = failed * self._actors.num_envs
             last = first + self._actors.num_envs - 1
             outlook = f"and its environments {first} to {last} begin new episodes"
-            self._generations[failed] += 1
-            self._states[failed] = None
+            self._actors.start_over(failed)
             self._lost[failed] = True
         self._actors.pool.restart(failure, failure.text, outlook)
         self._is_set_up[failure.index] = False
         self._restarts += 1
 
-    def _seeds_of(self, actor: int) -> tuple[int, int]:
-        name = f"{actor}/{self._generations[actor]}"
+    def _seeds_of(self, actor: int, generation: int) -> tuple[int, int]:
+        name = f"{actor}/{generation}"
         env_seed, action_seed = (seeds.integer(name) for seeds in self._seeds)
         return env_seed, action_seed
 
@@ -232,18 +221,16 @@ class ActorCollector:
     def state_dict(self) -> dict[str, Any]:
         """State of each actor, and how often it started over; valid between two rollouts."""
         states = self._results("state_dict")
-        return {"actors": [s for own in states for s in own], "generations": self._generations[:]}
+        kept = self._actors.state_dict([state for own in states for state in own])
+        return {**kept, "turns": self.turns.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> Array:
-        """Continue from `state`.
-
-        Returns:
-            Which environments begin a new episode, `[B]` bool.
-
-        Raises:
-            EnvError: If an environment cannot be put back, and new episodes are not allowed.
-        """
-        self._states, self._generations = list(state["actors"]), list(state["generations"])
+        """Continue from `state`; see `Collector`."""
+        self._begin()
+        self._actors.load_state_dict(state)
         self._is_set_up = [False] * len(self._is_set_up)
         self._results()
-        return self._taken_lost()
+        lost = self._taken_lost()
+        self.turns.load_state_dict(state.get("turns", {}))
+        self.turns.forget(torch.from_numpy(lost))
+        return lost

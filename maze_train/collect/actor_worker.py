@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 
-from maze_train.collect.collector import RolloutCollector, TurnCollector
+from maze_train.collect.collector import RolloutCollector
 from maze_train.core.errors import TrainingError
 from maze_train.core.types import tree_map
-from maze_train.data.rollout_slots import RolloutLayout
-from maze_train.data.turns import PolicyRolloutsLayout
+from maze_train.data.rollout_slots import RolloutLayout, slots_of
 from maze_train.envs.stepped import close_all
+from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.spaces.describe import flat_space
+from maze_train.spaces.tensors import flat_space_of, part_of
 from maze_train.workers.pool import ArrayLayout, check_spaces
 
 if TYPE_CHECKING:
@@ -25,8 +27,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.collect.episodes import FinishedEpisodes
-    from maze_train.core.types import Array, Tensor, TensorTree
+    from maze_train.core.types import Array, Tensor
     from maze_train.data.rollout import Rollout
+    from maze_train.data.rollout_slots import RolloutSlot
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.workers.places import Portable
     from maze_train.workers.pool import WorkerContext
@@ -230,48 +233,11 @@ class MakeActorEnv(Protocol):
 
 
 @dataclass(frozen=True)
-class ActorEnvs:
-    """The environments of an actor, as the learner needs to know them."""
-
-    single_observation_space: Any
-    """Flat observation space."""
-
-    env_observation_space: Any
-    """Observation space as the environment has it."""
-
-    single_action_space: Any
-    """Action space."""
-
-    frame_stack: dict[str, int]
-    """Observations that are stacks of frames, see `MazeVectorEnv`."""
-
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
-        return self.env_observation_space, self.single_action_space
-
-
-@dataclass(frozen=True)
 class ActorPolicy:
     """The policy of all actors."""
 
     make_model: Portable[Callable[[], nn.Module]]
     """Builds the policy."""
-
-    actions: TensorTree
-    """An example of the actions of one environment."""
-
-    state_size: int
-    """Size of the hidden state of the policy."""
-
-    state_sizes: dict[str, int]
-    """Sizes of those of several agents, by name."""
-
-    members: dict[str, list[str]]
-    """The agents of each policy, if there are several agents."""
-
-    centralized: Sequence[str]
-    """Policies with a centralised critic."""
 
     num_steps: int
     """Steps T of each environment per rollout."""
@@ -294,50 +260,42 @@ class ActorPolicy:
     returns_states: bool = False
     """Whether each rollout comes with the state of its actor after it."""
 
-    @classmethod
-    def of(cls, model: Any, **settings: Any) -> ActorPolicy:
-        """The policy that a model is, of one agent or several."""
-        mode = model.distribution.mode(torch.zeros(1, model.distribution.param_size))
-        return cls(
-            actions=tree_map(lambda x: x[0].cpu(), mode),
-            state_size=int(getattr(model, "state_size", 0)),
-            state_sizes=getattr(model, "state_sizes", {}),
-            members=getattr(model, "members", {}),
-            centralized=getattr(model, "centralized", ()),
-            **settings,
-        )
-
-    @property
-    def is_split(self) -> bool:
-        """Whether an actor has a rollout for each policy."""
-        return self.splits_turns and bool(self.members)
-
-    def layout(self, env: Any, num_envs: int) -> Any:
-        """Layout of rollouts of that many environments in a slot.
+    def layouts(
+        self, model: Any, observation_space: Any, num_envs: int
+    ) -> dict[str, RolloutLayout]:
+        """Layouts of the rollouts of an actor in a slot, by module id.
 
         Args:
-            env: Has `single_observation_space` and `frame_stack`.
-            num_envs: Environments B.
+            model: The policy.
+            observation_space: That of one environment.
+            num_envs: Environments E. Where turns are split, a rollout has a column for each agent
+                of the policy in each of them.
         """
-        if self.is_split:
-            return PolicyRolloutsLayout(
-                env.single_observation_space,
-                self.actions,  # type: ignore[arg-type]  # a mapping, of several agents
-                self.members,
-                self.state_sizes,
-                self.num_steps,
-                num_envs,
-                self.centralized,
-            )
-        return RolloutLayout(
-            env.single_observation_space,
-            self.actions,
+        mode = model.distribution.mode(torch.zeros(1, model.distribution.param_size))
+        actions: Any = tree_map(lambda x: x[0].cpu(), mode)
+        space: Any = flat_space(observation_space)
+        members = getattr(model, "members", {})
+        if members and self.splits_turns:
+            return {
+                policy: RolloutLayout(
+                    flat_space_of(space, agents[0], is_centralized=policy in model.centralized),
+                    part_of(actions, agents[0]),
+                    self.num_steps,
+                    num_envs * len(agents),
+                    state_size=model.state_sizes[agents[0]],
+                )
+                for policy, agents in members.items()
+                if agents
+            }
+        whole = RolloutLayout(
+            space,
+            actions,
             self.num_steps,
             num_envs,
-            frame_stack=env.frame_stack,
-            state_size=self.state_size,
-            num_agents=len(self.members and self.state_sizes),
+            state_size=int(getattr(model, "state_size", 0)),
+            num_agents=len(model.agents) if members else 0,
         )
+        return {DEFAULT_MODULE: whole}
 
 
 @dataclass(frozen=True)
@@ -390,9 +348,9 @@ class ActorWorker:
     ) -> None:
         is_kept = not context.is_remote if can_be_restored is None else can_be_restored
         self._envs: dict[int, MazeVectorEnv] = {}
-        self._collectors: dict[int, Any] = {}
+        self._collectors: dict[int, RolloutCollector] = {}
         self._context = context
-        self._filled: Any = None
+        self._filled: dict[str, RolloutSlot] = {}
         try:
             for actor in actors:
                 self._envs[actor] = make_env.value(actor * num_envs, can_be_restored=is_kept)
@@ -400,16 +358,16 @@ class ActorWorker:
             self.close()
             raise
 
-    def describe(self) -> ActorEnvs:
-        """The environments of the first actor.
+    def describe(self) -> tuple[Any, Any]:
+        """Observation and action space of one environment.
 
         Raises:
-            SpaceError: If those of others have other spaces.
+            SpaceError: If other environments have other spaces.
         """
         env, *others = self._envs.values()
-        found = described(env)
+        found = spaces_of(env)
         for other in others:
-            check_spaces(other.first_env, described(other).spaces, found.spaces, env.first_env)
+            check_spaces(other.first_env, spaces_of(other), found, env.first_env)
         return found
 
     def set_policy(
@@ -427,9 +385,11 @@ class ActorWorker:
         self._model: Any = policy.make_model.value()
         self._weights = WeightsReader(self._model, weights.buffer)
         first = next(iter(self._envs.values()))
-        self._slots = policy.layout(first, first.num_envs).slots(slots)
+        self._slots = slots_of(
+            policy.layouts(self._model, first.env_observation_space, first.num_envs), slots
+        )
         for (actor, env), (env_seed, action_seed) in zip(self._envs.items(), seeds, strict=True):
-            collector: Any = RolloutCollector(
+            collector = RolloutCollector(
                 env,
                 policy.num_steps,
                 env_seed=env_seed,
@@ -440,10 +400,9 @@ class ActorWorker:
                 on_step=partial(self._context.count, env.num_envs),
             )
             collector.keeps_terminal_obs = policy.keeps_terminal_obs
-            if policy.is_split:
-                settings = {"records_log_probs": True, "as_steps": True}
+            if policy.splits_turns and hasattr(self._model, "members"):
                 model: Any = self._model
-                collector = TurnCollector(collector, model, **settings)
+                collector.split_turns(model, records_log_probs=True, as_steps=True)
             self._collectors[actor] = collector
 
     def collect(self, actor: int, slot: int) -> CollectedRollout:
@@ -456,12 +415,9 @@ class ActorWorker:
         began = time.perf_counter()
         seq_no, collector = self._weights.load(), self._collectors[actor]
         collected, episodes = collector.collect(self._model)
-        if isinstance(collected, dict):
-            collected = {key: _numbered(rollout, seq_no) for key, rollout in collected.items()}
-        else:
-            collected = _numbered(collected, seq_no)
         self._filled = self._slots[slot]
-        self._filled.write(collected)
+        for key, part in self._filled.items():
+            part.write(_numbered(collected[key], seq_no))
         return CollectedRollout(
             actor,
             slot,
@@ -473,34 +429,27 @@ class ActorWorker:
             collector.state_dict() if self._policy.returns_states else None,
         )
 
-    def written(self) -> Any:
+    def written(self) -> list[Array]:
         """The parts of a slot that the last rollout takes, once."""
-        filled, self._filled = self._filled, None
-        return filled.written() if filled is not None else []
+        filled, self._filled = self._filled, {}
+        return [array for part in filled.values() for array in part.written()]
 
     def state_dict(self, actor: int) -> dict[str, Any]:
         """State of the environments of an actor and of what is random."""
-        state: dict[str, Any] = self._collectors[actor].state_dict()
-        return state
+        return self._collectors[actor].state_dict()
 
     def load_state_dict(self, actor: int, state: dict[str, Any]) -> Array:
         """Let an actor continue from `state`; returns which environments begin new episodes."""
-        lost: Array = self._collectors[actor].load_state_dict(state)
-        return lost
+        return self._collectors[actor].load_state_dict(state)
 
     def close(self) -> None:
         """Close the environments."""
         close_all(self._envs.values())
 
 
-def described(env: MazeVectorEnv) -> ActorEnvs:
-    """Environments as the learner needs to know them."""
-    return ActorEnvs(
-        env.single_observation_space,
-        env.env_observation_space,
-        env.single_action_space,
-        dict(env.frame_stack),
-    )
+def spaces_of(env: MazeVectorEnv) -> tuple[Any, Any]:
+    """Observation and action space of one environment, as the environment has them."""
+    return env.env_observation_space, env.single_action_space
 
 
 def _numbered(rollout: Rollout, weights_seq_no: int) -> Rollout:

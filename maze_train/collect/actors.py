@@ -1,4 +1,4 @@
-"""Actors that collect rollouts while their learner learns: workers, weights, memory."""
+"""Actors that collect rollouts: workers, weights, memory; a learner that does not wait for them."""
 
 from __future__ import annotations
 
@@ -6,27 +6,30 @@ import time
 from collections import deque
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from maze_train.collect.actor_worker import ActorPolicy, ActorWorker, WeightsWriter, weights_nbytes
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import ConfigError
 from maze_train.core.notices import warn
 from maze_train.data.rollout import join_rollouts
-from maze_train.data.turns import join_policy_rollouts
+from maze_train.data.rollout_slots import slots_of
 from maze_train.workers.places import Portable, ThisProcess
-from maze_train.workers.pool import WorkerFailedError, check_spaces
+from maze_train.workers.pool import WorkerFailedError, check_spaces, shares, worker_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import nn
 
-    from maze_train.collect.actor_worker import ActorEnvs, CollectedRollout, MakeActorEnv
+    from maze_train.collect.actor_worker import CollectedRollout, MakeActorEnv
     from maze_train.data.rollout import Rollout
+    from maze_train.data.rollout_slots import RolloutSlot
     from maze_train.workers.places import Place
 
+
+SeedOf: TypeAlias = "Callable[[int, int], tuple[int, int]]"
+"""Gives the seeds of episodes and of actions of an actor that started over so many times."""
 
 CALLS = {
     "collect": "a step of a rollout",
@@ -41,7 +44,8 @@ class Actors:
     """Actors of one learner, spread over workers in this process or elsewhere.
 
     An actor is a few environments and a policy, and its numbers depend on nothing else: so it makes
-    no difference how many of them a worker has.
+    no difference how many of them a worker has. Who asks them for rollouts either waits for all of
+    them (`ActorCollector`), or takes what is finished (`DistributedActors`).
 
     Args:
         make_env: Builds the environments of one actor, where it lives.
@@ -55,11 +59,14 @@ class Actors:
         pool: The workers.
         busy_s: Seconds that the rollouts took which were asked for, summed up.
         slices: Numbers of the actors of each worker.
-        envs: The environments of an actor.
-        env_observation_space: Observation space of one of them, as the environment has it.
-        single_action_space: Action space of one of them.
-        policy: The policy; there from `begin` on.
-        writer: Writes the weights; likewise.
+        spaces: Observation and action space of one environment, as the environment has them.
+        env_observation_space: The first of them.
+        single_action_space: The second one.
+        policy: The policy; there from `begin` on, as all that follows.
+        writer: Writes the weights.
+        generations: How often each actor started over, with other random numbers.
+        states: State that each actor begins with when its worker is set up; None: with new
+            episodes.
 
     Raises:
         SpaceError: If the environments differ in their spaces.
@@ -68,6 +75,8 @@ class Actors:
 
     policy: ActorPolicy
     writer: WeightsWriter
+    generations: list[int]
+    states: list[Any]
 
     def __init__(
         self,
@@ -82,25 +91,20 @@ class Actors:
         self.num_actors, self.num_envs = num_actors, num_envs
         self.busy_s = 0.0
         count = num_workers or num_actors
-        self.slices = [
-            range(*bounds) for bounds in pairwise(num_actors * i // count for i in range(count + 1))
-        ]
+        self.slices = shares(num_actors, count)
         self._memories: list[Any] = []
-        self._slots: list[list[Any]] = []
+        self._slots: list[list[dict[str, RolloutSlot]]] = []
         make = partial(ActorWorker, Portable(make_env, "env"), num_envs)
         makers = [partial(make, part, can_be_restored) for part in self.slices]
-        names = [
-            f"{'worker' if num_workers else 'actor'} {i} (environments {part.start * num_envs} to "
-            f"{part.stop * num_envs - 1})"
-            for i, part in enumerate(self.slices)
-        ]
+        envs = [range(part.start * num_envs, part.stop * num_envs) for part in self.slices]
+        names = worker_names("worker" if num_workers else "actor", envs)
         self.pool = (place or ThisProcess()).pool(makers, names, CALLS)
-        described = self.pool.call_new("describe")
-        self.envs: ActorEnvs = described[0]
-        self.env_observation_space, self.single_action_space = self.envs.spaces
+        found = self.pool.call_new("describe")
+        self.spaces: tuple[Any, Any] = found[0]
+        self.env_observation_space, self.single_action_space = self.spaces
         try:
-            for part, envs in zip(self.slices, described, strict=True):
-                check_spaces(part.start * num_envs, envs.spaces, self.envs.spaces)
+            for part, spaces in zip(self.slices, found, strict=True):
+                check_spaces(part.start * num_envs, spaces, self.spaces)
         except BaseException:
             self.close()
             raise
@@ -110,6 +114,7 @@ class Actors:
         model: nn.Module,
         make_model: Callable[[], nn.Module],
         num_slots: int,
+        seed_of: SeedOf,
         **settings: Any,
     ) -> None:
         """Make room for the weights of a policy, and for its rollouts.
@@ -118,30 +123,48 @@ class Actors:
             model: The model that the learner updates.
             make_model: Builds a model of the same layout, in whatever process.
             num_slots: Rollouts of each worker that there is room for.
+            seed_of: Gives the seeds of an actor.
             **settings: Further fields of `ActorPolicy`.
         """
-        self.policy = ActorPolicy.of(model, make_model=Portable(make_model, "model"), **settings)
+        self._seed_of = seed_of
+        self.generations = [0] * self.num_actors
+        self.states = [None] * self.num_actors
+        self.policy = ActorPolicy(Portable(make_model, "model"), **settings)
         self._close_memories()
         self._memories, self._slots = [], []
         weights = self.pool.allocate(weights_nbytes(model))
         self.writer = WeightsWriter(model, weights.buffer)
         self._memories.append(weights)
-        layout = self.policy.layout(self.envs, self.num_envs)
+        layouts = self.policy.layouts(model, self.env_observation_space, self.num_envs)
+        nbytes = sum(layout.nbytes for layout in layouts.values())
         for _ in self.slices:
-            self._memories.append(self.pool.allocate(num_slots * layout.nbytes))
-            self._slots.append(layout.slots(self._memories[-1]))
+            self._memories.append(self.pool.allocate(num_slots * nbytes))
+            self._slots.append(slots_of(layouts, self._memories[-1]))
 
-    def set_policy(self, worker: int, seeds: Sequence[tuple[int, int]], **changes: Any) -> None:
-        """Send the policy to a worker, which has no result.
+    def set_up(self, worker: int, **changes: Any) -> int:
+        """Send a worker the policy, and the states of its actors.
 
         Args:
             worker: Number of the worker.
-            seeds: Seeds of episodes and of actions of each of its actors.
             **changes: Fields of `ActorPolicy` that are others for it.
+
+        Returns:
+            The number of results to receive: None, and for each state the environments, `[B]` bool,
+            that begin new episodes.
         """
         weights, *slots = self._memories
-        policy = replace(self.policy, **changes)
+        policy, part = replace(self.policy, **changes), self.slices[worker]
+        seeds = [self._seed_of(actor, self.generations[actor]) for actor in part]
         self.pool.call(worker, "set_policy", policy, seeds, weights, slots[worker])
+        continued = [actor for actor in part if self.states[actor] is not None]
+        for actor in continued:
+            self.pool.call(worker, "load_state_dict", actor, self.states[actor])
+        return 1 + len(continued)
+
+    def start_over(self, actor: int) -> None:
+        """Let an actor begin new episodes, with other random numbers, when it is set up again."""
+        self.generations[actor] += 1
+        self.states[actor] = None
 
     def publish(self, weights_seq_no: int) -> None:
         """Let actors act with the weights of the learner as they are, from their next rollout on.
@@ -157,10 +180,21 @@ class Actors:
         self.writer.load_state_dict(state)
         self.pool.publish(self._memories[0], self.writer.newest())
 
-    def rollout(self, worker: int, collected: CollectedRollout) -> Any:
-        """The rollout that a worker collected, or those by policy; views of its slot."""
+    def rollouts(self, worker: int, collected: CollectedRollout) -> dict[str, Rollout]:
+        """The rollouts that a worker collected, by module id: views of its slot."""
         self.busy_s += collected.seconds
-        return self._slots[worker][collected.slot].rollout()
+        return {key: part.rollout() for key, part in self._slots[worker][collected.slot].items()}
+
+    def state_dict(self, actors: list[Any] | None) -> dict[str, Any]:
+        """How often actors started over, and their states, which are None if these are lost."""
+        return {"generations": list(self.generations), "actors": actors}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let actors continue from `state` when they are set up."""
+        # Actors that are not waited for had another name for their states before.
+        actors = state["actors"] if "actors" in state else state["collectors"]
+        self.generations = list(state["generations"])
+        self.states = list(actors or self.states)
 
     def _close_memories(self) -> None:
         for memory in self._memories:
@@ -199,9 +233,9 @@ class StepCounts:
 class GatheredRollouts:
     """Rollouts of actors, as the learner gets them."""
 
-    rollout: Rollout | dict[str, Rollout]
-    """Rollouts of actors side by side, with log-probabilities and the numbers of their weights; by
-    policy, if there are several agents."""
+    rollouts: dict[str, Rollout]
+    """Rollouts of actors side by side, by module id, with log-probabilities and the numbers of
+    their weights."""
 
     episodes: FinishedEpisodes
     """Episodes that ended in them."""
@@ -231,78 +265,58 @@ class DistributedActors:
     are dropped and counted.
 
     Args:
-        make_env: Builds the environments of one actor, where it lives.
-        num_actors: How many actors.
-        num_envs: Environments of each actor.
+        actors: The actors, one in each worker.
+        model: The model that the learner updates.
+        make_model: Builds a model of the same layout, in whatever process.
         num_steps: Steps T of each environment per rollout.
         seed_of: Gives the seed of a named stream of random numbers.
-        place: Where actors live; `num_actors` overrides its number of workers. None: in this
-            process.
         queue_size: Rollouts that may wait for the learner, rounded up to the same number for each
             actor; each actor may have a further one under way.
         allow_new_episodes: See `RolloutCollector`.
         info_keys: Likewise.
-
-    Raises:
-        SpaceError: If the environments differ in their spaces.
-        WorkerError: If an environment cannot be built, or an actor dies or hangs.
     """
 
     def __init__(
         self,
-        make_env: MakeActorEnv,
-        num_actors: int,
-        num_envs: int,
+        actors: Actors,
+        model: nn.Module,
+        make_model: Callable[[], nn.Module],
         num_steps: int,
         seed_of: Callable[[str], int],
-        place: Place | None = None,
         *,
         queue_size: int = 0,
         allow_new_episodes: bool = False,
         info_keys: Sequence[str] = (),
     ) -> None:
-        self.num_actors, self.num_envs, self.num_steps = num_actors, num_envs, num_steps
-        self.num_slots = 1 + -(-queue_size // num_actors)
+        self.actors, self.num_actors = actors, actors.num_actors
+        self.num_slots = 1 + -(-queue_size // actors.num_actors)
         self.counts = StepCounts()
         self.has_weights = False
-        self._seed_of = seed_of
-        self._settings: dict[str, Any] = {
-            "num_steps": num_steps,
-            "allow_new_episodes": allow_new_episodes,
-            "info_keys": info_keys,
-        }
-        # How often each actor started over, with other random numbers.
-        self._generations = [0] * num_actors
+        self._num_rows = actors.num_envs * num_steps
         self._news = FinishedEpisodes()  # between two calls of `gather`
         self._queue: deque[CollectedRollout] = deque()
         self._turn = 0
         self._made_before = 0  # steps, before this object was
         # Steps of each actor whose rollouts arrived, or were dropped.
-        self._settled = [0] * num_actors
+        self._settled = [0] * actors.num_actors
         self._has_begun = False
-        self._is_acting = [False] * num_actors
-        self.actors = Actors(make_env, num_actors, num_envs, place)
-        self._pool = self.actors.pool
+        self._is_acting = [False] * actors.num_actors
+        self._pool = actors.pool
         self._is_remote = not self._pool.workers
 
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of one environment."""
-        return self.actors.envs.spaces
+        def seeds(actor: int, generation: int) -> tuple[int, int]:
+            name = f"actors/{actor}/{generation}"
+            return seed_of(f"{name}/episodes"), seed_of(f"{name}/actions")
 
-    @property
-    def worker_restarts(self) -> int:
-        """Number of times actors were started again."""
-        return self._pool.restarts
-
-    def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
-        """Give the actors their policy, and memory for their rollouts.
-
-        Args:
-            model: The model that the learner updates.
-            make_model: Builds a model of the same layout, in whatever process.
-        """
-        self.actors.begin(model, make_model, self.num_slots, **self._settings)
+        actors.begin(
+            model,
+            make_model,
+            self.num_slots,
+            seeds,
+            num_steps=num_steps,
+            allow_new_episodes=allow_new_episodes,
+            info_keys=info_keys,
+        )
 
     def publish(self, weights_seq_no: int) -> None:
         """Let actors act with the weights of the learner as they are; see `Actors.publish`."""
@@ -312,11 +326,10 @@ class DistributedActors:
     def _let_act(self, actor: int) -> None:
         """Give an actor its policy; elsewhere, also all slots that hold nothing."""
         self._is_acting[actor] = True
-        name = f"actors/{actor}/{self._generations[actor]}"
-        seeds = self._seed_of(f"{name}/episodes"), self._seed_of(f"{name}/actions")
-        self.actors.set_policy(actor, [seeds])
+        results = self.actors.set_up(actor)
         if not self._is_remote:
-            self._pool.receive(actor)
+            for _ in range(results):
+                self._pool.receive(actor)
             return
         waiting = {queued.slot for queued in self._queue if queued.actor == actor}
         for slot in range(self.num_slots):
@@ -363,18 +376,18 @@ class DistributedActors:
                 self._take_turns(count)
         waited_s = time.perf_counter() - started
         taken = [self._queue.popleft() for _ in range(count)]
-        join: Any = join_policy_rollouts if self.actors.policy.is_split else join_rollouts
-        rollout = join([self.actors.rollout(queued.actor, queued) for queued in taken])
+        parts = [self.actors.rollouts(queued.actor, queued) for queued in taken]
+        rollouts = {key: join_rollouts([part[key] for part in parts]) for key in parts[0]}
         episodes, self._news = self._news, FinishedEpisodes()
         for queued in taken:
             episodes.extend(queued.episodes)
             self.counts.trained += queued.num_samples
             # Rows of lost episodes are no steps to learn from.
-            self.counts.dropped += self.num_envs * self.num_steps - queued.num_samples
+            self.counts.dropped += self._num_rows - queued.num_samples
             if self._is_remote and self._is_acting[queued.actor]:
                 self._pool.call(queued.actor, "collect", queued.actor, queued.slot)
         self._count_made()
-        return GatheredRollouts(rollout, episodes, before, len(self._queue), waited_s)
+        return GatheredRollouts(rollouts, episodes, before, len(self._queue), waited_s)
 
     def _take_turns(self, count: int) -> None:
         """Let the next actors of this process collect a rollout each."""
@@ -395,12 +408,13 @@ class DistributedActors:
         self._queue = deque(sorted(self._queue, key=lambda queued: queued.finished))
 
     def _take_in(self, actor: int, told: Any) -> None:
-        """Record a result: a rollout, or the environments of a new actor."""
+        """Record a result: a rollout, or the spaces of a new actor."""
         if not self._is_acting[actor]:
-            check_spaces(actor * self.num_envs, told.spaces, self.spaces)
+            actors = self.actors
+            check_spaces(actor * actors.num_envs, told, actors.spaces)
             self._let_act(actor)
         elif told is not None:
-            self._settled[actor] += self.num_envs * self.num_steps
+            self._settled[actor] += self._num_rows
             self._queue.append(told)
 
     def _count_made(self) -> None:
@@ -427,8 +441,8 @@ class DistributedActors:
             raise
         self._pool.call(actor, "describe")
         self._news.worker_restarts += 1
-        self._news.lost += self.num_envs
-        self._generations[actor] += 1
+        self._news.lost += self.actors.num_envs
+        self.actors.start_over(actor)
 
     # -- ending, state ---------------------------------------------------------------------------
 
@@ -446,17 +460,16 @@ class DistributedActors:
 
         Of actors elsewhere, environments and rollouts in flight are not kept.
         """
-        collectors = None
+        actors = None
         if not self._is_remote:
             self._begin_to_act()
-            actors = range(self.num_actors)
-            collectors = [self._pool.ask(actor, "state_dict", actor) for actor in actors]
+            numbers = range(self.num_actors)
+            actors = [self._pool.ask(actor, "state_dict", actor) for actor in numbers]
         self._count_made()
         return {
+            **self.actors.state_dict(actors),
             "counts": asdict(self.counts),
-            "generations": list(self._generations),
             "weights": self.actors.writer.state_dict() if self.has_weights else None,
-            "collectors": collectors,
             "turn": self._turn,
         }
 
@@ -468,23 +481,23 @@ class DistributedActors:
         """
         self.counts = StepCounts(**state["counts"])
         self._made_before = self.counts.made
-        self._generations = list(state["generations"])
         if state["weights"] is not None:
             self.actors.load_weights(state["weights"])
             self.has_weights = True
-        if self._is_remote or state["collectors"] is None:
+        self.actors.load_state_dict(state)
+        if self._is_remote or None in self.actors.states:
             self._begin_anew()
             return
-        self._turn = state["turn"]
-        self._begin_to_act()
-        for actor, collector in enumerate(state["collectors"]):
-            self._pool.ask(actor, "load_state_dict", actor, collector)
+        self._turn, self._has_begun = state["turn"], True
+        for actor in range(self.num_actors):
+            self._let_act(actor)
 
     def _begin_anew(self) -> None:
         """Continue with new episodes in all environments, without what was in flight."""
         dropped = self.counts.in_flight
         self.counts.dropped += dropped
-        self._generations = [generation + 1 for generation in self._generations]
-        self._news.lost += self.num_actors * self.num_envs
+        for actor in range(self.num_actors):
+            self.actors.start_over(actor)
+        self._news.lost += self.num_actors * self.actors.num_envs
         lost = f", and {dropped} steps that were in flight are dropped" if dropped else ""
         warn(f"the environments of the actors begin new episodes{lost}")

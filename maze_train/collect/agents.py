@@ -1,4 +1,4 @@
-"""Agents that act in slots of environments: policies of users, random actions.
+"""Agents that act in slots of environments: policies of users, random actions, models.
 
 Each row is its own episode: what is done there follows from the policy, the seed that the
 episode began with, and what was observed in it.
@@ -8,26 +8,126 @@ from __future__ import annotations
 
 import copy
 import inspect
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from torch import nn
 
-from maze_train.collect.members import SlotAgent
+from maze_train.collect.episode_player import ModelAgent, PlaySettings, SlotAgent
+from maze_train.collect.player import RolloutPlayer
+from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.core.seeding import Seeds
+from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.stepped import EpisodeError
 from maze_train.spaces.actions import LegalChoices, random_action
 from maze_train.spaces.describe import FlatView
+from maze_train.workers.places import ThisProcess
+from maze_train.workers.process_pool import LocalProcesses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
+    import gymnasium
     from gymnasium import spaces
 
-    from maze_train.collect.members import EpisodeTask
+    from maze_train.collect.episode_player import EpisodeTask, PlayedEpisode
+    from maze_train.collect.player import MakeAgent
     from maze_train.core.types import Array, ArrayTree
+    from maze_train.data.trajectories import Trajectory
+    from maze_train.envs.config import EnvConfig
     from maze_train.envs.stepped import EnvSlots
+
+
+RANDOM = "random"
+
+
+class UserPolicy:
+    """A policy of a user in any form: an object with a method `act(observation)`, or a function.
+
+    Args:
+        policy: The policy; it may have a method `reset`, see `PolicyAgent`.
+        key: Setting that names it.
+
+    Attributes:
+        act: Gives the action for one observation.
+        name: Where it is defined.
+        is_reset: Whether it has a method `reset`.
+
+    Raises:
+        ConfigError: If it does not act.
+    """
+
+    def __init__(self, policy: Any, key: str = "policy") -> None:
+        act = getattr(policy, "act", None)
+        self.act: Callable[[Any], Any] = act if callable(act) else policy
+        if not callable(self.act):
+            problem = (
+                "expected 'random', a model, an object with a method act(observation), or a "
+                "function of one observation"
+            )
+            raise ConfigError(key, problem, policy)
+        named = policy if hasattr(policy, "__qualname__") else type(policy)
+        self.name = f"{named.__module__}.{named.__qualname__}"
+        self.policy = policy
+        reset = getattr(policy, "reset", None)
+        self.is_reset = callable(reset)
+        self._seed_form = seed_form(reset) if callable(reset) else ""
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode."""
+        if self._seed_form == "keyword":
+            self.policy.reset(seed=seed)
+        elif self._seed_form == "positional":
+            self.policy.reset(seed)
+        elif self.is_reset:
+            self.policy.reset()
+
+
+def seed_form(reset: Callable[..., Any]) -> str:
+    """Form in which a method takes a seed: `keyword`, `positional`, or not at all (`none`)."""
+    try:
+        params = inspect.signature(reset).parameters.values()
+    except (TypeError, ValueError):  # written in C, without a signature
+        return "none"
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if any(param.name == "seed" and param.kind in by_name for param in params):
+        return "keyword"
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in params if p.default is p.empty and p.kind in by_place]
+    return "positional" if len(needed) == 1 else "none"
+
+
+def built_policy(make_policy: Callable[[], object]) -> object:
+    """Call a function that builds a policy.
+
+    Raises:
+        ConfigError: In place of what the function raises, unless that is an error of this package.
+    """
+    try:
+        return make_policy()
+    except MazeTrainError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            "policy", f"building it failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def check_are_new(policies: Sequence[Any]) -> None:
+    """Refuse a policy that remembers, where it is there twice.
+
+    Raises:
+        ConfigError: If one object was returned again.
+    """
+    if len({id(policy) for policy in policies}) < len(policies):
+        problem = (
+            "the function returned the same object twice; let it build a new one, since each "
+            "running episode needs its own"
+        )
+        raise ConfigError("policy", problem, type(policies[0]).__name__)
 
 
 class PolicyAgent(SlotAgent):
@@ -54,16 +154,8 @@ class PolicyAgent(SlotAgent):
         self._slots = slots
         self._observation = FlatView(slots.env_observation_space)
         self._action = FlatView(slots.single_action_space)
-        self._policies = [_Actor(built_policy(make_policy)) for _ in range(len(slots))]
-        if any(
-            a.shares_memory(b) for a, b in zip(self._policies, self._policies[1:], strict=False)
-        ):
-            raise ConfigError(
-                "policy",
-                "the function returned the same object twice; let it build a new one, since each "
-                "environment needs its own",
-                self._policies[0].name,
-            )
+        self._policies = [UserPolicy(built_policy(make_policy)) for _ in range(len(slots))]
+        check_are_new([own.policy for own in self._policies if own.is_reset])
 
     def begin(self, row: int, task: EpisodeTask) -> None:
         """Begin an episode, see `SlotAgent`.
@@ -97,28 +189,18 @@ class PolicyAgent(SlotAgent):
                 columns[key][row] = value
         return columns[""] if self._action.is_single else columns
 
-    def _checked(self, row: int, action: Any) -> Iterator[tuple[str, Array]]:
+    def _checked(self, row: int, action: Any) -> list[tuple[str, Array]]:
         """The parts of an action in the types of the space."""
-        problem = ""
         try:
-            parts = [
-                (key, converted_action(part, self._action.leaves[key]))
-                for key, part in self._action.read(action)
-            ]
+            parts = self._action.read(action)
+            return [(key, converted_action(part, self._action.leaves[key])) for key, part in parts]
         except SpaceError as error:
-            problem, parts = f": {error}", []
+            space = self._action.space
+            problem = f"it returned {action!r}, which is not in the action space {space}: {error}"
+            raise self._fault(row, problem) from error
         except Exception as error:  # whatever NumPy or the class of the action raises
             text = f"{type(error).__name__}: {error}"
             raise self._fault(row, f"its action cannot be read: {text}") from error
-        if problem or any(value is None for _, value in parts):
-            raise self._fault(
-                row,
-                f"it returned {action!r}, which is not in the action space "
-                f"{self._action.space}{problem}",
-            )
-        for key, value in parts:
-            assert value is not None
-            yield key, value
 
     def _fault(self, row: int, problem: str) -> EpisodeError:
         name, seed = self._policies[row].name, self._slots.seeds[row]
@@ -182,79 +264,178 @@ class UniformPolicy:
         return random_action(self._action, legal, self._generator)
 
 
-class _Actor:
-    """A policy of a user, in any form that is accepted."""
-
-    def __init__(self, policy: Any) -> None:
-        self._policy = policy
-        act = getattr(policy, "act", None)
-        self.act: Callable[[Any], Any] = act if callable(act) else policy
-        named = policy if hasattr(policy, "__qualname__") else type(policy)
-        self.name = f"{named.__module__}.{named.__qualname__}"
-        if not callable(self.act):
-            raise ConfigError("policy", "expected a method act(observation), or a function", policy)
-        reset = getattr(policy, "reset", None)
-        self._reset = reset if callable(reset) else None
-        self._form = "none" if self._reset is None else seed_form(self._reset)
-
-    def reset(self, seed: int) -> None:
-        """Begin an episode."""
-        if self._reset is None:
-            return
-        if self._form == "keyword":
-            self._reset(seed=seed)
-        elif self._form == "positional":
-            self._reset(seed)
-        else:
-            self._reset()
-
-    def shares_memory(self, other: _Actor) -> bool:
-        """Whether another is the same object, with something to forget."""
-        return self._reset is not None and self._policy is other._policy
-
-
-def built_policy(make_policy: Callable[[], object]) -> object:
-    """Call a function that builds a policy.
+def converted_action(part: Any, leaf: spaces.Space[Any]) -> Array:
+    """A part of an action in the type of its space.
 
     Raises:
-        ConfigError: In place of what the function raises, unless that is an error of this package.
+        SpaceError: If it is not in the space.
     """
-    try:
-        return make_policy()
-    except MazeTrainError:
-        raise
-    except Exception as error:
-        raise ConfigError(
-            "policy", f"building it failed: {type(error).__name__}: {error}"
-        ) from error
-
-
-def seed_form(reset: Callable[..., Any]) -> str:
-    """Form in which a method takes a seed: `keyword`, `positional`, or not at all (`none`)."""
-    try:
-        params = inspect.signature(reset).parameters.values()
-    except (TypeError, ValueError):  # written in C, without a signature
-        return "none"
-    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    if any(param.name == "seed" and param.kind in by_name for param in params):
-        return "keyword"
-    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [p for p in params if p.default is p.empty and p.kind in by_place]
-    return "positional" if len(needed) == 1 else "none"
-
-
-def converted_action(part: Any, leaf: spaces.Space[Any]) -> Array | None:
-    """A part of an action in the type of its space; None: it is not in the space."""
     dtype = np.dtype(leaf.dtype)
-    try:
+    with suppress(ValueError):  # lists of unequal lengths
         array = np.asarray(part)
-    except ValueError:  # lists of unequal lengths
-        return None
-    if array.shape != (leaf.shape or ()):
-        return None
-    if array.dtype.kind not in ("fiub" if dtype.kind == "f" else "iub"):
-        return None
-    with np.errstate(over="ignore"):
-        found: Array = array.astype(dtype)
-    kept = np.isfinite(found) if dtype.kind == "f" else found == array
-    return found if np.all(kept) and leaf.contains(found) else None
+        kinds = "fiub" if dtype.kind == "f" else "iub"
+        if array.shape == (leaf.shape or ()) and array.dtype.kind in kinds:
+            with np.errstate(over="ignore"):
+                found: Array = array.astype(dtype)
+            kept = np.isfinite(found) if dtype.kind == "f" else found == array
+            if np.all(kept) and leaf.contains(found):
+                return found
+    raise SpaceError(f"{part!r} is not in {leaf}")
+
+
+def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
+    """A function that builds the agent for slots, for any form in which a caller names a policy.
+
+    Args:
+        policy: See `RolloutGenerator`.
+        deterministic: Whether a model takes the most likely action instead of a sampled one.
+
+    Raises:
+        ConfigError: If it is no policy.
+    """
+    if isinstance(policy, str) and policy == RANDOM:
+        return RandomAgent
+    model = model_of(policy)
+    if model is not None:
+        return partial(_model_agent, model, deterministic)
+    if isinstance(policy, type):
+        return partial(PolicyAgent, policy)
+    return partial(PolicyAgent, partial(copy.deepcopy, UserPolicy(policy).policy))
+
+
+def model_of(policy: Any) -> nn.Module | None:
+    """Return the model that acts for a policy: itself or its `model`; otherwise None."""
+    for model in (policy, getattr(policy, "model", None)):
+        if isinstance(model, nn.Module) and acts(model):
+            return model
+    return None
+
+
+def acts(model: nn.Module) -> bool:
+    """Whether a module is an `ActingModel` or `RecurrentModel`."""
+    return hasattr(model, "distribution") and (
+        hasattr(model, "policy_params") or hasattr(model, "policy_step")
+    )
+
+
+def spaces_of_policy(policy: Any) -> tuple[Any, Any]:
+    """Observation and action space that a policy names; None: it names none."""
+    if isinstance(policy, type):
+        return None, None
+    return getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
+
+
+def check_policy_spaces(found: tuple[Any, Any], spaces: tuple[Any, Any]) -> None:
+    """Refuse spaces that a policy names, if those of the environment are others.
+
+    Raises:
+        ConfigError: Naming both.
+    """
+    names = ("observation_space", "action_space")
+    for name, own, space in zip(names, found, spaces, strict=True):
+        if own is not None and own != space:
+            raise ConfigError("policy", f"its {name} is {own}, that of the environment is {space}")
+
+
+def _model_agent(model: nn.Module, deterministic: bool, slots: EnvSlots) -> SlotAgent:
+    return ModelAgent(model, len(slots), deterministic)
+
+
+class RolloutGenerator(RolloutPlayer):
+    """Plays episodes with a policy and records them.
+
+        with RolloutGenerator("CartPole-v1", load_policy(run_dir)) as generator:
+            trajectories = generator.rollout(100)
+
+    An episode follows from the policy and its seed, to the bit: not from `concurrency`, `n_workers`
+    or what else is played. To be closed; it is a context manager that does so.
+
+    Args:
+        env: A registered id, an `EnvConfig`, a factory, or a class or function that returns an
+            environment. Wrappers for training are left out.
+        policy: The policy: `"random"`; a model, or an object with a model as its attribute `model`,
+            such as a `TrainedPolicy`; an object with a method `act(observation)`, a function of one
+            observation, or a class of such objects. See `PolicyAgent`. Of an object, each
+            environment gets a copy. Models act with the weights that they have now.
+        deterministic: Whether a model takes the most likely action instead of a sampled one.
+        concurrency: Episodes that are played at a time, >= 1.
+        n_workers: Processes that play them; 0: this one.
+        seed: Seed of the first episode, >= 0; the next ones have `seed + 1`, `seed + 2`, ...
+        max_episode_steps: Steps after which an episode is truncated, >= 1; None: as the environment
+            says.
+        settings: How episodes are played; None: they are recorded. Its `deterministic` has no
+            meaning here.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
+        **processes: With processes, further settings of `LocalProcesses`: `start_method`,
+            `timeout_s`, `on_worker_failure`, `max_worker_restarts`.
+
+    Raises:
+        ConfigError: If a setting is wrong, or a policy is for other spaces.
+        EnvError: If an environment cannot be built.
+        MissingExtraError: If a package that is needed is not installed.
+    """
+
+    def __init__(
+        self,
+        env: str | EnvConfig | EnvFactory | Callable[..., gymnasium.Env[Any, Any]],
+        policy: Any = RANDOM,
+        *,
+        deterministic: bool = True,
+        concurrency: int = 8,
+        n_workers: int = 0,
+        seed: int = 0,
+        max_episode_steps: int | None = None,
+        settings: PlaySettings | None = None,
+        on_non_finite: str = "raise",
+        **processes: Any,
+    ) -> None:
+        check_at_least("concurrency", concurrency, 1)
+        check_at_least("n_workers", n_workers, 0)
+        check_at_least("seed", seed, 0)
+        factory: Any = EnvFactory.from_any(env).for_evaluation()
+        if max_episode_steps is not None:
+            check_at_least("max_episode_steps", max_episode_steps, 1)
+            factory = BoundedEnvFactory(factory, max_episode_steps)
+        self._next_seed = seed
+        super().__init__(
+            factory,
+            agent_maker(policy, deterministic),
+            PlaySettings(record=True) if settings is None else settings,
+            LocalProcesses(n_workers, **processes) if n_workers else ThisProcess(),
+            num_envs=concurrency,
+            on_non_finite=on_non_finite,
+        )
+        try:
+            check_policy_spaces(spaces_of_policy(policy), self.spaces)
+        except BaseException:
+            self.close()
+            raise
+
+    def rollout(self, n_episodes: int, seeds: Sequence[int] | None = None) -> list[Trajectory]:
+        """Play episodes and return them, without those that were lost.
+
+        Args:
+            n_episodes: How many, >= 1.
+            seeds: Their seeds, that many; None: the next ones, so that another call plays others.
+
+        Raises:
+            ConfigError: If these are not as described, or the settings record nothing.
+            EnvError: If an environment or the policy raises or returns something invalid.
+            WorkerError: If a process fails and is not started again.
+        """
+        check_at_least("n_episodes", n_episodes, 1)
+        if not self.settings.record:
+            raise ConfigError(
+                "settings.record", "rollout() returns what is recorded: set it", False
+            )
+        if seeds is None:
+            seeds = range(self._next_seed, self._next_seed + n_episodes)
+            self._next_seed += n_episodes
+        elif len(seeds) != n_episodes:
+            raise ConfigError("seeds", f"expected {n_episodes} of them, one per episode", seeds)
+        played = self.play(seeds)
+        return [episode.trajectory for episode in played if episode.trajectory is not None]
+
+    def episodes(self, seeds: Sequence[int]) -> Iterator[PlayedEpisode]:
+        """Play an episode for each seed; see `RolloutPlayer.play`."""
+        return self.play(seeds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -21,40 +22,16 @@ from maze_train.core.errors import EnvError
 from maze_train.core.types import tree_map
 from maze_train.data.rollout import RolloutStorage
 from maze_train.data.turns import TurnSplitter
+from maze_train.learner.modules import DEFAULT_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree
     from maze_train.data.rollout import Rollout
-    from maze_train.distributions.base import Distribution
+    from maze_train.distributions.base import ActionSampler, Distribution
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.nets.joint import JointModel
-
-
-class ActionSampler(Protocol):
-    """Source of actions: every `Distribution`, and the policy that first fills a replay buffer."""
-
-    def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
-    ) -> Tensor:
-        """Random numbers for `sample`, `[*shape, noise_size]`."""
-        ...
-
-    def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
-        """The actions that `noise` selects, as the agent has them."""
-        ...
-
-    def mode(self, params: Tensor) -> TensorTree:
-        """The most probable actions, as the agent has them."""
-        ...
-
-    def to_env(self, actions: Any) -> TensorTree:
-        """The actions as `env.step` takes them."""
-        ...
 
 
 class ActingModel(Protocol):
@@ -71,10 +48,10 @@ class ActingModel(Protocol):
 
 
 class RecurrentModel(Protocol):
-    """Model that acts with a memory: its attribute `state_size` is above 0."""
+    """Recurrent model: its attribute `state_size` is above 0."""
 
     state_size: int
-    """Size S of the memory of one environment."""
+    """Size S of the recurrent state of one environment."""
 
     @property
     def distribution(self) -> ActionSampler:
@@ -82,7 +59,7 @@ class RecurrentModel(Protocol):
         ...
 
     def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Distribution parameters for observations, and the memory `[n, S]` after them."""
+        """Distribution parameters for observations, and the recurrent state `[n, S]` after them."""
         ...
 
 
@@ -115,7 +92,7 @@ class Actor:
         return params
 
     def forget(self, which: Array) -> None:
-        """Empty the memory of environments in which an episode ended, `[n]` bool."""
+        """Clear the recurrent state of environments in which an episode ended, `[n]` bool."""
         if self.state_size and which.any():
             rows = torch.from_numpy(which).to(self.hidden_state.device)
             if hasattr(self.model, "end_episodes"):
@@ -164,7 +141,101 @@ def device_of(model: ActingModel | RecurrentModel) -> torch.device:
     return torch.device("cpu")
 
 
-class RolloutCollector:
+class OneModule:
+    """Gives rollouts to the only module; what a `TurnSplitter` is where there are several."""
+
+    def split(self, rollout: Rollout) -> dict[str, Rollout]:
+        """The rollout, by the id of the module."""
+        return {DEFAULT_MODULE: rollout}
+
+    def forget(self, envs: Tensor) -> None:
+        """Nothing is remembered."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Nothing to continue from."""
+
+
+class Collector(ABC):
+    """Base of what collects rollouts and gives each module its own.
+
+    Attributes:
+        turns: Makes the rollouts of modules from that of all steps.
+        records_log_probs: Whether rollouts have the log-probabilities of their actions; the model
+            needs a `Distribution` then.
+        keeps_terminal_obs: Whether rollouts have the last observations of terminated episodes as
+            well.
+        env_s: Seconds that the last rollout spent in the environments, or waiting for them.
+    """
+
+    records_log_probs: bool = False
+    keeps_terminal_obs: bool = False
+    env_s: float = 0.0
+
+    def __init__(self) -> None:
+        self.turns: TurnSplitter | OneModule = OneModule()
+
+    def split_turns(
+        self, model: JointModel, *, records_log_probs: bool = False, **settings: Any
+    ) -> None:
+        """Give the policies of several agents their turns.
+
+        Args:
+            model: The policies, and who acts with which.
+            records_log_probs: See the class.
+            **settings: All other arguments of `TurnSplitter`.
+        """
+        self.keeps_terminal_obs, self.records_log_probs = True, records_log_probs
+        centralized = getattr(model, "centralized", ())
+        self.turns = TurnSplitter(
+            model.members, model.state_sizes, centralized=centralized, **settings
+        )
+
+    def collect(
+        self, model: ActingModel | RecurrentModel, meanwhile: Callable[[], object] | None = None
+    ) -> tuple[dict[str, Rollout], FinishedEpisodes]:
+        """Collect one rollout.
+
+        Args:
+            model: The acting model, of one agent or of several.
+            meanwhile: See `collect_steps`.
+
+        Returns:
+            The rollouts by module id, of several agents those of the turns that ended, which share
+            memory with the next ones; and the episodes that ended.
+        """
+        rollout, episodes = self.collect_steps(model, meanwhile)
+        return self.turns.split(rollout), episodes
+
+    @abstractmethod
+    def collect_steps(
+        self, model: ActingModel | RecurrentModel, meanwhile: Callable[[], object] | None = None
+    ) -> tuple[Rollout, FinishedEpisodes]:
+        """Collect T steps of all environments, with the observations and actions of all agents."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """State of the environments and of the turns that have not ended.
+
+        Valid between two rollouts.
+        """
+
+    @abstractmethod
+    def load_state_dict(self, state: dict[str, Any]) -> Array:
+        """Continue from `state`.
+
+        Returns:
+            Which environments begin a new episode, `[B]` bool.
+
+        Raises:
+            EnvError: If an environment cannot be put back, and new episodes are not allowed.
+        """
+
+
+class RolloutCollector(Collector):
     """Steps vectorised environments with a policy, T steps at a time.
 
     Episodes continue from one rollout to the next. The random numbers of actions are drawn for a
@@ -179,19 +250,11 @@ class RolloutCollector:
         device: Where the policy lives.
         allow_new_episodes: Whether an environment that cannot be put back where a state says
             begins a new episode; else that is an error.
-        records_log_probs: Whether rollouts have the log-probabilities of their actions; the model
-            needs a `Distribution` then.
+        records_log_probs: See `Collector`.
         on_step: Called after each step of the environments; what it raises goes through, and ends
             the rollout half-way: the environments can then only be closed.
         info_keys: Keys of last infos whose numbers are reported with the episodes.
-
-    Attributes:
-        keeps_terminal_obs: Whether rollouts have the last observations of terminated episodes as
-            well.
-        env_s: Seconds that the last rollout spent in the environments, or waiting for them.
     """
-
-    keeps_terminal_obs: bool = False
 
     def __init__(
         self,
@@ -206,6 +269,7 @@ class RolloutCollector:
         on_step: Callable[[], object] | None = None,
         info_keys: Sequence[str] = (),
     ) -> None:
+        super().__init__()
         self.env = env
         self.num_steps = num_steps
         self.num_envs = env.num_envs
@@ -217,7 +281,6 @@ class RolloutCollector:
         self.records_log_probs = records_log_probs
         self._info_keys = info_keys
         self._on_step = on_step or (lambda: None)
-        self.env_s = 0.0
         self._obs: ArrayTree | None = None
         self._memory: Tensor | None = None
         self._actor: Actor | None = None
@@ -229,10 +292,10 @@ class RolloutCollector:
         return 0 if self._storage is None else self._storage.obs_nbytes
 
     @torch.no_grad()
-    def collect(
+    def collect_steps(
         self, model: ActingModel | RecurrentModel, meanwhile: Callable[[], object] | None = None
     ) -> tuple[Rollout, FinishedEpisodes]:
-        """Collect one rollout.
+        """Collect T steps of all environments.
 
         Args:
             model: The acting model.
@@ -312,7 +375,6 @@ class RolloutCollector:
                 self.env.single_observation_space,
                 self.num_steps,
                 self.num_envs,
-                frame_stack=self.env.frame_stack,
                 state_size=self._actor.state_size,
             )
         return self._actor, self._storage
@@ -351,7 +413,7 @@ class RolloutCollector:
                 reports.lengths.append(length)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the environments, of the policy's memory, and of the action noise.
+        """State of environments, turns, the policy's memory, and the action noise.
 
         Valid between two rollouts.
         """
@@ -362,17 +424,11 @@ class RolloutCollector:
             "has_begun": self._obs is not None,
             "env": self.env.state_dict() if self.env.can_be_restored else None,
             "memory": memory,
+            "turns": self.turns.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Array:
-        """Continue from `state`.
-
-        Returns:
-            Which environments begin a new episode, `[B]` bool.
-
-        Raises:
-            EnvError: If an environment cannot be put back, and new episodes are not allowed.
-        """
+        """Continue from `state`; see `Collector`."""
         lost = np.zeros(self.num_envs, np.bool_)
         self.generator.set_state(state["generator"])
         self.episodes.load_state_dict(state["episodes"])
@@ -388,6 +444,8 @@ class RolloutCollector:
         if self._memory is not None:
             self._memory = self._memory.clone()
             self._memory[torch.from_numpy(lost)] = 0.0
+        self.turns.load_state_dict(state.get("turns", {}))
+        self.turns.forget(torch.from_numpy(lost))
         return lost
 
     def _begin_anew(self) -> None:
@@ -406,60 +464,3 @@ class RolloutCollector:
         generator = torch.Generator()
         generator.set_state(self.generator.get_state())
         self._obs, _ = self.env.reset(seed=int(torch.randint(2**31, (), generator=generator)))
-
-
-class TurnCollector:
-    """Steps environments with several agents, and gives each policy its rollout.
-
-    Args:
-        collector: Collects rollouts of all agents.
-        model: The policies, and who acts with which.
-        records_log_probs: See `RolloutCollector`.
-        **settings: All other arguments of `TurnSplitter`.
-    """
-
-    def __init__(
-        self,
-        collector: RolloutCollector,
-        model: JointModel,
-        *,
-        records_log_probs: bool = False,
-        **settings: Any,
-    ) -> None:
-        collector.keeps_terminal_obs = True
-        collector.records_log_probs = records_log_probs
-        self.collector = collector
-        self.splitter = TurnSplitter(
-            model.members,
-            model.state_sizes,
-            centralized=getattr(model, "centralized", ()),
-            **settings,
-        )
-
-    @property
-    def env_s(self) -> float:
-        """See `RolloutCollector`."""
-        return self.collector.env_s
-
-    def collect(
-        self, model: ActingModel | RecurrentModel, meanwhile: Callable[[], object] | None = None
-    ) -> tuple[dict[str, Rollout], FinishedEpisodes]:
-        """The turns that ended in T steps of the environments, by policy, and the episodes.
-
-        Args:
-            model: Acts for all agents.
-            meanwhile: See `RolloutCollector.collect`.
-        """
-        rollout, episodes = self.collector.collect(model, meanwhile)
-        return self.splitter.split(rollout), episodes
-
-    def state_dict(self) -> dict[str, Any]:
-        """State of the environments and of the turns that have not ended."""
-        return {**self.collector.state_dict(), "turns": self.splitter.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> Array:
-        """Continue from `state`; see `RolloutCollector`."""
-        lost = self.collector.load_state_dict(state)
-        self.splitter.load_state_dict(state["turns"])
-        self.splitter.forget(torch.from_numpy(lost))
-        return lost

@@ -1,92 +1,312 @@
-"""Plays episodes in slots of environments, in one process."""
+"""Plays episodes in slots of environments, in one process: who acts, and what is kept of them."""
 
 from __future__ import annotations
 
+import copy
 import math
+from abc import ABC, abstractmethod
 from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 
+from maze_train.collect.collector import chosen_actions, draws, env_actions
 from maze_train.collect.episodes import success_of
-from maze_train.collect.video import VideoWriter, check_render_mode, ffmpeg_path, frames_per_second
+from maze_train.collect.recording import (
+    EpisodeRecording,
+    VideoWriter,
+    check_render_mode,
+    ffmpeg_path,
+    frames_per_second,
+)
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import EnvError
-from maze_train.core.types import as_tree, leaves_by_key
-from maze_train.data.trajectories import Trajectory
+from maze_train.core.types import tree_leaves, tree_map
 from maze_train.envs.stepped import EpisodeError
+from maze_train.nets.actor_critic import ActorCriticModel
+from maze_train.nets.joint import JointModel
+from maze_train.nets.policy_model import PolicyModel
+from maze_train.nets.population import build_population, row_blocks
 from maze_train.spaces.agents import ACTS, AGENT_RETURNS, agent_spaces
-from maze_train.spaces.describe import flat_spaces
+from maze_train.spaces.tensors import as_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
-    from maze_train.collect.members import EpisodeTask, ObservationMoments, SlotAgent
-    from maze_train.core.types import Array, ArrayTree
+    from torch import nn
+
+    from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree
+    from maze_train.data.trajectories import Trajectory
+    from maze_train.distributions.base import Distribution
     from maze_train.envs.stepped import EnvSlots
 
 
-class EpisodeRecording:
-    """Observations and actions of an episode, copied step by step.
+class EpisodeTask(NamedTuple):
+    """An episode that is to be played."""
 
-    Observations and actions have the types of their spaces, rewards are float64.
+    number: int
+    """Its place among those that were asked for, from 0 on."""
+
+    seed: int
+    """Seed of the environment."""
+
+    action_seed: int
+    """Seed of what the agent does by chance."""
+
+    noise_index: int = 0
+    """Index in the noise table, where the weights of the agent are perturbed; see `MemberAgent`."""
+
+
+class SlotAgent(ABC):
+    """Chooses the actions of the first slots."""
+
+    def begin_round(self, *args: Any) -> None:  # noqa: B027 (not all have something to do)
+        """Get ready for the episodes of a round; `args` are what its owner says of it."""
+
+    @abstractmethod
+    def begin(self, row: int, task: EpisodeTask) -> None:
+        """Begin an episode, which the environment of this row has just begun.
+
+        Args:
+            row: Which slot.
+            task: The episode.
+        """
+
+    @abstractmethod
+    def act(self, count: int, slots: EnvSlots) -> ArrayTree:
+        """Actions of the first slots, in new memory.
+
+        Args:
+            count: How many slots.
+            slots: The environments, with what they observe.
+
+        Returns:
+            `[rows, ...]` with at least `count` rows, or a flat dict of such arrays when the action
+            space is a Dict or Tuple.
+        """
+
+    @abstractmethod
+    def swap(self, i: int, j: int) -> None:
+        """Exchange two rows with all that belongs to them."""
+
+    def moments(self, row: int) -> ObservationMoments | None:
+        """Moments of the observations of the episode, where the agent takes them."""
+        return None
+
+
+class ObservationMoments(NamedTuple):
+    """Moments of the observations that one episode acted on, float64."""
+
+    samples: Array
+    """Number of observations, 0-d."""
+
+    mean: Array
+    """Means, all normalised entries in one vector."""
+
+    var: Array
+    """Variances with divisor `samples`."""
+
+
+STEPS_PER_DRAW = 64
+"""Steps of an episode for which the noise of actions is drawn at once."""
+
+
+def num_reals(distribution: Distribution) -> int:
+    """Number of real numbers in an action, as the agent has it."""
+    example = distribution.mode(torch.zeros(1, distribution.param_size))
+    return sum(leaf.numel() for leaf in tree_leaves(example) if leaf.is_floating_point())
+
+
+class MemberActions:
+    """Chooses the actions of members, each with random its own numbers.
 
     Args:
-        slots: The environments; the episode has just begun in one of them.
-        slot: Which one.
+        distribution: The family of action distributions.
+        count: Number of members at a time.
+        deterministic: Whether the most likely action is taken instead of a sampled one.
+        noise_stddev: Deviation of normal noise that is added to real-valued actions as the agent
+            has them, >= 0.
     """
 
-    def __init__(self, slots: EnvSlots, slot: int) -> None:
-        self._seed = slots.seeds[slot]
-        self._obs: dict[str, list[Array]] = {key: [] for key in slots.obs}
-        spaces = flat_spaces(slots.single_action_space)
-        self._dtypes = {key: np.dtype(leaf.dtype) for key, leaf in spaces.items()}
-        self._actions: dict[str, list[Array]] = {key: [] for key in spaces}
-        self._rewards: list[float] = []
-        self.observe(slots, slot)
+    def __init__(
+        self,
+        distribution: Distribution,
+        count: int,
+        *,
+        deterministic: bool = True,
+        noise_stddev: float = 0.0,
+    ) -> None:
+        self._distribution = distribution
+        self._noise_stddev = noise_stddev
+        self._deterministic = deterministic
+        self._num_sampled = distribution.noise_size if draws(distribution, deterministic) else 0
+        self._num_added = num_reals(distribution) if noise_stddev else 0
+        size = self._num_sampled + self._num_added
+        self._noise = torch.zeros(count, STEPS_PER_DRAW, size) if size else None
+        self._steps = np.zeros(count, np.int64)
+        self._generators = [torch.Generator() for _ in range(count if size else 0)]
 
-    def observe(self, slots: EnvSlots, slot: int) -> None:
-        """Record the current observation."""
-        for key, column in slots.obs.items():
-            self._obs[key].append(column[slot].copy())
+    def begin(self, row: int, seed: int) -> None:
+        """Begin an episode."""
+        if self._noise is not None:
+            self._steps[row] = 0
+            self._generators[row].manual_seed(seed)
 
-    def act(self, actions: ArrayTree, slot: int) -> None:
-        """Record the action of the next step.
+    def swap(self, i: int, j: int) -> None:
+        """Exchange two members."""
+        if self._noise is None:
+            return
+        self._steps[[i, j]] = self._steps[[j, i]]
+        self._noise[[i, j]] = self._noise[[j, i]]
+        generators = self._generators
+        generators[i], generators[j] = generators[j], generators[i]
+
+    def choose(self, params: Tensor, count: int) -> ArrayTree:
+        """Actions of the first members, as the environment takes them.
 
         Args:
-            actions: As the environments get them, `[rows, ...]` by leaf.
-            slot: Which row.
+            params: Distribution parameters, `[n, param_size]`.
+            count: Number of members that matter, at most n.
+
+        Returns:
+            Actions, `[n, ...]`.
         """
-        columns = leaves_by_key(actions)
-        for key, taken in self._actions.items():
-            taken.append(np.array(columns[key][slot], self._dtypes[key]))
+        distribution = self._distribution
+        if self._noise is None:
+            return env_actions(distribution, distribution.mode(params))
+        noise = torch.zeros(len(params), self._noise.shape[2])
+        noise[:count] = self._next_noise(count)
+        own = noise[:, : self._num_sampled] if self._num_sampled else None
+        actions = chosen_actions(distribution, params, own, self._deterministic)
+        if self._num_added:
+            actions = self._with_added(actions, noise[:, self._num_sampled :])
+        return env_actions(distribution, actions)
 
-    def reward(self, reward: float) -> None:
-        """Record the reward of the step."""
-        self._rewards.append(reward)
+    def _next_noise(self, count: int) -> Tensor:
+        """The noise of this step, `[count, size]`."""
+        assert self._noise is not None
+        at = self._steps[:count] % STEPS_PER_DRAW
+        for row in (at == 0).nonzero()[0].tolist():
+            generator = self._generators[row]
+            drawn = self._distribution.draw_noise((STEPS_PER_DRAW,), generator)
+            self._noise[row, :, : self._num_sampled] = drawn[:, : self._num_sampled]
+            self._noise[row, :, self._num_sampled :] = torch.randn(
+                STEPS_PER_DRAW, self._num_added, generator=generator
+            )
+        self._steps[:count] += 1
+        return self._noise[torch.arange(count), torch.from_numpy(at)]
 
-    def trajectory(
-        self, last_obs: dict[str, Array], *, terminated: bool, truncated: bool
-    ) -> Trajectory:
-        """The whole episode.
+    def _with_added(self, actions: TensorTree, noise: Tensor) -> TensorTree:
+        """Actions with noise `[n, size]` added to those that are real numbers."""
+        real = [leaf for leaf in tree_leaves(actions) if leaf.is_floating_point()]
+        parts = iter(torch.split(noise, [leaf[0].numel() for leaf in real], dim=1))
 
-        Args:
-            last_obs: Observation after the last step, by leaf.
-            terminated: Whether the last step led to a terminal state.
-            truncated: Whether the episode was cut off after it.
-        """
-        obs = {key: np.stack([*found, last_obs[key]]) for key, found in self._obs.items()}
-        actions = {key: np.stack(taken) for key, taken in self._actions.items()}
-        return Trajectory(
-            obs=as_tree(obs, "" not in obs),
-            actions=as_tree(actions, "" not in actions),
-            rewards=np.array(self._rewards, np.float64),
-            terminated=terminated,
-            truncated=truncated,
-            seed=self._seed,
+        def add(leaf: Tensor) -> Tensor:
+            if not leaf.is_floating_point():
+                return leaf
+            return leaf + self._noise_stddev * next(parts).view_as(leaf)
+
+        return tree_map(add, actions)
+
+
+class PopulationAgent(SlotAgent):
+    """Copies of a model act, one in each slot.
+
+    Actions do not depend on what else is played, nor on the row, to the bit; see `nets.population`.
+
+    Args:
+        model: An `ActingModel` or `RecurrentModel` that is a module, on the CPU.
+        rows: Number of slots, >= 1.
+        deterministic: Whether the most likely action is taken instead of a sampled one.
+        noise_stddev: See `MemberActions`.
+    """
+
+    def __init__(
+        self, model: Any, rows: int, deterministic: bool, noise_stddev: float = 0.0
+    ) -> None:
+        self._population = build_population(model, rows)
+        self._actions = MemberActions(
+            model.distribution, rows, deterministic=deterministic, noise_stddev=noise_stddev
         )
+
+    def begin(self, row: int, task: EpisodeTask) -> None:
+        """Begin an episode, see `SlotAgent`."""
+        self._population.forget(row)
+        self._actions.begin(row, task.action_seed)
+
+    def act(self, count: int, slots: EnvSlots) -> ArrayTree:
+        """Actions of the first slots, see `SlotAgent`."""
+        obs = self._observe(count, slots)
+        with torch.no_grad(), one_thread():
+            return self._actions.choose(self._population.params(count, obs), count)
+
+    def _observe(self, count: int, slots: EnvSlots) -> TensorTree:
+        return first_observations(slots, count)
+
+    def swap(self, i: int, j: int) -> None:
+        """Exchange two rows, see `SlotAgent`."""
+        self._population.swap(i, j)
+        self._actions.swap(i, j)
+
+
+class ModelAgent(PopulationAgent):
+    """A model acts, with a copy of the weights that it has now; see `PopulationAgent`.
+
+    Args:
+        model: The model; it is copied to the CPU, in the mode of evaluation.
+        rows: Number of slots, >= 1.
+        deterministic: Whether the most likely action is taken instead of a sampled one.
+    """
+
+    def __init__(self, model: nn.Module, rows: int, deterministic: bool = True) -> None:
+        own: Any = copy.deepcopy(acting_part(model)).cpu().eval()
+        super().__init__(own, rows, deterministic)
+        trained = [p.detach().reshape(-1) for p in own.parameters() if p.requires_grad]
+        if trained:
+            self._population.weights[:] = torch.cat(trained).numpy()
+
+
+def acting_part(model: nn.Module) -> nn.Module:
+    """An actor-critic without its critic, also among several agents; others as they are."""
+    if type(model) is JointModel:
+        policies = {key: acting_part(own) for key, own in model.by_policy.items()}
+        return JointModel(policies, model.agents)
+    # The exact type: a subclass may act in another way.
+    if type(model) is not ActorCriticModel:
+        return model
+    return PolicyModel(model.policy, **model.around)
+
+
+def first_observations(slots: EnvSlots, count: int) -> TensorTree:
+    """The observations of the first slots, with rows up to a whole block of them.
+
+    Args:
+        slots: The environments, with at least `row_blocks(count)` rows.
+        count: How many slots.
+
+    Returns:
+        Observations as networks read them, `[row_blocks(count), ...]`.
+    """
+    columns: Any = {key: column[: row_blocks(count)] for key, column in slots.obs.items()}
+    return as_tensors(slots.single_observation_space, columns.get("", columns))
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one thread of PyTorch: several may add up in another order."""
+    before = torch.get_num_threads()
+    if before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)
@@ -168,10 +388,10 @@ class _Playing:
     """An episode that is being played."""
 
     task: EpisodeTask
-    recording: EpisodeRecording | None
-    video: VideoWriter | None
     turns: Array
     """Actions of each agent so far, `[A]`."""
+    recording: EpisodeRecording | None = None
+    video: VideoWriter | None = None
 
 
 class EpisodePlayer:
@@ -246,12 +466,14 @@ class EpisodePlayer:
         if self._agents:
             for slot, playing in enumerate(self._playing):
                 playing.turns += self.slots.obs[ACTS][slot]
-        if self._keeps_steps:
-            self._note_actions(actions)
+        if self._settings.record:
+            for slot, playing in enumerate(self._playing):
+                assert playing.recording is not None
+                playing.recording.act(actions, slot)
         ended = self.slots.step(count, actions)
         self._on_step(count)
         if self._keeps_steps:
-            self._note_step(set(ended))
+            self._keep_step(set(ended))
         results = [self._result(slot) for slot in ended]
         for slot in reversed(ended):
             self._vacate(slot)
@@ -262,7 +484,7 @@ class EpisodePlayer:
         slot, settings, slots = len(self._playing), self._settings, self.slots
         slots.start(slot, task.seed)
         self.agent.begin(slot, task)
-        playing = _Playing(task, None, None, np.zeros(len(self._agents), np.int64))
+        playing = _Playing(task, np.zeros(len(self._agents), np.int64))
         self._playing.append(playing)
         if settings.record:
             playing.recording = EpisodeRecording(slots, slot)
@@ -272,19 +494,11 @@ class EpisodePlayer:
             playing.video = VideoWriter(path, self._fps)
             self._film(slot, playing.video)
 
-    def _note_actions(self, actions: ArrayTree) -> None:
+    def _keep_step(self, ended: set[int]) -> None:
+        """Record and film the results of the actions."""
         for slot, playing in enumerate(self._playing):
             if playing.recording is not None:
-                playing.recording.act(actions, slot)
-
-    def _note_step(self, ended: set[int]) -> None:
-        """Record the results of the actions."""
-        slots = self.slots
-        for slot, playing in enumerate(self._playing):
-            if playing.recording is not None:
-                playing.recording.reward(float(slots.rewards[slot]))
-                if slot not in ended:
-                    playing.recording.observe(slots, slot)
+                playing.recording.step(self.slots, slot, ended=slot in ended)
             if playing.video is not None:
                 self._film(slot, playing.video)
 
@@ -299,8 +513,9 @@ class EpisodePlayer:
 
     def _result(self, slot: int) -> PlayedEpisode:
         slots, playing = self.slots, self._playing[slot]
-        trajectory = self._trajectory(slot)  # at first: it may find that the episode is lost
-        video = playing.video
+        recording, video = playing.recording, playing.video
+        # At first: it may find that the episode is lost.
+        trajectory = None if recording is None else recording.trajectory(slots, slot)
         if video is not None:
             video.close()
         info = slots.final_infos.get(slot, {})
@@ -321,17 +536,6 @@ class EpisodePlayer:
             agent_returns=dict(info.get(AGENT_RETURNS, {})) if self._agents else {},
             agent_turns=dict(zip(self._agents, playing.turns.tolist(), strict=True)),
         )
-
-    def _trajectory(self, slot: int) -> Trajectory | None:
-        """The recorded episode, with what was observed after its last step."""
-        slots, recording = self.slots, self._playing[slot].recording
-        if recording is None or slots.lost[slot]:
-            return None
-        last_obs = slots.last_observation(slot)
-        if last_obs is None:
-            return None
-        ends = bool(slots.terminations[slot]), bool(slots.truncations[slot])
-        return recording.trajectory(last_obs, terminated=ends[0], truncated=ends[1])
 
     def _vacate(self, slot: int) -> None:
         """Free a slot; the last episode moves there, so that the first slots are played in."""

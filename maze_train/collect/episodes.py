@@ -13,7 +13,7 @@ from maze_train.core.events import Event, EventInterface
 from maze_train.spaces.agents import AGENT_RETURNS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from maze_train.core.events import Statistics
     from maze_train.core.types import Array
@@ -119,6 +119,14 @@ class FinishedEpisodes:
             statistics.record_many(events.info.of_part(key), values)
         for agent, returns in self.agent_returns.items():
             statistics.record_many(events.episode_return_mean.of_owner(agent), returns)
+
+
+def spread(values: Sequence[float] | Array) -> tuple[float, float, float, float]:
+    """Mean, deviation (divided by n), least and largest of some numbers; NaN of none."""
+    if not len(values):
+        return (float("nan"),) * 4
+    x = np.asarray(values, np.float64)
+    return float(x.mean()), float(x.std()), float(x.min()), float(x.max())
 
 
 def successes_of(infos: dict[str, Any]) -> dict[int, float]:

@@ -1,234 +1,333 @@
-"""Policies without networks, and episodes from Python: environment and policy in, data out."""
+"""Acting models without networks: random actions, policies of users, also among several agents."""
 
 from __future__ import annotations
 
-import copy
 import inspect
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
+from gymnasium.spaces import Box
 from torch import nn
 
-from maze_train.collect.agents import PolicyAgent, RandomAgent, built_policy
-from maze_train.collect.episode_player import PlaySettings
-from maze_train.collect.initial_policies import FixedPolicy, GivenPolicy, RandomPolicy
-from maze_train.collect.player import RolloutPlayer
-from maze_train.collect.population import ModelAgent
-from maze_train.core.checks import check_at_least
-from maze_train.core.errors import ConfigError
+from maze_train.collect.agents import UserPolicy, acts, built_policy, check_are_new
+from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.core.targets import build_target, is_target
-from maze_train.core.types import tree_leaves, tree_map
+from maze_train.core.types import as_tree, tree_leaves, tree_map
+from maze_train.distributions.base import Constant
+from maze_train.distributions.gaussian import BoxBounds, VectorLayout
 from maze_train.distributions.mapping import distribution_for
 from maze_train.envs.agents import nearest_to_zero
-from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
+from maze_train.nets.joint import JointModel, acting_alone
 from maze_train.nets.policy_model import build_masking
-from maze_train.spaces.describe import FlatView
+from maze_train.spaces.actions import checked_actions
+from maze_train.spaces.describe import FlatView, flat_spaces, unflatten_value
 from maze_train.spaces.masks import mask_layout
-from maze_train.workers.places import ThisProcess
-from maze_train.workers.process_pool import LocalProcesses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
-    import gymnasium
     from gymnasium import Space
 
-    from maze_train.collect.episode_player import PlayedEpisode
-    from maze_train.collect.members import SlotAgent
-    from maze_train.collect.player import MakeAgent
-    from maze_train.core.types import Tensor, TensorTree
-    from maze_train.data.trajectories import Trajectory
-    from maze_train.envs.config import EnvConfig
-    from maze_train.envs.stepped import EnvSlots
+    from maze_train.core.types import Device, Shape, Tensor, TensorTree
+    from maze_train.distributions.base import Distribution
+    from maze_train.nets.policy_model import ActionMasking
+    from maze_train.spaces.agents import AgentSpaces
 
 
-RANDOM = "random"
+LEAST_UNIFORM = 2.0**-25
+"""Half of the step between uniform float32 numbers, taken for a draw of 0."""
 
 
-class RolloutGenerator(RolloutPlayer):
-    """Plays episodes with a policy and records them.
+class BatchPolicy(Protocol):
+    """A policy in terms of the environment, such as `maze_train.TrainedPolicy`."""
 
-        with RolloutGenerator("CartPole-v1", load_policy(run_dir)) as generator:
-            trajectories = generator.rollout(100)
+    def act(self, observations: Any) -> Any:
+        """Actions for a batch of observations: nested as the spaces are, [n, ...] per part."""
+        ...
 
-    An episode follows from the policy and its seed, to the bit: not from `concurrency`, `n_workers`
-    or what else is played. To be closed; it is a context manager that does so.
+
+class RandomPolicy:
+    """An `ActingModel` whose actions are uniform over the action space.
+
+    Numbers of a Box are those of `gymnasium.spaces.Box.sample`, in units of the environment:
+    uniform between two bounds, normal without bounds, and exponential from the only bound on.
+    Discrete parts are uniform over the legal actions.
 
     Args:
-        env: A registered id, an `EnvConfig`, a factory, or a class or function that returns an
-            environment. Wrappers for training are left out.
-        policy: The policy: `"random"`; a model, or an object with a model as its attribute `model`,
-            such as a `TrainedPolicy`; an object with a method `act(observation)`, a function of one
-            observation, or a class of such objects. See `PolicyAgent`. Of an object, each
-            environment gets a copy. Models act with the weights that they have now.
-        deterministic: Whether a model takes the most likely action instead of a sampled one.
-        concurrency: Episodes that are played at a time, >= 1.
-        n_workers: Processes that play them; 0: this one.
-        seed: Seed of the first episode, >= 0; the next ones have `seed + 1`, `seed + 2`, ...
-        max_episode_steps: Steps after which an episode is truncated, >= 1; None: as the environment
-            says.
-        settings: How episodes are played; None: they are recorded. Its `deterministic` has no
-            meaning here.
-        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
-        **processes: With processes, further settings of `LocalProcesses`: `start_method`,
-            `timeout_s`, `on_worker_failure`, `max_worker_restarts`.
+        distribution: The family of the actions.
+        action_space: The space that it is bound to.
+        masking: Rules out illegal actions, which a part of the observations names, or None.
+        repeat: Steps for which the random numbers of an action are held, >= 1. The action is then
+            held as well, unless it is not legal any more.
 
-    Raises:
-        ConfigError: If a setting is wrong, or a policy is for other spaces.
-        EnvError: If an environment cannot be built.
-        MissingExtraError: If a package that is needed is not installed.
+    Attributes:
+        distribution: Draws the actions.
     """
 
     def __init__(
         self,
-        env: str | EnvConfig | EnvFactory | Callable[..., gymnasium.Env[Any, Any]],
-        policy: Any = RANDOM,
+        distribution: Distribution,
+        action_space: Space[Any],
+        masking: ActionMasking | None = None,
         *,
-        deterministic: bool = True,
-        concurrency: int = 8,
-        n_workers: int = 0,
-        seed: int = 0,
-        max_episode_steps: int | None = None,
-        settings: PlaySettings | None = None,
-        on_non_finite: str = "raise",
-        **processes: Any,
+        repeat: int = 1,
     ) -> None:
-        check_at_least("concurrency", concurrency, 1)
-        check_at_least("n_workers", n_workers, 0)
-        check_at_least("seed", seed, 0)
-        factory: Any = EnvFactory.from_any(env).for_evaluation()
-        if max_episode_steps is not None:
-            check_at_least("max_episode_steps", max_episode_steps, 1)
-            factory = BoundedEnvFactory(factory, max_episode_steps)
-        self._next_seed = seed
-        super().__init__(
-            factory,
-            agent_maker(policy, deterministic),
-            PlaySettings(record=True) if settings is None else settings,
-            LocalProcesses(n_workers, **processes) if n_workers else ThisProcess(),
-            num_envs=concurrency,
-            on_non_finite=on_non_finite,
-        )
-        try:
-            check_policy_spaces(spaces_of_policy(policy), self.spaces)
-        except BaseException:
-            self.close()
-            raise
+        self.distribution = _UniformActions(distribution, action_space, repeat)
+        self._param_size = distribution.param_size
+        self._masking = masking
 
-    def rollout(self, n_episodes: int, seeds: Sequence[int] | None = None) -> list[Trajectory]:
-        """Play episodes and return them, without those that were lost.
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Logits of 0, without those of illegal actions, [n, param_size], for n observations."""
+        leaf = tree_leaves(obs)[0]
+        params = torch.zeros(len(leaf), self._param_size, device=leaf.device)
+        return params if self._masking is None else self._masking.apply(params, obs)
 
-        Args:
-            n_episodes: How many, >= 1.
-            seeds: Their seeds, that many; None: the next ones, so that another call plays others.
+    def state_dict(self) -> dict[str, Any]:
+        """The random numbers that are held, and for how many steps they were."""
+        return {"held": self.distribution.held, "age": self.distribution.age}
 
-        Raises:
-            ConfigError: If these are not as described, or the settings record nothing.
-            EnvError: If an environment or the policy raises or returns something invalid.
-            WorkerError: If a process fails and is not started again.
-        """
-        check_at_least("n_episodes", n_episodes, 1)
-        if not self.settings.record:
-            raise ConfigError(
-                "settings.record", "rollout() returns what is recorded: set it", False
-            )
-        if seeds is None:
-            seeds = range(self._next_seed, self._next_seed + n_episodes)
-            self._next_seed += n_episodes
-        elif len(seeds) != n_episodes:
-            raise ConfigError("seeds", f"expected {n_episodes} of them, one per episode", seeds)
-        played = self.play(seeds)
-        return [episode.trajectory for episode in played if episode.trajectory is not None]
-
-    def episodes(self, seeds: Sequence[int]) -> Iterator[PlayedEpisode]:
-        """Play an episode for each seed; see `RolloutPlayer.play`."""
-        return self.play(seeds)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.distribution.held, self.distribution.age = state["held"], state["age"]
 
 
-def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
-    """A function that builds the agent for slots, for any form in which a caller names a policy.
+class GivenPolicy:
+    """An `ActingModel` that wraps a policy in terms of the environment.
+
+    The policy gets copies of the observations as arrays, in the form and the data type that the
+    environment gives them (float64 was rounded to float32). It does not learn where episodes end.
 
     Args:
-        policy: See `RolloutGenerator`.
-        deterministic: Whether a model takes the most likely action instead of a sampled one.
+        policy: The policy.
+        distribution: The family of the actions.
+        observation_space: Observation space of one environment, as the environment gives it.
+        action_space: Its action space.
 
-    Raises:
-        ConfigError: If it is no policy.
+    Attributes:
+        distribution: Turns what the policy returned into actions of the agent.
     """
-    if isinstance(policy, str):
-        if policy != RANDOM:
-            raise ConfigError("policy", "expected 'random', a model, an object or function", policy)
-        return RandomAgent
-    model = model_of(policy)
-    if model is not None:
-        return partial(_model_agent, model, deterministic)
-    if isinstance(policy, type):
-        return partial(PolicyAgent, policy)
-    if not callable(policy) and not callable(getattr(policy, "act", None)):
-        raise ConfigError(
-            "policy",
-            "expected 'random', a model, an object with a method act(observation), or a function",
-            policy,
+
+    def __init__(
+        self,
+        policy: BatchPolicy,
+        distribution: Distribution,
+        observation_space: Space[Any],
+        action_space: Space[Any],
+    ) -> None:
+        self.distribution = _GivenActions(distribution, action_space)
+        self._policy = policy
+        self._observation, self._action = FlatView(observation_space), FlatView(action_space)
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Actions of the policy for n observations, part by part, float64, [n, D].
+
+        Raises:
+            ShapeError: If a part of the actions does not have one row per observation, in the shape
+                of its space.
+            SpaceError: If a part is missing, or holds something that is no action.
+        """
+        leaves = obs if isinstance(obs, dict) else {"": obs}
+        arrays = {
+            key: leaves[key].cpu().numpy().astype(space.dtype)
+            for key, space in self._observation.leaves.items()
+        }
+        n = len(next(iter(arrays.values())))
+        given = self._policy.act(unflatten_value(self._observation, arrays.get("", arrays)))
+        name = f"{type(self._policy).__name__}.act()"
+        try:
+            parts = dict(self._action.read(given))
+        except SpaceError as error:
+            raise SpaceError(f"{name} returned incomplete actions: {error}") from error
+        rows = [
+            checked_actions(
+                f"{name}[{key!r}]" if key else name, part, n, self._action.leaves[key]
+            ).reshape(n, -1)
+            for key, part in parts.items()
+        ]
+        return torch.from_numpy(np.concatenate(rows, axis=1, dtype=np.float64))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the policy, if it has one."""
+        state: dict[str, Any] = getattr(self._policy, "state_dict", dict)()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        if hasattr(self._policy, "load_state_dict"):
+            self._policy.load_state_dict(state)
+
+
+class _UniformActions:
+    """Uniform actions of a family, see `RandomPolicy`."""
+
+    always_draws = True
+
+    def __init__(
+        self, distribution: Distribution, action_space: Space[Any], repeat: int = 1
+    ) -> None:
+        self.held: Tensor | None = None
+        """Random numbers of the last step, if they are held for several."""
+        self.age = 0
+        """Steps for which they were held."""
+        self._repeat = repeat
+        self._family = distribution
+        self._parts = distribution.parts
+        spaces = flat_spaces(action_space)
+        self._boxes = {k: _UniformBox(leaf) for k, leaf in spaces.items() if isinstance(leaf, Box)}
+        self._noise_sizes = [
+            self._boxes[key].size if key in self._boxes else part.noise_size
+            for key, part in self._parts.items()
+        ]
+        self.param_size, self.noise_size = distribution.param_size, sum(self._noise_sizes)
+
+    def draw_noise(
+        self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
+    ) -> Tensor:
+        """Uniform numbers in [0, 1) for boxes, the noise of the family for all else."""
+        draws = [
+            torch.rand((*shape, self._boxes[key].size), generator=generator, device=device)
+            if key in self._boxes
+            else part.draw_noise(shape, generator, device)
+            for key, part in self._parts.items()
+        ]
+        noise = torch.cat(draws, dim=-1)
+        if self._repeat == 1:
+            return noise
+        for row in noise:
+            if self.held is None or self.age == self._repeat:
+                self.held, self.age = row.clone(), 0
+            row.copy_(self.held)
+            self.age += 1
+        return noise
+
+    def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
+        """The actions that `noise` selects."""
+        own_params = self._family.split(params)
+        own_noise = noise.split_with_sizes(self._noise_sizes, -1)
+        actions: dict[str, Any] = {
+            key: part.from_env(self._boxes[key].numbers(draws))
+            if key in self._boxes
+            else part.sample(logits, draws)
+            for (key, part), logits, draws in zip(
+                self._parts.items(), own_params, own_noise, strict=True
+            )
+        }
+        return as_tree(actions, "" not in actions)
+
+    def mode(self, params: Tensor) -> TensorTree:
+        """One of the actions, which all are as probable as each other: the middle of intervals."""
+        return self.sample(params, params.new_full((*params.shape[:-1], self.noise_size), 0.5))
+
+    def to_env(self, actions: Any) -> TensorTree:
+        """As the family does it."""
+        return self._family.to_env(actions)
+
+
+class _UniformBox:
+    """Numbers of a box as functions of uniform ones, which `Box.sample` of gymnasium draws.
+
+    Per element, with u uniform in (0, 1) and Φ the standard normal distribution function:
+    low + (high - low) u; low - log(1 - u) or high + log(1 - u) with one bound; Φ⁻¹(u) without any.
+    Numbers of an integer box are those of the interval [low, high + 1), rounded down.
+    """
+
+    def __init__(self, space: Box) -> None:
+        self._layout, self._bounds = VectorLayout(space), BoxBounds(space)
+        self.size = self._layout.size
+        self._is_integer = space.dtype.kind != "f"
+        above, below = space.bounded_above.ravel(), space.bounded_below.ravel()
+        high = space.high.ravel().astype(np.float64) + self._is_integer
+        self._low = Constant(np.where(below, space.low.ravel().astype(np.float64), 0.0))
+        self._high = Constant(np.where(above, high, 0.0))
+        self._is_bounded = Constant(below & above)
+        self._is_unbounded = Constant(~below & ~above)
+        self._sign = Constant(np.where(below, 1.0, -1.0))
+
+    def numbers(self, uniform: Tensor) -> Tensor:
+        """[..., D] -> [..., *space.shape], as the space has them."""
+        u = uniform.double().clamp(min=LEAST_UNIFORM)
+        low, high = self._low.like(u), self._high.like(u)
+        is_bounded, is_unbounded = (
+            flags.on(u.device, torch.bool) for flags in (self._is_bounded, self._is_unbounded)
         )
-    return partial(PolicyAgent, partial(copy.deepcopy, policy))
+        # A missing bound is 0 here.
+        one_sided = low + high - self._sign.like(u) * torch.log1p(-u)
+        values: Tensor = torch.where(is_bounded, low * (1.0 - u) + high * u, one_sided)
+        values = torch.where(is_unbounded, torch.special.ndtri(u), values)
+        return self._bounds.fit(self._layout.to_box(values.floor() if self._is_integer else values))
 
 
-def model_of(policy: Any) -> nn.Module | None:
-    """Return the model that acts for a policy: itself or its `model`; otherwise None."""
-    for model in (policy, getattr(policy, "model", None)):
-        if isinstance(model, nn.Module) and acts(model):
-            return model
-    return None
+class _GivenActions:
+    """Actions of a family from those of the environment, which the params hold."""
+
+    def __init__(self, distribution: Distribution, action_space: Space[Any]) -> None:
+        self._family = distribution
+        self._layouts = {k: VectorLayout(leaf) for k, leaf in flat_spaces(action_space).items()}
+        self.param_size = sum(layout.size for layout in self._layouts.values())
+        self.noise_size = 0
+
+    def draw_noise(
+        self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
+    ) -> Tensor:
+        """Nothing, [*shape, 0]."""
+        return torch.empty((*shape, 0), device=device)
+
+    def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
+        """The given actions, as the agent has them."""
+        return self.mode(params)
+
+    def mode(self, params: Tensor) -> TensorTree:
+        """The given actions, as the agent has them."""
+        pieces = params.split_with_sizes([layout.size for layout in self._layouts.values()], -1)
+        pairs = zip(self._layouts.items(), pieces, strict=True)
+        actions = {key: layout.to_box(piece) for (key, layout), piece in pairs}
+        return self._family.from_env(as_tree(actions, "" not in actions))
+
+    def to_env(self, actions: Any) -> TensorTree:
+        """As the family does it."""
+        return self._family.to_env(actions)
 
 
-def acts(model: nn.Module) -> bool:
-    """Whether a module is an `ActingModel` or `RecurrentModel`."""
-    return hasattr(model, "distribution") and (
-        hasattr(model, "policy_params") or hasattr(model, "policy_step")
-    )
+class FixedPolicy(nn.Module):
+    """An `ActingModel` without weights as a module, which can be one of several policies.
 
-
-def spaces_of_policy(policy: Any) -> tuple[Any, Any]:
-    """Observation and action space that a policy names; None: it names none."""
-    if isinstance(policy, type):
-        return None, None
-    return getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
-
-
-def check_policy_spaces(found: tuple[Any, Any], spaces: tuple[Any, Any]) -> None:
-    """Refuse spaces that a policy names, if those of the environment are others.
-
-    Raises:
-        ConfigError: Naming both.
+    Args:
+        policy: The acting model.
     """
-    names = ("observation_space", "action_space")
-    for name, own, space in zip(names, found, spaces, strict=True):
-        if own is not None and own != space:
-            raise ConfigError("policy", f"its {name} is {own}, that of the environment is {space}")
+
+    def __init__(self, policy: RandomPolicy | GivenPolicy) -> None:
+        super().__init__()
+        self._policy = policy
+        self.distribution: Any = policy.distribution
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FixedPolicy:
+        """Itself: there are no weights, and the object of a user may not take to copies."""
+        return self
+
+    def policy_params(self, obs: TensorTree) -> Tensor:
+        """Parameters of the actions, float32 on the device of the observations."""
+        return self._policy.policy_params(obs).to(tree_leaves(obs)[0].device, torch.float32)
 
 
-def _model_agent(model: nn.Module, deterministic: bool, slots: EnvSlots) -> SlotAgent:
-    return ModelAgent(model, len(slots), deterministic)
-
-
-class OneByOne:
+class PerRow:
     """A policy for batches, of policies that take single observations.
 
     Args:
-        policies: Policies of the rows of a batch, which its owner may change; of the last one are
-            all further rows. Each has a method `act(observation)`, or is called itself.
+        policies: Policies of the rows of a batch, which its owner may change; the last one is that
+            of all further rows.
         observation_space: Observation space of one environment.
         action_space: Its action space.
     """
 
     def __init__(
-        self, policies: list[Any], observation_space: Space[Any], action_space: Space[Any]
+        self,
+        policies: list[UserPolicy],
+        observation_space: Space[Any],
+        action_space: Space[Any],
     ) -> None:
         self._policies = policies
-        self._observation = FlatView(observation_space)
-        self._action = FlatView(action_space)
+        self._observation, self._action = FlatView(observation_space), FlatView(action_space)
 
     def act(self, observations: Any) -> Any:
         """Actions for a batch of observations: nested as the spaces are, [n, ...] per part.
@@ -239,22 +338,21 @@ class OneByOne:
         columns = dict(self._observation.read(observations))
         found = []
         for row in range(len(next(iter(columns.values())))):
-            policy = self._policies[min(row, len(self._policies) - 1)]
-            act = policy.act if callable(getattr(policy, "act", None)) else policy
             parts = {key: np.array(column[row]) for key, column in columns.items()}
             single = self._observation.is_single
-            action = act(parts[""] if single else self._observation.build(parts))
-            found.append(dict(self._action.read(action)))
+            obs = parts[""] if single else self._observation.build(parts)
+            policy = self._policies[min(row, len(self._policies) - 1)]
+            found.append(dict(self._action.read(policy.act(obs))))
         actions = {key: [parts[key] for parts in found] for key in found[0]}
         return actions[""] if self._action.is_single else self._action.build(actions)
 
 
-class EpisodicPolicy(FixedPolicy):
+class StatefulPolicy(FixedPolicy):
     """Policies of a user with a method `reset`, one for each agent in each running episode.
 
-    They are asked in turns of their agents only, and reset where an episode begins. The memory of
-    an agent is the number of its policy, from 1; 0: its episode begins with its next turn. A number
-    of a checkpoint means a policy that has just been reset.
+    They are asked in turns of their agents only, and reset where an episode begins. The recurrent
+    state of an agent is the number of its policy, from 1; 0: its episode begins with its next turn.
+    A number of a checkpoint means a policy that has just been reset.
 
     Args:
         make_policy: Makes a policy.
@@ -270,14 +368,12 @@ class EpisodicPolicy(FixedPolicy):
         observation_space: Space[Any],
         action_space: Space[Any],
     ) -> None:
-        spaces = observation_space, action_space
-        asked: list[Any] = []
-        given = OneByOne(asked, *spaces)
-        super().__init__(GivenPolicy(given, distribution_for(action_space), *spaces))
+        asked: list[UserPolicy] = []
+        super().__init__(per_row(asked, observation_space, action_space))
         leaves = FlatView(action_space).leaves.values()
         self._of_waiting = np.concatenate([nearest_to_zero(leaf).ravel() for leaf in leaves])
         self._make, self._asked = make_policy, asked
-        self._policies: list[Any] = []
+        self._policies: list[UserPolicy] = []
         self._free: list[int] = []
 
     def policy_params(self, obs: TensorTree) -> Tensor:
@@ -288,11 +384,11 @@ class EpisodicPolicy(FixedPolicy):
         return params
 
     def turn_step(self, obs: TensorTree, state: Tensor, acts: Tensor) -> tuple[Tensor, Tensor]:
-        """Parameters of the actions, and the memory `[n, 1]` after `obs`.
+        """Parameters of the actions, and the recurrent state `[n, 1]` after `obs`.
 
         Args:
             obs: Observations of n agents.
-            state: Their memory.
+            state: Their recurrent states.
             acts: Whether they act, `[n]`.
         """
         numbers = state[:, 0].long().tolist()
@@ -309,7 +405,7 @@ class EpisodicPolicy(FixedPolicy):
         return params, state.new_tensor(numbers)[:, None]
 
     def end_episodes(self, states: Tensor) -> None:
-        """Take policies back, by the memories of their agents, `[k, 1]`."""
+        """Take policies back, by the recurrent states of their agents, `[k, 1]`."""
         self._free += [number for number in states[:, 0].long().tolist() if number]
 
     def _begin(self) -> int:
@@ -317,7 +413,7 @@ class EpisodicPolicy(FixedPolicy):
         if not self._free:
             self._add()
             return len(self._policies)
-        self._policies[self._free[-1] - 1].reset()
+        self._policies[self._free[-1] - 1].policy.reset()
         return self._free.pop()
 
     def _add(self) -> None:
@@ -326,31 +422,18 @@ class EpisodicPolicy(FixedPolicy):
         Raises:
             ConfigError: If it is one that is there already.
         """
-        policy = self._make()
-        if any(policy is other for other in self._policies):
-            problem = "the same object was returned twice; let it build a new one for each episode"
-            raise ConfigError("policy", problem, type(policy).__name__)
-        policy.reset()
-        self._policies.append(policy)
+        added = UserPolicy(self._make())
+        check_are_new([own.policy for own in (*self._policies, added)])
+        added.policy.reset()
+        self._policies.append(added)
 
 
-def fixed_policy(
-    source: Any, key: str, observation_space: Space[Any], action_space: Space[Any]
-) -> nn.Module:
-    """The policy that a setting names, where it is not one of a run.
-
-    Args:
-        source: `random`, or a node that names a policy of the user.
-        key: Where the configuration names it.
-        observation_space: Observation space of the agents.
-        action_space: Their action space.
-
-    Raises:
-        ConfigError: See `own_policy`.
-    """
-    if is_target(source):
-        return own_policy(source, key, observation_space, action_space)
-    return random_policy(observation_space, action_space)
+def per_row(
+    policies: list[UserPolicy], observation_space: Space[Any], action_space: Space[Any]
+) -> GivenPolicy:
+    """The acting model of policies that take single observations, see `PerRow`."""
+    spaces = observation_space, action_space
+    return GivenPolicy(PerRow(policies, *spaces), distribution_for(action_space), *spaces)
 
 
 def random_policy(observation_space: Space[Any], action_space: Space[Any]) -> FixedPolicy:
@@ -360,13 +443,14 @@ def random_policy(observation_space: Space[Any], action_space: Space[Any]) -> Fi
     return FixedPolicy(RandomPolicy(distribution, action_space, masking))
 
 
-def own_policy(
-    node: dict[str, Any], key: str, observation_space: Space[Any], action_space: Space[Any]
+def fixed_policy(
+    source: Any, key: str, observation_space: Space[Any], action_space: Space[Any]
 ) -> nn.Module:
-    """The policy that a node names, called with observation and action space.
+    """The policy that a setting names, where it is not one of a run.
 
     Args:
-        node: A mapping with the key `_target_`.
+        source: `random`, or a node that names a policy of the user, which is called with
+            observation and action space.
         key: Where the configuration names it.
         observation_space: Observation space of the agents.
         action_space: Their action space.
@@ -375,27 +459,71 @@ def own_policy(
         ConfigError: If it cannot be built, or gives neither a module that acts, nor an object with
             a method `act(observation)`, nor a function, or its `reset` needs an argument.
     """
+    spaces = observation_space, action_space
+    if not is_target(source):
+        return random_policy(*spaces)
 
     def make() -> Any:
-        return built_policy(lambda: build_target(node, observation_space, action_space, key=key))
+        return built_policy(lambda: build_target(source, *spaces, key=key))
 
-    policy = make()
-    if isinstance(policy, nn.Module) and acts(policy):
-        return policy
-    if isinstance(policy, nn.Module) or not callable(getattr(policy, "act", policy)):
-        problem = (
-            "expected an ActingModel that is a module, an object with a method act(observation), "
-            "or a function of one observation"
-        )
-        raise ConfigError(key, problem, type(policy).__name__)
-    reset = getattr(policy, "reset", None)
-    if callable(reset):
-        try:
-            inspect.signature(reset).bind()
-        except TypeError as error:
-            problem = f"among several agents, reset() is called without arguments: {error}"
-            raise ConfigError(key, problem, type(policy).__name__) from error
-        return EpisodicPolicy(make, observation_space, action_space)
-    given = OneByOne([policy], observation_space, action_space)
-    distribution = distribution_for(action_space)
-    return FixedPolicy(GivenPolicy(given, distribution, observation_space, action_space))
+    found = make()
+    if isinstance(found, nn.Module):
+        if not acts(found):
+            problem = "expected an ActingModel: it lacks distribution, policy_params or policy_step"
+            raise ConfigError(key, problem, type(found).__name__)
+        return found
+    policy = UserPolicy(found, key)
+    if not policy.is_reset:
+        return FixedPolicy(per_row([policy], *spaces))
+    try:
+        inspect.signature(found.reset).bind()
+    except TypeError as error:
+        problem = f"among several agents, reset() is called without arguments: {error}"
+        raise ConfigError(key, problem, type(found).__name__) from error
+    return StatefulPolicy(make, *spaces)
+
+
+class RandomAgents:
+    """A model in which the agents whose policy learns act as a `RandomPolicy`, the others with it.
+
+    It is recurrent if one of these policies is: the recurrent state of all agents is that of the
+    model with which they act later.
+
+    Args:
+        model: The policies that will act later, and who acts with which.
+        spaces: Spaces of the agents.
+        learns: Says of the id of a policy whether it learns.
+        repeat: See `RandomPolicy`.
+    """
+
+    def __init__(
+        self,
+        model: JointModel,
+        spaces: AgentSpaces,
+        learns: Callable[[str], bool],
+        repeat: int = 1,
+    ) -> None:
+        self._random: dict[str, RandomPolicy] = {}
+        acting: dict[str, Any] = {}
+        for agent, policy in model.agents.items():
+            own: Any = model.by_policy[policy]
+            if learns(policy):
+                space = spaces.actions[agent]
+                random = RandomPolicy(own.distribution, space, own.masking, repeat=repeat)
+                self._random[agent], own = random, FixedPolicy(random)
+            acting[agent] = own
+        joint = acting_alone(acting)
+        self.members, self.distribution = model.members, joint.distribution
+        self.state_size, self.state_sizes = joint.state_size, joint.state_sizes
+        self.policy_params, self.policy_step = joint.policy_params, joint.policy_step
+        self.end_episodes = joint.end_episodes
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each random policy, by agent."""
+        return {agent: policy.state_dict() for agent, policy in self._random.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        for agent, policy in self._random.items():
+            if agent in state:  # else its policy did not learn
+                policy.load_state_dict(state[agent])

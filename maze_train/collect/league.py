@@ -10,6 +10,7 @@ import torch
 
 from maze_train.collect.config import SNAPSHOT
 from maze_train.collect.episodes import FinishedEpisodes
+from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, EventInterface
 from maze_train.core.types import tree_map
 from maze_train.spaces.agents import ACTS, AGENTS
@@ -18,7 +19,7 @@ from maze_train.spaces.tensors import part_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from maze_train.collect.collector import TurnCollector
+    from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
     from maze_train.collect.config import OpponentsConfig
     from maze_train.core.events import Statistics
     from maze_train.core.types import Array, Tensor, TensorTree
@@ -183,11 +184,35 @@ class League:
         self._scores = dict(zip(numbers, map(list, state["scores"]), strict=True))
 
 
+def leagues_of(
+    model: JointModel, opponents: Mapping[str, OpponentsConfig], seed_of: Callable[[str], int]
+) -> list[League]:
+    """The leagues of the policies that play against their snapshots.
+
+    Args:
+        model: The policies, and who acts with which.
+        opponents: Settings by id of the policy.
+        seed_of: Gives the seed of a named stream of random numbers.
+
+    Raises:
+        ConfigError: If a policy has no second agent that a snapshot could play.
+    """
+    agents, leagues = list(model.agents), []
+    for policy, config in opponents.items():
+        members = model.members[policy]
+        if len(members) < 2:
+            problem = f"snapshots need a second agent of {policy}; it has {', '.join(members)}"
+            raise ConfigError(f"policies.{policy}.opponents", problem, config.draw)
+        seats = [agents.index(agent) for agent in members]
+        leagues.append(League(policy, seats, config, seed_of(f"league/{policy}")))
+    return leagues
+
+
 class LeagueModel:
     """Acts for all agents, with snapshots in the seats that leagues drew for them.
 
     The memory of an environment has one more number per agent, its seat, which is drawn where an
-    episode begins, since the memory is empty there.
+    episode begins, since the recurrent state is zero there.
 
     Args:
         model: The policies that learn, and who acts with which.
@@ -201,7 +226,7 @@ class LeagueModel:
         self._seats: list[Tensor] = []
 
     def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Parameters of the actions `[n, param_size]`, and the memory `[n, S]` after `obs`."""
+        """Action parameters `[n, param_size]`, and the recurrent state `[n, S]` after `obs`."""
         model = self.model
         sizes = [model.state_size, len(model.agents)]
         memory, seats = torch.split(state, sizes, dim=-1)
@@ -312,7 +337,7 @@ class LeagueCollector:
     """Collects rollouts in which snapshots of policies play as well, whose turns are left out.
 
     Args:
-        turns: Collects the turns of the policies.
+        collector: Steps the environments, and splits the turns of the policies.
         model: The policies, and who acts with which.
         leagues: The leagues.
         learners: They get a frozen module for each snapshot.
@@ -323,14 +348,14 @@ class LeagueCollector:
 
     def __init__(
         self,
-        turns: TurnCollector,
+        collector: Collector,
         model: JointModel,
         leagues: Sequence[League],
         learners: LearnerGroup,
         epoch_length: int,
         module_ids: Iterable[str] = (),
     ) -> None:
-        self._turns, self._leagues, self._learners = turns, leagues, learners
+        self._collector, self._leagues, self._learners = collector, leagues, learners
         self._acting = LeagueModel(model, leagues)
         self._agents = list(model.agents)
         self._epoch_length, self._rollouts = epoch_length, 0
@@ -338,13 +363,15 @@ class LeagueCollector:
 
     @property
     def env_s(self) -> float:
-        """See `RolloutCollector`."""
-        return self._turns.env_s
+        """See `Collector`."""
+        return self._collector.env_s
 
-    def collect(self, model: JointModel) -> tuple[dict[str, Rollout], FinishedEpisodes]:
-        """The turns of the policies, as `TurnCollector` gives them, and the episodes."""
+    def collect(
+        self, model: ActingModel | RecurrentModel
+    ) -> tuple[dict[str, Rollout], FinishedEpisodes]:
+        """The turns of the policies that learn, and the episodes."""
         self._add_snapshots()
-        rollout, episodes = self._turns.collector.collect(self._acting)
+        rollout, episodes = self._collector.collect_steps(self._acting)
         self._rollouts += 1
         seats = self._acting.take_seats()
         assert rollout.hidden_states is not None
@@ -355,7 +382,8 @@ class LeagueCollector:
         points = self._points(rollout, seats, episodes)
         rollout = replace(rollout, hidden_states=memory if size else None)
         found = LeagueEpisodes(**vars(episodes), points=points, leagues=self._leagues)
-        return self._turns.splitter.split(rollout, learns), found
+        turns: Any = self._collector.turns
+        return turns.split(rollout, learns), found
 
     def _add_snapshots(self) -> None:
         epoch, rest = divmod(self._rollouts, self._epoch_length)
@@ -385,11 +413,11 @@ class LeagueCollector:
     def state_dict(self) -> dict[str, Any]:
         """State of the environments, of running turns, and of the leagues."""
         leagues = {league.policy: league.state_dict() for league in self._leagues}
-        return {**self._turns.state_dict(), "rollouts": self._rollouts, "leagues": leagues}
+        return {**self._collector.state_dict(), "rollouts": self._rollouts, "leagues": leagues}
 
     def load_state_dict(self, state: dict[str, Any]) -> Array:
         """Continue from `state`, when the learners have done so; see `RolloutCollector`."""
         self._rollouts = state["rollouts"]
         for league in self._leagues:
             league.load_state_dict(state["leagues"][league.policy], self._learners.first.modules)
-        return self._turns.load_state_dict(state)
+        return self._collector.load_state_dict(state)

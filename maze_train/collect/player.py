@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.collect.episode_player import EpisodePlayer, PlayedEpisode, PlaySettings
-from maze_train.collect.members import EpisodeTask
-from maze_train.collect.video import ffmpeg_path
+from maze_train.collect.episode_player import (
+    EpisodePlayer,
+    EpisodeTask,
+    PlayedEpisode,
+    PlaySettings,
+)
+from maze_train.collect.recording import ffmpeg_path
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.files import remove_leftovers
 from maze_train.envs.stepped import EnvSlots
 from maze_train.nets.population import row_blocks
 from maze_train.workers.places import Portable, ThisProcess
-from maze_train.workers.pool import worker_names
+from maze_train.workers.pool import shares, worker_names
 from maze_train.workers.task_queue import TaskQueue
 
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ if TYPE_CHECKING:
     import gymnasium
     from typing_extensions import Self
 
-    from maze_train.collect.members import SlotAgent
+    from maze_train.collect.episode_player import SlotAgent
     from maze_train.workers.places import Place
     from maze_train.workers.pool import WorkerContext
 
@@ -154,10 +158,11 @@ class PlayerPool:
         count = self._num_workers = place.num_workers(num_envs)
         slots = -(-num_envs // count)
         factories = Portable([env_factory] * slots, "env")
-        names = worker_names("worker", count, slots)
+        names = worker_names("worker", shares(slots * count, count))
         make_worker = partial(PlayerWorker, factories, settings, on_non_finite, report_s)
         self._pool = place.pool([make_worker] * count, names, CALLS)
         self._queue: TaskQueue[PlayedEpisode] = TaskQueue(self._pool, slots, attrgetter("number"))
+        self._round = 0
         self.waiting: dict[int, PlayedEpisode] = {}
 
     @property
@@ -175,9 +180,61 @@ class PlayerPool:
         """Environment steps made so far, those included that are not needed any more."""
         return sum(map(self._pool.steps, range(self._num_workers)))
 
-    def _note(self, episode: PlayedEpisode) -> None:
-        """Let an episode that ended wait for its turn."""
-        self.waiting[episode.number] = episode
+    def _next_round(self) -> int:
+        """Call off what is played; returns the number of the next round."""
+        self._round += 1
+        return self._round
+
+    def _play(
+        self,
+        round_: int,
+        numbers: Iterable[int],
+        task_of: Callable[[int], EpisodeTask],
+        limit_of: Callable[[int], int],
+        on_step: Callable[[int], object],
+        *args: Any,
+    ) -> Generator[PlayedEpisode, None, None]:
+        """Play a round.
+
+        Args:
+            round_: Result of `_next_round`.
+            numbers: Numbers of the episodes, in the order in which they are returned.
+            task_of: Gives an episode by its number.
+            limit_of: Gives the number below which episodes may begin while one is waited for.
+            on_step: See `RolloutPlayer.play`.
+            *args: What `begin_round` of the agents gets.
+        """
+        self._check_round(round_)
+        waiting = self.waiting = dict[int, PlayedEpisode]()
+        self._queue.drop()
+        self._queue.begin(*args, task_of=task_of, seed_of=lambda number: task_of(number).seed)
+        made = self.steps_made
+
+        def keep(episode: PlayedEpisode) -> None:
+            waiting[episode.number] = episode
+
+        try:
+            for number in numbers:
+                limit = limit_of(number)
+                while number not in waiting:
+                    self._check_round(round_)
+                    self._queue.advance(limit, keep)
+                    before, made = made, self.steps_made
+                    on_step(made - before)
+                yield waiting[number]
+                del waiting[number]
+        finally:
+            if self._round == round_:
+                self._queue.drop()
+
+    def _check_round(self, number: int) -> None:
+        if not len(self._pool):
+            raise EnvError("this player is closed: build a new one")
+        if number != self._round:
+            raise EnvError(
+                "these episodes were called off, since play() was called again: take all episodes "
+                "of one call before the next"
+            )
 
     def close(self) -> None:
         """Close the environments and remove unfinished videos; calling it again does nothing."""
@@ -236,8 +293,6 @@ class RolloutPlayer(PlayerPool):
         if settings.video_dir is not None:
             ffmpeg_path()
         self.settings = settings
-        self._round = 0
-        self._is_closed = False
         super().__init__(env_factory, num_envs, settings, place, on_non_finite)
         self._queue.set_up("set_agent", Portable(make_agent, "policy"))
 
@@ -262,50 +317,20 @@ class RolloutPlayer(PlayerPool):
             WorkerError: The same, if a process fails and is not started again.
         """
         checked = checked_seeds(seeds)
-        self._round += 1
-        return self._played(checked, self._round, on_step)
-
-    def _played(
-        self, seeds: list[int], round_: int, on_step: Callable[[int], object] | None
-    ) -> Generator[PlayedEpisode, None, None]:
-        self._check_round(round_)
-        waiting = self.waiting = dict[int, PlayedEpisode]()
-        self._queue.drop()
-        action_seed = self.settings.action_seed
+        total, ahead = len(checked), WINDOW * self._queue.capacity
 
         def task_of(number: int) -> EpisodeTask:
-            seed = seeds[number]
-            return EpisodeTask(number, seed, action_seed_of(action_seed, seed))
+            seed = checked[number]
+            return EpisodeTask(number, seed, action_seed_of(self.settings.action_seed, seed))
 
-        self._queue.begin(task_of=task_of, seed_of=seeds.__getitem__)
-        made = self.steps_made
-        try:
-            for number in range(len(seeds)):
-                limit = min(number + WINDOW * self._queue.capacity, len(seeds))
-                while number not in waiting:
-                    self._check_round(round_)
-                    self._queue.advance(limit, self._note)
-                    before, made = made, self.steps_made
-                    if on_step is not None:
-                        on_step(made - before)
-                yield waiting[number]
-                del waiting[number]
-        finally:
-            if self._round == round_:
-                self._queue.drop()
+        def limit_of(number: int) -> int:
+            return min(number + ahead, total)
 
-    def _check_round(self, number: int) -> None:
-        if self._is_closed or not len(self._pool):
-            raise EnvError("this player is closed: build a new one")
-        if number != self._round:
-            raise EnvError(
-                "these episodes were called off, since play() was called again: take all episodes "
-                "of one call before the next"
-            )
+        on_step = on_step or (lambda steps: None)
+        return self._play(self._next_round(), range(total), task_of, limit_of, on_step)
 
     def close(self) -> None:
         """Close the environments and remove unfinished videos; calling it again does nothing."""
-        self._is_closed = True
         super().close()
         video_dir = self.settings.video_dir
         if video_dir is not None:

@@ -1,18 +1,14 @@
-"""The configurations of the commands compare, export and push, and the list of commands."""
+"""The configurations of the commands compare, export and push."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
-from maze_train.config.loading import build_config, values_by_field
 from maze_train.core.checks import absolute_path, check_at_least
 from maze_train.core.conversion import convert_fields
 from maze_train.core.errors import ConfigError
 from maze_train.core.hub import BRANCH, REPOSITORY, is_on_hub
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 
 @dataclass(kw_only=True)
@@ -76,18 +72,6 @@ class CompareConfig:
                 raise ConfigError(f"bounds.{env}", problem, ends)
 
 
-def load_compare_config(node: Mapping[str, Any]) -> CompareConfig:
-    """The configuration of a comparison from plain values; `runs` may be a single one.
-
-    Raises:
-        ConfigError: If a key is unknown, or a value has a wrong type or is out of range.
-    """
-    values = dict(node)
-    if isinstance(values.get("runs"), str):
-        values["runs"] = [values["runs"]]
-    return build_config(CompareConfig, values_by_field(CompareConfig, values))
-
-
 @dataclass(kw_only=True)
 class ExportConfig:
     """Everything that defines an export."""
@@ -96,20 +80,19 @@ class ExportConfig:
     """Directory of a training run, whose best policy is exported, of one of its saved policies, or
     `<run>@final`, `<run>@epoch_<n>`."""
 
-    format: Literal["onnx", "torchscript", "torch_export"] = "onnx"
-    """Kind of file: ONNX (extra `onnx`); TorchScript, which PyTorch discourages; an archive of
-    `torch.export`."""
+    format: Literal["onnx", "torch_export"] = "onnx"
+    """Kind of file: ONNX (extra `onnx`), or an archive of `torch.export`."""
 
     output: str | None = None
-    """The file; null: policy.onnx, policy.ts or policy.pt2 in the run directory; with `agent`
+    """The file; null: policy.onnx or policy.pt2 in the run directory; with `agent`
     policy_<agent>.onnx and so on. One that is there is replaced."""
 
     agent: str | None = None
     """Of several agents the one whose policy it is; null: all of them in one file."""
 
     trust: list[str] = field(default_factory=list)
-    """Modules of networks and environments of your own that the configuration of `run` may name:
-    their code is run."""
+    """Modules of networks and environments that the configuration of `run` may name if somebody
+    else made it: their code is run."""
 
     def __post_init__(self) -> None:
         convert_fields(self)
@@ -122,15 +105,6 @@ class ExportConfig:
             problem = "expected a file, such as output=policy.onnx: the run is on the hub"
             raise ConfigError("output", problem, self.output)
         self.run = absolute_path("run", self.run)
-
-
-def load_export_config(node: Mapping[str, Any]) -> ExportConfig:
-    """The configuration of an export from plain values.
-
-    Raises:
-        ConfigError: If a key is unknown, or a value has a wrong type or is out of range.
-    """
-    return build_config(ExportConfig, values_by_field(ExportConfig, node))
 
 
 @dataclass(kw_only=True)
@@ -154,12 +128,17 @@ class PushConfig:
     """Whether README.md is written; false keeps that of the repository."""
 
     film: str | None = None
-    """A film of the policy, an .mp4 file; null: the newest one of rollouts of this policy
-    (`maze-run -cn rollout run=<run> video=true`), if there is one."""
+    """A film of the policy, an .mp4 file, such as one of `maze-run -cn rollout run=<run>
+    video=true`; null: none."""
+
+    share: list[str] = field(default_factory=list)
+    """Settings with texts that are uploaded as well, by dotted name or pattern, such as
+    `[env.kwargs.map_name]`. Numbers, flags and words that settings offer always are; any other text
+    may be a path or a secret, and is left out."""
 
     trust: list[str] = field(default_factory=list)
-    """Modules other than this package and PyTorch that the configuration of `run` may name, such as
-    `[my_nets]`: their code is run."""
+    """Modules other than this package and PyTorch that the configuration of `run` may name if
+    somebody else made it, such as `[my_nets]`: their code is run."""
 
     def __post_init__(self) -> None:
         convert_fields(self)
@@ -175,36 +154,3 @@ class PushConfig:
         if self.film is not None and not self.film.endswith(".mp4"):
             raise ConfigError("film", "expected a file that ends in .mp4, or null", self.film)
         self.run = absolute_path("run", self.run)
-
-
-def load_push_config(node: Mapping[str, Any]) -> PushConfig:
-    """The configuration of an upload from plain values.
-
-    Raises:
-        ConfigError: If a key is unknown, or a value is missing, has a wrong type or form.
-    """
-    return build_config(PushConfig, values_by_field(PushConfig, node))
-
-
-TRAIN = "train"
-
-KEYS = {
-    "compare": {"runs", "n_resamples"},
-    "export": {"run", "format", "output"},
-    "push": {"run", "repo_id"},
-    "rollout": {"run", "policy", "n_episodes"},
-    "search": {"n_trials", "sampler"},
-}
-"""Commands next to training, which are names of primary configs, and keys that only theirs have."""
-
-
-def command_of(name: str | None, values: Mapping[Any, Any]) -> str:
-    """The command of a composed configuration.
-
-    Args:
-        name: Name of the primary config.
-        values: Composed values; a primary config of the user may extend ours.
-    """
-    if name in KEYS:
-        return name
-    return next((command for command, keys in KEYS.items() if keys <= values.keys()), TRAIN)

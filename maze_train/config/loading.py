@@ -143,12 +143,21 @@ def values_by_field(cls: type, node: Mapping[str, Any]) -> dict[str, Any]:
     node = {key: named(value, key) for key, value in node.items()}
     values = {key: value for key, value in node.items() if "." not in key}
     for key in list(values):
-        if isinstance(values[key], str) and _section_of(hints.get(key)) is not None:
+        if isinstance(values[key], str) and section_of(hints.get(key)) is not None:
             values[key] = named_option(key, values[key])
     for key, value in node.items():
         if "." in key:
             _set_dotted(values, key, value)
     return values
+
+
+def load_settings(cls: type[ConfigT], node: Mapping[str, Any]) -> ConfigT:
+    """The configuration of a command from plain values by the names of its fields.
+
+    Raises:
+        ConfigError: If a key is unknown, or a value has a wrong type or is out of range.
+    """
+    return build_config(cls, values_by_field(cls, node))
 
 
 def build_config(cls: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
@@ -183,7 +192,7 @@ def keys_of(cls: type, values: Mapping[str, Any], path: str = "") -> Iterator[st
         if field.init:
             key = key_of_field(field.name)
             yield join(path, key)
-            section, value = _section_of(get_type_hints(cls)[field.name]), values.get(key)
+            section, value = section_of(get_type_hints(cls)[field.name]), values.get(key)
             if section is not None and is_dataclass(value):
                 yield from keys_of(type(value), {}, join(path, key))
             elif section is not None:
@@ -244,7 +253,7 @@ def _set_dotted(values: dict[str, Any], key: str, value: Any) -> None:
     node[last] = value
 
 
-def _section_of(hint: Any) -> Any:
+def section_of(hint: Any) -> Any:
     """The dataclass that a hint asks for, itself or null; None if it asks for none."""
     arms = get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
     arms = tuple(arm for arm in arms if arm is not type(None))

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+PROGRAM = "maze-run"
+DONE, FAILURE, CONFIGURATION_ERROR = 0, 1, 2
+"""Exit codes."""
+
+
 def shipped_root() -> Path:
     """The folder `conf/` that comes with the package."""
     return Path(str(files("maze_train.conf")))

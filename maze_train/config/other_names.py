@@ -18,7 +18,7 @@ OTHER_NAMES = {
     "model.shared_trunk": "vf_share_layers share_features_extractor actor_critic_share_weights",
     "model.image_encoder": "encoder_conv_architecture conv_filters",
     "model.trunk": "features_extractor_class",
-    "model.memory": "use_lstm use_rnn rnn_type rnn_size lstm_hidden_size lstm_cell_size",
+    "model.rnn": "memory use_lstm use_rnn rnn_type rnn_size lstm_hidden_size lstm_cell_size",
     "model.orthogonal_init": "ortho_init orthogonal_initialization policy_initialization",
     "model.normalization.mode": "norm_obs normalize_obs normalize_input observation_filter",
     "model.normalization.clip": "clip_obs",

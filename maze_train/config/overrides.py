@@ -3,17 +3,20 @@
 Hydra has one spelling for each kind of override: `algorithm=ppo` where a defaults list names the
 group, `+a.b=c` for a key that is new, `++a.b=c` for either. Users should not have to know which is
 which, and an unknown key should be reported by the configuration classes, which know the nearest
-correct one.
+correct one. Hydra is imported where its grammar is needed: it takes its time.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from maze_train.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 
 OPTIONS_WITH_VALUE = (
@@ -66,8 +69,6 @@ def normalise(
 
 def shell_word(key: str, value: str) -> str:
     """The override `key=value` for a shell, in quotes where Hydra's grammar or the shell asks."""
-    from maze_train.config.grammar import quoted  # Hydra takes its time
-
     is_plain = PLAIN.fullmatch(value) is not None
     word = f"{key}={value if is_plain else quoted(value)}"
     return shlex.quote(word) if is_plain or set(word) & set('"$`\\!') else f'"{word}"'
@@ -128,8 +129,6 @@ def _with_quotes(word: str, is_sweep: bool) -> str:
     match = ASSIGNMENT.fullmatch(word)
     if match is None or PATHS.fullmatch(match["key"]) is None:
         return word
-    from maze_train.config.grammar import as_path  # Hydra takes its time
-
     return word[: match.start("value")] + as_path(match["value"], is_sweep)
 
 
@@ -145,3 +144,69 @@ def _normalise_override(word: str, groups: Collection[str], own_groups: Collecti
     if is_hydras or key in own_groups or "@" in key or "/" in key:
         return word
     return f"++{key}={match['value']}"
+
+
+def quoted(text: str) -> str:
+    """A text in the quotes in which Hydra reads it letter by letter."""
+    from hydra.core.override_parser.types import Quote, QuotedString
+
+    return QuotedString(text, Quote.single).with_quotes()
+
+
+def as_path(value: str, is_sweep: bool) -> str:
+    """The value of a setting that names a file or directory, in quotes where it needs some.
+
+    Hydra reads it as it is if that gives a text, null, a list, or the values of a sweep.
+
+    Args:
+        value: What was typed: a path, several in brackets, or in a sweep several with commas.
+        is_sweep: Whether commas divide the values of a sweep.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    with suppress(HydraException):
+        read = OverridesParser.create().parse_override(f"path={value}").value()
+        if not isinstance(read, (bool, int, float)):
+            return value
+    if value[:1] + value[-1:] == "[]":
+        return f"[{_each_as_path(value[1:-1])}]"
+    return _each_as_path(value) if is_sweep and "," in value else quoted(value)
+
+
+def _each_as_path(values: str) -> str:
+    return ",".join(as_path(value.strip(), is_sweep=False) for value in values.split(","))
+
+
+def check_choices(overrides: Iterable[str], groups: Collection[str]) -> None:
+    """Refuse choices that are not names of options; Hydra has no message for them.
+
+    Args:
+        overrides: Overrides in the form in which Hydra accepts them.
+        groups: All groups but those of Hydra, whose names have a slash.
+
+    Raises:
+        ConfigError: If there is such a choice.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.core.override_parser.types import ChoiceSweep, Glob, QuotedString
+    from hydra.errors import HydraException
+
+    for word in overrides:
+        key = word.lstrip("+~").partition("=")[0].partition("@")[0]
+        is_group = key in groups or "/" in key or key == "hydra"
+        if not is_group and key != "hydra.verbose":
+            continue
+        texts = (str, QuotedString, Glob if is_group else bool)
+        with suppress(HydraException):  # Hydra reports what it cannot read
+            override = OverridesParser.create().parse_override(word)
+            value: Any = override.value()
+            if override.is_delete() and value is None:
+                continue
+            for choice in value.list if isinstance(value, ChoiceSweep) else [value]:
+                if is_group and isinstance(choice, dict):
+                    continue  # settings may stand in the place of an option
+                entries = choice if isinstance(choice, list) else [choice]
+                if not all(isinstance(entry, texts) for entry in entries):
+                    expected = "the name of an option" if is_group else "true, false or names"
+                    raise ConfigError(key, f"expected {expected}", word.partition("=")[2])

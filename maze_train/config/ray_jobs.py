@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hydra.core.singleton import Singleton
 
-from maze_train.config.sweeps import PROGRAM, JobProcesses, LocalLauncher, StartedJob
+from maze_train.config.options import PROGRAM
+from maze_train.config.sweeps import JobProcesses, LocalLauncher, StartedJob
 from maze_train.core.checks import check_at_least, check_positive
 from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.core.notices import notify, say

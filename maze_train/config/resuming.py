@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import PARTS, named_option, values_by_field
-from maze_train.config.stored import check_given, check_trust, read_settings, settings_of_run
+from maze_train.config.stored import check_given, read_settings, settings_of_run
 from maze_train.config.train_config import AUTO, RunnerConfig, TrainConfig
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, config_to_dict
 from maze_train.core.checks import absolute_path
@@ -100,7 +100,8 @@ def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises:
         ConfigError: If there is no run in the directory, the changes are those of an experiment,
-            the run names what is not trusted, see `check_trust`, or objects of Python are missing.
+            the run names what is not trusted, see `StoredSettings`, or objects of Python are
+            missing.
         RunDirectoryError: If its configuration is damaged.
     """
     if "experiment" in changes:
@@ -108,17 +109,17 @@ def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError("experiment", problem, changes["experiment"])
     directory = _run_dir_of(resume)
     stored, own = read_settings(directory), values_by_field(TrainConfig, changes)
-    if not isinstance(stored.get("runner"), dict):
-        raise RunDirectoryError(f"{directory / CONFIG_FILE} is damaged: it names no runner")
+    if not isinstance(stored.values.get("runner"), dict):
+        raise RunDirectoryError(f"{stored.path} is damaged: it names no runner")
     changes = {**changes, "resume": resume}
     runner = changes.get("runner")
     if isinstance(runner, str):
         shared = {field.name for field in fields(RunnerConfig)}
-        kept = {key: value for key, value in stored["runner"].items() if key in shared}
+        kept = {key: value for key, value in stored.values["runner"].items() if key in shared}
         changes["runner"] = named_option("runner", runner) | kept
-    values = values_by_field(TrainConfig, {**stored, **changes})
+    values = values_by_field(TrainConfig, {**stored.values, **changes})
     check_given(values)
-    check_trust(values, directory / CONFIG_FILE, own.get("trust"), own, PARTS)
+    stored.check(values, own.get("trust"), own, PARTS)
     return values
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from maze_train.config.loading import build_config, named, values_by_field
-from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY, check_trust, read_settings
-from maze_train.config.train_config import DevRunnerConfig, RunnerConfig
+from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY, read_settings
+from maze_train.config.train_config import CHOOSE_ENV, DevRunnerConfig, RunnerConfig
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
 from maze_train.core.checks import absolute_path, check_at_least, check_fields
 from maze_train.core.conversion import convert_fields
@@ -20,7 +20,6 @@ from maze_train.core.targets import TARGET, is_target
 from maze_train.envs.config import EnvConfig  # noqa: TC001 (type hints are evaluated)
 from maze_train.training.config import RANDOM, PolicyConfig
 
-CHOOSE_ENV = "choose one: env=<registered id> or env._target_=<your class or factory>"
 DEFAULT_CONCURRENCY = 8
 
 
@@ -101,8 +100,7 @@ class RolloutConfig:
 
     trust: list[str] = field(default_factory=list)
     """Modules other than this package, PyTorch and gymnasium that the configuration of `run` may
-    name,
-    such as `[my_envs, my_nets]`: their code is run."""
+    name if somebody else made it, such as `[my_envs, my_nets]`: their code is run."""
 
     def __post_init__(self) -> None:
         convert_fields(self)
@@ -233,7 +231,7 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
     Raises:
         ConfigError: If a key is unknown, a value has a wrong type or is out of range, values
             contradict each other, there is no saved policy in the directory of the run, or that
-            names what is not trusted, see `check_trust`.
+            names what is not trusted, see `StoredSettings`.
         RunDirectoryError: If the configuration of the run is damaged.
     """
     values = values_by_field(RolloutConfig, node)
@@ -247,17 +245,16 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
         if is_on_hub(run):
             values["run"] = at_commit(str(run), directory)  # the same one when it is read again
         stored = read_settings(directory)
-        if "env" not in stored:
+        if "env" not in stored.values:
             problem = "expected settings of the environment"
-            raise RunDirectoryError(f"{directory / CONFIG_FILE} is damaged: {problem}")
+            raise RunDirectoryError(f"{stored.path} is damaged: {problem}")
         if env is None or isinstance(env, Mapping):
-            values["env"] = joined_env(stored["env"], env or {})
+            values["env"] = joined_env(stored.values["env"], env or {})
             if not any(values["env"].get(name) for name in ENV_NAMES):
                 raise ConfigError("env", CHOOSE_ENV)
-            settings = {**stored, "env": values["env"]}
-            own = {"env": env}
+            settings = {**stored.values, "env": values["env"]}
             uses = (*PARTS_OF_POLICY, *PARTS_OF_ENV)
-            check_trust(settings, directory / CONFIG_FILE, values.get("trust"), own, uses)
+            stored.check(settings, values.get("trust"), {"env": env}, uses)
     return build_config(RolloutConfig, values)
 
 

@@ -1,8 +1,8 @@
 """Configuration in the directory of a run, which may come from a stranger.
 
-Reading it takes bounded time and memory and calls nothing. What it names is imported only where it
-is a class of this package, PyTorch or gymnasium of the kind that belongs there, or the user named
-or trusts it.
+Reading it takes bounded time and memory and calls nothing. What it names is imported only where
+this user wrote it (see `signature`), or it is a class of this package, PyTorch or gymnasium of the
+kind that belongs there, or the user named or trusts it.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import is_dataclass
+from dataclasses import dataclass, is_dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 import yaml
 
-from maze_train.config.loading import PARTS, load_config, place_of
+from maze_train.config.loading import PARTS, load_config, place_of, section_of
+from maze_train.config.signature import is_signed
+from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import CONFIG_FILE, LOADER, MAX_BYTES, check_plain, config_to_dict
 from maze_train.core.conversion import convert, join
 from maze_train.core.errors import ConfigError, RunDirectoryError
@@ -25,7 +27,6 @@ from maze_train.core.targets import (
     SCRIPT,
     TARGET,
     Given,
-    arguments_for,
     has_no_name,
     imported,
     locate,
@@ -36,13 +37,6 @@ from maze_train.core.targets import (
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from maze_train.config.train_config import TrainConfig
-
-
-SECTIONS = (
-    *("env", "model", "algorithm", "runner", "evaluation", "tracking", "checkpoint"),
-    "learner_group",
-)
 
 PARTS_OF_POLICY = (
     *(part for part in PARTS if part.startswith("model.")),
@@ -68,27 +62,10 @@ ENV_ID = re.compile(r"env\.(id$|kwargs[.\[])")
 """Settings that are ids of environments, or arguments that may be some."""
 
 
-class EnvId(str):
-    """An id of an environment, or an argument that may be one, which has a module imported.
-
-    Args:
-        text: The id.
-        module: The module.
-    """
-
-    module: str
-
-    def __new__(cls, text: str, module: str) -> EnvId:
-        """The id."""
-        self = super().__new__(cls, text)
-        self.module = module
-        return self
-
-
 # -- reading ---------------------------------------------------------------------------------------
 
 
-def read_settings(directory: Path) -> dict[str, Any]:
+def read_settings(directory: Path) -> StoredSettings:
     """Read the configuration of a run or of a saved policy, without `trust`.
 
     Raises:
@@ -104,8 +81,8 @@ def read_settings(directory: Path) -> dict[str, Any]:
     return parsed_settings(text, path)
 
 
-def parsed_settings(text: str, path: Path) -> dict[str, Any]:
-    """The settings that a file of a run holds."""
+def parsed_settings(text: str, path: Path) -> StoredSettings:
+    """The settings that a text holds, of the file of a run."""
     try:
         check_plain(text)
         node = yaml.load(text, LOADER)
@@ -116,18 +93,20 @@ def parsed_settings(text: str, path: Path) -> dict[str, Any]:
         raise RunDirectoryError(
             f"{path} is damaged: expected the configuration of a run; {problem}"
         )
-    return {key: value for key, value in node.items() if key != "trust"}
+    values = {key: value for key, value in node.items() if key != "trust"}
+    return StoredSettings(path, values, is_signed(text))
 
 
 def _problem_of(node: Any) -> str:
     """Name the reason why values cannot be those of a written configuration; empty: they can."""
     if not isinstance(node, dict):
         return f"got {type(node).__name__}"
+    sections = get_type_hints(TrainConfig)
     for key, value in node.items():
         if not isinstance(key, str) or "." in key:
             return f"{key!r} is no name of a setting"
         # A text, or a mapping with a name, would be read as that of an option: of another file.
-        if key in SECTIONS and not isinstance(value, dict):
+        if section_of(sections.get(key)) is not None and not isinstance(value, dict):
             return f"{key} is no mapping"
         if key in ("algorithm", "runner") and "name" in value:
             return f"{key}.name is not written"
@@ -135,6 +114,68 @@ def _problem_of(node: Any) -> str:
 
 
 # -- what it may name ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StoredSettings:
+    """The configuration in the file of a run, as plain values."""
+
+    path: Path
+    """The file."""
+
+    values: dict[str, Any]
+
+    is_own: bool = False
+    """Whether this user wrote it: then all that it names is trusted."""
+
+    def check(
+        self,
+        settings: Mapping[str, Any],
+        trust: Sequence[str] | None,
+        own: Any,
+        uses: Collection[str],
+    ) -> None:
+        """Refuse settings that name what neither is offered for its place nor has the user's trust.
+
+        Nothing else is imported, and nothing called.
+
+        Args:
+            settings: Those of the file, changed by those of the user.
+            trust: Modules that may be used.
+            own: Settings of the user: what they name may be used.
+            uses: Parts that are going to be built, of `PARTS`.
+
+        Raises:
+            ConfigError: If they do; it lists all that they name so.
+        """
+        modules: list[str] = convert(trust or [], list[str], "trust")
+        named = {path for _, path, _ in _targets_in(own)}
+        refused, words = [], set()
+        for key, target, module in () if self.is_own else _targets_in(settings):
+            part = _part_of(key)
+            # No name leads to what was made in Python, as `<lambda>`: it is missed where it is
+            # built.
+            if target in named or "<" in target or not (part is None or part in uses):
+                continue
+            reason = _refusal(target, module, PARTS.get(part or ""), modules)
+            if reason is not None:
+                note, word = reason
+                refused.append(f"\n  {key} = {target}{note}")
+                words.update([word] if word else [])
+        if not refused:
+            return
+        listed = sorted({*words, *modules})
+        remedy = (
+            "It is not signed by you, as what you make on this machine is. If you know this code "
+            f"and who made the run, allow its modules: trust=[{','.join(listed)}] (in Python "
+            f"trust={listed!r})"
+        )
+        raise ConfigError(
+            "trust",
+            f"{self.path} names what neither this package nor torch.nn, torch.optim or "
+            f"gymnasium offers for its place; none of it was called:{''.join(refused)}"
+            + (f"\n{remedy}" if words else ""),
+        )
 
 
 def settings_of_run(
@@ -152,65 +193,16 @@ def settings_of_run(
         ConfigError: If it names what is neither offered nor trusted.
         RunDirectoryError: If it is missing or damaged.
     """
-    settings = read_settings(path.parent) if text is None else parsed_settings(text, path)
-    check_trust(settings, path, config.trust, config, uses)
-    return load_config(settings)
-
-
-def check_trust(
-    settings: Mapping[str, Any],
-    path: Path,
-    trust: Sequence[str] | None,
-    own: Any,
-    uses: Collection[str],
-) -> None:
-    """Refuse settings that name what neither is offered for its place nor has the user's trust.
-
-    Nothing else is imported, and nothing called.
-
-    Args:
-        settings: Those of a run, changed by those of the user.
-        path: File that holds them, for the message.
-        trust: Modules that may be used.
-        own: Settings of the user: what they name may be used.
-        uses: Parts that are going to be built, of `PARTS`.
-
-    Raises:
-        ConfigError: If they do; it lists all that they name so.
-    """
-    modules: list[str] = convert(trust or [], list[str], "trust")
-    named = {path for _, path in _targets_in(own)}
-    refused, words = [], set()
-    for key, target in _targets_in(settings):
-        part = _part_of(key)
-        # No name leads to what was made in Python, as `<lambda>`: it is missed where it is built.
-        if target in named or "<" in target or not (part is None or part in uses):
-            continue
-        reason = _refusal(key, target, PARTS.get(part or ""), modules)
-        if reason is not None:
-            note, module = reason
-            refused.append(f"\n  {key} = {target}{note}")
-            words.update([module] if module else [])
-    if not refused:
-        return
-    listed = sorted({*words, *modules})
-    remedy = (
-        "If you know this code and who made the run, allow its modules: "
-        f"trust=[{','.join(listed)}] (in Python trust={listed!r})"
-    )
-    raise ConfigError(
-        "trust",
-        f"{path} names what neither this package nor torch.nn, torch.optim or "
-        f"gymnasium offers for its place; none of it was called:{''.join(refused)}"
-        + (f"\n{remedy}" if words else ""),
-    )
+    stored = read_settings(path.parent) if text is None else parsed_settings(text, path)
+    stored.check(stored.values, config.trust, config, uses)
+    return load_config(stored.values)
 
 
 def modules_to_trust(config: TrainConfig) -> list[str]:
     """The modules that one has to trust to continue a run of this configuration."""
     roots = {
-        (path.module if isinstance(path, EnvId) else path.replace(":", ".")).partition(".")[0]
-        for _, path in _targets_in(config)
+        (module or path.replace(":", ".")).partition(".")[0]
+        for _, path, module in _targets_in(config)
         if not _within(path, OFFERED) and not isinstance(path, Given)
     }
     return sorted(roots)
@@ -218,7 +210,7 @@ def modules_to_trust(config: TrainConfig) -> list[str]:
 
 def given_in_python(config: TrainConfig) -> list[str]:
     """The keys of all targets that are objects of Python."""
-    return [key for key, path in _targets_in(config) if isinstance(path, Given)]
+    return [key for key, path, _ in _targets_in(config) if isinstance(path, Given)]
 
 
 def check_given(settings: Mapping[str, Any]) -> None:
@@ -228,7 +220,7 @@ def check_given(settings: Mapping[str, Any]) -> None:
         ConfigError: It lists them all.
     """
     missing = {}
-    for key, path in _targets_in(settings):
+    for key, path, _ in _targets_in(settings):
         if has_no_name(path):
             try:
                 locate(path)
@@ -238,14 +230,19 @@ def check_given(settings: Mapping[str, Any]) -> None:
         raise made_in_python(list(missing), *missing.values())
 
 
-def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Everything that settings name to be imported, with its key, at any depth."""
+def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """Everything that settings name to be imported, at any depth.
+
+    Yields:
+        The key, the name, and the module that an id of an environment has imported; that of other
+        names is a part of them, and empty here.
+    """
     if is_dataclass(node) and not isinstance(node, type):
         node = config_to_dict(node)
     if isinstance(node, Mapping):
         target = node.get(TARGET)
         if target is not None:
-            yield join(key, TARGET), target if isinstance(target, str) else str(target)
+            yield join(key, TARGET), target if isinstance(target, str) else str(target), ""
         for name, value in node.items():
             # An id with dots must not look like several keys: the last ones would name another
             # part.
@@ -259,7 +256,7 @@ def _targets_in(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
         is_id, text = key == "env.id", node.removeprefix(REGISTRY)
         module = registered.module_of_id(text) if is_id else registered.module_of_argument(node)
         if module:
-            yield key, EnvId(text, module)
+            yield key, text, module
 
 
 def _part_of(key: str) -> str | None:
@@ -269,19 +266,19 @@ def _part_of(key: str) -> str | None:
     return max(found, key=len, default=None)
 
 
-def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tuple[str, str] | None:
+def _refusal(
+    path: str, id_module: str, kind: str | None, trust: Sequence[str]
+) -> tuple[str, str] | None:
     """Say why something is not used: a note, and the module that would have to be trusted.
 
     None: it may be used, or is not there, which is reported where it is built.
     """
-    if isinstance(path, EnvId):
-        return None if _within(path.module, trust) else ("", path.module.partition(".")[0])
+    if id_module:
+        return None if _within(id_module, trust) else ("", id_module.partition(".")[0])
     path = path.replace(":", ".")
     is_trusted = _within(path, trust)
     if not is_trusted and not _within(path, OFFERED):
-        package, given = path.partition(".")[0], arguments_for([key])
-        of_script = f" (of the script that was run: pass it, as in train({given}, resume=...))"
-        return of_script if package == SCRIPT else "", package
+        return "", path.partition(".")[0]
     try:
         module, names = imported(path)
         found: Any = module
@@ -298,11 +295,10 @@ def _refusal(key: str, path: str, kind: str | None, trust: Sequence[str]) -> tup
     is_maker = isinstance(found, type) or inspect.isroutine(found)
     home = str(getattr(found, "__module__", None) or "builtins") if is_maker else module.__name__
     home = script_name() if home == SCRIPT else home
-    if is_trusted:
-        is_own = _within(home, [*trust, *OFFERED])
-        return None if is_own else (f" (defined in {home})", home.partition(".")[0])
-    if _is_offered(found, home, kind):
+    if _is_offered(found, home, kind) or (is_trusted and _within(home, [*trust, *OFFERED])):
         return None
+    if is_trusted:
+        return f" (defined in {home})", home.partition(".")[0]
     return f" (expected a class of {kind or 'settings'})", module.__name__
 
 

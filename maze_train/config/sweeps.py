@@ -29,11 +29,12 @@ from hydra.core.utils import JobReturn, JobStatus, filter_overrides, run_job, se
 from hydra.plugins.launcher import Launcher
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from maze_train.config.options import FAILURE, PROGRAM
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import RunDirectoryError, TrainingError
 from maze_train.core.files import atomic_write, open_own, read_regular
 from maze_train.core.notices import notify, say
-from maze_train.tracking.tracker import duration, readable
+from maze_train.tracking.tracker import csv_text, duration, readable
 from maze_train.training.outcome import SIGNALS
 from maze_train.workers.places import Portable
 from maze_train.workers.remote import available_cores
@@ -98,17 +99,15 @@ def write_jobs(sweep_dir: Path, records: Iterable[JobRecord]) -> None:
     Raises:
         OSError: If the file cannot be written.
     """
-    buffer = StringIO()
-    table = csv.writer(buffer, lineterminator="\n")
-    table.writerow(COLUMNS)
+    rows = []
     for record in sorted(records, key=lambda record: record.number):
-        run_dir = record.run_dir
+        run_dir, objective = record.run_dir, float(record.objective)
         if Path(run_dir).is_relative_to(sweep_dir):
             run_dir = os.path.relpath(run_dir, sweep_dir)
-        objective = "" if math.isnan(record.objective) else repr(float(record.objective))
-        table.writerow([record.number, record.settings, run_dir, objective, record.error])
+        values = (record.number, record.settings, run_dir, objective, record.error)
+        rows.append(dict(zip(COLUMNS, values, strict=True)))
     with atomic_write(sweep_dir / JOBS_FILE) as file:
-        file.write(buffer.getvalue().encode())
+        file.write(csv_text(rows, COLUMNS, nan="").encode())
 
 
 def read_jobs(sweep_dir: Path) -> list[JobRecord]:
@@ -137,8 +136,6 @@ def read_jobs(sweep_dir: Path) -> list[JobRecord]:
 
 
 LOG_FILE = "job.log"
-PROGRAM = "maze-run"
-FAILURE = 1
 
 STOP = signal.SIGTERM
 """Signal for jobs whose owner has failed, or is gone."""

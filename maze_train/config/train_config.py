@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from maze_train.core.checks import MOST_THREADS, absolute_path, check_at_least, check_fields
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 AUTO = "auto"
 """Value of `resume`: continue the run in `run_dir` if there is one."""
+
+CHOOSE_ENV = "choose one: env=<registered id> or env._target_=<your class or factory>"
 
 
 @dataclass(kw_only=True)
@@ -80,14 +82,12 @@ class RunnerConfig:
         check_fields(self, 0, "concurrency", "envs_per_actor", "max_wall_time_s")
         check_fields(self, 0, "torch_threads", maximum=MOST_THREADS)
 
-    @property
-    def place_settings(self) -> dict[str, Any]:
-        """Arguments of `place_class`."""
-        return {}
-
     def place(self) -> Place:
-        """The place where the workers of the run live."""
-        place: Place = locate(self.place_class)(**self.place_settings)
+        """The place where the workers of the run live; it gets what not all runners have."""
+        shared = {field.name for field in fields(RunnerConfig)}
+        own = [field.name for field in fields(self) if field.name not in shared]
+        settings = {name.replace("worker_timeout", "timeout"): getattr(self, name) for name in own}
+        place: Place = locate(self.place_class)(**settings)
         return place
 
 
@@ -122,16 +122,6 @@ class RemoteRunnerConfig(RunnerConfig):
         check_fields(self, 0, "n_workers", "max_worker_restarts")
         check_at_least("worker_timeout_s", self.worker_timeout_s, 1e-3)
 
-    @property
-    def place_settings(self) -> dict[str, Any]:
-        """Arguments of `RemotePlace`."""
-        return {
-            "n_workers": self.n_workers,
-            "timeout_s": self.worker_timeout_s,
-            "on_worker_failure": self.on_worker_failure,
-            "max_worker_restarts": self.max_worker_restarts,
-        }
-
 
 @dataclass(kw_only=True)
 class LocalRunnerConfig(RemoteRunnerConfig):
@@ -142,11 +132,6 @@ class LocalRunnerConfig(RemoteRunnerConfig):
 
     start_method: Literal["forkserver", "spawn", "fork"] = "forkserver"
     """Start method of worker processes."""
-
-    @property
-    def place_settings(self) -> dict[str, Any]:
-        """Arguments of `LocalProcesses`."""
-        return {**super().place_settings, "start_method": self.start_method}
 
 
 @dataclass(kw_only=True)
@@ -211,7 +196,8 @@ class TrainConfig:
 
     trust: list[str] = field(default_factory=list)
     """Modules other than this package, PyTorch and gymnasium that the configuration of the run in
-    `resume` or `base_run` may name, such as `[my_envs, my_nets]`: their code is run."""
+    `resume` or `base_run` may name if somebody else made it, such as `[my_envs, my_nets]`: their
+    code is run."""
 
     def __post_init__(self) -> None:
         convert_fields(self)
@@ -344,9 +330,7 @@ class TrainConfig:
                 )
             return
         if self.env.id is None and self.env.target is None:
-            raise ConfigError(
-                "env", "choose one: env=<registered id> or env._target_=<your class or factory>"
-            )
+            raise ConfigError("env", CHOOSE_ENV)
         is_made = isinstance(self.env.target, Given) and self.env.target.is_made()
         for key in ("n_episodes", "final_episodes") if is_made else ():
             if getattr(self.evaluation, key):
@@ -415,10 +399,3 @@ class RayRunnerConfig(RemoteRunnerConfig):
                 "machines, or with `ray job submit`; expected auto, local or <head>:<port>",
                 self.address,
             )
-
-    @property
-    def place_settings(self) -> dict[str, Any]:
-        """Arguments of `RayPlace`."""
-        names = ["address", "placement", "working_dir", "worker_output"]
-        names += ["cpus_per_worker", "gpus_per_worker", "cpus_per_learner", "gpus_per_learner"]
-        return {**super().place_settings, **{name: getattr(self, name) for name in names}}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
 
 import yaml
 
+from maze_train.config.signature import signed
 from maze_train.core.conversion import TUPLE, key_of_field
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import atomic_write
@@ -48,12 +49,12 @@ def config_to_dict(config: Any) -> dict[str, Any]:
 
 
 def config_text(config: TrainConfig) -> str:
-    """The configuration of a run as YAML, without directories and trust.
+    """The configuration of a run as YAML, without directories and trust, signed by this user.
 
     Who repeats the run wants another directory.
     """
     config = replace(config, run_dir=None, resume=None, trust=[])
-    return yaml.safe_dump(config_to_dict(config), sort_keys=False)
+    return signed(yaml.safe_dump(config_to_dict(config), sort_keys=False))
 
 
 def write_config(run_dir: Path, text: str) -> None:

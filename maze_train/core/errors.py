@@ -1,16 +1,4 @@
-"""All exceptions of the package.
-
-MazeTrainError ├── ConfigError          a setting is unknown, of a wrong type, out of range, or
-contradictory ├── ShapeError           tensors that must agree in shape do not ├── SpaceError
-a space that the package cannot handle, or a value outside its space ├── EnvError             an
-environment could not be built, raised, or returned something invalid │   └── WorkerError      a
-process that steps environments raised, died or hung ├── TrainingError        training cannot
-continue (non-finite loss or gradient, nothing to learn from) │   └── CallbackError    a callback,
-or an evaluator of the user, raised ├── RunDirectoryError    a run directory is missing, incomplete,
-damaged, or already taken ├── ExportError          a policy cannot be exported, or the file would
-act otherwise ├── DatasetError         a data set of trajectories is missing, damaged, foreign, or
-does not fit └── MissingExtraError    an optional dependency is not installed, or broken
-"""
+"""All exceptions of the package; each class says when it is raised."""
 
 from __future__ import annotations
 

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 Tensor: TypeAlias = torch.Tensor
 Array: TypeAlias = npt.NDArray[Any]
+Shape: TypeAlias = tuple[int, ...]
+Device: TypeAlias = torch.device | str | None
 
 TensorTree: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
 """Observations or actions: one tensor, or one flat mapping for a Dict or Tuple space

@@ -21,7 +21,6 @@ from gymnasium import spaces
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError
 from maze_train.core.types import leaves_by_key
-from maze_train.data.frames import FrameStacks
 from maze_train.spaces.tensors import storage_dtype
 
 if TYPE_CHECKING:
@@ -343,7 +342,7 @@ class FrameColumn:
         self._depth_entries = depths.entries.numpy()
         self._ring = frames.ring
 
-    def write(self, first: int, stacks: Tensor | FrameStacks, begin: int, continues: bool) -> None:
+    def write(self, first: int, stacks: Tensor, begin: int, continues: bool) -> None:
         """Write the stacks `[rows, envs, n, *frame]` from a row on.
 
         Args:
@@ -391,15 +390,7 @@ class FrameColumn:
         return stacks
 
 
-def _newest_frames(stacks: Tensor | FrameStacks) -> tuple[Tensor, Array]:
+def _newest_frames(stacks: Tensor) -> tuple[Tensor, Array]:
     """Newest frames `[rows, envs, *frame]`; whether stacks continue, `[rows - 1, envs]`."""
-    rows, num_envs, n = stacks.shape[:3]
-    if isinstance(stacks, FrameStacks):
-        # Frames with one number are equal, and `FrameMemory` numbers those of stacks that continue
-        # so.
-        numbers = stacks.numbers.view(rows, num_envs, n)
-        newest = stacks.frames.index_select(0, numbers[..., -1].flatten())
-        newest = newest.view(rows, num_envs, *newest.shape[1:])
-        return newest, (numbers[1:, :, :-1] == numbers[:-1, :, 1:]).all(-1).numpy()
     same = stacks[1:, :, :-1] == stacks[:-1, :, 1:]
     return stacks[:, :, -1], same.flatten(2).all(-1).numpy()

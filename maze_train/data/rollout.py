@@ -5,28 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from gymnasium import spaces
-from torch import Tensor
 
 from maze_train.core.errors import ShapeError
 from maze_train.core.types import as_tree, is_on, leaves_by_key, on_device, tree_map
-from maze_train.data.frames import FrameMemory, FrameStacks
-from maze_train.spaces.describe import flat_spaces
-from maze_train.spaces.tensors import as_tensors, storage_dtype, zeros_for
+from maze_train.spaces.tensors import as_tensors, zeros_for
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
+
+    from gymnasium import spaces
 
     from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree
-
-
-StoredTree: TypeAlias = Any
-"""Observations as they are stored: one leaf, or a flat mapping of them; a leaf is a tensor or
-`FrameStacks`, which are indexed alike."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +32,7 @@ class Rollout:
     true last observation is in `final_obs`.
     """
 
-    obs: StoredTree
+    obs: TensorTree
     """Observations, `[T + 1, B, ...]`."""
 
     actions: TensorTree
@@ -68,7 +61,7 @@ class Rollout:
     at all: an agent waits."""
 
     hidden_states: Tensor | None = None
-    """Memory of a recurrent policy before each observation, `[T + 1, B, S]`."""
+    """Recurrent state of the policy before each observation, `[T + 1, B, S]`."""
 
     log_probs: Tensor | None = None
     """Log-probabilities of the actions under the policy that took them, `[T, B]`; None: it is the
@@ -114,10 +107,10 @@ class Rollout:
 
     @property
     def fresh(self) -> Tensor:
-        """Whether a new episode begins after the step, `[T, B]` bool: memories are empty then."""
+        """Whether an episode, with a recurrent state of zero, begins after the step, `[T, B]`."""
         return self.ended if self.valid is None else self.ended | ~self.valid
 
-    def flat_obs(self) -> StoredTree:
+    def flat_obs(self) -> TensorTree:
         """Observations by position `t * B + b`, `[(T + 1) * B, ...]`."""
         return tree_map(lambda x: x.flatten(0, 1), self.obs)
 
@@ -147,9 +140,7 @@ class RolloutStorage:
         observation_space: Flat observation space of one environment.
         num_steps: T.
         num_envs: B.
-        frame_stack: Observations that are stacks of the last n frames, newest last: n by key (the
-            key of a lone observation is empty). Their frames are stored once.
-        state_size: Size S of the memory of the policy; 0: it has none.
+        state_size: Size S of the recurrent state; 0: none.
     """
 
     def __init__(
@@ -158,13 +149,12 @@ class RolloutStorage:
         num_steps: int,
         num_envs: int,
         *,
-        frame_stack: Mapping[str, int] | None = None,
         state_size: int = 0,
     ) -> None:
         self.space = observation_space
         self.num_steps = num_steps
         self.num_envs = num_envs
-        self._leaves = _Leaves(observation_space, num_steps + 1, num_envs, frame_stack or {})
+        self.obs = zeros_for(observation_space, (num_steps + 1, num_envs))
         self.actions: TensorTree | None = None
         self.rewards = torch.zeros(num_steps, num_envs)
         self.terminated = torch.zeros(num_steps, num_envs, dtype=torch.bool)
@@ -174,6 +164,10 @@ class RolloutStorage:
             torch.zeros(num_steps + 1, num_envs, state_size) if state_size else None
         )
         # Views made once: indexing a tensor by row costs more than the copy of a small row.
+        leaves = leaves_by_key(self.obs)
+        self._obs_arrays = [(key, leaf.numpy()) for key, leaf in leaves.items()]
+        self._obs_rows = {key: leaf.unbind(0) for key, leaf in leaves.items()}
+        self._has_obs_keys = isinstance(self.obs, dict)
         self._reward_rows = list(self.rewards.numpy())
         self._terminated_rows = list(self.terminated.numpy())
         self._truncated_rows = list(self.truncated.numpy())
@@ -186,7 +180,7 @@ class RolloutStorage:
     @property
     def obs_nbytes(self) -> int:
         """Bytes of the observations."""
-        return self._leaves.nbytes
+        return sum(array.nbytes for _, array in self._obs_arrays)
 
     def start(self, obs: ArrayTree) -> None:
         """Begin a rollout with the observation before its first action, `[B, ...]`."""
@@ -195,11 +189,13 @@ class RolloutStorage:
         if self._any_invalid:
             self.valid.fill_(True)
             self._any_invalid = False
-        self._leaves.start(obs)
+        self._write_obs(0, obs)
 
     def acting_obs(self, step: int) -> TensorTree:
-        """The observations before the action of a step, `[B, ...]`, until the next is written."""
-        return self._leaves.row(step)
+        """The observations before the action of a step, `[B, ...]`."""
+        return as_tree(
+            {key: rows[step] for key, rows in self._obs_rows.items()}, self._has_obs_keys
+        )
 
     def write_hidden_state(self, step: int, state: Tensor) -> None:
         """Store what the policy remembers before the observations of a step, `[B, S]`."""
@@ -237,7 +233,12 @@ class RolloutStorage:
         if valid is not None:
             self.valid.numpy()[step] = valid
             self._any_invalid = True
-        self._leaves.write(step + 1, obs)
+        self._write_obs(step + 1, obs)
+
+    def _write_obs(self, row: int, obs: ArrayTree) -> None:
+        leaves = leaves_by_key(obs)
+        for key, array in self._obs_arrays:
+            array[row] = leaves[key]
 
     def write_final_obs(self, step: int, env: int, obs: ArrayTree) -> None:
         """Store the true last observation of an episode that ended at this step."""
@@ -248,7 +249,7 @@ class RolloutStorage:
         """The finished rollout; it shares memory with the storage until the next one begins."""
         assert self.actions is not None
         return Rollout(
-            obs=self._leaves.tree(),
+            obs=self.obs,
             actions=self.actions,
             rewards=self.rewards,
             terminated=self.terminated,
@@ -265,77 +266,6 @@ class RolloutStorage:
         pieces = [leaves_by_key(as_tensors(self.space, obs)) for obs in self._final_obs]
         leaves = {key: torch.stack([piece[key] for piece in pieces]) for key in pieces[0]}
         return as_tree(leaves, "" not in leaves)
-
-
-class _Leaves:
-    """Rows of observations: whole ones, and stacks of which every frame is stored once."""
-
-    def __init__(
-        self,
-        space: spaces.Space[Any],
-        num_rows: int,
-        num_envs: int,
-        frame_stack: Mapping[str, int],
-    ) -> None:
-        self._space = space
-        self._is_single = not isinstance(space, spaces.Dict)
-        parts = flat_spaces(space)
-        self._stacks: dict[str, FrameMemory] = {
-            key: FrameMemory(part, num_rows, num_envs)
-            for key, part in parts.items()
-            if key in frame_stack
-        }
-        self._whole = {
-            key: cast("Tensor", zeros_for(part, (num_rows, num_envs)))
-            for key, part in parts.items()
-            if key not in frame_stack
-        }
-        self._keys = list(parts)
-        self._arrays = [(key, tensor.numpy()) for key, tensor in self._whole.items()]
-        self._tensor_rows = {key: tensor.unbind(0) for key, tensor in self._whole.items()}
-        self._latest: dict[str, Tensor] = {}
-
-    @property
-    def nbytes(self) -> int:
-        whole = sum(tensor.nbytes for tensor in self._whole.values())
-        return whole + sum(memory.nbytes for memory in self._stacks.values())
-
-    def start(self, obs: ArrayTree) -> None:
-        leaves = leaves_by_key(obs)
-        for key, array in self._arrays:
-            array[0] = leaves[key]
-        for key, memory in self._stacks.items():
-            memory.start(leaves[key])
-        self._remember(leaves)
-
-    def write(self, row: int, obs: ArrayTree) -> None:
-        leaves = leaves_by_key(obs)
-        for key, array in self._arrays:
-            array[row] = leaves[key]
-        if self._stacks:
-            for key, memory in self._stacks.items():
-                memory.write(row, leaves[key])
-            self._remember(leaves)
-
-    def row(self, row: int) -> TensorTree:
-        leaves = {key: rows[row] for key, rows in self._tensor_rows.items()}
-        leaves.update(self._latest)
-        return as_tree(leaves, not self._is_single)
-
-    def tree(self) -> StoredTree:
-        leaves: dict[str, Any] = {
-            key: self._whole[key] if key in self._whole else self._stacks[key].stacks()
-            for key in self._keys
-        }
-        return as_tree(leaves, not self._is_single)
-
-    def _remember(self, leaves: dict[str, Array]) -> None:
-        """Keep the current stacks as the environment gave them: to act on, they must be whole."""
-        for key in self._stacks:
-            part = self._space if self._is_single else self._space[key]  # type: ignore[index]  # a Dict
-            # A copy only of what tensors cannot share: other dtypes and orders, read-only arrays.
-            whole = np.require(leaves[key], storage_dtype(part), ["C", "W"])
-            self._latest[key] = torch.from_numpy(whole)
 
 
 ENV_DIM = {
@@ -385,8 +315,7 @@ def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
 def select_envs(rollout: Rollout, envs: slice) -> Rollout:
     """The part of a rollout that consecutive environments are.
 
-    It shares the memory of the rollout; only what is renumbered (positions, frames of stacks) and
-    the final observations are copies.
+    It shares the memory of the rollout; only the final observations and their positions are copies.
 
     Args:
         rollout: T steps of B environments.
@@ -418,27 +347,9 @@ def select_envs(rollout: Rollout, envs: slice) -> Rollout:
     )
 
 
-def without_unused_frames(stacks: FrameStacks) -> FrameStacks:
-    """The same observations, without the frames that none of them consists of.
-
-    It shares memory with `stacks` where these are the last ones, as `FrameMemory` leaves them.
-    """
-    numbers = stacks.numbers
-    is_used = torch.zeros(len(stacks.frames), dtype=torch.bool, device=numbers.device)
-    is_used.index_fill_(0, numbers.flatten(), True)
-    count = int(is_used.sum())
-    if is_used[:count].all():
-        return FrameStacks(stacks.frames[:count], numbers, stacks.num_envs)
-    new_numbers = is_used.cumsum(0) - 1
-    return FrameStacks(stacks.frames[is_used], new_numbers[numbers], stacks.num_envs)
-
-
-def _columns(envs: slice, dim: int, leaf: Tensor | FrameStacks) -> Tensor | FrameStacks:
+def _columns(envs: slice, dim: int, leaf: Tensor) -> Tensor:
     """The part of `[rows, B, ...]` or, with `dim` 0, of `[B]` that some environments are."""
-    if not isinstance(leaf, FrameStacks):
-        return leaf[:, envs] if dim else leaf[envs]
-    numbers = leaf.numbers.view(*leaf.shape[:3])[:, envs]
-    return FrameStacks(leaf.frames, numbers.flatten(0, 1), envs.stop - envs.start)
+    return leaf[:, envs] if dim else leaf[envs]
 
 
 def _joined_positions(rollouts: Sequence[Rollout]) -> Tensor:
@@ -471,35 +382,13 @@ def _joined(name: str, trees: Sequence[Any], dim: int) -> Any:
     return as_tree(joined, isinstance(trees[0], dict))
 
 
-def _joined_leaf(name: str, parts: list[Any], dim: int) -> Any:
-    forms = [_form(part, dim) for part in parts]
+def _joined_leaf(name: str, parts: list[Tensor], dim: int) -> Tensor:
+    # What must agree: the shape but for the joined dimension, and the dtype.
+    forms = [([*x.shape[:dim], "*", *x.shape[dim + 1 :]], x.dtype) for x in parts]
     for i, form in enumerate(forms):
         if form != forms[0]:
             raise ShapeError(
                 f"{name} of rollout {i} is {form}, that of rollout 0 is {forms[0]}: expected the "
                 "same, apart from the size *"
             )
-    if isinstance(parts[0], FrameStacks):
-        return _joined_stacks(parts)
     return torch.cat(parts, dim)
-
-
-def _form(leaf: Tensor | FrameStacks, dim: int) -> tuple[str, list[int | str], torch.dtype]:
-    """Properties that must agree: the type, the shape but for the joined dimension, the dtype."""
-    dtype = leaf.frames.dtype if isinstance(leaf, FrameStacks) else leaf.dtype
-    return type(leaf).__name__, [*leaf.shape[:dim], "*", *leaf.shape[dim + 1 :]], dtype
-
-
-def _joined_stacks(parts: list[FrameStacks]) -> FrameStacks:
-    """Stacks `[rows, envs, n, *frame]` side by side."""
-    parts = [without_unused_frames(part) for part in parts]
-    offsets = accumulate((len(part.frames) for part in parts), initial=0)
-    numbers = [
-        part.numbers.view(*part.shape[:3]) + offset
-        for part, offset in zip(parts, offsets, strict=False)
-    ]
-    return FrameStacks(
-        torch.cat([part.frames for part in parts]),
-        torch.cat(numbers, 1).flatten(0, 1),
-        sum(part.num_envs for part in parts),
-    )

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import fields, replace
 from functools import partial
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 
 from maze_train.core.errors import ShapeError
-from maze_train.core.types import StatePart, as_tree, leaves_by_key
-from maze_train.data.frames import FrameStacks
-from maze_train.data.rollout import Rollout, join_rollouts, select_envs, without_unused_frames
+from maze_train.core.types import StatePart, as_tree, leaves_by_key, tree_map
+from maze_train.data.rollout import Rollout, join_rollouts, select_envs
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import storage_dtype
 from maze_train.workers.pool import ArrayLayout, padded
@@ -29,14 +29,13 @@ if TYPE_CHECKING:
 PAGE = 4096
 """Slots begin on their own pages, so that writing to one takes no memory of the others."""
 
-Name: TypeAlias = tuple[str, str, str]
-"""Name of a tensor in a slot: column of the rollout, key of the leaf, and for stacked frames also
-the field of `FrameStacks`."""
+Name: TypeAlias = tuple[str, str]
+"""Name of a tensor in a slot: column of the rollout, and key of the leaf."""
 
 OPTIONAL = ("valid", "log_probs", "weights_seq_no")
 """Columns that a rollout may have or not."""
 
-HEADER = ("header", "", "")
+HEADER = ("header", "")
 """Length of each tensor; below 0: the rollout does not have it."""
 
 
@@ -44,16 +43,15 @@ class RolloutLayout:
     """Layout of a rollout of T steps of B environments in a slot of memory.
 
     It follows from the arguments alone, so processes that know these agree on it. A slot has room
-    for the worst case: every step truncated, every stack of n frames without a frame of another.
-    Pages of shared memory that are never touched cost nothing, so this takes addresses, not memory.
+    for the worst case: every step truncated. Pages of shared memory that are never touched cost
+    nothing, so this takes addresses, not memory.
 
     Args:
         observation_space: Flat observation space of one environment.
         actions: One action of the agent, `[...]`: shapes and dtypes are used.
         num_steps: T.
         num_envs: B.
-        frame_stack: Observations that are stacks of the last n frames, as in `RolloutStorage`.
-        state_size: Size S of the memory of the policy; 0: it has none.
+        state_size: Size S of the recurrent state; 0: none.
         num_agents: Agents of one environment that act at once, each with a log-probability; 0:
             there is one agent.
     """
@@ -65,41 +63,30 @@ class RolloutLayout:
         num_steps: int,
         num_envs: int,
         *,
-        frame_stack: Mapping[str, int] | None = None,
         state_size: int = 0,
         num_agents: int = 0,
     ) -> None:
-        self.num_envs = num_envs
         steps, rows = (num_steps, num_envs), (num_steps + 1, num_envs)
-        num_positions, most_ends = rows[0] * num_envs, num_steps * num_envs
+        most_ends = num_steps * num_envs
         integers, floats, flags = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.bool_)
         specs: dict[Name, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         for key, part in flat_spaces(observation_space).items():
             shape, dtype = tuple(part.shape or ()), storage_dtype(part)
-            if key in (frame_stack or {}):
-                specs["obs", key, "numbers"] = (num_positions, shape[0]), integers
-                specs["obs", key, "frames"] = (num_positions * shape[0], *shape[1:]), dtype
-            else:
-                specs["obs", key, ""] = (*rows, *shape), dtype
-            specs["final_obs", key, ""] = (most_ends, *shape), dtype
+            specs["obs", key] = (*rows, *shape), dtype
+            specs["final_obs", key] = (most_ends, *shape), dtype
         for key, action in leaves_by_key(actions).items():
-            specs["actions", key, ""] = (*steps, *action.shape), action.cpu().numpy().dtype
-        specs["rewards", "", ""] = steps, floats
-        specs["log_probs", "", ""] = (*steps, num_agents) if num_agents else steps, floats
+            specs["actions", key] = (*steps, *action.shape), action.cpu().numpy().dtype
+        specs["rewards", ""] = steps, floats
+        specs["log_probs", ""] = (*steps, num_agents) if num_agents else steps, floats
         for name in ("terminated", "truncated", "valid"):
-            specs[name, "", ""] = steps, flags
+            specs[name, ""] = steps, flags
         if state_size:
-            specs["hidden_states", "", ""] = (*rows, state_size), floats
-        specs["weights_seq_no", "", ""] = (num_envs,), integers
-        specs["final_positions", "", ""] = (most_ends,), integers
+            specs["hidden_states", ""] = (*rows, state_size), floats
+        specs["weights_seq_no", ""] = (num_envs,), integers
+        specs["final_positions", ""] = (most_ends,), integers
         self._arrays = ArrayLayout({HEADER: ((len(specs),), integers), **specs})
         self.nbytes = padded(self._arrays.nbytes, PAGE)
         """Bytes of one slot, a multiple of the size of a page."""
-
-    def slots(self, memory: Any) -> list[RolloutSlot]:
-        """As many slots as fit into memory that has a `buffer` of `nbytes` bytes."""
-        count = memory.nbytes // self.nbytes
-        return [self.slot(memory.buffer, i * self.nbytes) for i in range(count)]
 
     def slot(self, memory: Any, offset: int) -> RolloutSlot:
         """A slot of `nbytes` bytes.
@@ -108,7 +95,7 @@ class RolloutLayout:
             memory: Writable buffer, kept alive by the slot.
             offset: First byte, a multiple of the size of a page.
         """
-        return RolloutSlot(self._arrays.arrays(memory, offset), self.num_envs)
+        return RolloutSlot(self._arrays.arrays(memory, offset))
 
 
 class RolloutSlot:
@@ -118,19 +105,16 @@ class RolloutSlot:
 
     Args:
         arrays: Views of the memory.
-        num_envs: B.
     """
 
-    def __init__(self, arrays: Mapping[Name, Array], num_envs: int) -> None:
-        self._num_envs = num_envs
+    def __init__(self, arrays: Mapping[Name, Array]) -> None:
         self._tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         self._lengths = self._tensors.pop(HEADER)
 
     def write(self, rollout: Rollout) -> None:
         """Copy a rollout here, in place of the one before.
 
-        Numbers are converted to the dtypes of the layout. Stacks of frames: only frames that occur
-        in them are copied.
+        Numbers are converted to the dtypes of the layout.
 
         Args:
             rollout: A rollout of the layout, on any device, without `replayed`.
@@ -149,8 +133,6 @@ class RolloutSlot:
             target = self._tensors[name]
             if name[0].startswith("final_"):
                 target = target[:num_ends]
-            elif name[2] == "frames":
-                target = target[: len(tensor)]
             if tensor.shape != target.shape:
                 raise ShapeError(
                     f"{_label(name)} has the shape {list(tensor.shape)}, the slot expects "
@@ -168,47 +150,50 @@ class RolloutSlot:
 
     def rollout(self) -> Rollout:
         """The rollout that was written last: views of the slot, valid until the next is written."""
-        columns: dict[str, dict[str, Any]] = {}
-        stacks: dict[str, dict[str, Tensor]] = {}
-        for (name, tensor), length in zip(
-            self._tensors.items(), self._lengths.tolist(), strict=True
-        ):
-            column, key, field = name
-            if length >= 0 and field:
-                stacks.setdefault(key, {})[field] = tensor[:length]
-                columns.setdefault(column, {})[key] = None  # in its place
-            elif length >= 0:
+        columns: dict[str, dict[str, Tensor]] = {}
+        tensors = zip(self._tensors.items(), self._lengths.tolist(), strict=True)
+        for ((column, key), tensor), length in tensors:
+            if length >= 0:
                 columns.setdefault(column, {})[key] = tensor[:length]
-        for key, parts in stacks.items():
-            columns["obs"][key] = FrameStacks(num_envs=self._num_envs, **parts)
         trees: dict[str, Any] = {name: as_tree(x, "" not in x) for name, x in columns.items()}
         return Rollout(**trees)
 
 
-REMEDY = (
-    "make the layout with the spaces, num_steps, num_envs, frame_stack and state_size of the "
-    "rollouts"
-)
+def slots_of(layouts: Mapping[str, RolloutLayout], memory: Any) -> list[dict[str, RolloutSlot]]:
+    """As many slots as fit into memory that has a `buffer` of `nbytes` bytes.
+
+    Args:
+        layouts: Layout of one rollout of each module, by id.
+        memory: The memory; the slots keep it alive.
+    """
+    offsets = accumulate((layout.nbytes for layout in layouts.values()), initial=0)
+    *firsts, nbytes = offsets
+    return [
+        {
+            key: layout.slot(memory.buffer, begin + first)
+            for (key, layout), first in zip(layouts.items(), firsts, strict=True)
+        }
+        for begin in range(0, memory.nbytes - nbytes + 1, nbytes)
+    ]
+
+
+REMEDY = "make the layout with the spaces, num_steps, num_envs and state_size of the rollouts"
 
 
 def _tensors_of(rollout: Rollout) -> dict[Name, Tensor]:
     """The tensors of a rollout by name."""
-    found: dict[Name, Tensor] = {}
-    for field in fields(rollout):
-        tree = getattr(rollout, field.name)
-        for key, leaf in leaves_by_key(tree).items() if tree is not None else ():
-            if isinstance(leaf, FrameStacks):
-                leaf = without_unused_frames(leaf)
-                found[field.name, key, "numbers"] = leaf.numbers
-                found[field.name, key, "frames"] = leaf.frames
-            else:
-                found[field.name, key, ""] = leaf
-    return found
+    trees = {field.name: getattr(rollout, field.name) for field in fields(rollout)}
+    return {
+        (name, key): leaf
+        for name, tree in trees.items()
+        if tree is not None
+        for key, leaf in leaves_by_key(tree).items()
+    }
 
 
 def _label(name: Name) -> str:
-    column, key, field = name
-    return f"{column}{f'[{key!r}]' if key else ''}{f'.{field}' if field else ''}"
+    column, key = name
+    return f"{column}[{key!r}]" if key else column
 
 
 class RolloutReplay:
@@ -279,33 +264,22 @@ def _columns(rollout: Rollout) -> dict[str, Any]:
 
 
 def _plain(column: Any) -> Any:
-    if isinstance(column, dict):
-        return {key: _plain(leaf) for key, leaf in column.items()}
-    if isinstance(column, FrameStacks):
-        used, numbers = torch.unique(column.numbers, return_inverse=True)
-        return {
-            FRAMES: column.frames[used],
-            "numbers": numbers.view_as(column.numbers),
-            "num_envs": column.num_envs,
-        }
-    return None if column is None else column.clone()
-
-
-FRAMES = "<frames>"
-"""Marks the columns of stacked frames; no key of an observation is like it."""
+    return None if column is None else tree_map(torch.clone, column)
 
 
 def _from_columns(columns: dict[str, Any]) -> Rollout:
-    found = {name: _leaf(column) for name, column in columns.items()}
+    found = {name: _whole(column) for name, column in columns.items()}
     if "ignored" in found:  # written before these columns got the names of today
         found["hidden_states"], ignored = found.pop("states"), found.pop("ignored")
         found["valid"] = None if ignored is None else ~ignored
     return Rollout(**found)
 
 
-def _leaf(column: Any) -> Any:
+def _whole(column: Any) -> Any:
+    """A column as it is saved; stacks of frames, which were saved frame by frame before, whole."""
     if not isinstance(column, dict):
         return column
-    if FRAMES in column:
-        return FrameStacks(column[FRAMES], column["numbers"], column["num_envs"])
-    return {key: _leaf(leaf) for key, leaf in column.items()}
+    if "<frames>" not in column:
+        return {key: _whole(leaf) for key, leaf in column.items()}
+    stacks = column["<frames>"][column["numbers"]]
+    return stacks.view(-1, column["num_envs"], *stacks.shape[1:])

@@ -1,4 +1,4 @@
-"""Rollouts of several agents, split into rollouts and replay buffers of their policies."""
+"""Rollouts of several agents, split into those of their policies, and replay of their turns."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from maze_train.core.types import Tensor, TensorTree, tree_map
 from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.replay_memory import ENDS
 from maze_train.data.rollout import Rollout, join_rollouts
-from maze_train.data.rollout_slots import RolloutLayout
 from maze_train.spaces.agents import ACTS, AGENTS, REWARDS, TERMINATED, TRUNCATED
 from maze_train.spaces.tensors import (
     JOINT_ACTS,
-    flat_space_of,
     joined,
     joint_view,
     part_of,
@@ -26,11 +24,7 @@ from maze_train.spaces.tensors import (
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-    from gymnasium import spaces
-
     from maze_train.core.types import Array
-    from maze_train.data.replay import BaseReplayBuffer, Transitions
-    from maze_train.data.rollout_slots import RolloutReplay, RolloutSlot
 
 
 @dataclass(frozen=True)
@@ -63,7 +57,7 @@ class _Steps:
     rows as `last_rows` refers to."""
 
     states: Tensor | None
-    """Memory before each observation, `[T + 1, E, S]`."""
+    """Recurrent state before each observation, `[T + 1, E, S]`."""
 
     log_probs: Tensor | None = None
     """Log-probabilities of the actions, `[T, E]`."""
@@ -84,7 +78,7 @@ class TurnSplitter:
 
     Args:
         policies: The agents of each policy, by its id.
-        state_sizes: Size of the memory of each agent, in the order in which rollouts hold them.
+        state_sizes: Size of the recurrent state of each agent, in the order of rollouts.
         multiple: The number of rows is a multiple of this.
         as_steps: Whether there is one row per step, and a rollout of every policy, whichever agents
             acted: T steps never end more than T turns of an agent.
@@ -368,108 +362,6 @@ def _columns(steps: _Steps) -> dict[str, Any]:
     return {field.name: getattr(steps, field.name) for field in fields(steps)}
 
 
-class PolicyRolloutsLayout:
-    """Layout of one rollout of each policy in a slot of memory; see `RolloutLayout`.
-
-    Args:
-        observation_space: Flat observation space of all agents.
-        actions: One action of each agent, by its name.
-        members: The agents of each policy.
-        state_sizes: Size of the memory of each agent.
-        num_steps: Rows T of each rollout.
-        num_envs: Environments E; a rollout has a column for each agent in each of them.
-        centralized: Policies with a centralised critic.
-    """
-
-    def __init__(
-        self,
-        observation_space: spaces.Dict,
-        actions: Mapping[str, Any],
-        members: Mapping[str, Sequence[str]],
-        state_sizes: Mapping[str, int],
-        num_steps: int,
-        num_envs: int,
-        centralized: Collection[str] = (),
-    ) -> None:
-        self._layouts = {
-            policy: RolloutLayout(
-                flat_space_of(observation_space, agents[0], is_centralized=policy in centralized),
-                part_of(actions, agents[0]),
-                num_steps,
-                num_envs * len(agents),
-                state_size=state_sizes[agents[0]],
-            )
-            for policy, agents in members.items()
-            if agents
-        }
-        self.nbytes = sum(layout.nbytes for layout in self._layouts.values())
-        """Bytes of one slot."""
-
-    def slots(self, memory: Any) -> list[PolicyRolloutsSlot]:
-        """As many slots as fit into memory that has a `buffer` of `nbytes` bytes."""
-        slots = []
-        for offset in range(0, memory.nbytes - self.nbytes + 1, self.nbytes):
-            parts = {}
-            for policy, layout in self._layouts.items():
-                parts[policy] = layout.slot(memory.buffer, offset)
-                offset += layout.nbytes
-            slots.append(PolicyRolloutsSlot(parts))
-        return slots
-
-
-class PolicyRolloutsSlot:
-    """Memory for one rollout of each policy.
-
-    Args:
-        parts: Slot of each policy.
-    """
-
-    def __init__(self, parts: Mapping[str, RolloutSlot]) -> None:
-        self._parts = parts
-
-    def write(self, rollouts: Mapping[str, Rollout]) -> None:
-        """Copy rollouts here; see `RolloutSlot.write`."""
-        for policy, part in self._parts.items():
-            part.write(rollouts[policy])
-
-    def written(self) -> list[Array]:
-        """The parts of the memory that the last rollouts take."""
-        return [array for part in self._parts.values() for array in part.written()]
-
-    def rollout(self) -> dict[str, Rollout]:
-        """The rollouts that were written last: views of the slot."""
-        return {policy: part.rollout() for policy, part in self._parts.items()}
-
-
-def join_policy_rollouts(parts: Sequence[Mapping[str, Rollout]]) -> dict[str, Rollout]:
-    """One rollout of each policy; see `join_rollouts`."""
-    return {policy: join_rollouts([part[policy] for part in parts]) for policy in parts[0]}
-
-
-class PolicyRolloutsReplay:
-    """Keeps the rollouts of each policy to be learned from again.
-
-    Args:
-        replays: What keeps those of a policy.
-    """
-
-    def __init__(self, replays: Mapping[str, RolloutReplay]) -> None:
-        self._replays = replays
-
-    def mix(self, rollouts: Mapping[str, Rollout]) -> dict[str, Rollout]:
-        """New rollouts and kept ones of each policy; see `RolloutReplay.mix`."""
-        return {key: replay.mix(rollouts[key]) for key, replay in self._replays.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of each."""
-        return {key: replay.state_dict() for key, replay in self._replays.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        for key, replay in self._replays.items():
-            replay.load_state_dict(state[key])
-
-
 WAITS = 16
 """Bit of the flags of a row, next to those of `ReplayMemory`: the agent of the column does nothing
 in it, and continues in a later one."""
@@ -505,52 +397,3 @@ class TurnReplayBuffer(UniformReplayBuffer):
                 after[waiting] += self.num_envs
             where.append(after)
         return np.stack(where)
-
-
-class PolicyReplayBuffers:
-    """A replay buffer for each policy, filled and sampled side by side.
-
-    Args:
-        buffers: The buffers by id of their policy.
-    """
-
-    keeps_terminal_obs = True
-
-    def __init__(self, buffers: Mapping[str, BaseReplayBuffer]) -> None:
-        self.buffers = dict(buffers)
-
-    def __len__(self) -> int:
-        """Number of turns that can be sampled."""
-        return sum(map(len, self.buffers.values()))
-
-    def add_rollout(self, rollouts: Mapping[str, Rollout]) -> None:
-        """Store a rollout of each policy that made a turn and has a buffer."""
-        for policy in rollouts.keys() & self.buffers.keys():
-            self.buffers[policy].add_rollout(rollouts[policy])
-
-    def interrupt(self) -> None:
-        """Say that all environments begin new episodes before the next rollouts."""
-        for buffer in self.buffers.values():
-            buffer.interrupt()
-
-    def set_progress(self, fraction: float) -> None:
-        """Set the share of training that is over."""
-        for buffer in self.buffers.values():
-            buffer.set_progress(fraction)
-
-    def sample_batch(self, n_samples: int) -> dict[str, Transitions]:
-        """Return `n_samples` turns of each policy that has made one."""
-        return {
-            policy: buffer.sample_batch(n_samples)
-            for policy, buffer in self.buffers.items()
-            if len(buffer)
-        }
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state of each buffer."""
-        return {policy: buffer.state_dict() for policy, buffer in self.buffers.items()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        for policy, buffer in self.buffers.items():
-            buffer.load_state_dict(state[policy])

@@ -27,7 +27,7 @@ reads both from any distribution.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import torch
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from gymnasium import Space
 
-    from maze_train.core.types import Array, Tensor, TensorTree
+    from maze_train.core.types import Array, Device, Shape, Tensor, TensorTree
 
 
 ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"
@@ -48,6 +48,37 @@ and the number h. A family that has it defines `log_prob_and_entropy_by_hand`.""
 
 Actions: TypeAlias = Any
 """An argument that holds actions: a `TensorTree`, which each family narrows to what it takes."""
+
+
+class ActionSampler(Protocol):
+    """Source of actions: every `Distribution`, and the policy that first fills a replay buffer."""
+
+    def draw_noise(
+        self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
+    ) -> Tensor:
+        """Random numbers for `sample`, float32; drawn once for a whole rollout.
+
+        Args:
+            shape: Leading dimensions, such as (T, B).
+            generator: Source of randomness, on `device`; None means torch's global one.
+            device: Where to put the numbers; None means torch's default device.
+
+        Returns:
+            Noise, [*shape, noise_size].
+        """
+        ...
+
+    def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
+        """The actions that `noise` selects, as the agent has them."""
+        ...
+
+    def mode(self, params: Tensor) -> TensorTree:
+        """The most probable actions, as the agent has them."""
+        ...
+
+    def to_env(self, actions: Any) -> TensorTree:
+        """The actions as `env.step` takes them."""
+        ...
 
 
 class Constant:
@@ -125,21 +156,9 @@ class Distribution(ABC):
         return torch.zeros(self.free_param_size)
 
     def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
+        self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Random numbers for `sample`, float32; drawn once for a whole rollout.
-
-        Args:
-            shape: Leading dimensions, such as (T, B).
-            generator: Source of randomness, on `device`; None means torch's global one.
-            device: Where to put the numbers; None means torch's default device.
-
-        Returns:
-            Noise, [*shape, noise_size].
-        """
+        """Random numbers for `sample`, float32, see `ActionSampler`."""
         size = (*shape, self.noise_size)
         noise = torch.empty(size, dtype=torch.float32, device=device)
         self._fill(noise, generator)

@@ -21,7 +21,7 @@ from maze_train.spaces.describe import flat_spaces
 if TYPE_CHECKING:
     from gymnasium import Space
 
-    from maze_train.core.types import Tensor
+    from maze_train.core.types import Device, Shape, Tensor
 
 
 class JointDistribution(Distribution):
@@ -63,10 +63,7 @@ class JointDistribution(Distribution):
         return torch.cat([part.initial_free_params() for part in self.parts.values()])
 
     def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
+        self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
         """The noise of every part, one after the other, [*shape, noise_size]."""
         draws = [part.draw_noise(shape, generator, device) for part in self.parts.values()]

@@ -286,11 +286,13 @@ class _Seat:
             (self._write_acting if acts else self._write)(0, obs)
         except SpaceError as error:
             raise EnvError(f"agent {self._agent!r}: {error}") from error
-        return self._built({key: column[0, ...].copy() for key, column in self._columns.items()})
+        return self._view.build(
+            {key: column[0, ...].copy() for key, column in self._columns.items()}
+        )
 
     def neutral(self) -> Any:
         """Return a neutral element of the space; all actions are legal in it."""
-        return self._built(
+        return self._view.build(
             {
                 key: np.ones_like(self._columns[key][0, ...])
                 if self._has_masks and is_mask_key(key)
@@ -298,9 +300,6 @@ class _Seat:
                 for key, leaf in self._view.leaves.items()
             }
         )
-
-    def _built(self, leaves: dict[str, Any]) -> Any:
-        return leaves[""] if self._view.is_single else self._view.build(leaves)
 
 
 def nearest_to_zero(leaf: Any) -> Any:

@@ -23,7 +23,7 @@ from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, neares
 from maze_train.core.notices import notify
 from maze_train.core.targets import Given, import_extra, maker_of
 from maze_train.envs.atari import register_atari
-from maze_train.envs.registered import build_failure, missing_dependency, nearest_ids
+from maze_train.envs.registered import build_failure, missing_dependency, registered_failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -88,10 +88,7 @@ def check_settings(config: EnvConfig) -> None:
     """
     if config.backend not in ("native", "envpool"):
         raise ConfigError("env.backend", "expected native or envpool", config.backend)
-    if (config.id is None) == (config.target is None):
-        raise ConfigError(
-            "env", f"expected exactly one of id ({config.id}) and _target_ ({config.target})"
-        )
+    config.check_named()
     for key in ("wrappers", "training_wrappers"):
         if getattr(config, key):
             raise ConfigError(
@@ -146,7 +143,7 @@ def build_native(
     """
     name, spec = config.target or "", None
     if config.id is not None:
-        name, spec = config.id, vector_spec(config.id)
+        name, spec = config.id, vector_spec(config, config.id)
     is_atari = check_preprocessing(
         config, spec is not None and spec.vector_entry_point == ATARI_ENTRY_POINT
     )
@@ -205,7 +202,7 @@ def create(
         )
 
 
-def vector_spec(env_id: str) -> EnvSpec:
+def vector_spec(config: EnvConfig, env_id: str) -> EnvSpec:
     """Return the registered specification of an id that has a vector entry point.
 
     Raises:
@@ -222,12 +219,8 @@ def vector_spec(env_id: str) -> EnvSpec:
         if module:
             importlib.import_module(module)
         spec = gymnasium.spec(name)
-    except ModuleNotFoundError as error:
-        raise ConfigError("env.id", str(error), env_id) from error
-    except Error as error:
-        close = nearest_ids(env_id)
-        hint = f"; nearest ids: {', '.join(close)}" if close else ""
-        raise ConfigError("env.id", f"{error}{hint}", env_id) from error
+    except (ImportError, Error) as error:
+        raise registered_failure(env_id, config, error) from error
     if spec.vector_entry_point is None:
         having = [i for i, s in gymnasium.registry.items() if s.vector_entry_point is not None]
         having.sort(key=lambda i: SequenceMatcher(None, name.lower(), i.lower()).ratio())

@@ -54,6 +54,17 @@ class EnvConfig:
         for name in ("wrappers", "training_wrappers"):
             self._check_wrappers(name)
 
+    def check_named(self) -> None:
+        """Refuse settings that name no environment, or two.
+
+        Raises:
+            ConfigError: If they do.
+        """
+        if (self.id is None) == (self.target is None):
+            raise ConfigError(
+                "env", f"expected exactly one of id ({self.id}) and _target_ ({self.target})"
+            )
+
     def _check_wrappers(self, name: str) -> None:
         for i, wrapper in enumerate(getattr(self, name)):
             if not is_target(wrapper):

@@ -88,10 +88,7 @@ class EnvFactory:
             MissingExtraError: If a package that it needs is not installed.
         """
         config = self.config
-        if (config.id is None) == (config.target is None):
-            raise ConfigError(
-                "env", f"expected exactly one of id ({config.id}) and _target_ ({config.target})"
-            )
+        config.check_named()
         atari = uses_atari_preprocessing(config)
         env = make_game(config) if atari else make(config)
         for i, wrapper in enumerate(config.wrappers):

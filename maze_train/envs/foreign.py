@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +31,7 @@ from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from gymnasium.vector import VectorEnv
 
@@ -48,14 +47,6 @@ def column_of(space: Any, n: int) -> Array:
     return np.zeros((n, *(space.shape or ())), space.dtype)
 
 
-def reordered(arrays: Mapping[str, Any], order: Array) -> dict[str, Any]:
-    """The values, arrays with one row per environment in `order`."""
-    return {
-        key: value[order] if isinstance(value, np.ndarray) and len(value) == len(order) else value
-        for key, value in arrays.items()
-    }
-
-
 def masked(infos: Mapping[str, Any], rows: Mask) -> dict[str, Any]:
     """Infos of a step, under masks that leave only these rows."""
     result: dict[str, Any] = {}
@@ -64,69 +55,6 @@ def masked(infos: Mapping[str, Any], rows: Mask) -> dict[str, Any]:
             result[key] = value
             result[f"_{key}"] = rows & infos.get(f"_{key}", True)
     return result
-
-
-def check_columns(
-    columns: Mapping[str, Array],
-    lengths: Array,
-    rows: Mask | None = None,
-    rewards: Array | None = None,
-    first: int = 0,
-) -> None:
-    """Refuse NaN and infinities in what a vector environment returned.
-
-    Args:
-        columns: Observations, [n, ...] per leaf.
-        lengths: Steps of the episodes so far, [n], for the message.
-        rows: Which rows of the observations matter, [n]; None: all.
-        rewards: The rewards, [n], all of which matter; None: no rewards.
-        first: Number of the first environment in messages.
-
-    Raises:
-        EnvError: Naming the environment, the leaf or the reward, the value and its index.
-    """
-    floats = [column for column in columns.values() if column.dtype.kind == "f"]
-    bad_rewards = np.False_ if rewards is None else non_finite_rewards(rewards)
-    if not bad_rewards.any() and all(np.isfinite(column).all() for column in floats):
-        return
-    bad = non_finite_rows(columns)
-    if rows is not None:
-        bad &= rows
-    bad |= bad_rewards
-    for i in bad.nonzero()[0].tolist():
-        with naming(first + i, lengths[i]):
-            if rewards is not None:
-                check_finite_reward(float(rewards[i]))
-            check_finite({key: column[i] for key, column in columns.items()})
-
-
-def check_final(final_obs: Array, lengths: Array, truncated: Mask, first: int = 0) -> None:
-    """Refuse NaN and infinities in last observations of truncated episodes.
-
-    Args:
-        final_obs: One observation, or leaves by key, per environment.
-        lengths: Steps of the episodes, [n], for the message.
-        truncated: Which episodes were truncated, [n].
-        first: Number of the first environment in messages.
-
-    Raises:
-        EnvError: Naming the environment, the leaf, the value and its index.
-    """
-    for i in truncated.nonzero()[0].tolist():
-        leaves = final_obs[i] if isinstance(final_obs[i], dict) else {"": final_obs[i]}
-        with naming(first + i, lengths[i]):
-            check_finite(leaves, "final observation")
-
-
-@contextmanager
-def naming(number: int, step: int) -> Iterator[None]:
-    """Name the environment in the message about a number that is not finite."""
-    try:
-        yield
-    except NonFiniteError as error:
-        raise EnvError(
-            f"environment {number} failed at step {step} of its episode: {error}"
-        ) from error
 
 
 def make_foreign_env(
@@ -245,7 +173,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         actions = {k: column_of(leaf, n) for k, leaf in self._action.leaves.items()}
         flags = np.zeros(n, np.bool_)
         self._buffers = StepBuffers({}, {}, actions, np.zeros(n), flags, flags)
-        self._indices, self._resetting = np.arange(n), np.zeros(n, np.bool_)
+        self._resetting = np.zeros(n, np.bool_)
         self._returns, self._lengths = np.zeros(n), np.zeros(n, np.int64)
         self._lives = np.zeros(n, np.int64)
 
@@ -273,13 +201,13 @@ class ForeignVectorEnv(MazeVectorEnv):
             obs, infos = self._env.reset(seed=seed_for(self._env, root), options=options)
         except BaseException as error:
             raise self._fault("reset()", error) from error
-        columns, infos = self._received(obs, infos)
+        columns = self._columns(obs)
         self._resetting = np.zeros(self.num_envs, np.bool_)
         self._returns[:] = 0.0
         self._lengths[:] = 0
         if self._follows_lives:
             self._lives = self._read_lives(infos)
-        check_columns(columns, self._lengths, first=self.first_env)
+        self._check_finite(columns)
         self._buffers.obs.update(columns)
         self._check_masks()
         return self._observations(), dict(infos)
@@ -300,14 +228,14 @@ class ForeignVectorEnv(MazeVectorEnv):
         same_step = self.mode is AutoresetMode.SAME_STEP
         # Else the rows of episodes that ended are their last ones; terminal ones are not used.
         acting = None if same_step else ~terminated
-        check_columns(columns, self._lengths, acting, rewards, first=self.first_env)
+        self._check_finite(columns, acting, rewards)
         self._resetting = ended if self.mode is AutoresetMode.NEXT_STEP else self._resetting
         lost = self._lost_lives(infos, ended | ignored) if self._follows_lives else None
         result = dict(infos) if self.step_infos else {}
         if ended.any() or (lost is not None and lost.any()):
             result.update(self._final_infos(columns, infos, ended, lost))
             if same_step:
-                check_final(result["final_obs"], self._lengths, truncated, self.first_env)
+                self._check_final(result["final_obs"], truncated)
             columns = self._start_episodes(columns, ended)
         if lost is not None:
             rewards, terminated = np.sign(rewards), terminated | lost
@@ -327,7 +255,7 @@ class ForeignVectorEnv(MazeVectorEnv):
             close_all([env])
 
     def _step_env(self) -> tuple[Columns, Array, Array, Array, dict[str, Any]]:
-        """Step the environment, and bring what it returned into our types and order."""
+        """Step the environment, and bring what it returned into our types."""
         taken = {key: column.copy() for key, column in self._buffers.actions.items()}
         try:
             obs, rewards, terminated, truncated, infos = self._env.step(self._action.build(taken))
@@ -344,18 +272,7 @@ class ForeignVectorEnv(MazeVectorEnv):
                 f"{type(self._env.unwrapped).__name__}.step() returned rewards and flags of shapes "
                 f"{shapes}: expected ({self.num_envs},) each"
             )
-        order = self._order(infos)
-        if order is not None:
-            rows = [row[order] for row in rows]
-        columns, infos = self._received(obs, infos)
-        return columns, rows[0], rows[1], rows[2], infos
-
-    def _received(self, obs: Any, infos: dict[str, Any]) -> tuple[Columns, dict[str, Any]]:
-        """Observations by leaf, and infos, both with one row per environment in our order."""
-        columns, order = self._columns(obs), self._order(infos)
-        if order is None:
-            return columns, infos
-        return reordered(columns, order), reordered(infos, order)
+        return self._columns(obs), rows[0], rows[1], rows[2], infos
 
     def _columns(self, obs: Any) -> Columns:
         """Batched observations by leaf, in the dtypes of the space."""
@@ -367,14 +284,6 @@ class ForeignVectorEnv(MazeVectorEnv):
                 value = converted(key, value, shape, np.dtype(dtype)).astype(dtype)
             columns[key] = value
         return columns
-
-    def _order(self, infos: Mapping[str, Any]) -> Array | None:
-        """Row of each environment, if rows came in another order."""
-        env_id = infos.get("env_id")
-        if env_id is None or np.array_equal(env_id, self._indices):
-            return None
-        order = np.argsort(env_id)
-        return order if np.array_equal(np.asarray(env_id)[order], self._indices) else None
 
     def _read_lives(self, infos: Mapping[str, Any]) -> Array:
         if "lives" not in infos:
@@ -443,13 +352,41 @@ class ForeignVectorEnv(MazeVectorEnv):
         if self.mode is AutoresetMode.DISABLED and ended.any():
             columns = {key: column.copy() for key, column in columns.items()}
             try:
-                obs, infos = self._env.reset(options={"reset_mask": ended.copy()})
+                obs, _ = self._env.reset(options={"reset_mask": ended.copy()})
             except BaseException as error:
                 raise self._fault("reset() with a reset_mask", error) from error
-            for key, column in self._received(obs, infos)[0].items():
+            for key, column in self._columns(obs).items():
                 columns[key][ended] = column[ended]
-            check_columns(columns, self._lengths, ended, first=self.first_env)
+            self._check_finite(columns, ended)
         return columns
+
+    def _check_finite(
+        self, columns: Columns, rows: Mask | None = None, rewards: Array | None = None
+    ) -> None:
+        """Refuse NaN and infinities in observations of these rows (None: all), and in rewards."""
+        floats = [column for column in columns.values() if column.dtype.kind == "f"]
+        bad_rewards = np.False_ if rewards is None else non_finite_rewards(rewards)
+        if not bad_rewards.any() and all(np.isfinite(column).all() for column in floats):
+            return
+        bad = non_finite_rows(columns)
+        if rows is not None:
+            bad &= rows
+        for i in (bad | bad_rewards).nonzero()[0].tolist():
+            try:
+                if rewards is not None:
+                    check_finite_reward(float(rewards[i]))
+                check_finite({key: column[i] for key, column in columns.items()})
+            except NonFiniteError as error:
+                raise self._failed(i, error) from error
+
+    def _check_final(self, final_obs: Array, truncated: Mask) -> None:
+        """Refuse NaN and infinities in last observations of truncated episodes."""
+        for i in truncated.nonzero()[0].tolist():
+            leaves = final_obs[i] if isinstance(final_obs[i], dict) else {"": final_obs[i]}
+            try:
+                check_finite(leaves, "final observation")
+            except NonFiniteError as error:
+                raise self._failed(i, error) from error
 
     def _check_masks(self) -> None:
         """Refuse observations to act on without a legal action."""
@@ -460,9 +397,11 @@ class ForeignVectorEnv(MazeVectorEnv):
         row = self._masks.first_illegal_row(obs) if len(acting) else None
         if row is not None:
             problem = self._masks.illegal_part({leaf: rows[row] for leaf, rows in obs.items()})
-            env = acting[row]
-            when = f"environment {self.first_env + env} failed at step {self._lengths[env]}"
-            raise EnvError(f"{when} of its episode: {problem}")
+            raise self._failed(acting[row], problem)
+
+    def _failed(self, i: int, problem: object) -> EnvError:
+        when = f"environment {self.first_env + i} failed at step {self._lengths[i]} of its episode"
+        return EnvError(f"{when}: {problem}")
 
     def _fault(self, where: str, error: BaseException) -> EnvError:
         name = type(self._env.unwrapped).__name__

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -19,7 +19,8 @@ from maze_train.envs.vector import MazeVectorEnv, StepBuffers
 from maze_train.envs.worker import CALLS, EnvWorker, StepReport
 from maze_train.spaces.describe import MASK_KEY, FlatView
 from maze_train.workers.places import Portable, ThisProcess
-from maze_train.workers.pool import WorkerFailedError, check_spaces
+from maze_train.workers.pool import WorkerFailedError, check_spaces, shares, worker_names
+from maze_train.workers.process_pool import LocalProcesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,7 +120,7 @@ class WorkerRepair:
             records = [self._journal.record_of(i, self._obs, self._rewards) for i in part]
             problems = self._pool.ask(index, "restore", root_seed, records, False)
             if problems:
-                name = f"worker {index} (environments {part.start} to {part.stop - 1})"
+                name = worker_names("worker", self._slices)[index]
                 raise WorkerFailedError(index, f"{name}: {problems[0][1]}", raised=True)
         report: StepReport | None = self._pool.ask(index, method, *args)
         return report
@@ -217,9 +218,7 @@ class PooledVectorEnv(MazeVectorEnv):
         self.can_be_restored, self.first_env = can_be_restored, first_env
         n = len(env_factories)
         count = place.num_workers(n)
-        self._slices = [
-            range(*bounds) for bounds in pairwise(n * i // count for i in range(count + 1))
-        ]
+        self._slices = shares(n, count)
         self._indices = range(count)
         make_workers = [
             partial(
@@ -233,10 +232,7 @@ class PooledVectorEnv(MazeVectorEnv):
             )
             for part in self._slices
         ]
-        names = [
-            f"worker {i} (environments {part.start} to {part.stop - 1})"
-            for i, part in enumerate(self._slices)
-        ]
+        names = worker_names("worker", self._slices)
         self._pool = place.pool(make_workers, names, CALLS)
         try:
             self._share_memory(n)
@@ -506,3 +502,27 @@ class PooledVectorEnv(MazeVectorEnv):
             lost[report.lost] = True
             infos |= {"lost": lost, "ignored": lost.copy()}
         return infos
+
+
+SequentialVectorEnv = PooledVectorEnv
+"""Steps in this process where no place is given."""
+
+
+def SubprocVectorEnv(  # noqa: N802 (the name that users know)
+    env_factories: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+    *,
+    n_workers: int = 0,
+    start_method: str = "forkserver",
+    timeout_s: float = 300.0,
+    on_worker_failure: str = "fail",
+    max_worker_restarts: int = 10,
+    **settings: Any,
+) -> PooledVectorEnv:
+    """A vector environment that steps in processes; the arguments are those of `LocalProcesses`.
+
+    `**settings` are those of `PooledVectorEnv`.
+    """
+    place = LocalProcesses(
+        n_workers, timeout_s, on_worker_failure, max_worker_restarts, start_method
+    )
+    return PooledVectorEnv(env_factories, place, **settings)

@@ -138,19 +138,15 @@ def registered_failure(env_id: str, config: EnvConfig, error: BaseException) -> 
 def missing_dependency(env_id: str, error: Exception) -> MazeTrainError:
     """The error for an environment whose package could not be imported, with the remedy."""
     text = str(error)
-    if isinstance(error, ModuleNotFoundError) and ":" in env_id:
-        return ConfigError("env.id", text, env_id)
     cause = error.__cause__ if isinstance(error.__cause__, ImportError) else error
-    lowered = text.lower()
     # An error inside a package is not one of a missing one, whatever text it was given.
     name = cause.name if isinstance(cause, ImportError) else None
-    if name is not None and not (
-        isinstance(cause, ModuleNotFoundError) and name.lower() in lowered
-    ):
+    is_missing = isinstance(cause, ModuleNotFoundError) and str(name).lower() in text.lower()
+    if name is not None and not is_missing:
         problem = f"a package that it needs does not work: {type(cause).__name__}: {cause}"
         return ConfigError("env.id", problem, env_id)
-    remedy = next((advice for word, advice in REMEDIES if word in lowered), "")
-    return ConfigError("env.id", f"{text}{'; ' if remedy else ''}{remedy}", env_id)
+    remedy = next((f"; {advice}" for word, advice in REMEDIES if word in text.lower()), "")
+    return ConfigError("env.id", f"{text}{remedy}", env_id)
 
 
 def build_failure(name: str, config: EnvConfig, error: BaseException) -> MazeTrainError:

@@ -378,15 +378,12 @@ class EnvSlots(SteppedEnvs):
         flags = (self.lost, self.terminations, self.truncations)
         for column in (*self.obs.values(), self.returns, self.lengths, *flags):
             column[pair] = column[other]
+        items: Any
         for items in (self.envs, self.seeds, self._continuing, self._monitors, self._games):
-            self._exchange(items, i, j)
+            items[i], items[j] = items[j], items[i]
         for found in (self.final_infos, self.final_obs):
             moved = {i: found.pop(j, None), j: found.pop(i, None)}
             found |= {slot: value for slot, value in moved.items() if value is not None}
-
-    @staticmethod
-    def _exchange(items: list[Any], i: int, j: int) -> None:
-        items[i], items[j] = items[j], items[i]
 
     def last_observation(self, slot: int) -> dict[str, Array] | None:
         """Return a copy, by leaf, of the observation after the last step of an episode that ended.

@@ -113,7 +113,7 @@ class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         for _ in range(RANDOM_RESET_ATTEMPTS):
             steps = int(self._random.integers(self.min_initial_steps, self.max_initial_steps + 1))
             for _ in range(steps):
-                action = self._random_action(obs, info)
+                action = random_action(self._action_view, self._legal(obs, info), self._random)
                 obs, _, terminated, truncated, info = self.env.step(action)
                 if terminated or truncated:
                     break
@@ -126,10 +126,6 @@ class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             f"{self.min_initial_steps} to {self.max_initial_steps} actions: lower "
             "min_initial_steps"
         )
-
-    def _random_action(self, obs: Any, info: Mapping[str, Any]) -> Any:
-        """A uniformly drawn action, of the legal ones where there are masks."""
-        return random_action(self._action_view, self._legal(obs, info), self._random)
 
     def _legal(self, obs: Any, info: Mapping[str, Any]) -> Iterator[tuple[str, list[Array]]]:
         """The masks of all choices of each part that has some."""
@@ -178,7 +174,7 @@ class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
             key: self._value(key, part) if key in self._tables else part
             for key, part in self._view.read(action)
         }
-        return values[""] if self._view.is_single else self._view.build(values)
+        return self._view.build(values)
 
     def _value(self, key: str, choice: Any) -> Array:
         table = self._tables[key]
@@ -247,7 +243,7 @@ class ObservationStackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _observe(self, obs: Any) -> dict[str, Any]:
         """Write the newest observation into the stacks; returns the leaves."""
-        leaves = {"": obs} if self._view.is_single else dict(self._view.read(obs))
+        leaves = dict(self._view.read(obs))
         for key, put in self._put.items():
             put(-1, leaves[key])
         return leaves
@@ -256,7 +252,7 @@ class ObservationStackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         """The observation with copies of the stacks."""
         for key, stack in self._stacks.items():
             leaves[key] = stack.copy()
-        return leaves[""] if self._view.is_single else self._view.build(leaves)
+        return self._view.build(leaves)
 
 
 class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
@@ -303,7 +299,7 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
             key: self._shrunk(key, part) if key in self._rows else part
             for key, part in self._view.read(observation)
         }
-        return leaves[""] if self._view.is_single else self._view.build(leaves)
+        return self._view.build(leaves)
 
     def _shrunk(self, key: str, image: Any) -> Array:
         """The means, rounded."""

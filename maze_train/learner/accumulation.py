@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch import nn
 
@@ -22,10 +22,9 @@ class Accumulation:
 
     def __init__(self, count: int) -> None:
         self._count = count
-        self.clear()
+        self._begin()
 
-    def clear(self) -> None:
-        """Begin again; what is gathered is forgotten."""
+    def _begin(self) -> None:
         self._minibatches = 0
         self._taken_part: dict[ModuleOptimizer, int] = {}
         self._sums: dict[nn.Parameter, Tensor] = {}
@@ -57,7 +56,7 @@ class Accumulation:
                     else:
                         param.grad.copy_(mean)
         optimizers = list(self._taken_part)
-        self.clear()
+        self._begin()
         return optimizers
 
 
@@ -75,6 +74,11 @@ class LossScaler:
     def __init__(self) -> None:
         self.scale = self.FIRST
         self._steps = 0
+
+    def unscale(self, gradients: Iterable[Tensor]) -> None:
+        """Bring gradients of a loss that was scaled back to their size."""
+        for gradient in gradients:
+            gradient.div_(self.scale)
 
     def lower(self) -> bool:
         """Halve the factor after an overflow; returns whether it was above 1, where it stays."""

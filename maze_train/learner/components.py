@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import atomic_write
@@ -12,6 +12,9 @@ from maze_train.data.state_files import dumps, loads
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
+
+AnyLearner: TypeAlias = Any
+"""A `Learner`."""
 
 FUNCTION = "<function>"
 """Stands in a state for a function, which none holds."""
@@ -95,9 +98,12 @@ def read(path: str | Path, component: str | None = None) -> dict[str, Any]:
         component: The only component that is wanted, see `select`; None: all.
 
     Raises:
-        ConfigError: If it has no such component.
+        ConfigError: If it is a directory, or has no such component.
         RunDirectoryError: If it is damaged.
     """
+    if Path(path).is_dir():
+        problem = f"expected a file of save_to_path; for a run: load_learner({str(path)!r})"
+        raise ConfigError("path", problem, str(path))
     state = loads(Path(path).read_bytes(), path)
     return select(state, None if component is None else [component])
 
@@ -119,7 +125,45 @@ def check_chosen(modules: Collection[str], chosen: Any) -> None:
             raise ConfigError("policies_to_train", problem, module_id)
 
 
-def choose(learner: Any, state: Mapping[str, Any]) -> None:
+def state_of(learner: AnyLearner) -> dict[str, Any]:
+    """All of the state of a learner, see `Learner.state_dict`."""
+    chosen = FUNCTION if callable(learner.policies_to_train) else learner.policies_to_train
+    state: dict[str, Any] = {
+        "modules": learner.get_weights(),
+        "optimizers": {"/".join(key): o.state_dict() for key, o in learner.optimizers.items()},
+        "policies_to_train": chosen if isinstance(chosen, str | None) else sorted(chosen),
+        "frozen_modules": sorted(learner.modules.frozen),
+        "generator": learner.generator.get_state(),
+        "weights_seq_no": learner.weights_seq_no,
+        "empty_updates": learner.empty_updates,
+    }
+    if learner.loss_scaler is not None:
+        state["loss_scaler"] = learner.loss_scaler.state_dict()
+    return state
+
+
+def load_state(learner: AnyLearner, state: Mapping[str, Any]) -> None:
+    """Have a learner continue from a state, see `Learner.load_state_dict`."""
+    if state["modules"].keys() != learner.modules.keys():
+        problem = (
+            f"the state is one of other modules than {', '.join(learner.modules)}: add_module "
+            "and remove_module before it is loaded"
+        )
+        raise ConfigError("module_id", problem, ", ".join(state["modules"]))
+    _choose(learner, state)
+    learner.set_weights(state["modules"])
+    for (module_id, name), optimizer in learner.optimizers.items():
+        # A module that was always frozen had none.
+        if module_id not in learner.modules.frozen or f"{module_id}/{name}" in state["optimizers"]:
+            optimizer.load_state_dict(state["optimizers"][f"{module_id}/{name}"])
+    learner.generator.set_state(state["generator"])
+    learner.weights_seq_no = state["weights_seq_no"]
+    learner.empty_updates = state["empty_updates"]
+    if learner.loss_scaler is not None:
+        learner.loss_scaler.load_state_dict(state["loss_scaler"])
+
+
+def _choose(learner: AnyLearner, state: Mapping[str, Any]) -> None:
     """Have those modules of a learner learn that learned where a state comes from.
 
     Raises:
@@ -129,7 +173,7 @@ def choose(learner: Any, state: Mapping[str, Any]) -> None:
         had = any(name.startswith(f"{module_id}/") for name in state["optimizers"])
         if had and not learner.get_optimizers_for_module(module_id):
             learner.freeze_module(module_id, frozen=False)
-    learner.frozen_modules = set(state["frozen_modules"])
+    learner.modules.frozen = set(state["frozen_modules"])
     chosen = state["policies_to_train"]
     if chosen != FUNCTION:
         learner.policies_to_train = chosen

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from types import SimpleNamespace
@@ -194,6 +195,23 @@ def scheduled_value(setting: float | Schedule, progress: Progress) -> float:
     return points[-1][1]
 
 
+def with_values(config: Any, names: Sequence[str], progress: Progress) -> Any:
+    """Settings with the values that schedules of these names have now; the same, without any."""
+    found = {name: getattr(config, name) for name in names}
+    if not any(isinstance(value, Schedule) for value in found.values()):
+        return config
+    config = copy(config)
+    for name, value in found.items():
+        setattr(config, name, scheduled_value(value, progress))
+    return config
+
+
+def number(setting: float | Schedule) -> float:
+    """The value of a setting that `Learner.config_of` gives, where schedules have values."""
+    assert not isinstance(setting, Schedule)
+    return setting
+
+
 @dataclass(kw_only=True)
 class Freeze:
     """Parameters that stay as they are in some updates; `trunk` alone: the trunk, in all of them.
@@ -244,7 +262,7 @@ class GradientSettings:
     module_settings: ClassVar[tuple[str, ...]] = (
         *("lr", "lr_scheduler", "optimizer", "max_grad_norm", "grad_clip_by"),
     )
-    """Settings, in addition to those of its bases, that its own module may have."""
+    """Settings, in addition to those of its bases, that a module may have of its own."""
 
     lr_scheduler: dict[str, Any] | None = None
     """Scheduler of PyTorch of a learning rate that is a number, called after each update (with a
@@ -291,7 +309,7 @@ class GradientSettings:
 
         Args:
             module_id: Its id.
-            overrides: its own Settings; None: those of `overrides`.
+            overrides: Its own settings; None: those of `overrides`.
 
         Raises:
             ConfigError: If one is unknown, is not one of a module, or has a wrong value.
@@ -310,7 +328,7 @@ def gradient_settings(config: Any) -> GradientSettings:
 
 
 def settings_for_module(config: Any, module_id: str, own: Mapping[str, Any]) -> Any:
-    """Settings of an algorithm, of any class, with those that its own module has.
+    """Settings of an algorithm, of any class, with those that a module has of its own.
 
     Raises:
         ConfigError: If one is unknown, is not a setting of a module, or has a wrong value.

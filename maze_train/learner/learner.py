@@ -1,81 +1,86 @@
-"""Contract of all learners, in its single-process form."""
+"""The contract of all learners: modules, their optimizers, one update, and state."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
+from torch import nn
 
 from maze_train.core.errors import ConfigError
-from maze_train.core.events import Statistics
+from maze_train.core.events import Event, Statistics
 from maze_train.core.targets import function_of
-from maze_train.learner.accumulation import Accumulation
-from maze_train.learner.components import merged, read, select, write
-from maze_train.learner.modules import DEFAULT_MODULE, LearnerModules, autocast, matmul_precision
-from maze_train.learner.part import MadeFrom, Part
+from maze_train.learner.accumulation import LossScaler
+from maze_train.learner.components import load_state, merged, read, select, state_of, write
+from maze_train.learner.config import Progress, Schedule, gradient_settings
+from maze_train.learner.faster import FasterLosses, faster_losses
+from maze_train.learner.modules import DEFAULT_MODULE, LearnerModules, matmul_precision
+from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer, check_free
+from maze_train.learner.part import Part, check_apis
 from maze_train.learner.shard import shard_rows
-from maze_train.learner.steps import (
-    GradientSteps,
-    LearnerEvents,
-    check_finite,
-    compiled_losses,
-    statistics_of,
-)
+from maze_train.learner.steps import GradientSteps, LearnerEvents, check_finite, statistics_of
 
 if TYPE_CHECKING:
-    from torch import nn
-    from typing_extensions import Self
+    from pathlib import Path
+
+    from typing_extensions import Self, Unpack
 
     from maze_train.core.types import Tensor
-    from maze_train.learner.config import Progress
-    from maze_train.learner.optimizers import ModuleOptimizer
+    from maze_train.learner.modules import Chosen, HowAdded, ModuleSource
 
 
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
 Batch = TypeVar("Batch")
-Data = TypeVar("Data")
 
 
-class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch]):
+class Learner(ABC, Generic[Experience, Prepared, Batch]):
     """Updates modules from experience by gradient descent.
 
     One call of `update` does, in this order: `before_gradient_based_update` -> `preprocess`
-    (targets, advantages) -> for each of `minibatches`: `forward` -> `compute_losses` ->
-    `compute_gradients` -> `postprocess_gradients` -> `apply_gradients` -> then
-    `weights_seq_no += 1` -> `after_gradient_based_update`.
+    (targets, advantages) -> for each of `minibatches`: `compute_losses` -> `compute_gradients` ->
+    `postprocess_gradients` -> `apply_gradients` -> then `weights_seq_no += 1` ->
+    `after_gradient_based_update`.
 
     A subclass says what experience is prepared to (`preprocess`), how it is cut (`minibatches`) and
     what the loss of a module is (`compute_loss_for_module`).
 
     Args:
         modules: The independently trained modules by id; one module alone gets the id `default`.
-        config: Settings of the algorithm. Every learner reads these:
-
-            - `optimizer`: `{_target_: torch.optim.Adam, ...}`, for every module; `lr`: its learning
-              rate or the schedule of it.
-            - `max_grad_norm`: bound of the gradient, 0: no clipping; `grad_clip_by`, if it exists:
-                `global_norm` (the default), `norm` or `value`, see `clip_gradients`.
-            - `on_non_finite`: `raise`: a gradient that is not finite ends training; `skip`: its
-              step is left out, unless no step of `most_empty_updates` updates is left; `zero`:
-              entries that are not finite count 0.
-            - `gradient_accumulation`, if there is one: minibatches whose mean gradient a step
-              follows; 1: each has its own step.
-            - those of `GradientSettings`, if it derives from it.
-            - `matmul_precision`, if there is one: precision of products of float32 matrices in
-              updates: `highest` (the default), `high` or `medium`, see `modes.matmul_precision`.
+        config: Settings of the algorithm. Every learner reads `optimizer`, `lr`, `max_grad_norm`
+            and `on_non_finite`; and, where they exist, `grad_clip_by`, `gradient_accumulation`,
+            `matmul_precision`, and those of `GradientSettings`.
         device: Where the modules and their updates live.
         seed: Seed of the learner's own random numbers (order of minibatches).
     """
 
-    config: Any
+    required_apis: ClassVar[tuple[type, ...]] = ()
+    """Protocols of `learner.part` that each module has to satisfy which learns here."""
+    scheduled_settings: ClassVar[Mapping[str, Event]] = {}
+    """Settings of losses that may follow a schedule, and the events that report their values."""
     most_empty_updates: ClassVar[int] = 1
     """Updates in a row without a gradient step, as none was finite, after which training ends."""
+    by_hand_class: ClassVar[type[FasterLosses] | None] = None
+    """Computes losses and gradients faster than autograd, where it can; a reader can skip it."""
+    gradients_by_hand: ClassVar[Mapping[str, object]] = {}
+    """Settings with which `by_hand_class` is right for the losses that this class defines. A
+    subclass that has its own losses, and no such attribute, is left to autograd."""
+
+    config: Any
+    policies_to_train: Chosen = None
+    """Ids of modules that learn, or a function of id and experience; None: all but frozen ones."""
     part: Part = Part()
     """Part of each minibatch that this learner computes."""
+    made_from: tuple[tuple[Any, ...], dict[str, Any]]
+    """Arguments of the constructor, of which other processes make a learner like this one."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Note the arguments."""
+        learner = super().__new__(cls)
+        learner.made_from = (args, kwargs)
+        return learner
 
     def __init__(
         self,
@@ -85,17 +90,32 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         device: torch.device | str = "cpu",
         seed: int = 0,
     ) -> None:
-        self.active: list[ModuleOptimizer] = []
+        if isinstance(modules, nn.Module):
+            modules = {DEFAULT_MODULE: modules}
+        self.config = config
+        self.settings = gradient_settings(config)
         self.on_non_finite: str = config.on_non_finite
-        self.precision: str = getattr(config, "matmul_precision", "highest")
-        super().__init__(modules, config, device, seed)
-        count: int = getattr(config, "gradient_accumulation", 1)
-        self.accumulation: Accumulation | None = None
-        if count > 1:
-            self.accumulation = Accumulation(count)
+        self.device = torch.device(device)
+        self.generator = torch.Generator().manual_seed(seed)
+        self.weights_seq_no = self.empty_updates = 0
+        self.modules = LearnerModules(config, tuple(self.scheduled_settings), modules)
+        self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
+        self.active: list[ModuleOptimizer] = []
+        for module_id, module in modules.items():
+            self.modules.check_new(module_id)
+            self.check_module(module_id, module)
+            self.modules.place(module_id, module, self.device)
+        self.modules.check_names(self.settings)
+        self.configure_optimizers()
         node = self.settings.loss_function
         self.loss_function = None if node is None else function_of(node, "algorithm.loss_function")
-        self.compiled = compiled_losses(self) if self.settings.compile != "none" else None
+        self.loss_scaler = LossScaler() if self.settings.autocast == "float16" else None
+        self.faster = faster_losses(self)
+
+    @property
+    def module(self) -> nn.Module:
+        """The module of ordinary training, which has one."""
+        return self.modules[DEFAULT_MODULE]
 
     # -- one update ------------------------------------------------------------------------------
 
@@ -117,14 +137,13 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
             TrainingError: If a gradient was not finite.
         """
         statistics = Statistics()
-        by_module = self._by_module(experience)
+        by_module = self.modules.by_id(experience)
         self.before_gradient_based_update(progress, statistics)
-        prepared = {}
-        for module_id, part in by_module.items():
-            if self.should_module_be_updated(module_id, part):
-                with self.settings_of(module_id):
-                    own = statistics_of(module_id, statistics)
-                    prepared[module_id] = self.preprocess(module_id, part, own)
+        prepared = {
+            module_id: self.preprocess(module_id, part, statistics_of(module_id, statistics))
+            for module_id, part in by_module.items()
+            if self.should_module_be_updated(module_id, part)
+        }
         minibatches = self.minibatches(prepared, statistics)
         return self._learn(list(prepared), minibatches, statistics, progress)
 
@@ -150,7 +169,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         chosen = (
             {
                 module_id: batch
-                for module_id, batch in self._by_module(minibatch).items()
+                for module_id, batch in self.modules.by_id(minibatch).items()
                 if self.should_module_be_updated(module_id, batch)
             }
             for minibatch in minibatches
@@ -166,57 +185,42 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
     ) -> Statistics:
         """Take the steps of an update, if there are modules that learn, and end it."""
         if module_ids:
-            with matmul_precision(self.precision):
-                self._take_steps(module_ids, minibatches, statistics, progress)
+            steps, precision = (
+                GradientSteps(self),
+                getattr(self.config, "matmul_precision", "highest"),
+            )
+            with matmul_precision(precision), self.modules.in_training(module_ids):
+                shares = (self.part.take(self.shard, minibatch) for minibatch in minibatches)
+                self._take_steps(shares, steps, self.part.begin(statistics))
+                self.part.end(statistics)
+            steps.finish(statistics, progress)
         for optimizer in self.optimizers.values():
             optimizer.end_update()
-        if self.compiled is not None:
-            self.compiled.report(statistics)
+        if self.faster is not None:
+            self.faster.report(statistics)
         self.weights_seq_no += 1
         self.after_gradient_based_update(progress, statistics)
         return statistics
 
-    def _by_module(self, experience: Data | Mapping[str, Data]) -> dict[str, Data]:
-        if not isinstance(experience, Mapping):
-            experience = {DEFAULT_MODULE: experience}
-        for module_id in experience:
-            self._known(module_id)
-        return dict(experience)
-
     def _take_steps(
         self,
-        module_ids: Sequence[str],
         minibatches: Iterator[Mapping[str, Batch]],
+        steps: GradientSteps,
         statistics: Statistics,
-        progress: Progress,
     ) -> None:
-        modules = [self.modules[key] for key in module_ids if key in self.modules_with_modes]
-        for module in modules:
-            module.train()
-        steps = GradientSteps(self)
-        if self.accumulation is not None:
-            self.accumulation.clear()  # an update before may have failed
-        number = 0
-        own = self.part.begin(statistics)
+        """Take a gradient step on each minibatch; `steps` adds what settings ask for."""
         for number, minibatch in enumerate(minibatches):
-            with autocast(self.device, self.settings.autocast):
-                losses = self.compute_losses(self.part.take(self.shard, minibatch), own)
-            if self.should_stop(own):
+            with steps.autocast:
+                losses = self.compute_losses(minibatch, statistics)
+            if self.should_stop(statistics):
                 break
             self.active = self.active_optimizers(losses)
             self.compute_gradients(losses)
-            self.part.join_gradients(self.active, self.optimizers)
-            if self.accumulation is None or self.accumulation.add(self.active):
-                steps.take(number)
+            steps.take(number)  # postprocess_gradients, apply_gradients, after_gradient_step
             self.after_minibatch(number)
-            if steps.skipped and self.on_non_finite == "raise":
+            if steps.have_failed:
                 break
-        if self.accumulation is not None and self.accumulation.is_pending:
-            steps.take(number)
-        self.part.end(statistics)
-        for module in modules:
-            module.eval()
-        steps.finish(statistics, progress)
+        steps.take_rest()
 
     def check_weights(self) -> None:
         """Refuse weights that are not finite.
@@ -231,24 +235,20 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, before everything: learning rates, frozen parameters, schedules."""
-        self.set_schedules(progress)
-        self.hold_parameters(progress)
+        self.modules.set_schedules(progress)
+        held = self.held_parameters(progress)
         rates: dict[str, float] = {}
         for (module_id, _), optimizer in self.optimizers.items():
+            optimizer.hold(held)
             rates.setdefault(module_id, optimizer.set_lr(progress))
         for module_id, rate in rates.items():
-            if not self.may_learn(module_id):
-                continue
-            own = statistics_of(module_id, statistics)
-            own.record(LearnerEvents.learning_rate, rate)
-            with self.settings_of(module_id):
-                self.report_settings(own)
-
-    def report_settings(self, statistics: Statistics) -> None:
-        """Record scheduled settings of the module that `config` is of, once per update; here none.
-
-        Its statistics take them, after `set_schedules`.
-        """
+            if self.may_learn(module_id):
+                own, config = statistics_of(module_id, statistics), self.config_of(module_id)
+                own.record(LearnerEvents.learning_rate, rate)
+                for name, event in self.scheduled_settings.items():
+                    own.record(event, getattr(config, name))
+        if self.faster is not None:
+            self.faster.begin()
 
     @abstractmethod
     def preprocess(
@@ -275,30 +275,24 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
             Samples `rank`, `rank + count`, ..., or any others in place of an empty set; their
             number (0 in that case); the number of all samples.
         """
-        part: tuple[Batch, int, int] = shard_rows(batch, rank, count)
-        return part
+        return shard_rows(batch, rank, count)
 
     def compute_losses(
         self, minibatch: Mapping[str, Batch], statistics: Statistics
     ) -> dict[str, Tensor]:
         """The loss of each module; override it for losses that join modules."""
-        losses = {}
+        losses, faster = {}, self.faster
         for module_id, batch in minibatch.items():
             self.part.turn_to(module_id)
-            with self.settings_of(module_id):
-                own = statistics_of(module_id, statistics)
-                losses[module_id] = (self.compiled or self.loss_of)(module_id, batch, own)
+            loss_of = self.loss_of
+            if faster is not None and module_id in faster.modules:
+                loss_of = faster.loss_of
+            losses[module_id] = loss_of(module_id, batch, statistics_of(module_id, statistics))
         return losses
-
-    @property
-    def may_differentiate_by_hand(self) -> bool:
-        """Whether all losses are those of the algorithm, computed in the type of the weights."""
-        replaced = self.loss_function or self.compiled or self.modules_with_loss
-        return not (replaced or torch.is_anomaly_enabled()) and self.settings.autocast == "none"
 
     def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
         """The loss of a module: its own, else that of the settings, else that of the algorithm."""
-        if module_id in self.modules_with_loss:
+        if module_id in self.modules.with_loss:
             module: Any = self.modules[module_id]
             loss = module.compute_self_supervised_loss(batch, statistics)
         elif self.loss_function is not None:
@@ -318,7 +312,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         """Forward pass and loss of one module on one minibatch, 0-d.
 
         Or the terms of the loss, 0-d each, by names, under which they are reported: the loss is
-        their sum.
+        their sum. Settings of the module are `config_of(module_id)`.
         """
 
     def should_stop(self, statistics: Statistics) -> bool:
@@ -342,15 +336,11 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
             if self.loss_scaler is not None:
                 total = total * self.loss_scaler.scale
             total.backward()  # type: ignore[no-untyped-call]  # untyped in torch
+        if self.faster is not None:
+            self.faster.add_gradients()
 
     def postprocess_gradients(self) -> Tensor:
-        """Clip the gradients of each optimizer; returns the norm of all of them before that.
-
-        Gradients of a loss that was scaled are brought back to their size first.
-        """
-        if self.loss_scaler is not None:
-            for gradient in (g for optimizer in self.active for g in optimizer.gradients()):
-                gradient.div_(self.loss_scaler.scale)
+        """Clip the gradients of each optimizer; returns the norm of all of them before that."""
         norms = [optimizer.clip() for optimizer in self.active]
         if not norms:
             return torch.zeros((), device=self.device)
@@ -370,7 +360,199 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, after everything: adaptive coefficients, running statistics."""
 
-    # -- components of the state -----------------------------------------------------------------
+    # -- modules ---------------------------------------------------------------------------------
+
+    def config_of(self, module_id: str) -> Any:
+        """The settings of a module: `config` with its `algorithm.overrides`.
+
+        Those of `scheduled_settings` are numbers: their values in this update.
+        """
+        return self.modules.config_of(module_id)
+
+    def add_module(
+        self, module_id: str, module: ModuleSource, **how: Unpack[HowAdded]
+    ) -> nn.Module:
+        """Add a module, between two updates at any time.
+
+        Args:
+            module_id: Its id, without `/`.
+            module: The module; or what makes it, called without arguments; or its weights by name,
+                such as `get_weights` and saved policies have them, for a copy of another module.
+            **how: Whether it is frozen, what it is like, and its settings, see `HowAdded`.
+
+        Returns:
+            The module, on the device of the learner.
+
+        Raises:
+            ConfigError: If the id is taken or not valid, the weights do not fit, the module lacks
+                what this learner needs, or a setting is not one of a module.
+        """
+        module = self.modules.made(module, how.get("like", DEFAULT_MODULE))
+        self.modules.check_new(module_id)
+        try:
+            self.modules.set_overrides(module_id, how.get("overrides"))
+            if how.get("frozen", False):
+                self.modules.place(module_id, module.requires_grad_(False), self.device)
+                self.modules.frozen.add(module_id)
+            else:
+                self.check_module(module_id, module)
+                self.modules.place(module_id, module, self.device)
+                self.configure_optimizers_for_module(module_id)
+        except ConfigError:
+            self._forget(module_id)
+            raise
+        return module
+
+    def remove_module(self, module_id: str) -> nn.Module:
+        """Remove a module and its optimizers, and return it.
+
+        Raises:
+            ConfigError: If there is no such module.
+        """
+        module = self.modules.known(module_id)
+        self._forget(module_id)
+        return module
+
+    def _forget(self, module_id: str) -> None:
+        self.optimizers = {k: o for k, o in self.optimizers.items() if k[0] != module_id}
+        self.modules.forget(module_id)
+
+    def check_module(self, module_id: str, module: nn.Module) -> None:
+        """Refuse a module that lacks what this learner needs of those that learn.
+
+        Raises:
+            ConfigError: If it does, with the missing names.
+        """
+        check_apis(type(self).__name__, self.required_apis, module_id, module)
+
+    def freeze_module(self, module_id: str, frozen: bool = True) -> None:
+        """Freeze or unfreeze a module; its optimizers stay as they are meanwhile.
+
+        Raises:
+            ConfigError: If there is no such module, or it lacks what this learner needs.
+        """
+        module = self.modules.known(module_id)
+        if frozen:
+            self.modules.frozen.add(module_id)
+        elif module_id in self.modules.frozen:
+            self.check_module(module_id, module)
+            if not self.get_optimizers_for_module(module_id):
+                module.requires_grad_(True)
+                self.configure_optimizers_for_module(module_id)
+            self.modules.frozen.remove(module_id)
+
+    def may_learn(self, module_id: str) -> bool:
+        """Whether a module is updated, from some experience at least."""
+        chosen = self.policies_to_train
+        is_chosen = chosen is None or callable(chosen) or module_id in chosen
+        return is_chosen and module_id not in self.modules.frozen
+
+    def should_module_be_updated(self, module_id: str, experience: Any) -> bool:
+        """Whether a module learns from its experience, which is dropped otherwise."""
+        how = self.policies_to_train
+        return self.may_learn(module_id) and (not callable(how) or how(module_id, experience))
+
+    # -- optimizers ------------------------------------------------------------------------------
+
+    def configure_optimizers(self) -> None:
+        """Register the optimizers of all modules, once; override it or the one for a module."""
+        for module_id in self.modules:
+            self.configure_optimizers_for_module(module_id)
+
+    def configure_optimizers_for_module(self, module_id: str) -> None:
+        """Register the optimizers of a module; by default one over all its parameters."""
+        config = self.config_of(module_id)
+        self.register_optimizer(
+            module_id,
+            optimizer=config.optimizer,
+            params=list(self.modules[module_id].parameters()),
+            lr_or_lr_schedule=config.lr,
+        )
+
+    def register_optimizer(
+        self,
+        module_id: str = DEFAULT_MODULE,
+        name: str = DEFAULT_OPTIMIZER,
+        *,
+        optimizer: Mapping[str, Any] | torch.optim.Optimizer,
+        params: Sequence[nn.Parameter],
+        lr_or_lr_schedule: float | Schedule | Sequence[Sequence[float]] | None = None,
+    ) -> None:
+        """Give some parameters of a module an optimizer; none that require no gradient.
+
+        Args:
+            module_id: The module.
+            name: The name of the optimizer, one of several of the module.
+            optimizer: Class and arguments: `{_target_: torch.optim.Adam, eps: 1e-5}`; or an
+                optimizer of PyTorch, which keeps its groups.
+            params: The parameters; `algorithm.lr_factors` and `algorithm.freeze` apply to them.
+            lr_or_lr_schedule: Learning rate, its schedule, or points of one by environment steps,
+                `[[0, v0], [t1, v1], ...]`; None: an optimizer of PyTorch keeps its own.
+
+        Raises:
+            ConfigError: If the name is taken, or another optimizer owns one of the parameters.
+        """
+        check_free(self.optimizers, module_id, name, params)
+        config = self.config_of(module_id)
+        if any(p.requires_grad for p in params):
+            self.optimizers[module_id, name] = ModuleOptimizer(
+                params,
+                optimizer,
+                lr_or_lr_schedule,
+                groups=self.modules.grouped(module_id, params, self.settings),
+                lr_scheduler=gradient_settings(config).lr_scheduler,
+                clipping=(config.max_grad_norm, getattr(config, "grad_clip_by", "global_norm")),
+            )
+
+    def get_optimizer(
+        self, module_id: str = DEFAULT_MODULE, name: str = DEFAULT_OPTIMIZER
+    ) -> ModuleOptimizer:
+        """The optimizer of a module with this name.
+
+        Raises:
+            ConfigError: If there is no such optimizer.
+        """
+        if (module_id, name) not in self.optimizers:
+            problem = f"no such optimizer; there are: {', '.join(map('/'.join, self.optimizers))}"
+            raise ConfigError("optimizer", problem, f"{module_id}/{name}")
+        return self.optimizers[module_id, name]
+
+    def get_optimizers_for_module(
+        self, module_id: str = DEFAULT_MODULE
+    ) -> list[tuple[str, ModuleOptimizer]]:
+        """Name and optimizer of all of a module, in the order of registration."""
+        return [(name, o) for (owner, name), o in self.optimizers.items() if owner == module_id]
+
+    def held_parameters(self, progress: Progress) -> list[nn.Parameter]:
+        """The parameters that stay as they are in the next update: those of `algorithm.freeze`."""
+        return self.modules.frozen_parameters(self.settings.freeze, progress.updates)
+
+    # -- state -----------------------------------------------------------------------------------
+
+    def get_weights(self) -> dict[str, dict[str, Tensor]]:
+        """Copies of the weights by module."""
+        return self.modules.weights()
+
+    def set_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
+        """Write weights, as `get_weights` gives them, into the modules, in place.
+
+        Raises:
+            ConfigError: If there is no such module.
+        """
+        for module_id, state in weights.items():
+            self.modules.known(module_id).load_state_dict(dict(state))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Weights, optimizers, who learns, random generator and counters."""
+        return state_of(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`.
+
+        Raises:
+            ConfigError: If it is the state of other modules, or a function said who learns.
+        """
+        load_state(self, state)
 
     def get_state(
         self,
@@ -379,8 +561,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
         not_components: Collection[str] = (),
     ) -> dict[str, Any]:
         """State of some components, in the form of `state_dict`; see `components.select`."""
-        state: dict[str, Any] = select(self.state_dict(), components, not_components)
-        return state
+        return select(self.state_dict(), components, not_components)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         """Take over components, all or some of `get_state`; the others stay as they are.
@@ -411,9 +592,7 @@ class Learner(MadeFrom, LearnerModules, ABC, Generic[Experience, Prepared, Batch
             ConfigError: If the path is the directory of a run, whose learner `load_learner` reads.
             RunDirectoryError: If the file is damaged.
         """
-        if Path(path).is_dir():
-            problem = f"expected a file of save_to_path; for a run: load_learner({str(path)!r})"
-            raise ConfigError("path", problem, str(path))
+        state = read(path)
         learner = cls(*args, **kwargs)
-        learner.restore_from_path(path)
+        learner.set_state(state)
         return learner

@@ -184,6 +184,8 @@ def set_flat_parameters(module: nn.Module, vector: Tensor) -> None:
             param.copy_(piece.view_as(param))
 
 
+DEFAULT_OPTIMIZER = "default"
+
 EPSILON = 1e-5
 
 LEAST = 5e-324
@@ -507,3 +509,23 @@ def _fused_adam_step(optimizer: torch.optim.Optimizer) -> None:
         maximize=group["maximize"],
     )
     torch.set_flush_denormal(flushes)
+
+
+def check_free(
+    optimizers: Mapping[tuple[str, str], ModuleOptimizer],
+    module_id: str,
+    name: str,
+    params: Sequence[nn.Parameter],
+) -> None:
+    """Refuse the name of an optimizer that is taken, and parameters that another one owns.
+
+    Raises:
+        ConfigError: If the module has such an optimizer, or a parameter has an owner.
+    """
+    owned = {id(param) for other in optimizers.values() for param in other.params}
+    if (module_id, name) in optimizers:
+        problem = f"module {module_id!r} has an optimizer {name!r} already"
+        raise ConfigError("optimizer", problem)
+    if any(id(param) in owned for param in params):
+        problem = f"{name!r} of module {module_id!r} shares parameters with another optimizer"
+        raise ConfigError("optimizer", problem)

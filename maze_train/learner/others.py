@@ -113,7 +113,7 @@ class LearnerWorker:
                 learner.remove_module(module_id)
             for module_id, (module, is_frozen, own) in modules.items():
                 if own is not None:
-                    learner.own_settings[module_id] = own
+                    learner.modules.own_settings[module_id] = own
                 learner.add_module(module_id, module, frozen=is_frozen)
         learner.policies_to_train = chosen
         learner.load_state_dict(state)
@@ -470,7 +470,7 @@ class OtherLearners:
         """Return the arguments of `LearnerWorker.begin`, from the first learner as it is."""
         learner, modules = self._learner, None
         if list(learner.modules.items()) != list(self._built.items()):
-            frozen, own = learner.frozen_modules, learner.own_settings
+            frozen, own = learner.modules.frozen, learner.modules.own_settings
             modules = {
                 k: (deepcopy(m), k in frozen, own.get(k)) for k, m in learner.modules.items()
             }

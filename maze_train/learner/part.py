@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
-    from typing_extensions import Self
 
     from maze_train.core.events import Event
     from maze_train.core.types import Tensor
@@ -18,18 +18,6 @@ if TYPE_CHECKING:
 
     Optimizers = Mapping[tuple[str, str], ModuleOptimizer]
     ShardBatch = Callable[[Any, int, int], tuple[Any, int, int]]
-
-
-class MadeFrom:
-    """Notes the arguments of its constructor; another process makes a copy from them."""
-
-    made_from: tuple[tuple[Any, ...], dict[str, Any]]
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Note the arguments."""
-        made = super().__new__(cls)
-        made.made_from = (args, kwargs)
-        return made
 
 
 class Part:
@@ -132,10 +120,25 @@ class HasOwnLoss(Protocol):
         """Loss of a minibatch, 0-d, or its named terms."""
 
 
-def missing_names(module: nn.Module, api: type) -> list[str]:
-    """Names of an API that a module does not have."""
-    names = [*getattr(api, "__annotations__", {}), *vars(api)]
-    return [name for name in names if not name.startswith("_") and not hasattr(module, name)]
+def check_apis(learner: str, required: Sequence[type], module_id: str, module: nn.Module) -> None:
+    """Refuse a module that lacks what a learner needs, see `Learner.check_module`.
+
+    Args:
+        learner: Name of the learner.
+        required: Protocols above that the module has to satisfy.
+        module_id: Its id.
+        module: The module.
+    """
+    for api in required:
+        names = [*getattr(api, "__annotations__", {}), *vars(api)]
+        missing = [n for n in names if not n.startswith("_") and not hasattr(module, n)]
+        if missing:
+            problem = (
+                f"{learner} needs {api.__name__} of a module that learns, but "
+                f"{type(module).__name__} has no {' and no '.join(missing)}; "
+                "add_module(..., frozen=True), or policies.<id>.frozen=true, takes any"
+            )
+            raise ConfigError("module", problem, module_id)
 
 
 class OwnStatistics(Statistics):

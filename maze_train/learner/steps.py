@@ -1,32 +1,23 @@
-"""The gradient steps of one update: their statistics, and compiled losses.
-
-A reader can skip this file: numbers are those of `Learner.compute_losses`, but for the rounding of
-other sums, and modules keep their names and state. What is compiled is kept by PyTorch in the
-directory of `TORCHINDUCTOR_CACHE_DIR`, for further runs.
-"""
+"""What becomes of the gradients of an update: steps, if they are finite; statistics of these."""
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
-from weakref import WeakKeyDictionary
 
 import torch
-from torch import _dynamo as dynamo
-from torch import nn
-from torch._dynamo.utils import calculate_time_spent
 
-from maze_train.core.errors import ConfigError, TrainingError
+from maze_train.core.errors import TrainingError
 from maze_train.core.events import Event, EventInterface
-from maze_train.core.notices import warn
-from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.learner.accumulation import Accumulation
+from maze_train.learner.modules import DEFAULT_MODULE, autocast
 from maze_train.learner.optimizers import norm_of
 from maze_train.learner.part import OwnStatistics
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
+
+    from torch import nn
 
     from maze_train.core.events import Statistics
     from maze_train.core.types import Tensor
@@ -55,10 +46,14 @@ class LearnerEvents(EventInterface, prefix="train"):
 class GradientSteps:
     """Takes the gradient steps of one update, and notes what becomes of each.
 
+    What settings add to a step is here: the type of `autocast`, the exchange with other learners,
+    `gradient_accumulation`, the scale of losses, and `on_non_finite`.
+
     Args:
-        learner: The learner, with its `active` optimizers, after `compute_gradients`.
+        learner: The learner.
 
     Attributes:
+        autocast: Context in which losses are computed.
         norms: Norms before clipping, 0-d, of the steps that were taken.
         clipped: Their norms after clipping, 0-d, if there is any.
         zeroed: Entries that were not finite and are 0 now, 0-d.
@@ -68,6 +63,10 @@ class GradientSteps:
 
     def __init__(self, learner: AnyLearner) -> None:
         self._learner = learner
+        self.autocast = autocast(learner.device, learner.settings.autocast)
+        count: int = getattr(learner.config, "gradient_accumulation", 1)
+        self._accumulation = Accumulation(count) if count > 1 else None
+        self._number = 0
         # A look at each norm would stall a GPU; there all are looked at after the update.
         self._looks = (
             learner.device.type == "cpu"
@@ -80,26 +79,50 @@ class GradientSteps:
         self.skipped: list[int] = []
         self.overflows = 0
 
+    @property
+    def have_failed(self) -> bool:
+        """Whether a gradient was not finite, so that the update ends with an error."""
+        return bool(self.skipped) and self._learner.on_non_finite == "raise"
+
     def take(self, number: int) -> None:
-        """Take the gradient step of a minibatch, or of those up to it, if it is finite."""
-        learner = self._learner
-        if learner.accumulation is not None:
-            learner.active = learner.accumulation.take()
+        """Take a step of the gradients of a minibatch, when there are those of enough minibatches.
+
+        Args:
+            number: Number of the minibatch, whose gradients `active` optimizers have.
+        """
+        learner, self._number = self._learner, number
+        learner.part.join_gradients(learner.active, learner.optimizers)
+        if self._accumulation is None:
+            self._step()
+        elif self._accumulation.add(learner.active):
+            self.take_rest()
+
+    def take_rest(self) -> None:
+        """Take a step of the gradients that are gathered, if there are any."""
+        if self._accumulation is not None and self._accumulation.is_pending:
+            self._learner.active = self._accumulation.take()
+            self._step()
+
+    def _step(self) -> None:
+        """Apply the gradients, if they are finite."""
+        learner, scaler = self._learner, self._learner.loss_scaler
         if learner.on_non_finite == "zero" and not self._may_have_overflowed():
             self.zeroed += [optimizer.zero_non_finite() for optimizer in learner.active]
+        if scaler is not None:
+            scaler.unscale(g for optimizer in learner.active for g in optimizer.gradients())
         norm = learner.postprocess_gradients()
         if self._looks and not math.isfinite(norm):
-            if learner.loss_scaler is not None and learner.loss_scaler.lower():
+            if scaler is not None and scaler.lower():
                 self.overflows += 1
             else:
-                self.skipped.append(number)
+                self.skipped.append(self._number)
             return
         self.norms.append(norm)
         if any(optimizer.clipping[0] > 0 for optimizer in learner.active):
             self.clipped.append(norm_of([g for o in learner.active for g in o.gradients()]))
         learner.apply_gradients()
-        if learner.loss_scaler is not None:
-            learner.loss_scaler.count_step()
+        if scaler is not None:
+            scaler.count_step()
         learner.after_gradient_step()
 
     def _may_have_overflowed(self) -> bool:
@@ -187,149 +210,3 @@ def check_finite(modules: Mapping[str, nn.Module], where: str) -> None:
                     f"{where}: {name} of module {module_id!r} is not finite. A smaller "
                     "algorithm.lr or an algorithm.max_grad_norm may help"
                 )
-
-
-"""A `Learner`."""
-Record: TypeAlias = "tuple[Event, float | Tensor, tuple[float, ...]]"
-
-BACKEND = "inductor"
-MOST_GRAPHS = 64
-"""Graphs of one function, over all learners of a process: PyTorch's own limit is 8."""
-
-
-def compiled_losses(learner: AnyLearner) -> Compiled | None:
-    """Return the compiled losses of a learner, as its settings say; None: nothing is compiled.
-
-    Without a C++ compiler there is a warning.
-
-    Raises:
-        ConfigError: If a module has recurrent layers.
-    """
-    from torch._inductor import cpp_builder, exc
-
-    way = learner.settings.compile
-    parts = [part for module in learner.modules.values() for part in module.modules()]
-    if any(isinstance(part, nn.RNNBase) for part in parts):
-        problem = "the compiler of PyTorch takes no recurrent layers (model.memory); expected none"
-        raise ConfigError("algorithm.compile", problem, way)
-    try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
-        warn(
-            f"algorithm.compile={way}: no C++ compiler was found, so nothing "
-            "is compiled; install g++, or name one in the environment variable CXX"
-        )
-        return None
-    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, MOST_GRAPHS)
-    kinds = {"forward": CompiledNetworks, "update": CompiledLosses}
-    return kinds[way](learner)
-
-
-class Compiled(ABC):
-    """Computes losses of a learner with what is compiled.
-
-    Args:
-        learner: The learner.
-    """
-
-    def __init__(self, learner: AnyLearner) -> None:
-        self._learner = learner
-        self._spent_s = _spent_s()
-
-    @abstractmethod
-    def __call__(self, module_id: str, batch: Any, statistics: Statistics) -> Tensor:
-        """The loss of a module, 0-d, with a graph; see `Learner.loss_of`."""
-
-    def report(self, statistics: Statistics) -> None:
-        """Record the time that compilation took since the last call, if any."""
-        before, self._spent_s = self._spent_s, _spent_s()
-        if self._spent_s > before:
-            statistics.record(LearnerEvents.compile_s, self._spent_s - before)
-
-
-class CompiledNetworks(Compiled):
-    """Compiles modules, each that a loss calls with all that it calls in turn.
-
-    To act, they are called as they are: there are other sizes and no gradient.
-    """
-
-    def __init__(self, learner: AnyLearner) -> None:
-        super().__init__(learner)
-        self._calls: WeakKeyDictionary[nn.Module, list[tuple[nn.Module, Any]]]
-        self._calls = WeakKeyDictionary()
-
-    def __call__(self, module_id: str, batch: Any, statistics: Statistics) -> Tensor:
-        """The loss of a module."""
-        with self._networks_compiled(self._learner.modules[module_id]):
-            loss: Tensor = self._learner.loss_of(module_id, batch, statistics)
-        return loss
-
-    @contextmanager
-    def _networks_compiled(self, module: nn.Module) -> Iterator[None]:
-        calls = self._calls.get(module)
-        if calls is None:
-            calls = self._calls[module] = [
-                (part, torch.compile(part._call_impl, backend=BACKEND))
-                for part in module.modules()
-                if part._compiled_call_impl is None
-            ]
-        for part, call in calls:
-            part.__dict__["_compiled_call_impl"] = call
-        try:
-            yield
-        finally:
-            for part, _ in calls:
-                del part.__dict__["_compiled_call_impl"]
-
-
-class CompiledLosses(Compiled):
-    """Compiles each loss as one graph, with another one for its gradient.
-
-    There are two such pairs where the number of samples changes: for the first number, and for all
-    others.
-
-    Random numbers of a loss are drawn before it: `before_compiled_loss(module_id, batch)` of a
-    learner does that, if there is one.
-    """
-
-    def __init__(self, learner: AnyLearner) -> None:
-        super().__init__(learner)
-        self._draws = getattr(learner, "before_compiled_loss", None)
-        self._compiled: Any = torch.compile(self._loss_of, fullgraph=True, backend=BACKEND)
-
-    def __call__(self, module_id: str, batch: Any, statistics: Statistics) -> Tensor:
-        """The loss of a module."""
-        if self._draws is not None:
-            self._draws(module_id, batch)
-        try:
-            loss, records = self._compiled(module_id, batch)
-        except (dynamo.exc.Unsupported, dynamo.exc.UserError) as error:
-            raise ConfigError(
-                "algorithm.compile",
-                f"the loss of {type(self._learner).__name__} cannot be compiled as a whole "
-                f"({str(error).splitlines()[0]}); expected forward or none",
-                "update",
-            ) from error
-        for event, value, weight in records:
-            statistics.record(event, value, *weight)
-        return loss  # type: ignore[no-any-return]  # of what is compiled
-
-    def _loss_of(self, module_id: str, batch: Any) -> tuple[Tensor, list[Record]]:
-        """The loss, and what it records: graphs hold no statistics."""
-        recorder = _Recorder()
-        return self._learner.loss_of(module_id, batch, recorder), recorder.records
-
-
-class _Recorder:
-    """Notes what a loss records in its `Statistics`."""
-
-    def __init__(self) -> None:
-        self.records: list[Record] = []
-
-    def record(self, event: Event, value: float | Tensor, *weight: float) -> None:
-        self.records.append((event, value, weight))
-
-
-def _spent_s() -> float:
-    """Seconds of compilation in this process."""
-    return calculate_time_spent()["total_wall_time"]

@@ -97,9 +97,9 @@ VALUE_GAIN = 1.0
 
 
 class ActorCriticModel(PolicyModel):
-    """A policy and a state-value critic, with or without shared hidden layers and a memory.
+    """A policy and a state-value critic, with or without shared hidden layers and recurrent layers.
 
-    Observations go through the normaliser, the trunk and the memory, as far as there are any, to
+    Observations go through the normaliser, the trunk and the recurrent layers, if there are any, to
     the policy and the critic.
 
     Args:
@@ -122,11 +122,11 @@ class ActorCriticModel(PolicyModel):
         value_head: ValueHead,
         trunk: nn.Module | None = None,
         *,
-        memory: RecurrentNetwork | None = None,
+        rnn: RecurrentNetwork | None = None,
         normalizer: ObservationNormalizer | None = None,
         masking: ActionMasking | None = None,
     ) -> None:
-        super().__init__(policy, trunk, memory=memory, normalizer=normalizer, masking=masking)
+        super().__init__(policy, trunk, rnn=rnn, normalizer=normalizer, masking=masking)
         self.critic = critic
         self.value_head = value_head
 
@@ -136,17 +136,15 @@ class ActorCriticModel(PolicyModel):
         """Distribution parameters `[..., param_size]` and raw values `[..., output_size]`.
 
         Args:
-            obs: Observations, `[..., *obs shape]`; `[L * n, ...]` with a memory.
-            sequences: How observations lie in time; needed with a memory only.
+            obs: Observations, `[..., *obs shape]`; `[L * n, ...]` if recurrent.
+            sequences: How observations lie in time; needed by recurrent models only.
         """
         features: TensorTree = self._trunk_features(obs)
-        if self.memory is not None:
+        if self.rnn is not None:
             assert sequences is not None
             assert isinstance(features, torch.Tensor)
             x = features.view(*sequences.resets.shape, -1)
-            features = self.memory.sequence(x, sequences.hidden_state, sequences.resets).flatten(
-                0, 1
-            )
+            features = self.rnn.sequence(x, sequences.hidden_state, sequences.resets).flatten(0, 1)
         return self._masked(self.policy(features), obs), self.raw_values(features, obs)
 
     def raw_values(self, features: TensorTree, obs: TensorTree) -> Tensor:
@@ -159,7 +157,7 @@ class ActorCriticModel(PolicyModel):
 
         Args:
             obs: Observations, `[..., *obs shape]`.
-            state: Memory before them, `[n, S]`; needed with a memory only.
+            state: Recurrent state before them, `[n, S]`; needed by recurrent models only.
         """
         features = self._trunk_features(obs) if state is None else self._remembering(obs, state)[0]
         return self.value_head.values(self.raw_values(features, obs))
@@ -167,7 +165,7 @@ class ActorCriticModel(PolicyModel):
     def evaluate(
         self, obs: TensorTree, state: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Distribution parameters, state values, and the memory after `obs`, in one pass."""
+        """Distribution parameters, values, and the recurrent state after `obs`, in one pass."""
         if state is None:
             features = self._trunk_features(obs)
         else:

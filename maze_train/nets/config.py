@@ -15,7 +15,7 @@ ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
 
 
 @dataclass(kw_only=True)
-class MemoryConfig:
+class RecurrentConfig:
     """A recurrent layer between the hidden layers and the heads."""
 
     cell: Literal["lstm", "gru"] = "lstm"
@@ -82,8 +82,8 @@ class ModelConfig:
     where observations hold images."""
 
     shared_trunk: bool | None = None
-    """Whether policy and critic share all hidden layers (one trunk, two heads). null: true with a
-    memory, and where observations hold images, unless `policy`, `critic` or `critic_hidden_sizes`
+    """Whether policy and critic share all hidden layers (one trunk, two heads). null: true with
+    `rnn`, and where observations hold images, unless `policy`, `critic` or `critic_hidden_sizes`
     are set or `hidden_sizes` is `[]`; else false, as always with replay (SAC, TD3, DQN)."""
 
     centralized_critic: bool | None = None
@@ -95,7 +95,7 @@ class ModelConfig:
     `nature`: three convolutions (Mnih et al., 2015); `impala`: a residual network (Espeholt et al.,
     2018); `flat`: its pixels as one vector. Images below 36 pixels get smaller convolutions."""
 
-    memory: MemoryConfig | None = None
+    rnn: RecurrentConfig | None = None
     """A recurrent layer after the hidden layers, such as `{cell: lstm, size: 128}`. null: none."""
 
     normalization: ObservationNormalizationConfig = field(
@@ -161,9 +161,9 @@ class ModelConfig:
             node = getattr(self, name)
             if node is not None and "_target_" not in node:
                 raise ConfigError(name, "expected a mapping with the key _target_, or null", node)
-        shares = self.shared_trunk or self.memory is not None
-        if self.memory is not None and self.shared_trunk is False:
-            raise ConfigError("shared_trunk", "a memory belongs to a shared trunk", False)
+        shares = self.shared_trunk or self.rnn is not None
+        if self.rnn is not None and self.shared_trunk is False:
+            raise ConfigError("shared_trunk", "recurrent layers belong to a shared trunk", False)
         if self.critic_hidden_sizes is not None and shares and not self.centralized_critic:
             raise ConfigError(
                 "critic_hidden_sizes",
@@ -173,7 +173,7 @@ class ModelConfig:
         if self.trunk is not None and not shares:
             raise ConfigError("trunk", "needs model.shared_trunk=true")
         if shares:
-            remedy = "" if self.memory is not None else ", or set model.shared_trunk=false"
+            remedy = "" if self.rnn is not None else ", or set model.shared_trunk=false"
             for name in ("policy",) if self.centralized_critic else ("policy", "critic"):
                 if getattr(self, name) is not None:
                     raise ConfigError(

@@ -225,7 +225,7 @@ Model = TypeVar("Model", bound="PolicyAndCritics")
 UNUSED = {
     "shared_trunk": "policy and critics share no layers here",
     "trunk": "policy and critics share no layers here",
-    "memory": "policies with a memory learn from rollouts (a2c, ppo), not from single steps",
+    "rnn": "recurrent policies learn from rollouts (a2c, ppo), not from single steps",
     "value_transform": "critics of actions are not transformed",
     "value_support": "critics of actions are scalars",
 }

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from gymnasium import spaces
 
-    from maze_train.core.types import Tensor, TensorTree
+    from maze_train.core.types import Device, Shape, Tensor, TensorTree
     from maze_train.distributions.base import Distribution
     from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
     from maze_train.spaces.agents import AgentSpaces
@@ -61,10 +61,7 @@ class AgentsDistribution:
         """Whether an agent acts at random also where the most probable actions are asked for."""
 
     def draw_noise(
-        self,
-        shape: tuple[int, ...],
-        generator: torch.Generator | None = None,
-        device: torch.device | str | None = None,
+        self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
         """Random numbers for `sample`, `[*shape, noise_size]`."""
         draws = [part.draw_noise(shape, generator, device) for part in self.parts.values()]
@@ -126,7 +123,7 @@ class JointModel(nn.Module):
     """Acts for all agents of an environment, each with the policy that it is given.
 
     Observations are those of `maze_train.spaces.agents`. Agents with the same policy are asked for
-    in one batch. The memory of an agent stays as it is while the agent does not act.
+    in one batch. The recurrent state of an agent stays as it is while the agent does not act.
 
     Args:
         policies: Models by the id of their policy.
@@ -150,7 +147,7 @@ class JointModel(nn.Module):
 
     @property
     def state_size(self) -> int:
-        """Size S of the memory of all agents of one environment; 0: no memory."""
+        """Size S of the recurrent state of all agents of one environment; 0: none."""
         return sum(self.state_sizes.values())
 
     @property
@@ -173,12 +170,12 @@ class JointModel(nn.Module):
         return self.policy_params(obs)
 
     def policy_params(self, obs: TensorTree) -> Tensor:
-        """Parameters of the actions of all agents, `[n, param_size]`, of models without memory."""
-        assert not self.state_size, "this model has a memory: call policy_step"
+        """Parameters of the actions of all agents, `[n, param_size]`, of feedforward models."""
+        assert not self.state_size, "this model is recurrent: call policy_step"
         return self._params(obs, {})[0]
 
     def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Parameters `[n, param_size]`, and the memory `[n, S]` after `obs`."""
+        """Parameters `[n, param_size]`, and the recurrent state `[n, S]` after `obs`."""
         before = self.states_by_agent(state)
         params, after = self._params(obs, before)
         acts = cast("dict[str, Tensor]", obs)[ACTS].bool()
@@ -189,7 +186,7 @@ class JointModel(nn.Module):
         return params, torch.cat(kept, dim=-1)
 
     def end_episodes(self, states: Tensor) -> None:
-        """Notify policies of their episodes that ended, by the memories of these, `[k, S]`."""
+        """Notify policies of ended episodes, given the recurrent states of these, `[k, S]`."""
         for agent, own in self.states_by_agent(states).items():
             policy = self._policy(self.agents[agent])
             if hasattr(policy, "end_episodes"):
@@ -198,7 +195,7 @@ class JointModel(nn.Module):
     def _params(
         self, obs: TensorTree, states: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Parameters of all agents, and the memory after `obs` of those that have one."""
+        """Parameters of all agents, and the recurrent state after `obs` of those that have one."""
         parts = part_of(cast("dict[str, Tensor]", obs), AGENTS)
         params: dict[str, Tensor] = {}
         after: dict[str, Tensor] = {}
@@ -363,8 +360,8 @@ def build_centralized(
         around["normalizer"] = NormalizerOfAll(own, others, config.normalization)
     parts = dict(own.spaces) if isinstance(own, Dict) else own
     read = Dict(OrderedDict({**with_name(OWN, parts), **part_of(joint.spaces, JOINT)}))
-    # What a trunk or a memory holds is for the policy.
-    alone = replace(config, trunk=None, memory=None, shared_trunk=False)
+    # What a trunk or recurrent layers hold is for the policy.
+    alone = replace(config, trunk=None, rnn=None, shared_trunk=False)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Seeds(seed).integer("critic"))
         critic = CentralizedCritic(build_critic(alone, read, model.value_head), others)

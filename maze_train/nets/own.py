@@ -115,7 +115,7 @@ def _try_out(model: Any, param_size: int, space: spaces.Space[Any]) -> None:
             if state_size > 0:
                 method = "policy_step"
                 wanted.append([ROWS, state_size])
-                expected += f" and a memory of shape [batch, {state_size}]"
+                expected += f" and a recurrent state of shape [batch, {state_size}]"
                 outputs = model.policy_step(obs, torch.zeros(ROWS, state_size))
             else:
                 outputs = model.policy_params(obs)

@@ -206,14 +206,14 @@ CRITIC_SETTINGS = (
 
 
 class PolicyModel(nn.Module):
-    """A policy, with or without hidden layers before a memory.
+    """A policy, with or without hidden layers before recurrent layers.
 
-    Observations go through the normaliser, the trunk and the memory, as far as there are any, to
+    Observations go through the normaliser, the trunk and the recurrent layers, if there are any, to
     the policy.
 
     Args:
         policy: The policy; reads features when there is a trunk.
-        trunk: Hidden layers before the memory and the policy, or None.
+        trunk: Hidden layers before the recurrent layers and the policy, or None.
         memory: Recurrent layers after the trunk, or None.
         normalizer: Normalises observations, or None.
         masking: Rules out illegal actions, which a part of the observations names, or None.
@@ -224,7 +224,7 @@ class PolicyModel(nn.Module):
         policy: Policy,
         trunk: nn.Module | None = None,
         *,
-        memory: RecurrentNetwork | None = None,
+        rnn: RecurrentNetwork | None = None,
         normalizer: ObservationNormalizer | None = None,
         masking: ActionMasking | None = None,
     ) -> None:
@@ -232,7 +232,7 @@ class PolicyModel(nn.Module):
         # Saved weights and flat vectors of parameters have this order.
         self.normalizer = normalizer
         self.trunk = trunk
-        self.memory = memory
+        self.rnn = rnn
         self.policy = policy
         self.masking = masking
 
@@ -244,32 +244,32 @@ class PolicyModel(nn.Module):
     @property
     def around(self) -> dict[str, Any]:
         """Everything but the policy, as arguments of a model like this one."""
-        names = ("trunk", "memory", "normalizer", "masking")
+        names = ("trunk", "rnn", "normalizer", "masking")
         return {name: getattr(self, name) for name in names}
 
     @property
     def state_size(self) -> int:
-        """Size S of the memory of one environment; 0: no memory."""
-        return 0 if self.memory is None else self.memory.state_size
+        """Size S of the recurrent state of one environment; 0: not recurrent."""
+        return 0 if self.rnn is None else self.rnn.state_size
 
     def forward(self, obs: TensorTree) -> Tensor:
         """The same as `policy_params`."""
         return self.policy_params(obs)
 
     def policy_params(self, obs: TensorTree) -> Tensor:
-        """Distribution parameters, `[..., param_size]`, of a model without a memory."""
-        assert self.memory is None, "this model has a memory: call policy_step"
+        """Distribution parameters, `[..., param_size]`, of a feedforward model."""
+        assert self.rnn is None, "this model is recurrent: call policy_step"
         return self._masked(self.policy(self._trunk_features(obs)), obs)
 
     def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Distribution parameters `[n, param_size]`, and the memory `[n, S]` after `obs`."""
+        """Action parameters `[n, param_size]`, and the recurrent state `[n, S]` after `obs`."""
         features, state = self._remembering(obs, state)
         return self._masked(self.policy(features), obs), state
 
     def _remembering(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Features `[n, H]` of observations and of what came before, and the memory after them."""
-        assert self.memory is not None, "this model has no memory: call policy_params"
-        return self.memory.step(self._trunk_features(obs), state)
+        """Features `[n, H]` of the observations so far, and the recurrent state after them."""
+        assert self.rnn is not None, "this model is not recurrent: call policy_params"
+        return self.rnn.step(self._trunk_features(obs), state)
 
     def _trunk_features(self, obs: TensorTree) -> Any:
         inputs = self.inputs(obs)
@@ -353,20 +353,20 @@ def compose_policy(
     normalizer = build_normalizer(config, space)
     net_size = distribution.param_size - distribution.free_param_size
     sizes = config.hidden_sizes or []
-    trunk, memory = None, None
+    trunk, rnn = None, None
     if config.shared_trunk:
         trunk = build_network(config, "trunk", space, sizes, sizes[-1], 0.0)
-        if config.memory is not None:
-            memory = RecurrentNetwork(sizes[-1], config.memory, bool(config.orthogonal_init))
+        if config.rnn is not None:
+            rnn = RecurrentNetwork(sizes[-1], config.rnn, bool(config.orthogonal_init))
         net: nn.Module = head_of_trunk(config, net_size, POLICY_GAIN)
     else:
         net = build_network(config, "policy", space, sizes, net_size, POLICY_GAIN)
     policy = Policy(net, distribution)
-    return PolicyModel(policy, trunk, memory=memory, normalizer=normalizer, masking=masking)
+    return PolicyModel(policy, trunk, rnn=rnn, normalizer=normalizer, masking=masking)
 
 
 def head_of_trunk(config: ModelConfig, output_size: int, gain: float) -> MLP:
-    """A linear layer on the features of a trunk, or of the memory after it.
+    """A linear layer on the features of a trunk, or of the recurrent layers after it.
 
     Args:
         config: Resolved settings of a model with a trunk.
@@ -375,7 +375,7 @@ def head_of_trunk(config: ModelConfig, output_size: int, gain: float) -> MLP:
     """
     assert config.hidden_sizes, "a trunk has a layer"
     return MLP(
-        config.hidden_sizes[-1] if config.memory is None else config.memory.size,
+        config.hidden_sizes[-1] if config.rnn is None else config.rnn.size,
         [],
         str(config.activation),
         output_size=output_size,

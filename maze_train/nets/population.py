@@ -28,12 +28,11 @@ from maze_train.spaces.agents import AGENTS
 from maze_train.spaces.tensors import part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import nn
 
     from maze_train.core.types import Array, Tensor, TensorTree
-    from maze_train.nets.joint import JointModel
 
     View = Callable[[torch.Tensor], Array]
 
@@ -104,8 +103,8 @@ class Population(ABC):
             Parameters, `[row_blocks(count), param_size]`.
         """
 
-    def forget(self, row: int) -> None:  # noqa: B027 (not all have a memory)
-        """Empty the memory of a copy."""
+    def forget(self, row: int) -> None:  # noqa: B027 (not all are recurrent)
+        """Clear the recurrent state of a copy."""
 
     def swap(self, i: int, j: int) -> None:
         """Exchange two copies."""
@@ -128,7 +127,7 @@ class Population(ABC):
 
 
 class BatchedPolicy:
-    """Copies of a template policy without images and without a memory: one product per layer.
+    """Copies of a template policy without images and recurrent layers: one product per layer.
 
     Args:
         model: The policy.
@@ -147,7 +146,7 @@ class BatchedPolicy:
         """Whether a model is of that kind, and nothing of it is of a subclass."""
         return (
             type(model) is PolicyModel
-            and model.memory is None
+            and model.rnn is None
             and type(model.policy) is Policy
             and is_plain(model.policy.net)
             and (model.trunk is None or is_plain(model.trunk))
@@ -170,32 +169,49 @@ class BatchedPolicy:
 
 
 class BatchedPopulation(Population):
-    """Copies of a policy such as `BatchedPolicy` computes.
+    """Copies of a policy such as `BatchedPolicy` computes, or of a `JointModel` of such policies.
 
     Args:
-        model: The policy.
+        model: The policy, or the policies and who acts with which.
         count: Number of copies.
     """
 
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__(model, row_blocks(count))
-        self._policy = BatchedPolicy(model, self._view)
+        self._agents: Mapping[str, str] | None = getattr(model, "agents", None)
+        self._policies = {
+            policy: BatchedPolicy(own, self._view) for policy, own in policies_of(model).items()
+        }
 
     @staticmethod
     def fits(model: nn.Module) -> bool:
         """Whether a model is of that kind."""
-        return BatchedPolicy.fits(model)
+        return all(map(BatchedPolicy.fits, policies_of(model).values()))
 
     def params(self, count: int, obs: TensorTree) -> Tensor:
-        """Distribution parameters of the first copies, see `Population.params`."""
-        return self._policy.params(count, obs)
+        """Distribution parameters of the first copies, of all agents; see `Population.params`."""
+        if self._agents is None:
+            return self._policies[""].params(count, obs)
+        assert isinstance(obs, dict)
+        parts = part_of(obs, AGENTS)
+        found = [
+            self._policies[policy].params(count, part_of(parts, agent))
+            for agent, policy in self._agents.items()
+        ]
+        return torch.cat(found, dim=-1)
+
+
+def policies_of(model: nn.Module) -> Mapping[str, nn.Module]:
+    """The policies of a `JointModel` by their id; another model by an empty one."""
+    found: Mapping[str, nn.Module] = getattr(model, "by_policy", {"": model})
+    return found
 
 
 class RowPopulation(Population):
     """Copies of any policy, computed one after the other.
 
     Args:
-        model: The policy, which may have a memory.
+        model: The policy, which may be recurrent.
         count: Number of copies.
     """
 
@@ -231,7 +247,7 @@ class RowPopulation(Population):
         return torch.cat([*results, filler])
 
     def forget(self, row: int) -> None:
-        """Empty the memory of a copy."""
+        """Clear the recurrent state of a copy."""
         if hasattr(self.model, "end_episodes"):
             self.model.end_episodes(self._state[row])
         self._state[row] = 0.0
@@ -292,41 +308,7 @@ class _BatchedMLP:
         return x
 
 
-class JointPopulation(Population):
-    """Copies of a `JointModel` whose policies are all such as `BatchedPolicy` computes.
-
-    Args:
-        model: The policies, and who acts with which.
-        count: Number of copies.
-    """
-
-    model: JointModel
-
-    def __init__(self, model: JointModel, count: int) -> None:
-        super().__init__(model, row_blocks(count))
-        self._policies = {
-            policy: BatchedPolicy(own, self._view) for policy, own in model.by_policy.items()
-        }
-
-    @staticmethod
-    def fits(model: Any) -> bool:
-        """Whether all policies of a model are of that kind."""
-        return all(map(BatchedPolicy.fits, model.by_policy.values()))
-
-    def params(self, count: int, obs: TensorTree) -> Tensor:
-        """Distribution parameters of all agents of the first copies, see `Population.params`."""
-        assert isinstance(obs, dict)
-        parts = part_of(obs, AGENTS)
-        found = [
-            self._policies[policy].params(count, part_of(parts, agent))
-            for agent, policy in self.model.agents.items()
-        ]
-        return torch.cat(found, dim=-1)
-
-
 def build_population(model: nn.Module, count: int) -> Population:
     """Copies of a policy, computed together where that can be done."""
-    batched = JointPopulation if hasattr(model, "by_policy") else BatchedPopulation
-    kind: Any = batched if batched.fits(model) else RowPopulation
-    population: Population = kind(model, count)
-    return population
+    kind = BatchedPopulation if BatchedPopulation.fits(model) else RowPopulation
+    return kind(model, count)

@@ -14,7 +14,7 @@ from maze_train.nets.blocks import is_traced
 
 if TYPE_CHECKING:
     from maze_train.core.types import Tensor
-    from maze_train.nets.config import MemoryConfig
+    from maze_train.nets.config import RecurrentConfig
 
 
 CLOSED = -1e4
@@ -51,7 +51,7 @@ class RecurrentNetwork(nn.Module):
     et al. (2000); Cho et al. (2014), arXiv:1406.1078, in the variant of `torch.nn.GRU`.
     """
 
-    def __init__(self, input_size: int, config: MemoryConfig, orthogonal: bool) -> None:
+    def __init__(self, input_size: int, config: RecurrentConfig, orthogonal: bool) -> None:
         super().__init__()
         self.is_lstm = config.cell == "lstm"
         layers = nn.LSTM if self.is_lstm else nn.GRU
@@ -157,13 +157,13 @@ def _run(function: Any, x: Tensor, start: Any, weights: Any) -> Tensor:
 
 
 class _Timeline:
-    """Rows of sequences, with a row that erases the memory before each reset.
+    """Rows of sequences, with a row that clears the recurrent state before each reset.
 
     Fused kernels run through a sequence without looking at episodes. Each environment has its own
     timeline, so the sequence grows by the number of resets of the environment that has most.
 
     Args:
-        resets: Whether the memory is erased before a row, `[L, n]`.
+        resets: Whether the recurrent state is cleared before a row, `[L, n]`.
         dtype: Floating dtype of the marks.
     """
 

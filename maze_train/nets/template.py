@@ -184,7 +184,7 @@ def resolve(config: ModelConfig, space: spaces.Space[object]) -> ModelConfig:
     if hidden_sizes is None:
         hidden_sizes = [512] if images else [64, 64]
     if shared_trunk is None:
-        shared_trunk = config.memory is not None or (images and not are_two)
+        shared_trunk = config.rnn is not None or (images and not are_two)
     return replace(
         config,
         hidden_sizes=hidden_sizes,

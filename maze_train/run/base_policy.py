@@ -22,9 +22,15 @@ from maze_train.nets.config import ModelConfig
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import CRITIC_SETTINGS as SETTINGS_OF_CRITICS
 from maze_train.nets.policy_model import input_space
-from maze_train.run.saved_policies import SavedPolicy, load_weights, read_saved_policy
+from maze_train.run.saved_policies import (
+    SavedPolicy,
+    load_weights,
+    read_saved_policy,
+    read_source,
+)
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.describe import check_same_spaces, flat_space, flat_spaces
+from maze_train.training.models import modules_of, policies_of_agents
 
 if TYPE_CHECKING:
     from torch import nn
@@ -38,7 +44,7 @@ WeightsByPart: TypeAlias = "dict[str, dict[str, Tensor]]"
 
 KEY = "base_run"
 
-POLICY_PARTS = ("normalizer", "trunk", "memory", "policy")
+POLICY_PARTS = ("normalizer", "trunk", "rnn", "policy")
 """Parts of a model that make up its policy; all models name them alike."""
 
 CRITIC_PARTS = ("value_head", "critic", "critics", "target_critics")
@@ -62,11 +68,12 @@ PLAIN_WORD = re.compile(r"[A-Za-z_][\w.]*")
 """Text that needs no quotes on the command line of `maze-run`."""
 
 
-class SavedBasePolicy:
-    """The policy of the run that `base_run` names.
+class BasePolicy:
+    """The policy of an earlier run with which a run, or one of its policies, begins.
 
     Args:
-        config: Configuration of the new run; `base_run` is set, unless a subclass names another.
+        config: Configuration of the new run.
+        policy: Id of the policy whose `source` names the earlier run; None: `base_run` names it.
 
     Attributes:
         key: Setting that names the run.
@@ -74,11 +81,12 @@ class SavedBasePolicy:
         is_frozen: Whether the policy stays as it is.
     """
 
-    key = KEY
-    is_frozen = False
-
-    def __init__(self, config: TrainConfig) -> None:
-        self.config, self.directory = config, str(config.base_run)
+    def __init__(self, config: TrainConfig, policy: str | None = None) -> None:
+        own = None if policy is None else config.policies[policy]
+        self.config, self.policy = config, policy
+        self.key = KEY if own is None else f"policies.{policy}.source"
+        self.directory = str(config.base_run if own is None else own.run)
+        self.is_frozen = own is not None and own.frozen
 
     @cached_property
     def saved(self) -> SavedPolicy:
@@ -88,7 +96,8 @@ class SavedBasePolicy:
             ConfigError: If there is no policy, or its configuration cannot be read.
         """
         try:
-            return self.read()
+            read = read_saved_policy if self.policy is None else read_source
+            return read(self.directory, self.config.trust, self.config)
         except RunDirectoryError as error:
             raise self._refusal(str(error)) from error
         except ConfigError as error:
@@ -125,26 +134,30 @@ class SavedBasePolicy:
             self._check_can_learn(own)
             self._check_settings(named, own)
             if given.centralized_critic and own["shared_trunk"]:
-                own["shared_trunk"] = None  # the trunk of memories and images is not shared
+                own["shared_trunk"] = None  # trunks of recurrent policies and images are not
         try:
-            return self.with_model(replace(given, **{**own, **named}))
+            model = replace(given, **{**own, **named})
+            if self.policy is None:
+                return replace(self.config, model=model)
+            policies = {**self.config.policies}
+            policies[self.policy] = replace(policies[self.policy], model=model)
+            return replace(self.config, policies=policies)
         except ConfigError as error:
             raise error.below("model") from None
 
-    def read(self) -> SavedPolicy:
-        """Read the policy, see `saved`."""
-        return read_saved_policy(self.directory, self.config.trust, self.config)
-
     def model_of(self, config: TrainConfig) -> ModelConfig:
-        """The settings of the networks, in a configuration, that get the weights."""
-        return config.model
+        """The settings of the networks, in a configuration, that get the weights.
 
-    def with_model(self, model: ModelConfig) -> TrainConfig:
-        """The configuration with other settings of these networks."""
-        return replace(self.config, model=model)
+        What `model` says is not said of one of several policies.
+        """
+        if self.policy is None:
+            return config.model
+        own, defaults = config.policies[self.policy].model, ModelConfig()
+        unsaid = {name: getattr(defaults, name) for name in POLICY_SETTINGS}
+        return replace(config.model, **unsaid) if own is None else own
 
     def check_spaces(self, own_spaces: tuple[Any, Any]) -> None:
-        """Refuse a base with other spaces, before a model is built for those of the environment.
+        """Refuse a policy for other spaces, before a model is built for those of the environment.
 
         Args:
             own_spaces: Observation and action space of one environment.
@@ -152,8 +165,16 @@ class SavedBasePolicy:
         Raises:
             ConfigError: If there is no policy, or its spaces are others.
         """
-        problem = "its policy has the {kind} space {found}, the environment has {wanted}"
-        check_same_spaces(self.key, problem, self.saved.spaces, own_spaces, self.directory)
+        wanted, owner = own_spaces, "the environment"
+        if self.policy is not None:
+            several = agent_spaces(*own_spaces)
+            if several is None:
+                return  # building the model refuses policies of one agent
+            owners = policies_of_agents(several, self.config.policies)
+            owner = next(agent for agent, policy in owners.items() if policy == self.policy)
+            wanted = several.of(owner)
+        problem = f"its policy has the {{kind}} space {{found}}, {owner} has {{wanted}}"
+        check_same_spaces(self.key, problem, self.saved.spaces, wanted, self.directory)
 
     def take_over(self, model: nn.Module) -> str:
         """Write the weights of the policy into a model, with the statistics of observations.
@@ -164,7 +185,7 @@ class SavedBasePolicy:
         are.
 
         Args:
-            model: The model to be trained, for the spaces of the policy; changed in place.
+            model: The model to be trained; it, or its policy of that id, is changed in place.
 
         Returns:
             A line that names the parts with the weights of the base, and the new ones.
@@ -172,6 +193,8 @@ class SavedBasePolicy:
         Raises:
             ConfigError: If there is no policy, or its networks do not fit.
         """
+        if self.policy is not None:
+            model = modules_of(model)[self.policy]
         found, wanted = _by_part(self.saved.weights), _by_part(model.state_dict())
         self._check_weights(found, wanted)
         own = self.model_of(self.config)
@@ -210,31 +233,26 @@ class SavedBasePolicy:
     def _check_can_learn(self, settings: dict[str, Any]) -> None:
         """Refuse networks that the algorithm does not build, and say how to train the base instead.
 
-        Settings that are refused are replaced by the defaults of the algorithm, one after the
-        other, until the model can be built: then all of them are known.
+        The setting that is named is the first one that is refused.
         """
         algorithm, spaces = self.config.algorithm, self.saved.spaces
-        defaults = {name: getattr(ModelConfig(), name) for name in POLICY_SETTINGS}
-        changed: dict[str, Any] = {}
-        first: ConfigError | SpaceError | None = None
-        if algorithm.learns_from == "dataset" and settings["memory"] is not None:
-            first = ConfigError("model.memory", f"{algorithm.name} learns from single transitions")
-            changed = {name: defaults[name] for name in ("memory", "shared_trunk")}
-        while (error := _build_error(algorithm, {**settings, **changed}, spaces)) is not None:
-            name = "distributions"
-            if isinstance(error, ConfigError):
-                name = error.key.removeprefix("model.").partition(".")[0]
-            if name in changed or name not in settings:
-                problem = f"{algorithm.name} cannot build its policy: {error}"
-                raise self._refusal(problem) from error
-            first, changed[name] = first or error, defaults[name]
-        if first is None:
-            return
-        own = policy_settings(ModelConfig(), algorithm, spaces)
-        raise self._refusal(
-            f"{algorithm.name} cannot learn with its policy ({first}): train the base with "
-            f"{_overrides({name: own[name] for name in changed})}"
-        ) from first
+        build_model = locate(algorithm.model_builder)
+        # By default it follows from rnn, which is then the one to be refused.
+        settings = {**settings, "shared_trunk": self.saved.config.model.shared_trunk}
+        try:
+            if algorithm.learns_from == "dataset" and settings["rnn"] is not None:
+                problem = f"{algorithm.name} learns from single transitions"
+                raise ConfigError("model.rnn", problem)
+            for own in _spaces_of_policies(spaces):
+                build_model(ModelConfig(**settings), *own, seed=0, **algorithm.model_settings)
+        except (ConfigError, SpaceError) as error:
+            key = error.key if isinstance(error, ConfigError) else "distributions"
+            name = key.removeprefix("model.").partition(".")[0]
+            problem = f"{algorithm.name} cannot learn with its policy ({error})"
+            if name in settings:
+                fitting = policy_settings(ModelConfig(), algorithm, spaces)[name]
+                problem += f": train the base with {_overrides({name: fitting})}"
+            raise self._refusal(problem) from error
 
     def _check_settings(self, named: dict[str, Any], own: dict[str, Any]) -> None:
         """Refuse other settings: with weights of equal shapes a policy would act otherwise."""
@@ -300,19 +318,6 @@ def policy_settings(
     else:
         families.pop("Box", None)
     return {**settings, "distributions": families}
-
-
-def _build_error(
-    algorithm: AlgorithmConfig, settings: dict[str, Any], spaces: tuple[Any, Any]
-) -> ConfigError | SpaceError | None:
-    """Error that says why an algorithm builds no such policy; None: it does."""
-    build_model = locate(algorithm.model_builder)
-    try:
-        for own in _spaces_of_policies(spaces):
-            build_model(ModelConfig(**settings), *own, seed=0, **algorithm.model_settings)
-    except (ConfigError, SpaceError) as error:
-        return error
-    return None
 
 
 def _spaces_of_policies(spaces: tuple[Any, Any]) -> list[tuple[Any, Any]]:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 from maze_train.config.overrides import shell_word
 from maze_train.config.resuming import checkpoint_name
+from maze_train.config.signature import is_signed
 from maze_train.config.stored import given_in_python, modules_to_trust
-from maze_train.config.writing import CHECKPOINTS, writable
+from maze_train.config.writing import CHECKPOINTS, config_text, writable
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import remove_leftovers
 from maze_train.core.notices import warn
@@ -179,7 +180,8 @@ def how_to_go_on(run_dir: Path | None, config: TrainConfig) -> str:
         run_dir: Its directory.
         config: Its configuration.
     """
-    modules, given = modules_to_trust(config), given_in_python(config)
+    modules = [] if is_signed(config_text(config)) else modules_to_trust(config)
+    given = given_in_python(config)
     if given:
         trust = f", trust={modules!r}" if modules else ""
         return f"to continue: train({arguments_for(given)}, resume={str(run_dir)!r}{trust})"

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import load_config
 from maze_train.config.resuming import continued, run_to_resume, stored_settings
@@ -25,23 +25,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from torch import nn
-
     from maze_train.nets.config import ModelConfig
+    from maze_train.run.base_policy import BasePolicy
     from maze_train.training.checkpoints import CheckpointInfo
-
-
-class BasePolicy(Protocol):
-    """Policy of the run that `base_run` names; another run begins with it."""
-
-    def with_networks(self, resumed_dir: Path | None) -> TrainConfig:
-        """Give the configuration the networks of the policy."""
-
-    def check_spaces(self, own_spaces: tuple[Any, Any]) -> None:
-        """Refuse a policy for other spaces than those of the environment."""
-
-    def take_over(self, model: nn.Module) -> str:
-        """Give a model the weights of the policy; returns a line that says which."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +77,14 @@ def prepare(config: TrainConfig) -> PreparedRun:
     directory, bases = run_to_resume(config), []
     sources = [policy for policy, own in config.policies.items() if own.run is not None]
     for policy in [*[None] * (config.base_run is not None), *sources]:
-        base = _base_policy(config, policy)
+        # Imported here, as below: an error in a configuration is reported before PyTorch is needed.
+        from maze_train.run.base_policy import BasePolicy
+
+        base = BasePolicy(config, policy)
         config = base.with_networks(directory)
         bases.append(base)
     config, checkpoint = shortened(config), None
     if directory is not None:
-        # Imported here, as below: an error in a configuration is reported before PyTorch is needed.
         from maze_train.run.checkpoints import RunCheckpoints
 
         checkpoint = RunCheckpoints(directory, config.resume).find()
@@ -104,14 +92,6 @@ def prepare(config: TrainConfig) -> PreparedRun:
     if config.seed is None:
         config = replace(config, seed=draw_seed())
     return PreparedRun(config, directory, checkpoint, () if checkpoint else tuple(bases))
-
-
-def _base_policy(config: TrainConfig, policy: str | None) -> BasePolicy:
-    """The policy of `base_run`, or the one that a policy of several begins with."""
-    from maze_train.run.base_policy import SavedBasePolicy
-    from maze_train.run.policies import PolicySource
-
-    return SavedBasePolicy(config) if policy is None else PolicySource(config, policy)
 
 
 def shortened(config: TrainConfig) -> TrainConfig:

@@ -1,31 +1,34 @@
-"""The policies of agents that settings name: of runs, of users, random, opponents."""
+"""The policies that settings name: of runs, of users, random, opponents."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from maze_train.collect.fixed_policies import fixed_policy
-from maze_train.collect.population import ModelAgent
-from maze_train.core.errors import ConfigError, RunDirectoryError
-from maze_train.core.targets import is_target
-from maze_train.nets.config import ModelConfig
-from maze_train.nets.joint import JointModel, acting_alone
-from maze_train.run.base_policy import POLICY_SETTINGS, SavedBasePolicy
-from maze_train.run.saved_policies import (
-    RolloutPolicy,
-    SavedPolicy,
-    read_saved_policy,
-    read_source,
-    score_of,
+from maze_train.collect.agents import (
+    RANDOM,
+    PolicyAgent,
+    RandomAgent,
+    agent_maker,
+    built_policy,
+    check_policy_spaces,
+    model_of,
+    spaces_of_policy,
 )
+from maze_train.collect.episode_player import ModelAgent
+from maze_train.collect.fixed_policies import fixed_policy
+from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
+from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.targets import TARGET, Given, build_target, is_target
+from maze_train.nets.joint import JointModel, acting_alone
+from maze_train.run.saved_policies import SavedPolicy, read_saved_policy, read_source, score_of
 from maze_train.spaces.agents import AgentSpaces, agent_spaces
 from maze_train.spaces.describe import check_same_spaces
-from maze_train.training.config import RANDOM, PolicyConfig
+from maze_train.training.config import PolicyConfig
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept
 from maze_train.training.models import (
@@ -38,17 +41,128 @@ from maze_train.training.models import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
 
     from torch import nn
 
     from maze_train.collect.collector import ActingModel, RecurrentModel
-    from maze_train.collect.members import SlotAgent
+    from maze_train.collect.episode_player import SlotAgent
     from maze_train.config.rollout_config import RolloutConfig
     from maze_train.config.train_config import TrainConfig
     from maze_train.core.types import Array
+    from maze_train.envs.config import EnvConfig
     from maze_train.envs.stepped import EnvSlots
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.training.builder import AlgorithmBuilder
+
+
+@dataclass(frozen=True)
+class RolloutPolicy:
+    """Policy that plays in a rollout."""
+
+    name: str
+    """A short name, which is fit for a directory."""
+
+    settings: dict[str, Any]
+    """Plain values that distinguish it from others."""
+
+    make_agent: Callable[[EnvSlots], SlotAgent]
+    """Builds the agent that acts in some slots, also in other processes."""
+
+    spaces: tuple[Any, Any] = (None, None)
+    """Observation and action space that it is for; None: any."""
+
+    deterministic: bool | None = None
+    """Whether the most likely action is taken; None: actions are not those of a model."""
+
+    run_dir: Path | None = None
+    """Directory of the run that it comes from; None: of none."""
+
+    env: EnvConfig | None = None
+    """Settings of the environment that it was trained in; None: of none."""
+
+    owners: dict[str, str] = field(default_factory=dict)
+    """Id of the policy of each agent, where there are several agents with their own policies."""
+
+    label: str = ""
+    """Names of policies for people, where several are named."""
+
+    @property
+    def title(self) -> str:
+        """A short name for people: algorithms are written in capitals."""
+        return self.label or (self.name if self.run_dir is None else self.name.upper())
+
+    def check_spaces(self, env: str, spaces: tuple[Any, Any]) -> None:
+        """Refuse an environment with other spaces than the policy has.
+
+        Args:
+            env: Name of the environment.
+            spaces: Its observation and action space.
+
+        Raises:
+            ConfigError: If they differ.
+        """
+        if self.run_dir is None:
+            check_policy_spaces(self.spaces, spaces)
+            return
+        problem = (
+            "this environment has the {kind} space {found}, the policy has {wanted}: choose one "
+            "with equal spaces"
+        )
+        check_same_spaces("env", problem, spaces, self.spaces, env)
+
+
+def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
+    """The policy that a configuration names.
+
+    Args:
+        config: The configuration; a policy that was given in Python takes the forms that
+            `RolloutGenerator` takes.
+
+    Raises:
+        ConfigError: If the saved policy is that of a class that is not there, or what `policy` or
+            the configuration names is no policy, or cannot be built.
+        RunDirectoryError: If the run has no policy, or it is damaged.
+    """
+    if config.run is not None:
+        parts = PARTS_OF_POLICY if config.env is not None else (*PARTS_OF_POLICY, *PARTS_OF_ENV)
+        saved = read_saved_policy(config.run, config.trust, config, parts)
+        saved.make_model()  # what does not fit fails here, and not in a worker
+        several = agent_spaces(*saved.spaces)
+        settings = {"run": str(saved.run_dir.absolute()), **score_of(saved)}
+        return RolloutPolicy(
+            saved.config.algorithm.name,
+            {**settings, "deterministic": config.deterministic},
+            partial(_trained_agent, saved, config.deterministic),
+            saved.spaces,
+            config.deterministic,
+            saved.run_dir,
+            saved.config.env,
+            {} if several is None else policies_of_agents(several, saved.config.policies),
+        )
+    if not isinstance(config.policy, dict):
+        name = "policies" if config.policies else RANDOM
+        return RolloutPolicy(name, {"policy": RANDOM}, RandomAgent)
+    build = partial(build_target, config.policy, key="policy")
+    target = config.policy[TARGET]
+    is_given = isinstance(target, Given)
+    found = target.value if is_given else built_policy(build)
+    agent = agent_maker(found, config.deterministic)
+    is_model = model_of(found) is not None
+    if not is_given and not is_model:
+        agent = partial(PolicyAgent, build)  # not copies: what is built may not take to that
+    name = str(target).replace(":", ".").rpartition(".")[2].strip("<>")
+    chance = config.deterministic if is_model else None
+    return RolloutPolicy(name, {"policy": config.policy}, agent, spaces_of_policy(found), chance)
+
+
+def _trained_agent(saved: SavedPolicy, deterministic: bool, slots: EnvSlots) -> SlotAgent:
+    model: Any = saved.make_model()
+    several = agent_spaces(slots.env_observation_space, slots.single_action_space)
+    if several is not None:  # flags of agents are in the order that they have here
+        owners = {agent: model.agents[agent] for agent in several.agents}
+        model = JointModel(modules_of(model), owners)
+    return ModelAgent(model, len(slots), deterministic)
 
 
 @dataclass(frozen=True)
@@ -72,6 +186,13 @@ class NamedPolicy:
         """Whether it is for the spaces of the agents."""
         return self.saved is None or self.saved.spaces == self.spaces
 
+    @property
+    def title(self) -> str:
+        """A short name for people."""
+        if self.saved is not None:
+            return self.saved.config.algorithm.name.upper()
+        return RANDOM if self.source == RANDOM else str(self.source[TARGET])
+
     def make_model(self) -> nn.Module:
         """A new model that acts.
 
@@ -84,13 +205,8 @@ class NamedPolicy:
         return fixed_policy(self.source, self.key, *self.spaces)
 
 
-def named_policy(
-    source: Any,
-    key: str,
-    spaces: tuple[Any, Any],
-    agent: str,
-    trust: Sequence[str],
-    own: Any,
+def resolve(
+    source: Any, key: str, spaces: tuple[Any, Any], agent: str, config: RolloutConfig | TrainConfig
 ) -> NamedPolicy:
     """Find the policy that settings name.
 
@@ -99,8 +215,7 @@ def named_policy(
         key: Where they name it.
         spaces: Observation and action space of the agents that it acts for.
         agent: One of them, whose policy it is where a run has several.
-        trust: Modules that the configuration of a run may name.
-        own: Settings of the user, who trusts what they name.
+        config: The configuration, which says what a run may name.
 
     Raises:
         ConfigError: If a run has no such policy, or names what is not trusted.
@@ -108,55 +223,10 @@ def named_policy(
     saved = None
     if source != RANDOM and not is_target(source):
         try:
-            saved = read_source(source, trust, own, agent)
+            saved = read_source(source, config.trust, config, agent)
         except RunDirectoryError as error:
             raise ConfigError(key, str(error), source) from error
     return NamedPolicy(source, key, spaces, saved)
-
-
-class PolicySource(SavedBasePolicy):
-    """The policy of the run that `policies.<id>.source` names; see `SavedBasePolicy`.
-
-    Args:
-        config: Configuration of the new run.
-        policy: Id of the policy; its source is a run.
-    """
-
-    def __init__(self, config: TrainConfig, policy: str) -> None:
-        own = config.policies[policy]
-        self.config, self.policy, self.directory = config, policy, str(own.run)
-        self.key, self.is_frozen = f"policies.{policy}.source", own.frozen
-
-    def read(self) -> SavedPolicy:
-        """Read the policy, of a run with one agent or with several."""
-        return read_source(self.directory, self.config.trust, self.config)
-
-    def model_of(self, config: TrainConfig) -> ModelConfig:
-        """The settings of its networks; what `model` says is not said of them."""
-        own, defaults = config.policies[self.policy].model, ModelConfig()
-        unsaid = {name: getattr(defaults, name) for name in POLICY_SETTINGS}
-        return replace(config.model, **unsaid) if own is None else own
-
-    def with_model(self, model: ModelConfig) -> TrainConfig:
-        """The configuration with other settings of its networks."""
-        policies = self.config.policies
-        changed = replace(policies[self.policy], model=model)
-        return replace(self.config, policies={**policies, self.policy: changed})
-
-    def check_spaces(self, own_spaces: tuple[Any, Any]) -> None:
-        """Refuse other spaces than those of its agents, see `SavedBasePolicy.check_spaces`."""
-        several = agent_spaces(*own_spaces)
-        if several is None:
-            return  # building the model refuses policies of one agent
-        owners = policies_of_agents(several, self.config.policies)
-        agent = next(agent for agent, owner in owners.items() if owner == self.policy)
-        problem = f"its policy has the {{kind}} space {{found}}, {agent} has {{wanted}}"
-        spaces = several.of(agent)
-        check_same_spaces(self.key, problem, self.saved.spaces, spaces, self.directory)
-
-    def take_over(self, model: nn.Module) -> str:
-        """Write its weights into its part of a model, see `SavedBasePolicy.take_over`."""
-        return super().take_over(modules_of(model)[self.policy])
 
 
 OF_RUN = "_of_run"
@@ -187,7 +257,12 @@ def with_policies(
     for agent, policy in owners.items():
         if policy not in found:
             check_id(policy)
-            found[policy] = _found(policy, policies[policy], agent, several, config)
+            key, own = f"policies.{policy}.source", several.of(agent)
+            named = resolve(policies[policy].source, key, own, agent, config)
+            if named.saved is not None:
+                problem = f"its policy has the {{kind}} space {{found}}, {agent} has {{wanted}}"
+                check_same_spaces(key, problem, named.saved.spaces, own, named.source)
+            found[policy] = named
     models = [named.make_model() for named in found.values()]  # what fails does so here
     learned = any(True for model in models for _ in model.parameters())
     described = {
@@ -200,7 +275,7 @@ def with_policies(
     }
     return replace(
         base,
-        label=", ".join(f"{policy}: {_title(named)}" for policy, named in found.items()),
+        label=", ".join(f"{policy}: {named.title}" for policy, named in found.items()),
         settings={"policies": described},
         make_agent=partial(_agent_of, found, owners, config.deterministic),
         spaces=spaces,
@@ -271,24 +346,6 @@ def _agents(
             raise ConfigError(f"policies.{key}.agents", problem, name)
         found += agents
     return found
-
-
-def _found(
-    policy: str, own: PolicyConfig, agent: str, several: AgentSpaces, config: RolloutConfig
-) -> NamedPolicy:
-    """The policy that settings name, which has to be for the spaces of its agents."""
-    key, spaces = f"policies.{policy}.source", several.of(agent)
-    named = named_policy(own.source, key, spaces, agent, config.trust, config)
-    if named.saved is not None:
-        problem = f"its policy has the {{kind}} space {{found}}, {agent} has {{wanted}}"
-        check_same_spaces(key, problem, named.saved.spaces, spaces, own.source)
-    return named
-
-
-def _title(named: NamedPolicy) -> str:
-    if named.saved is not None:
-        return named.saved.config.algorithm.name.upper()
-    return RANDOM if named.source == RANDOM else str(named.source["_target_"])
 
 
 def _agent_of(
@@ -381,8 +438,7 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
     for name, source in settings.opponents.items():
         key = f"evaluation.opponents.{name}"
         named = {
-            agent: named_policy(source, key, spaces.of(agent), agent, config.trust, config)
-            for agent in spaces.agents
+            agent: resolve(source, key, spaces.of(agent), agent, config) for agent in spaces.agents
         }
         opponents[name] = {
             agent: policy.make_model().to(builder.context.device)

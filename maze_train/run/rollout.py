@@ -12,7 +12,7 @@ import yaml
 
 from maze_train.collect.episode_player import PlayedEpisode, PlaySettings
 from maze_train.collect.player import RolloutPlayer
-from maze_train.collect.video import ffmpeg_path
+from maze_train.collect.recording import ffmpeg_path
 from maze_train.config.writing import CONFIG_FILE, config_to_dict, writable
 from maze_train.core.errors import ConfigError, DatasetError, EnvError
 from maze_train.core.files import atomic_write, check_enclosed, held, versions
@@ -24,7 +24,7 @@ from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.stepped import close_all
 from maze_train.learner.modules import torch_threads
 from maze_train.run.parts import new_directory
-from maze_train.run.policies import with_policies
+from maze_train.run.policies import chosen_policy, with_policies
 from maze_train.run.rollout_report import (
     EPISODES_FILE,
     SUMMARY_FILE,
@@ -33,7 +33,6 @@ from maze_train.run.rollout_report import (
     RolloutSummary,
     summarise,
 )
-from maze_train.run.saved_policies import chosen_policy
 from maze_train.spaces.agents import agent_spaces
 from maze_train.training.build_context import close_quietly
 from maze_train.training.outcome import Interruption

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from maze_train.collect.episodes import spread
 from maze_train.core.errors import RunDirectoryError
 from maze_train.tracking.console import Display, ProgressMode
 from maze_train.tracking.tracker import RunInfo, aligned, compact, duration, readable
@@ -152,19 +153,11 @@ def _summaries_of_agents(
         rates = (own > best, own == best, own < best)
         found[agent] = AgentSummary(
             owners.get(agent),
-            *spread(own.tolist()),
+            *spread(own),
             float(np.mean([episode.agent_turns[agent] for episode in episodes])),
             *(float(rate.mean()) if others else math.nan for rate in rates),
         )
     return found
-
-
-def spread(values: Sequence[float]) -> tuple[float, float, float, float]:
-    """Mean, standard deviation, least and largest of some numbers; NaN of none."""
-    if not values:
-        return (math.nan,) * 4
-    array = np.array(values, np.float64)
-    return float(array.mean()), float(array.std()), float(array.min()), float(array.max())
 
 
 class RolloutFiles:

@@ -1,62 +1,37 @@
-"""Policies that training has saved, and those that play in a rollout."""
+"""Policies that training has saved: where they are, and what their files hold."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from maze_train.collect.agents import PolicyAgent, RandomAgent, built_policy
-from maze_train.collect.fixed_policies import (
-    agent_maker,
-    check_policy_spaces,
-    model_of,
-    spaces_of_policy,
-)
-from maze_train.collect.population import ModelAgent
 from maze_train.config.loading import load_config, values_by_field
 from maze_train.config.rollout_config import WEIGHTS_FILE, policy_nearby
-from maze_train.config.stored import (
-    PARTS_OF_ENV,
-    PARTS_OF_POLICY,
-    check_trust,
-    parsed_settings,
-    read_settings,
-)
+from maze_train.config.stored import PARTS_OF_POLICY, StoredSettings, parsed_settings, read_settings
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
+from maze_train.config.writing import CHECKPOINTS
 from maze_train.core.errors import RunDirectoryError, one_of
 from maze_train.core.hub import fetched, is_on_hub
-from maze_train.core.targets import TARGET, Given, build_target
-from maze_train.nets.joint import JointModel
 from maze_train.spaces.agents import agent_spaces
-from maze_train.spaces.describe import check_same_spaces
 from maze_train.training.checkpoints import CheckpointStore
-from maze_train.training.config import RANDOM
 from maze_train.training.models import make_model, model_weights, modules_of, policies_of_agents
 from maze_train.training.policy_files import SPACES, read_score, read_spaces, read_weights
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import torch
     from gymnasium import spaces
     from torch import nn
 
-    from maze_train.collect.members import SlotAgent
-    from maze_train.config.rollout_config import RolloutConfig
-    from maze_train.envs.config import EnvConfig
-    from maze_train.envs.stepped import EnvSlots
     from maze_train.nets.config import ModelConfig
     from maze_train.training.config import AlgorithmConfig
 
 
 BEST, FINAL, POLICIES = "best", "final", "policies"
-
-# Imported where a policy is read from a checkpoint.
 
 
 @dataclass(frozen=True)
@@ -211,7 +186,7 @@ def read_saved_policy(
         run_dir: Directory of a run, of one of its checkpoints, or of one saved policy
             (`<run dir>/policies/epoch_<n>`); or `<run dir>@<version>`, see `policy_versions`; or
             the name of a repository, see `maze_train.core.hub`.
-        trust: Modules that its configuration may name, see `check_trust`, as for the next two.
+        trust: Modules that its configuration may name, see `StoredSettings`, as for the next two.
         own: Settings of the user, who trusts what they name.
         uses: Parts of its configuration that are going to be built.
         objects: Parts that were given in Python, by their keys.
@@ -221,23 +196,44 @@ def read_saved_policy(
         RunDirectoryError: If no policy was saved there, or a file is damaged.
     """
     directory, given = _directory_of(run_dir), values_by_field(TrainConfig, objects)
-    if directory.parent.name == CHECKPOINTS:
-        return _read_checkpoint(directory, trust, own or given, uses, objects)
+    is_checkpoint = directory.parent.name == CHECKPOINTS
+    found = _read_checkpoint(directory) if is_checkpoint else _read_policy(directory)
+    settings = values_by_field(TrainConfig, {**found.stored.values, **objects})
+    found.stored.check(settings, trust, own or given, uses)
+    return SavedPolicy(directory, load_config(settings), *found.spaces, found.weights, found.score)
+
+
+class _Read(NamedTuple):
+    """What the files of a saved policy hold; its configuration is not trusted yet."""
+
+    stored: StoredSettings
+    spaces: tuple[Any, Any]
+    weights: dict[str, torch.Tensor]
+    score: dict[str, Any]
+
+
+def _read_policy(directory: Path) -> _Read:
     if not (directory / WEIGHTS_FILE).exists():
         problem = f"there is no {WEIGHTS_FILE}{policy_nearby(directory)}"
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
-    weights = read_weights(directory)
-    observation_space, action_space = read_spaces(directory)
-    settings = values_by_field(TrainConfig, {**read_settings(directory), **objects})
-    check_trust(settings, directory / CONFIG_FILE, trust, own or given, uses)
-    return SavedPolicy(
-        directory,
-        load_config(settings),
-        observation_space,
-        action_space,
-        weights,
-        read_score(directory),
-    )
+    weights, spaces = read_weights(directory), read_spaces(directory)
+    return _Read(read_settings(directory), spaces, weights, read_score(directory))
+
+
+def _read_checkpoint(directory: Path) -> _Read:
+    """The policy of a checkpoint; spaces are those of the saved policies of its run."""
+    run_dir = directory.parent.parent
+    places = (run_dir / BEST, *sorted((run_dir / POLICIES).glob("epoch_*")))
+    with_spaces = next((place for place in places if (place / SPACES).exists()), None)
+    if with_spaces is None:
+        problem = f"{run_dir} has no {SPACES} yet: continue with the run until its first evaluation"
+        raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
+    spaces = read_spaces(with_spaces)
+    checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)
+    stored = parsed_settings(checkpoint.settings, checkpoint.path)
+    weights = model_weights(checkpoint.state["learners"]["learner"]["modules"], *spaces)
+    score = {"score": checkpoint.score, "epoch": checkpoint.epoch}
+    return _Read(stored, spaces, weights, score)
 
 
 def read_source(
@@ -291,150 +287,6 @@ def policy_versions(run_dir: Path) -> dict[str, Path]:
     return found | dict(sorted(of_epochs.items()))
 
 
-def _read_checkpoint(
-    directory: Path,
-    trust: Sequence[str],
-    own: Any,
-    uses: Collection[str],
-    objects: Mapping[str, Any],
-) -> SavedPolicy:
-    """The policy of a checkpoint; spaces are those of the saved policies of its run."""
-    run_dir = directory.parent.parent
-    places = (run_dir / BEST, *sorted((run_dir / POLICIES).glob("epoch_*")))
-    with_spaces = next((place for place in places if (place / SPACES).exists()), None)
-    if with_spaces is None:
-        problem = f"{run_dir} has no {SPACES} yet: continue with the run until its first evaluation"
-        raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
-    observation_space, action_space = read_spaces(with_spaces)
-    checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)
-    stored = parsed_settings(checkpoint.settings, checkpoint.path)
-    settings = values_by_field(TrainConfig, {**stored, **objects})
-    check_trust(settings, checkpoint.path, trust, own, uses)
-    modules = checkpoint.state["learners"]["learner"]["modules"]
-    return SavedPolicy(
-        directory,
-        load_config(settings),
-        observation_space,
-        action_space,
-        model_weights(modules, observation_space, action_space),
-        {"score": checkpoint.score, "epoch": checkpoint.epoch},
-    )
-
-
-@dataclass(frozen=True)
-class RolloutPolicy:
-    """Policy that plays in a rollout."""
-
-    name: str
-    """A short name, which is fit for a directory."""
-
-    settings: dict[str, Any]
-    """Plain values that distinguish it from others."""
-
-    make_agent: Callable[[EnvSlots], SlotAgent]
-    """Builds the agent that acts in some slots, also in other processes."""
-
-    spaces: tuple[Any, Any] = (None, None)
-    """Observation and action space that it is for; None: any."""
-
-    deterministic: bool | None = None
-    """Whether the most likely action is taken; None: actions are not those of a model."""
-
-    run_dir: Path | None = None
-    """Directory of the run that it comes from; None: of none."""
-
-    env: EnvConfig | None = None
-    """Settings of the environment that it was trained in; None: of none."""
-
-    owners: dict[str, str] = field(default_factory=dict)
-    """Id of the policy of each agent, where there are several agents with their own policies."""
-
-    label: str = ""
-    """Names of policies for people, where several are named."""
-
-    @property
-    def title(self) -> str:
-        """A short name for people: algorithms are written in capitals."""
-        return self.label or (self.name if self.run_dir is None else self.name.upper())
-
-    def check_spaces(self, env: str, spaces: tuple[Any, Any]) -> None:
-        """Refuse an environment with other spaces than the policy has.
-
-        Args:
-            env: Name of the environment.
-            spaces: Its observation and action space.
-
-        Raises:
-            ConfigError: If they differ.
-        """
-        if self.run_dir is None:
-            check_policy_spaces(self.spaces, spaces)
-            return
-        problem = (
-            "this environment has the {kind} space {found}, the policy has {wanted}: choose one "
-            "with equal spaces"
-        )
-        check_same_spaces("env", problem, spaces, self.spaces, env)
-
-
-def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
-    """The policy that a configuration names.
-
-    Args:
-        config: The configuration; a policy that was given in Python takes the forms that
-            `RolloutGenerator` takes.
-
-    Raises:
-        ConfigError: If the saved policy is that of a class that is not there, or what `policy` or
-            the configuration names is no policy, or cannot be built.
-        RunDirectoryError: If the run has no policy, or it is damaged.
-    """
-    if config.run is not None:
-        parts = PARTS_OF_POLICY if config.env is not None else (*PARTS_OF_POLICY, *PARTS_OF_ENV)
-        saved = read_saved_policy(config.run, config.trust, config, parts)
-        saved.make_model()  # what does not fit fails here, and not in a worker
-        return trained_policy(saved, config.deterministic)
-    if not isinstance(config.policy, dict):
-        name = "policies" if config.policies else RANDOM
-        return RolloutPolicy(name, {"policy": RANDOM}, RandomAgent)
-    build = partial(build_target, config.policy, key="policy")
-    target = config.policy[TARGET]
-    is_given = isinstance(target, Given)
-    found = target.value if is_given else built_policy(build)
-    agent = agent_maker(found, config.deterministic)
-    is_model = model_of(found) is not None
-    if not is_given and not is_model:
-        agent = partial(PolicyAgent, build)  # not copies: what is built may not take to that
-    name = str(target).replace(":", ".").rpartition(".")[2].strip("<>")
-    chance = config.deterministic if is_model else None
-    return RolloutPolicy(name, {"policy": config.policy}, agent, spaces_of_policy(found), chance)
-
-
-def trained_policy(saved: SavedPolicy, deterministic: bool) -> RolloutPolicy:
-    """A policy that training has saved.
-
-    Args:
-        saved: The policy.
-        deterministic: Whether the most likely action is taken instead of a sampled one.
-    """
-    name, several = saved.config.algorithm.name, agent_spaces(*saved.spaces)
-    settings = {
-        "run": str(saved.run_dir.absolute()),
-        **score_of(saved),
-        "deterministic": deterministic,
-    }
-    return RolloutPolicy(
-        name,
-        settings,
-        partial(_trained_agent, saved, deterministic),
-        (saved.observation_space, saved.action_space),
-        deterministic,
-        saved.run_dir,
-        saved.config.env,
-        {} if several is None else policies_of_agents(several, saved.config.policies),
-    )
-
-
 def score_of(saved: SavedPolicy) -> dict[str, Any]:
     """Algorithm, epoch and score of a saved policy, as files of results have them."""
     score = saved.score.get("score")
@@ -444,12 +296,3 @@ def score_of(saved: SavedPolicy) -> dict[str, Any]:
         "epoch": saved.score.get("epoch"),
         "score": score if is_number else None,
     }
-
-
-def _trained_agent(saved: SavedPolicy, deterministic: bool, slots: EnvSlots) -> SlotAgent:
-    model: Any = saved.make_model()
-    several = agent_spaces(slots.env_observation_space, slots.single_action_space)
-    if several is not None:  # flags of agents are in the order that they have here
-        owners = {agent: model.agents[agent] for agent in several.agents}
-        model = JointModel(modules_of(model), owners)
-    return ModelAgent(model, len(slots), deterministic)

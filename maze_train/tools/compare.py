@@ -7,28 +7,31 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from maze_train.config.commands import CompareConfig, load_compare_config
-from maze_train.config.writing import writable
+from maze_train.config.commands import CompareConfig
+from maze_train.config.loading import load_settings
 from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean, nearest, printable
-from maze_train.core.files import atomic_write
 from maze_train.core.notices import warn
 from maze_train.tools.compare_report import (
     COLORS,
     Figures,
     Group,
-    csv_table,
     differing_settings,
     draw_comparison,
     figures,
     grouped,
-    markdown_table,
     overall,
     short,
     shown,
-    text_table,
+    write_files,
 )
 from maze_train.tools.runs import LeftOut, find_runs, is_within, read_run
-from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN
+from maze_train.tracking.tracker import (
+    EVAL_RETURN,
+    TRAIN_RETURN,
+    csv_text,
+    markdown_table,
+    text_table,
+)
 from maze_train.training.config import EvaluationConfig
 
 if TYPE_CHECKING:
@@ -155,7 +158,7 @@ def compare_runs(
     """
     names = [runs] if isinstance(runs, str | Path) else runs
     given = {"runs": list(map(str, names)), "output": output, **settings}
-    return compare(load_compare_config(given))
+    return compare(load_settings(CompareConfig, given))
 
 
 def compare(config: CompareConfig) -> Comparison:
@@ -170,7 +173,7 @@ def compare(config: CompareConfig) -> Comparison:
     keys = differing_settings(runs, config.ignore)
     groups = grouped(runs, keys)
     mode = _mode(runs, metric, config)
-    n = config.n_resamples
+    n, now = config.n_resamples, datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     _check_envs(config, {group.env for group in groups})
     comparison = Comparison(
         metric=metric,
@@ -181,9 +184,15 @@ def compare(config: CompareConfig) -> Comparison:
         ],
         overall=overall(groups, metric, mode, config.bounds, n) if config.bounds else {},
         left_out=left_out,
-        output=Path(config.output) if config.output else _default_output(),
+        output=Path(config.output or f"outputs/comparisons/{now}").absolute(),
     )
-    _write(comparison, mode)
+    drawn = drawn_groups(comparison, mode)
+    figure = draw_comparison(groups, drawn, metric, "environment steps")
+    texts = {
+        CSV_FILE: csv_text(comparison.rows, nan=""),
+        MARKDOWN_FILE: comparison.markdown(),
+    }
+    write_files("output", comparison.output, texts, {PICTURE_FILE: figure})
     return comparison
 
 
@@ -248,28 +257,6 @@ def _check_ignored(config: CompareConfig, keys: set[str]) -> None:
             warn(f"ignore: no run has a setting {name!r}{meant}")
 
 
-def _default_output() -> Path:
-    return Path("outputs", "comparisons", datetime.now().strftime("%Y-%m-%d_%H-%M-%S")).absolute()
-
-
-def _write(comparison: Comparison, mode: str) -> None:
-    """Write tables and picture.
-
-    Raises:
-        ConfigError: If they cannot be written.
-    """
-    figure = draw_comparison(
-        comparison.groups, drawn_groups(comparison, mode), comparison.metric, "environment steps"
-    )
-    texts = {CSV_FILE: csv_table(comparison.rows), MARKDOWN_FILE: comparison.markdown()}
-    with writable("output", comparison.output):
-        for name, text in texts.items():
-            with atomic_write(comparison.output / name) as file:
-                file.write(text.encode())
-        with atomic_write(comparison.output / PICTURE_FILE) as file:
-            figure.savefig(file, format="png", dpi=110)
-
-
 def drawn_groups(comparison: Comparison, mode: str) -> dict[tuple[str, ...], str]:
     """Return the groups to draw, the best by mean rank over environments, each with a text."""
     sign = -1.0 if mode == "max" else 1.0
@@ -281,14 +268,12 @@ def drawn_groups(comparison: Comparison, mode: str) -> dict[tuple[str, ...], str
         ]
         for rank, (_, name) in enumerate(sorted(here)):
             ranks.setdefault(name, []).append(rank)
-    order = sorted(ranks, key=lambda name: sum(ranks[name]) / len(ranks[name]))
-    drawn = order[: len(COLORS)]
-    settings = comparison.settings
+    best = sorted(ranks, key=lambda name: sum(ranks[name]) / len(ranks[name]))[: len(COLORS)]
     labels = {}
-    for name in (group.name for group in comparison.groups):
-        if name in drawn:
-            values = [
-                f"{key}={short(value)}" for key, value in zip(settings, name[1:], strict=True)
-            ]
-            labels[name] = " ".join([name[0], *values])
-    return labels
+    for name in dict.fromkeys(group.name for group in comparison.groups):
+        values = [
+            f"{key}={short(value)}"
+            for key, value in zip(comparison.settings, name[1:], strict=True)
+        ]
+        labels[name] = " ".join([name[0], *values])
+    return {name: label for name, label in labels.items() if name in best}

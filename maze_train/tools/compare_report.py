@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from dataclasses import dataclass
-from io import StringIO
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from maze_train.config.writing import writable
 from maze_train.core.errors import printable
+from maze_train.core.files import atomic_write
 from maze_train.tools.runs import bootstrap_interval, interquartile_mean, is_within
-from maze_train.tracking.tracker import aligned, compact, duration, readable
-from maze_train.tracking.writers import TEXT_COLOR, cell, decorate
+from maze_train.tracking.tracker import compact, duration, readable
+from maze_train.tracking.writers import TEXT_COLOR, decorate, new_figure, save_picture
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -210,40 +211,20 @@ def _time(seconds: float) -> str:
     return ABSENT if math.isnan(seconds) else duration(seconds)
 
 
-def text_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Rows as lines, the columns aligned: words to the left, numbers to the right."""
-    columns = list(rows[0])
-    cells = [[row.get(name, "") for name in columns] for row in rows]
-    figures = {i for line in cells for i, text in enumerate(line) if _is_figure(text)}
-    return aligned([columns, *cells], left={*range(len(columns))} - figures)
+def write_files(
+    key: str, directory: Path, texts: Mapping[str, str], pictures: Mapping[str, Figure]
+) -> None:
+    """Write texts and pictures by name into the directory that a setting names.
 
-
-def _is_figure(text: str) -> bool:
-    return text[:1].isdigit() or text[:2].lstrip("-")[:1].isdigit()
-
-
-def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Rows as a table of Markdown."""
-    columns = list(rows[0])
-    lines = [columns, ["---"] * len(columns)]
-    lines += [[row.get(name, "") for name in columns] for row in rows]
-    return [
-        f"| {' | '.join(text.replace('|', chr(92) + '|') for text in line)} |" for line in lines
-    ]
-
-
-def csv_table(rows: Sequence[Row]) -> str:
-    """Rows as CSV, numbers in full; what is not there is empty."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    buffer = StringIO()
-    table = csv.writer(buffer, lineterminator="\n")
-    table.writerow(columns)
-    for row in rows:
-        values = [row.get(name, math.nan) for name in columns]
-        table.writerow(
-            [v if isinstance(v, str) else "" if math.isnan(v) else cell(v) for v in values]
-        )
-    return buffer.getvalue()
+    Raises:
+        ConfigError: If they cannot be written.
+    """
+    with writable(key, directory):
+        for name, text in texts.items():
+            with atomic_write(directory / name) as file:
+                file.write(text.encode())
+        for name, figure in pictures.items():
+            save_picture(figure, directory / name, dpi=110)
 
 
 COLORS = (
@@ -278,15 +259,10 @@ def draw_comparison(
         metric: Metric on the y axis.
         step_label: Unit of the steps.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     labels = {name: _as_text(label) for name, label in labels.items()}
     envs = list(dict.fromkeys(group.env for group in groups))
     legend_rows = -(-len(labels) // 2)
-    height = 3.6 * len(envs) + 0.3 * legend_rows
-    figure = Figure(figsize=(11.0, height), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(11.0, 3.6 * len(envs) + 0.3 * legend_rows)
     axes = figure.subplots(len(envs), 2, squeeze=False, sharey="row")
     colors = dict(zip(labels, COLORS, strict=False))
     for env, (by_steps, by_time) in zip(envs, axes, strict=True):

@@ -18,9 +18,9 @@ import torch
 from gymnasium.spaces import Box
 from torch import nn
 
+from maze_train.collect.agents import RolloutGenerator
 from maze_train.collect.collector import Actor, chosen_actions
-from maze_train.collect.fixed_policies import RolloutGenerator
-from maze_train.collect.initial_policies import FixedPolicy
+from maze_train.collect.fixed_policies import FixedPolicy
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.config.writing import writable
 from maze_train.core.checks import absolute_path, check_one_of
@@ -126,26 +126,7 @@ def write_torch_export(step: PolicyStep, inputs: Inputs, description: str) -> by
 
 def load_torch_export(content: bytes) -> Function:
     """A function that runs the policy with PyTorch."""
-    return arrays_of(torch.export.load(io.BytesIO(content)).module())
-
-
-def write_torchscript(step: PolicyStep, inputs: Inputs, description: str) -> bytes:
-    """The policy as TorchScript, which PyTorch discourages since version 2.13."""
-    buffer = io.BytesIO()
-    with quiet("PyTorch cannot record the policy"), torch.no_grad():
-        module = torch.jit.trace(step, (inputs,), strict=False, check_trace=False)  # type: ignore[no-untyped-call]  # untyped in torch
-        torch.jit.save(module, buffer, _extra_files={DESCRIPTION: description})
-    return buffer.getvalue()
-
-
-def load_torchscript(content: bytes) -> Function:
-    """A function that runs the policy with PyTorch."""
-    with quiet("PyTorch cannot read what it wrote"):
-        return arrays_of(torch.jit.load(io.BytesIO(content)))  # type: ignore[no-untyped-call]  # untyped in torch
-
-
-def arrays_of(module: Any) -> Function:
-    """A module on tensors by name as a function that returns arrays."""
+    module = torch.export.load(io.BytesIO(content)).module()
 
     def run(inputs: Inputs) -> dict[str, Array]:
         with torch.no_grad():
@@ -196,7 +177,6 @@ def _softplus(x: Tensor, beta: float = 1.0, threshold: float = 20.0) -> Tensor:
 
 FORMATS = {
     "onnx": Format(".onnx", write_onnx, load_onnx),
-    "torchscript": Format(".ts", write_torchscript, load_torchscript),
     "torch_export": Format(".pt2", write_torch_export, load_torch_export),
 }
 
@@ -214,18 +194,18 @@ class PolicyStep(nn.Module):
     """The most likely actions of a policy, from tensors by name to tensors by name.
 
     - `obs`: observations as the environment gives them, in its data types, `[n, ...]`. Of several
-      agents those of each, `obs/agents/<name>`, and, with a memory, `obs/acts`.
-    - `state`: the memory `[n, S]`, zeros where an episode begins; of policies that have one.
+      agents those of each, `obs/agents/<name>`, and, for recurrent policies, `obs/acts`.
+    - `state`: the recurrent state `[n, S]`, zeros where an episode begins; if recurrent.
     - `action`: actions as the environment takes them.
     - `params`: parameters of their distribution, `[n, param_size]` for each part.
-    - `next_state`: the memory after the observations, the `state` of the next call.
+    - `next_state`: the recurrent state after the observations, the `state` of the next call.
 
     Args:
         policy: The policy; networks are copied.
 
     Attributes:
         keys: Leaves of the observations that are read; the key of a lone one is empty.
-        state_size: S; 0: there is no memory.
+        state_size: S; 0: it is not recurrent.
 
     Raises:
         ConfigError: If a policy has no networks.
@@ -513,7 +493,7 @@ def export_policy(
     Args:
         policy: The policy.
         output: The file; one that is there is replaced.
-        format: `onnx`, `torchscript` or `torch_export`.
+        format: `onnx` or `torch_export`.
         agent: Of several agents the one whose policy it is; None: all of them in one file.
         env: Environment in which both are compared, as `RolloutGenerator` takes it; None:
             observations are drawn from the observation space.

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import yaml
 
-from maze_train.config.commands import load_push_config
+from maze_train.config.commands import PushConfig
+from maze_train.config.loading import load_settings
 from maze_train.config.stored import given_in_python, modules_to_trust
 from maze_train.config.train_config import DevRunnerConfig
 from maze_train.config.writing import config_to_dict, dotted_name
@@ -21,25 +22,43 @@ from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular, versions
 from maze_train.core.hub import HUB, POLICY_FILES, first_line, hub_package
 from maze_train.core.targets import TARGET
+from maze_train.distributions.mapping import FAMILIES
+from maze_train.learner.config import Schedule
 from maze_train.run.parts import METRICS, SUMMARY
-from maze_train.run.rollout import ROLLOUTS, VIDEOS
 from maze_train.run.saved_policies import read_saved_policy
 from maze_train.tools.runs import task_name
 from maze_train.tracking.tracker import ENV_STEPS, EPOCH, read_rows
+from maze_train.training.config import RANDOM
 from maze_train.training.policy_files import PolicyWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from maze_train.config.commands import PushConfig
     from maze_train.config.train_config import TrainConfig
     from maze_train.run.parts import TrainingResult
     from maze_train.run.saved_policies import SavedPolicy
 
 
-CURVE, FILM = "learning_curve.png", "replay.mp4"
+CURVE, FILM, CARD = "learning_curve.png", "replay.mp4", "README.md"
+OWN_FILES = (*POLICY_FILES, METRICS, CURVE, FILM)
+MAX_NBYTES = 1 << 28
+
 SHOWN = ("env", "model", "policies", "algorithm")
 """Sections of the settings that the card shows."""
+
+SHARED = (*SHOWN, "policies_to_train", "seed", "total_steps")
+SHARED_OF_RUNNER = ("concurrency", "envs_per_actor", "dataset")
+"""Settings that others get: those that made the numbers. The others are of a machine and its user:
+directories, writers of metrics and callbacks with their addresses and tokens."""
+
+SHARED_TEXTS = (
+    *("env.id", f"*.{TARGET}", "policies.*.agents", "policies_to_train"),
+    *("model.normalization.exclude", "policies.*.model.normalization.exclude"),
+)
+"""Patterns of settings whose texts others get, in addition to the words that settings offer."""
+
+LEFT_OUT = "left_out"
+"""Takes the place of any other text: a path, a secret, or an argument of a custom environment."""
 
 
 class Score(NamedTuple):
@@ -70,12 +89,16 @@ def score_of(run_dir: Path, epoch: int | None) -> Score | None:
         row = next((test for test in tests if test["epoch"] == epoch), None)
     if row is None:
         origin = "the evaluation in training that selected it"
-        rows = {of.get(EPOCH): of for of in read_rows(run_dir / METRICS)}
-        row = {name.removeprefix("eval/"): value for name, value in rows.get(epoch, {}).items()}
+        row = {name.removeprefix("eval/"): value for name, value in _row_of(run_dir, epoch).items()}
     with suppress(KeyError, TypeError, ValueError):
         mean, std = (float(row[f"episode_return_{name}"]) for name in ("mean", "std"))
         return Score(mean, std, int(row["episodes"]), origin)
     return None
+
+
+def _row_of(run_dir: Path, epoch: int | None) -> Mapping[str, float]:
+    """The metrics of an epoch; empty: there are none."""
+    return next((row for row in read_rows(run_dir / METRICS) if row.get(EPOCH) == epoch), {})
 
 
 def model_card(
@@ -90,10 +113,9 @@ def model_card(
         files: Names of the picture and the film, as far as they are there.
     """
     task, epoch = task_name(settings), saved.score.get("epoch")
-    algorithm, title = saved.config.algorithm.name, title_of(saved)
+    algorithm, title = saved.config.algorithm.name, title_of(saved, settings)
     score = score_of(saved.run_dir, epoch)
-    rows = {row.get(EPOCH): row for row in read_rows(saved.run_dir / METRICS)}
-    steps = rows.get(epoch, {}).get(ENV_STEPS)
+    steps = _row_of(saved.run_dir, epoch).get(ENV_STEPS)
     facts = {
         "algorithm": algorithm,
         "environment": f"`{task}`",
@@ -103,44 +125,38 @@ def model_card(
         "versions": ", ".join(f"{key} {value}" for key, value in versions().items()),
     }
     shown = {key: settings[key] for key in SHOWN if settings.get(key)}
-    return "\n".join(
-        [
-            f"---\n{yaml.safe_dump(_header(algorithm, task, title, score), sort_keys=False)}---",
-            f"# {title}\n",
-            *([f"![Returns over environment steps]({CURVE})\n"] if CURVE in files else []),
-            *([f"[A film of an episode]({FILM})\n"] if FILM in files else []),
-            "| | |\n| --- | --- |",
-            *(f"| {key} | {value} |" for key, value in facts.items() if value),
-            f"\n## Use\n\n{_use(saved, name)}",
-            "## Settings\n\nThose that make the numbers; `config.yaml` has all that were pushed.\n",
-            f"```yaml\n{yaml.safe_dump(shown, sort_keys=False)}```\n",
-        ]
-    )
+    lines = [
+        f"---\n{_metadata(algorithm, task, title, score)}\n---",
+        f"# {title}\n",
+        *([f"![Returns over environment steps]({CURVE})\n"] if CURVE in files else []),
+        *([f"[A film of an episode]({FILM})\n"] if FILM in files else []),
+        "| | |\n| --- | --- |",
+        *(f"| {key} | {value} |" for key, value in facts.items() if value),
+        f"\n## Use\n\n{_use(saved, name)}",
+        "## Settings\n\nThose that make the numbers; `config.yaml` has all that were pushed.\n",
+        f"```yaml\n{yaml.safe_dump(shown, sort_keys=False)}```\n",
+    ]
+    return "\n".join(lines)
 
 
-def title_of(saved: SavedPolicy) -> str:
+def title_of(saved: SavedPolicy, settings: Mapping[str, Any]) -> str:
     """Algorithm and environment of a policy, for people."""
-    return f"{saved.config.algorithm.name.upper()} on {task_name(config_to_dict(saved.config))}"
+    return f"{saved.config.algorithm.name.upper()} on {task_name(settings)}"
 
 
-def _header(algorithm: str, task: str, title: str, score: Score | None) -> dict[str, Any]:
-    """Metadata for the hub: words to search for, and the result."""
-    tags = ["maze-train", "reinforcement-learning", "deep-reinforcement-learning", algorithm, task]
-    header: dict[str, Any] = {
-        "library_name": "maze-train",
-        "pipeline_tag": "reinforcement-learning",
-        "tags": tags,
-    }
-    if score is not None:
-        kind = {"type": "reinforcement-learning", "name": "reinforcement-learning"}
-        metric = {"type": "mean_reward", "name": "mean_reward", "value": str(score)}
-        result = {
-            "task": kind,
-            "dataset": {"name": task, "type": task},
-            "metrics": [{**metric, "verified": False}],
-        }
-        header["model-index"] = [{"name": title, "results": [result]}]
-    return header
+def _metadata(algorithm: str, task: str, title: str, score: Score | None) -> str:
+    """Metadata for the hub as YAML: words to search for, and the result."""
+    package, kind = hub_package(), "reinforcement-learning"
+    given = {"metric_type": "mean_reward", "metric_name": "mean_reward", "task_name": kind}
+    result = package.EvalResult(kind, task, task, metric_value=str(score), **given)
+    data = package.ModelCardData(
+        library_name="maze-train",
+        pipeline_tag=kind,
+        tags=["maze-train", kind, "deep-reinforcement-learning", algorithm, task],
+        model_name=title,
+        eval_results=[result] if score else None,
+    )
+    return str(data)
 
 
 def _use(saved: SavedPolicy, name: str) -> str:
@@ -161,45 +177,28 @@ def _use(saved: SavedPolicy, name: str) -> str:
     return "\n".join(lines)
 
 
-CARD = "README.md"
-OWN_FILES = (*POLICY_FILES, METRICS, CURVE, FILM)
-MAX_NBYTES = 1 << 28
-
-SHARED = ("env", "model", "policies", "policies_to_train", "algorithm", "seed", "total_steps")
-SHARED_OF_RUNNER = ("concurrency", "envs_per_actor", "dataset")
-"""Settings that others get: those that made the numbers. The others are of a machine and its user:
-directories, writers of metrics and callbacks with their addresses and tokens."""
-
-SECRET_KEY = re.compile(r"(^|_)(token|secret|passw(or)?d|credentials?|(api|access)_?key)s?$", re.I)
-SECRET = re.compile(r"\bhf_\w{20,}|://[^/\s]*:[^/\s]*@")
-LOCAL = re.compile(r"[/~\\]|file:|[A-Za-z]:[/\\]")
-
-
-def write_repository(folder: Path, saved: SavedPolicy, config: PushConfig, name: str) -> list[str]:
+def write_repository(
+    folder: Path, saved: SavedPolicy, settings: Mapping[str, Any], config: PushConfig, name: str
+) -> None:
     """Write the files of a repository, and check that the policy loads from them.
 
     Args:
         folder: An empty directory.
         saved: The policy.
+        settings: Those that others get.
         config: The other settings of the upload.
         name: The name for `load_policy`.
 
-    Returns:
-        Keys of the settings that were left out or shortened.
-
     Raises:
-        ConfigError: If the film cannot be read.
+        ConfigError: If a file cannot be read.
         RunDirectoryError: If the policy cannot be loaded from what was written.
     """
-    settings, left_out = shared_settings(saved.config)
     score = {key: saved.score.get(key) for key in ("score", "epoch")}
-    PolicyWriter(*saved.spaces, yaml.safe_dump(settings, sort_keys=False))(
-        folder, saved.weights, score
-    )
+    text = yaml.safe_dump(settings, sort_keys=False)
+    PolicyWriter(*saved.spaces, text)(folder, saved.weights, score)
     read_saved_policy(folder, config.trust).make_model()
-    run = saved.run_dir
-    found = {METRICS: run / METRICS, CURVE: run / "plots" / CURVE, FILM: film_of(saved)}
-    sources = {file: path for file, path in found.items() if path and lies_in(run, path)}
+    found = {METRICS: saved.run_dir / METRICS, CURVE: saved.run_dir / "plots" / CURVE}
+    sources = {file: path for file, path in found.items() if lies_in(saved.run_dir, path)}
     if config.film is not None:
         sources[FILM] = Path(config.film)
     for file, path in sources.items():
@@ -209,9 +208,7 @@ def write_repository(folder: Path, saved: SavedPolicy, config: PushConfig, name:
             key = "film" if file == FILM else "run"
             raise ConfigError(key, f"cannot be read: {error}", str(path)) from error
     if config.card:
-        text = model_card(saved, settings, name, set(sources))
-        (folder / CARD).write_text(text, encoding="utf-8")
-    return left_out
+        (folder / CARD).write_text(model_card(saved, settings, name, sources), encoding="utf-8")
 
 
 def lies_in(run: Path, path: Path) -> bool:
@@ -219,51 +216,56 @@ def lies_in(run: Path, path: Path) -> bool:
     return path.is_file() and path.resolve().is_relative_to(run.resolve())
 
 
-def film_of(saved: SavedPolicy) -> Path | None:
-    """Return the newest film of this policy, of rollouts of its run; None without one."""
-    for folder in sorted((saved.run_dir / ROLLOUTS).glob("*"), reverse=True):
-        with suppress(OSError, ValueError, KeyError, TypeError):
-            played = json.loads(read_regular(folder / SUMMARY))["policy"]["epoch"]
-            films = sorted((folder / VIDEOS).glob("*.mp4"))
-            if films and played == saved.score.get("epoch"):
-                return films[0]
-    return None
-
-
-def shared_settings(config: TrainConfig) -> tuple[dict[str, Any], list[str]]:
+def shared_settings(
+    config: TrainConfig, share: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
     """The settings of a policy that others get, as plain values.
 
-    Of a path only the last part stays, and nothing of what is named as a secret.
+    Numbers, flags and the words that settings offer stay, and so do texts of `SHARED_TEXTS`. Any
+    other text may be a path or a secret: `LEFT_OUT` takes its place.
+
+    Args:
+        config: The settings.
+        share: Further settings whose texts stay: dotted names, or patterns of them.
 
     Returns:
-        The settings, and the keys of those that were changed so.
+        The settings, and the keys of those whose texts were left out.
     """
     settings = config_to_dict(config)
-    runner = {key: settings["runner"][key] for key in SHARED_OF_RUNNER}
     found = {key: settings[key] for key in SHARED}
+    runner = {key: settings["runner"][key] for key in SHARED_OF_RUNNER}
     found["runner"] = {TARGET: dotted_name(DevRunnerConfig), **runner}
-    changed: list[str] = []
-    return _cleaned(found, "", changed), changed
+    words = {RANDOM, "cpu", *FAMILIES, *_words(type(config)), *_words(type(config.algorithm))}
+    left_out: list[str] = []
+
+    def shared(node: Any, key: str) -> Any:
+        if isinstance(node, dict):
+            return {name: shared(value, join(key, name)) for name, value in node.items()}
+        if isinstance(node, list):
+            return [shared(value, key) for value in node]
+        if not isinstance(node, str) or node in words or _is_schedule(node):
+            return node
+        if any(fnmatchcase(key, pattern) for pattern in (*SHARED_TEXTS, *share)):
+            return node
+        left_out.append(key)
+        return LEFT_OUT
+
+    return shared(found, ""), list(dict.fromkeys(left_out))
 
 
-def _cleaned(node: Any, key: str, changed: list[str]) -> Any:
-    if SECRET_KEY.search(key.rpartition(".")[2]) and node is not None:
-        changed.append(key)
-        return None
-    if isinstance(node, dict):
-        return {name: _cleaned(value, join(key, name), changed) for name, value in node.items()}
-    if isinstance(node, list):
-        return [_cleaned(value, f"{key}[{i}]", changed) for i, value in enumerate(node)]
-    if not isinstance(node, str):
-        return node
-    home = str(Path.home())
-    if SECRET.search(node):
-        changed.append(key)
-        return None
-    if LOCAL.match(node) or (len(home) > 1 and home in node):
-        changed.append(key)
-        return re.split(r"[/\\]", node.rstrip("/\\"))[-1]
-    return node
+def _words(hint: Any) -> Iterator[str]:
+    """The words that settings of a type offer, at any depth."""
+    if get_origin(hint) is Literal:
+        yield from (word for word in get_args(hint) if isinstance(word, str))
+    inner = get_type_hints(hint).values() if is_dataclass(hint) else get_args(hint)
+    for one in inner:
+        yield from _words(one)
+
+
+def _is_schedule(text: str) -> bool:
+    with suppress(ConfigError):
+        return bool(Schedule.from_text(text))
+    return False
 
 
 @dataclass(frozen=True)
@@ -280,15 +282,14 @@ class PushedPolicy:
     """Files that were uploaded."""
 
     left_out: list[str]
-    """Keys of settings that were left out, or shortened, since they hold a path of this machine or
-    a secret."""
+    """Keys of settings whose texts were left out, since they may be a path or a secret."""
 
     def __str__(self) -> str:
         """Lines for people."""
         lines = [f"{self.name}: {', '.join(self.files)}"]
         if self.left_out:
-            keys, reason = ", ".join(self.left_out), "paths of this machine, secrets"
-            lines.append(f"left out of config.yaml, or shortened ({reason}): {keys}")
+            keys, remedy = ", ".join(self.left_out), "share=[<setting>] uploads what may be seen"
+            lines.append(f"texts that were left out of config.yaml: {keys}; {remedy}")
         return "\n".join([*lines, self.url])
 
 
@@ -300,8 +301,8 @@ def push_to_hub(
         pushed = push_to_hub("outputs/a", "me/cartpole-ppo", private=True)
         policy = load_policy(pushed.name)
 
-    What goes there: the policy, its metrics, curve and film, and a card. Of the configuration that
-    is what the policy needs, without directories of this machine.
+    What goes there: the policy, its metrics and curve, a film if there is one, and a card. Of the
+    configuration that is what the policy needs, without texts that may be a path or a secret.
 
     Args:
         run: Directory of a run, whose best policy is pushed, of one saved policy, or the result of
@@ -316,16 +317,18 @@ def push_to_hub(
         RunDirectoryError: If there is no policy, it cannot be loaded again, or the hub refuses it.
     """
     directory = str(getattr(run, "run_dir", run))
-    return push(load_push_config({"run": directory, "repo_id": repo_id, **settings}), token)
+    given = {"run": directory, "repo_id": repo_id, **settings}
+    return push(load_settings(PushConfig, given), token)
 
 
 def push(config: PushConfig, token: str | None = None) -> PushedPolicy:
     """Upload the policy of a configuration, see `push_to_hub`."""
     package, saved = hub_package(), read_saved_policy(str(config.run), config.trust)
     name = f"{HUB}{config.repo_id}" + (f"@{config.revision}" if config.revision else "")
+    settings, left_out = shared_settings(saved.config, config.share)
     with TemporaryDirectory() as place:
         folder = Path(place)
-        left_out = write_repository(folder, saved, config, name)
+        write_repository(folder, saved, settings, config, name)
         files = sorted(path.name for path in folder.iterdir())
         try:
             api = package.HfApi(token=token, library_name="maze_train")
@@ -336,7 +339,7 @@ def push(config: PushConfig, token: str | None = None) -> PushedPolicy:
                 repo_id=config.repo_id,
                 folder_path=folder,
                 revision=config.revision,
-                commit_message=title_of(saved),
+                commit_message=title_of(saved, settings),
                 # Those of an earlier push that has them.
                 delete_patterns=[file for file in OWN_FILES if file not in files],
             )

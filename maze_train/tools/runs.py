@@ -157,7 +157,7 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
         RunDirectoryError: If it has no metrics, did not come to its end, or a file is damaged; the
             message is the reason why it cannot be compared.
     """
-    settings = read_settings(directory)
+    settings = read_settings(directory).values
     rows = read_rows(directory / METRICS_FILE)
     problem = "" if unfinished else _stopped(directory, settings, rows, error)
     if not rows:

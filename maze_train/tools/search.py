@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import yaml
 
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
+from maze_train.config.options import FAILURE, PROGRAM
 from maze_train.config.search_config import GROUP, load_search_config
 from maze_train.config.sweeps import (
-    FAILURE,
     LOG_FILE,
-    PROGRAM,
     JobProcesses,
     JobRecord,
     ProcessJob,
@@ -35,7 +34,7 @@ from maze_train.core.errors import (
 )
 from maze_train.core.files import atomic_write, exclusive, open_own, read_regular
 from maze_train.core.notices import notify, say, tell_traceback
-from maze_train.core.targets import TARGET, import_extra
+from maze_train.core.targets import TARGET
 from maze_train.envs.factory import EnvFactory
 from maze_train.run.pipeline import configure, prepare
 from maze_train.run.runner import TrainingRunner
@@ -45,11 +44,12 @@ from maze_train.tools.search_report import (
     SECONDS,
     SearchResult,
     Space,
+    draw_search,
+    optuna,
     result_of,
     shown,
     text_of,
-    write_picture,
-    write_tables,
+    write_result,
 )
 from maze_train.tracking.services import flattened
 from maze_train.tracking.tracker import VALIDATION_LOSS, duration, readable
@@ -77,17 +77,6 @@ DEFAULTS = {"median": {"n_warmup_steps": 30}}
 
 MAY_DIFFER = ("tracking", "checkpoint", "trust")
 """Sections of settings that change no value of a trial."""
-
-
-def optuna() -> Any:
-    """Return the package Optuna, set to report failures only.
-
-    Raises:
-        MissingExtraError: If it is not installed.
-    """
-    package = import_extra("optuna", "optuna", "a search")
-    package.logging.set_verbosity(package.logging.ERROR)
-    return package
 
 
 def open_journal(directory: Path) -> BaseStorage:
@@ -173,10 +162,8 @@ def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
         if key not in before and not key.startswith(f"{GROUP}."):
             continue  # a setting of a newer version
         if str(before.get(key)) != str(now.get(key)) and not is_within(key, MAY_DIFFER):
-            problem = (
-                f"the study in {directory} has {before.get(key)}; to continue with it, set it "
-            )
-            problem += "so; else name another directory: study=<directory>"
+            problem = f"the study in {directory} has {before.get(key)}; to continue with it, "
+            problem += "set it so; else name another directory: study=<directory>"
             raise ConfigError(key, problem, now.get(key))
 
 
@@ -413,41 +400,37 @@ def run_search(
         return _Search(config, settings, base, space, path, given).run()
 
 
+@dataclass
 class _Search:
-    """A search under way.
+    """A search under way."""
 
-    Args:
-        config: The search.
-        settings: Values of the settings that all runs have.
-        base: The configuration that they make.
-        space: The ranges.
-        directory: Directory of the study.
-        given: The settings of the user, as on the command line.
-    """
+    config: SearchConfig
+    settings: Mapping[str, Any]
+    """Values of the settings that all runs have."""
 
-    def __init__(
-        self,
-        config: SearchConfig,
-        settings: Mapping[str, Any],
-        base: TrainConfig,
-        space: Space,
-        directory: Path,
-        given: Sequence[str],
-    ) -> None:
-        self.config, self.settings, self.base = config, settings, base
-        self.space, self.directory, self.given = space, directory, given
+    base: TrainConfig
+    """The configuration that they make."""
+
+    space: Space
+    directory: Path
+    given: Sequence[str]
+    """The settings of the user, as on the command line."""
+
+    def __post_init__(self) -> None:
+        config, base = self.config, self.base
         self.metric = config.metric or _selection_metric(base)
         evaluation = base.evaluation if config.metric is None else EvaluationConfig()
         own_mode = None if config.mode == "auto" else config.mode
         self.mode = own_mode or evaluation.selection_mode(self.metric)
         self.seed = base.seed or 0
         self._check_settings()
-        release_journal(directory)
-        self.storage = open_journal(directory)
-        with reading_journal(directory):
+        release_journal(self.directory)
+        self.storage = open_journal(self.directory)
+        with reading_journal(self.directory):
             self.study = open_study(self.storage, self.mode)
             self._result()
         self.processes = JobProcesses(self._take, config.n_jobs, config.gpus)
+        self.states = optuna().trial.TrialState
 
     def _check_settings(self) -> None:
         own = {
@@ -469,7 +452,7 @@ class _Search:
         before = len(self.study.trials)
         if before:
             is_full = before >= self.config.n_trials
-            rest = "continues" if not is_full else "begins no other one; set n_trials to have more"
+            rest = "begins no other one; set n_trials to have more" if is_full else "continues"
             notify(f"{PROGRAM}: the study in {self.directory} has {before} trials, and {rest}")
         try:
             self.processes.run(self._jobs())
@@ -486,8 +469,7 @@ class _Search:
 
     def _write(self) -> SearchResult:
         result = self._result()
-        write_tables(result)
-        write_picture(result, self.study, self.space)
+        write_result(result, draw_search(result, self.study, self.space) if result.best else None)
         return result
 
     def _result(self) -> SearchResult:
@@ -497,9 +479,7 @@ class _Search:
 
     def _jobs(self) -> Iterator[ProcessJob]:
         """Trials that were interrupted, then new ones, each chosen when there is room for it."""
-        from optuna.trial import TrialState
-
-        for trial in self.study.get_trials(states=(TrialState.RUNNING,)):
+        for trial in self.study.get_trials(states=(self.states.RUNNING,)):
             if trial.params.keys() == self.space.ranges.keys():
                 yield self._job(trial)
             else:  # the process ended while the settings were chosen
@@ -510,7 +490,7 @@ class _Search:
             except ConfigError as error:
                 notify(f"note: no trial has the settings as they are: {error}")
         while True:
-            waiting = self.study.get_trials(states=(TrialState.WAITING,))
+            waiting = self.study.get_trials(states=(self.states.WAITING,))
             number = len(self.study.trials) - len(waiting)
             if number >= self.config.n_trials:
                 return
@@ -538,8 +518,6 @@ class _Search:
 
     def _take(self, job: RunningJob) -> None:
         """Report the outcome of a trial to the study; one that a signal ended can continue."""
-        from optuna.trial import TrialState
-
         record = job.outcome
         assert isinstance(record, TrialRecord)
         took = duration(job.seconds)
@@ -553,21 +531,19 @@ class _Search:
             self._fail(record.number, record.error)
             notify(f"{PROGRAM}: error: {record.label}: {record.error}\n  its output: {job.log}")
         elif record.pruned_at:
-            self.study.tell(record.number, state=TrialState.PRUNED)
+            self.study.tell(record.number, state=self.states.PRUNED)
             say(f"{PROGRAM}: {record.name}: pruned at {record.pruned_at} % after {took}")
         else:
             self.study.tell(record.number, record.objective)
             best = f"best {readable(self.study.best_value)} of trial {self.study.best_trial.number}"
             value = readable(record.objective)
             say(f"{PROGRAM}: {record.name}: {value} after {took}; {best}")
-        write_tables(self._result())
+        write_result(self._result())
 
     def _fail(self, number: int, error: str) -> None:
-        from optuna.trial import TrialState
-
         trial = self.study.trials[number]
         self.storage.set_trial_user_attr(trial._trial_id, ERROR, error)
-        self.study.tell(number, state=TrialState.FAIL)
+        self.study.tell(number, state=self.states.FAIL)
 
 
 def _selection_metric(config: TrainConfig) -> str:

@@ -10,22 +10,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from maze_train.config.options import PROGRAM
 from maze_train.config.search_config import GROUP, LINEAR, SearchRange
-from maze_train.config.sweeps import PROGRAM
-from maze_train.config.writing import config_to_dict, writable
+from maze_train.config.writing import config_to_dict
 from maze_train.core.conversion import join
 from maze_train.core.errors import ConfigError, printable
-from maze_train.core.files import atomic_write
+from maze_train.core.targets import import_extra
 from maze_train.run.pipeline import configure
-from maze_train.tools.compare_report import (
-    csv_table,
-    leave_out_extremes,
-    markdown_table,
-    short,
-    text_table,
-)
-from maze_train.tracking.tracker import duration, readable
-from maze_train.tracking.writers import decorate
+from maze_train.tools.compare_report import leave_out_extremes, short, write_files
+from maze_train.tracking.tracker import csv_text, duration, markdown_table, readable, text_table
+from maze_train.tracking.writers import decorate, new_figure
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -33,11 +27,21 @@ if TYPE_CHECKING:
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from optuna.distributions import BaseDistribution
     from optuna.study import Study
     from optuna.trial import FrozenTrial
 
     from maze_train.config.train_config import TrainConfig
+
+
+def optuna() -> Any:
+    """Return the package Optuna, set to report failures only.
+
+    Raises:
+        MissingExtraError: If it is not installed.
+    """
+    package = import_extra("optuna", "optuna", "a search")
+    package.logging.set_verbosity(package.logging.ERROR)
+    return package
 
 
 def text_of(value: Any) -> str:
@@ -87,13 +91,10 @@ class Space:
         self.distributions = {key: self._distribution(key) for key in self.ranges}
         """Distributions of Optuna by setting; choices are texts."""
 
-    def texts(self, key: str) -> list[str]:
-        """The choices of a setting as texts; empty: it has a range."""
-        return list(self._choices[key])
-
-    def number(self, key: str, text: str) -> float:
-        """The number that a text stands for, of a setting with a range."""
-        return float(text.removeprefix(LINEAR))
+    def place(self, key: str, text: str) -> float:
+        """Where a value of a setting is drawn: its number, or that of the choice."""
+        choices = list(self._choices[key])
+        return choices.index(text) if choices else float(text.removeprefix(LINEAR))
 
     def settings_of(self, params: Mapping[str, Any]) -> dict[str, Any]:
         """The settings of a trial by dotted name, from Optuna's parameters."""
@@ -125,24 +126,15 @@ class Space:
             return self._choices[key][value]
         return f"{LINEAR}{value!r}" if self.ranges[key].linear else value
 
-    def _distribution(self, key: str) -> BaseDistribution:
-        from optuna.distributions import (
-            CategoricalDistribution,
-            FloatDistribution,
-            IntDistribution,
-        )
-
-        found = self.ranges[key]
+    def _distribution(self, key: str) -> Any:
+        found, kinds = self.ranges[key], optuna().distributions
         if self._choices[key]:
             self._as_set[key] = {text_of(self._accepted(key, t)): t for t in self._choices[key]}
-            return CategoricalDistribution(list(self._choices[key]))
-        assert found.low is not None
-        assert found.high is not None
-        ends = [self._accepted(key, end) for end in (found.low, found.high)]
-        step = found.step
-        if all(isinstance(end, int) for end in (*ends, 1 if step is None else step)):
-            return IntDistribution(int(ends[0]), int(ends[1]), found.log, int(step or 1))
-        return FloatDistribution(float(found.low), float(found.high), found.log, step)
+            return kinds.CategoricalDistribution(list(self._choices[key]))
+        low, high = (self._accepted(key, end) for end in (found.low, found.high))
+        if all(isinstance(number, int) for number in (low, high, found.step or 1)):
+            return kinds.IntDistribution(low, high, found.log, found.step or 1)
+        return kinds.FloatDistribution(found.low, found.high, found.log, found.step)
 
     def _accepted(self, key: str, value: Any) -> Any:
         """A value as the configuration has it.
@@ -168,6 +160,12 @@ def _select(node: Any, key: str) -> Any:
 Row = dict[str, Any]
 
 BLUE, GREY, RED = "#1f6feb", "#9aa5b1", "#d1242f"
+STYLES: dict[str, dict[str, Any]] = {
+    "complete": {"marker": "o", "color": BLUE, "markersize": 5.0, "linestyle": ""},
+    "pruned": {"marker": "x", "color": GREY, "markersize": 5.0, "linestyle": ""},
+}
+"""Marks of the trials by state."""
+
 COLUMNS = 3
 """Settings next to each other, at most."""
 
@@ -179,37 +177,36 @@ MIN_TRIALS = 4
 """Trials that finish for which importances are reported."""
 
 
-def draw_search(rows: Sequence[Row], study: Study, space: Space, metric: str) -> Figure:
+def draw_search(result: SearchResult, study: Study, space: Space) -> Figure:
     """A figure of the trials of a study, without the global state of pyplot.
 
+    Optuna's own pictures are not used: they set the style of the process, leave out pruned trials,
+    and put all settings into one row.
+
     Args:
-        rows: The trials, see `SearchResult.rows`.
+        result: The trials.
         study: The study, for the importance of its settings.
         space: The settings.
-        metric: Name of the value.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    shown = [row for row in rows if row["state"] in ("complete", "pruned")]
-    shown = [row for row in shown if np.isfinite(row["value"])]
-    weights = _importances(study)
-    names = short_names(space.ranges)
-    n_columns = min(COLUMNS, len(names))
-    n_rows = -(-len(names) // n_columns)
-    figure = Figure(figsize=(11.0, 3.2 * (1 + n_rows)), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    drawn = [row for row in result.rows if row["state"] in STYLES and np.isfinite(row["value"])]
+    weights, names = _importances(study), short_names(space.ranges)
+    n_rows = -(-len(names) // COLUMNS)
+    figure = new_figure(11.0, 3.2 * (1 + n_rows))
     parts: Any = figure.subfigures(2, 1, height_ratios=[1, n_rows])
     top, below = parts
-    ratios = {"width_ratios": [2, 1] if weights else [1]}
-    first, *second = top.subplots(1, 1 + bool(weights), squeeze=False, gridspec_kw=ratios)[0]
-    _draw_history(first, shown, study.direction.name == "MAXIMIZE", metric)
+    ratios = [2, 1] if weights else [1]
+    first, *second = top.subplots(1, len(ratios), squeeze=False, width_ratios=ratios)[0]
+    _draw_history(first, drawn, result)
     for axes in second:
-        _draw_importances(axes, {names[key]: weight for key, weight in weights.items()})
+        axes.barh([names[key] for key in weights], list(weights.values()), height=0.6, color=BLUE)
+        decorate(axes, "importance", "")
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.invert_yaxis()  # the largest one above
     for i, (key, name) in enumerate(names.items()):
-        axes = below.add_subplot(n_rows, n_columns, i + 1, sharey=first)
-        _draw_setting(axes, shown, key, space)
-        axes.set_xlabel(name)
+        axes = below.add_subplot(n_rows, min(COLUMNS, len(names)), i + 1, sharey=first)
+        _draw_trials(axes, drawn, [space.place(key, row[key]) for row in drawn])
+        decorate(axes, name, "")
+        _scale(axes, space.distributions[key])
     figure.legend(loc="outside lower center", ncols=3, frameon=False, fontsize=9)
     return figure
 
@@ -226,60 +223,42 @@ def _importances(study: Study) -> dict[str, float]:
     return found
 
 
-def _draw_history(axes: Axes, rows: Sequence[Row], larger_is_better: bool, metric: str) -> None:
-    from matplotlib.ticker import MaxNLocator
+def _draw_trials(axes: Axes, rows: Sequence[Row], places: Sequence[float]) -> list[Any]:
+    """Draw the values of trials at places of the x axis; returns the marks of each state."""
+    marks = []
+    for state, style in STYLES.items():
+        points = [(x, r["value"]) for x, r in zip(places, rows, strict=True) if r["state"] == state]
+        marks += axes.plot(*np.array(points, float).reshape(-1, 2).T, **style)
+    return marks
 
-    numbers = {state: [r["trial"] for r in rows if r["state"] == state] for state in _STYLES}
-    for state, style in _STYLES.items():
-        values = [row["value"] for row in rows if row["state"] == state]
-        if values:
-            axes.plot(numbers[state], values, linestyle="", label=state, **style)
+
+def _draw_history(axes: Axes, rows: Sequence[Row], result: SearchResult) -> None:
+    numbers = [row["trial"] for row in rows]
+    for state, marks in zip(STYLES, _draw_trials(axes, rows, numbers), strict=True):
+        marks.set_label(state if len(marks.get_xdata()) else "_")
     done = [row for row in rows if row["state"] == "complete"]
-    best = np.maximum if larger_is_better else np.minimum
     reached = np.array([row["value"] for row in done], float)
-    levels = best.accumulate(reached)
-    axes.step(numbers["complete"], levels, where="post", color=RED, label="best so far", zorder=1)
-    decorate(axes, "trial", metric)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    best = (np.maximum if result.larger_is_better else np.minimum).accumulate(reached)
+    at = [row["trial"] for row in done]
+    axes.step(at, best, where="post", color=RED, label="best so far", zorder=1)
+    decorate(axes, "trial", result.metric)
+    axes.locator_params(axis="x", integer=True)
     axes.xaxis.set_major_formatter("{x:g}")
     axes.set_xlim(left=-0.5)
-    shown = np.array([row["value"] for row in rows], float)
-    leave_out_extremes(axes, shown, reached, SHOWN[larger_is_better])
+    values = np.array([row["value"] for row in rows], float)
+    leave_out_extremes(axes, values, reached, SHOWN[result.larger_is_better])
 
 
-_STYLES: dict[str, dict[str, Any]] = {
-    "complete": {"marker": "o", "color": BLUE, "markersize": 5.0},
-    "pruned": {"marker": "x", "color": GREY, "markersize": 5.0},
-}
-
-
-def _draw_importances(axes: Axes, weights: dict[str, float]) -> None:
-    axes.barh(list(weights), list(weights.values()), color=BLUE, height=0.6)
-    decorate(axes, "importance", "")
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.invert_yaxis()  # the largest one above
-
-
-def _draw_setting(axes: Axes, rows: Sequence[Row], key: str, space: Space) -> None:
-    """Draw the values by the settings of the trials."""
-    found = space.ranges[key]
-    order = {text: i for i, text in enumerate(space.texts(key))}
-    for state, style in _STYLES.items():
-        some = [row for row in rows if row["state"] == state]
-        places = [order[row[key]] if order else space.number(key, row[key]) for row in some]
-        axes.plot(places, [row["value"] for row in some], linestyle="", **style)
-    decorate(axes, key, "")
-    if order:
-        axes.set_xticks(list(order.values()), list(order))
-        axes.set_xlim(-0.5, len(order) - 0.5)
-        return
-    assert found.low is not None
-    assert found.high is not None
-    margin = 0.03 * (found.high - found.low)
-    if found.log:
-        axes.set_xlim(found.low / 1.1, found.high * 1.1)
-        axes.set_xscale("log")
+def _scale(axes: Axes, found: Any) -> None:
+    """Let the x axis have the whole range of a distribution of Optuna, or all of its choices."""
+    choices = getattr(found, "choices", ())
+    if choices:
+        axes.set_xticks(range(len(choices)), choices)
+        axes.set_xlim(-0.5, len(choices) - 0.5)
+    elif found.log:
+        axes.set(xscale="log", xlim=(found.low / 1.1, found.high * 1.1))
     else:
+        margin = 0.03 * (found.high - found.low)
         axes.set_xlim(found.low - margin, found.high + margin)
         axes.xaxis.set_major_formatter("{x:g}")
 
@@ -409,31 +388,16 @@ def result_of(
     )
 
 
-def write_tables(result: SearchResult) -> None:
-    """Write tables and best settings.
+def write_result(result: SearchResult, picture: Figure | None = None) -> None:
+    """Write tables, best settings, and the picture if there is one.
 
     Raises:
         ConfigError: If they cannot be written.
     """
     texts = {MARKDOWN_FILE: result.markdown()}
-    texts |= {CSV_FILE: csv_table(result.rows)} if result.rows else {}
+    texts |= {CSV_FILE: csv_text(result.rows, nan="")} if result.rows else {}
     texts |= {BEST_FILE: result.best_yaml()} if result.best else {}
-    with writable("study", result.study):
-        for name, text in texts.items():
-            with atomic_write(result.study / name) as file:
-                file.write(text.encode())
-
-
-def write_picture(result: SearchResult, study: Study, space: Space) -> None:
-    """Draw the trials, if there is one that finished.
-
-    Raises:
-        ConfigError: If the picture cannot be written.
-    """
-    if result.best:
-        figure = draw_search(result.rows, study, space, result.metric)
-        with writable("study", result.study), atomic_write(result.study / PICTURE_FILE) as file:
-            figure.savefig(file, format="png", dpi=110)
+    write_files("study", result.study, texts, {PICTURE_FILE: picture} if picture else {})
 
 
 def _row(trial: FrozenTrial, space: Space) -> dict[str, Any]:

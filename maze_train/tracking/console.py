@@ -71,7 +71,16 @@ class Display:
         """Open the bar, if it is one; `shown_at` counts as the last time that it was shown."""
         self._shown_at = shown_at
         if self.mode == "bar":
-            self._bar = make_bar(self._console)
+            # No refresh thread: it would compete with the hot loops for the interpreter, and a fork
+            # while it holds a lock could block the child.
+            self._bar = Progress(
+                TextColumn("{task.description}", style="bold", markup=False),
+                BarColumn(bar_width=None),
+                TextColumn("{task.fields[status]}", markup=False),
+                console=self._console,
+                auto_refresh=False,
+                expand=True,
+            )
             self._bar.add_task("", total=1.0, status="")
             self._bar.start()
 
@@ -138,20 +147,6 @@ class Screen(Console):
         """Write to nowhere from here on, and let the tracker drop the console."""
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise BrokenPipeError("no one reads standard output")
-
-
-def make_bar(console: Console) -> Progress:
-    """A bar with a description before it and a status after it; it is refreshed by its owner."""
-    # No refresh thread: it would compete with the hot loops for the interpreter, and forking a
-    # process while it holds a lock could block the child.
-    return Progress(
-        TextColumn("{task.description}", style="bold", markup=False),
-        BarColumn(bar_width=None),
-        TextColumn("{task.fields[status]}", markup=False),
-        console=console,
-        auto_refresh=False,
-        expand=True,
-    )
 
 
 DISAGREEMENT = (

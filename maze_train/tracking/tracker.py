@@ -6,6 +6,8 @@ import contextlib
 import csv
 import math
 from dataclasses import dataclass, field
+from io import StringIO
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
@@ -287,6 +289,37 @@ def _number(cell: str) -> float:
     return int(cell) if cell.lstrip("-").isdigit() and len(cell) < 19 else float(cell)
 
 
+def csv_text(
+    rows: Iterable[Mapping[str, Any]],
+    columns: Sequence[Any] | None = None,
+    header: bool = True,
+    nan: str = "nan",
+) -> str:
+    """Rows as CSV, numbers so that reading them gives the same numbers; without a value: empty.
+
+    Args:
+        rows: Numbers and texts by column.
+        columns: The columns; None: those of all rows in the order of their appearance.
+        header: Whether the first line has the columns.
+        nan: Text of NaN.
+    """
+    rows = list(rows)
+    names = dict.fromkeys(name for row in rows for name in row) if columns is None else columns
+    buffer = StringIO()
+    table = csv.writer(buffer, lineterminator="\n")
+    table.writerows([names] if header else [])
+    table.writerows([_cell(row.get(name), nan) for name in names] for row in rows)
+    return buffer.getvalue()
+
+
+def _cell(value: Any, nan: str) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    # numpy's scalars are numbers too, but their repr is not one.
+    number = int(value) if isinstance(value, Integral) else float(value)
+    return nan if math.isnan(number) else repr(number)
+
+
 def compact(number: float) -> str:
     """A count in at most five characters: 950, 1.2k, 40k, 1.25M."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
@@ -320,6 +353,22 @@ def readable(number: float) -> str:
     if size >= 1000:
         return f"{number:,.0f}"
     return f"{number:.1f}" if size >= 100 else f"{number:.2f}" if size >= 1 else f"{number:.4f}"
+
+
+def text_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Rows as lines, the columns aligned: words to the left, numbers to the right."""
+    columns = list(rows[0])
+    cells = [[row.get(name, "") for name in columns] for row in rows]
+    numbers = {i for line in cells for i, text in enumerate(line) if text.lstrip("-")[:1].isdigit()}
+    return aligned([columns, *cells], left={*range(len(columns))} - numbers)
+
+
+def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Rows as a table of Markdown."""
+    columns = list(rows[0])
+    lines = [columns, ["---"] * len(columns)]
+    lines += [[row.get(name, "").replace("|", "\\|") for name in columns] for row in rows]
+    return [f"| {' | '.join(line)} |" for line in lines]
 
 
 def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> list[str]:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 import os
 import re
 from contextlib import suppress
-from io import StringIO
 from numbers import Integral, Real
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -28,12 +25,13 @@ from maze_train.tracking.tracker import (
     MetricsWriter,
     RunInfo,
     compact,
+    csv_text,
     ordered_columns,
     readable,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -59,52 +57,58 @@ def write_leagues(rows: Sequence[MetricsRow], run_dir: Path, title: str) -> None
     found = {match for row in rows for name in row if (match := WIN_RATE.match(name))}
     for policy in sorted({match[1] for match in found}):
         numbers = sorted({int(match[2]) for match in found if match[1] == policy})
-        names = [f"league/{policy}@{number}/win_rate" for number in numbers]
-        text = io.StringIO(newline="")
-        table = csv.writer(text)
-        table.writerow([EPOCH, "elo", *numbers])
-        for row in rows:
-            values = [row.get(name, "") for name in (f"league/{policy}/elo", *names)]
-            table.writerow([int(row[EPOCH]), *values])
+        names = {"elo": f"league/{policy}/elo"}
+        names |= {str(number): f"league/{policy}@{number}/win_rate" for number in numbers}
+        table = [
+            {EPOCH: int(row[EPOCH]), **{key: row.get(name) for key, name in names.items()}}
+            for row in rows
+        ]
         path = run_dir / "plots" / f"league_{policy}.csv"
         with atomic_write(path) as file:
-            file.write(text.getvalue().encode())
-        figure = draw_league(rows, policy, numbers, title)
-        with atomic_write(path.with_suffix(".png")) as file:
-            figure.savefig(file, format="png", dpi=150)
+            file.write(csv_text(table).encode())
+        figure = draw_league(table, numbers, f"{title}: {policy} against its snapshots")
+        save_picture(figure, path.with_suffix(".png"))
 
 
-def draw_league(
-    rows: Sequence[Mapping[str, float]], policy: str, numbers: Sequence[int], title: str
-) -> Figure:
+def draw_league(table: Sequence[Mapping[str, Any]], numbers: Sequence[int], title: str) -> Figure:
     """A figure of the points against snapshots and of the rating, epoch by epoch.
 
     Args:
-        rows: Rows of metrics in the order of epochs.
-        policy: Id of the policy.
+        table: Epoch, rating, and points by the number of the snapshot; None: no value.
         numbers: Numbers of the snapshots.
         title: Title of the figure.
     """
     import numpy as np
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8.0, 6.0), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8.0, 6.0)
     above, below = figure.subplots(2, height_ratios=(1, 2))
-    figure.suptitle(f"{title}: {policy} against its snapshots")
-    epochs = [row[EPOCH] for row in rows]
-    above.plot(epochs, [row.get(f"league/{policy}/elo", np.nan) for row in rows])
+    figure.suptitle(title)
+    epochs, elo, *points = np.array([list(row.values()) for row in table], np.float64).T
+    above.plot(epochs, elo)
     above.set_ylabel("Elo rating")
-    points = np.array(
-        [[row.get(f"league/{policy}@{k}/win_rate", np.nan) for row in rows] for k in numbers]
-    )
     extent = (epochs[0] - 0.5, epochs[-1] + 0.5, numbers[-1] + 0.5, numbers[0] - 0.5)
     image = below.imshow(points, "RdYlGn", vmin=0.0, vmax=1.0, aspect="auto", extent=extent)
     figure.colorbar(image, ax=below, label="share of points")
     below.set_xlabel("epoch")
     below.set_ylabel("snapshot")
     return figure
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, without the global state of pyplot; sizes in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained", facecolor="white")
+
+
+def save_picture(figure: Figure, path: Path, dpi: int = 150) -> None:
+    """Write a figure as PNG.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    with atomic_write(path) as file:
+        figure.savefig(file, format="png", dpi=dpi)
 
 
 LEAGUE = "league/"
@@ -151,8 +155,7 @@ class LearningCurveWriter(MetricsWriter):
         """Draw the picture."""
         if self._run.run_dir is not None:
             figure = draw_learning_curve(self._rows, self._run)
-            with atomic_write(self._run.run_dir / self.filename) as file:
-                figure.savefig(file, format="png", dpi=150)
+            save_picture(figure, self._run.run_dir / self.filename)
         self._write_leagues()
 
     def _write_leagues(self) -> None:
@@ -170,11 +173,7 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Fi
         rows: Rows of metrics in the order of epochs.
         run: Description of the run.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8.0, 4.5), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8.0, 4.5)
     axes = figure.add_subplot()
     axes.set_title(run.title, loc="left", fontsize=12, color=TEXT_COLOR, fontweight="bold")
     train = _points(rows, TRAIN_RETURN)
@@ -273,7 +272,7 @@ class CSVWriter(MetricsWriter):
         self._path: Path | None = None
         self._first_columns = columns
         self._columns: list[str] = []
-        self._lines: list[dict[str, str]] = []
+        self._rows: list[MetricsRow] = []
         self._file: IO[str] | None = None
 
     def start(self, run: RunInfo) -> None:
@@ -282,7 +281,7 @@ class CSVWriter(MetricsWriter):
             return
         run.run_dir.mkdir(parents=True, exist_ok=True)
         self._path = run.run_dir / self.filename
-        self._columns, self._lines = list(self._first_columns), []
+        self._columns, self._rows = list(self._first_columns), []
         if run.past_rows or self._columns:
             for row in run.past_rows:
                 self._take(row)
@@ -302,8 +301,7 @@ class CSVWriter(MetricsWriter):
             return
         try:
             check_held(self._path)  # an open file follows its directory
-            line = self._lines[-1]
-            self._file.write(_csv_line(line.get(name, "") for name in self._columns))
+            self._file.write(csv_text(self._rows[-1:], self._columns, header=False))
             self._file.flush()
         except OSError:
             self.close()
@@ -337,7 +335,7 @@ class CSVWriter(MetricsWriter):
 
     def _take(self, row: Mapping[str, float]) -> bool:
         """Keep a row; returns whether it has new columns."""
-        self._lines.append({name: cell(value) for name, value in row.items()})
+        self._rows.append(dict(row))
         has_new = not row.keys() <= set(self._columns)
         if has_new:
             self._columns = ordered_columns([*self._columns, *row])
@@ -348,9 +346,7 @@ class CSVWriter(MetricsWriter):
         assert self._path is not None
         self.close()
         with atomic_write(self._path) as new:
-            new.write(_csv_line(self._columns).encode())
-            for line in self._lines:
-                new.write(_csv_line(line.get(name, "") for name in self._columns).encode())
+            new.write(csv_text(self._rows, self._columns).encode())
         self._file = self._path.open("a", encoding="utf-8", newline="")
 
 
@@ -414,20 +410,6 @@ class JSONSummaryWriter(MetricsWriter):
             text = json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n"
             with atomic_write(self._run_dir / self.filename) as file:
                 file.write(text.encode())
-
-
-def _csv_line(cells: Iterable[str]) -> str:
-    buffer = StringIO()
-    csv.writer(buffer, lineterminator="\n").writerow(cells)
-    return buffer.getvalue()
-
-
-def cell(value: float | None) -> str:
-    """A number so that reading it gives the same number; None is empty."""
-    if value is None:
-        return ""
-    # numpy's scalars are numbers too, but their repr is not one.
-    return repr(int(value) if isinstance(value, Integral) else float(value))
 
 
 def _plain(value: Any) -> Any:

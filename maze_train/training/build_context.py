@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from maze_train.collect.collector import RolloutCollector
-from maze_train.collect.league import League, LeagueCollector
-from maze_train.core.errors import ConfigError, EnvError
+from maze_train.core.errors import EnvError
 from maze_train.core.notices import warn
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.foreign import make_foreign_env
@@ -30,12 +29,9 @@ if TYPE_CHECKING:
     import torch
     from gymnasium import Env
 
-    from maze_train.collect.collector import TurnCollector
     from maze_train.core.seeding import Seeds
     from maze_train.envs.config import EnvConfig
     from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.learner.group import LearnerGroup
-    from maze_train.nets.joint import JointModel
     from maze_train.training.checkpoints import Checkpoint
     from maze_train.workers.places import Place
 
@@ -192,38 +188,3 @@ class BuildContext(Generic[Config]):
             allow_new_episodes=self.checkpoint.allow_new_episodes,
             info_keys=self.info_keys,
         )
-
-
-def with_leagues(
-    turns: TurnCollector, model: JointModel, context: BuildContext[Any], learners: LearnerGroup
-) -> LeagueCollector:
-    """A collector in which policies play against their snapshots.
-
-    Args:
-        turns: Collects the turns of the policies.
-        model: The policies, and who acts with which.
-        context: What the run is built from.
-        learners: They get the snapshots.
-
-    Raises:
-        ConfigError: If a policy has no second agent that a snapshot could play.
-    """
-    agents = list(model.agents)
-    leagues = []
-    for policy, own in context.policies.items():
-        if own.opponents is None:
-            continue
-        if context.envs_per_actor:
-            problem = "snapshots play where the learner acts; expected runner.envs_per_actor=0"
-            raise ConfigError(f"policies.{policy}.opponents", problem, own.opponents.draw)
-        members = model.members[policy]
-        if len(members) < 2:
-            problem = f"snapshots need a second agent of {policy}; it has {', '.join(members)}"
-            raise ConfigError(f"policies.{policy}.opponents", problem, own.opponents.draw)
-        seats = [agents.index(agent) for agent in members]
-        seed = context.seeds.integer(f"league/{policy}")
-        leagues.append(League(policy, seats, own.opponents, seed))
-    checkpoint = context.read_checkpoint()
-    saved = checkpoint.state["learners"]["learner"]["modules"] if checkpoint else ()
-    length = context.algorithm.epoch_length
-    return LeagueCollector(turns, model, leagues, learners, length, saved)

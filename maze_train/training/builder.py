@@ -10,12 +10,10 @@ import torch
 
 from maze_train.collect.actor_collector import ActorCollector
 from maze_train.collect.actors import Actors
-from maze_train.collect.collector import TurnCollector
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.targets import locate
 from maze_train.envs.factory import env_name
 from maze_train.learner.group import LearnerGroup
-from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.spaces.agents import agent_spaces
 from maze_train.training.build_context import build_vector_env, close_quietly
 from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
@@ -28,8 +26,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.collect.actor_worker import MakeActorEnv
-    from maze_train.collect.collector import ActingModel, RecurrentModel, RolloutCollector
+    from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
     from maze_train.core.types import Array
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.learner.learner import Learner
@@ -43,60 +40,25 @@ MOST_IDLE = 100
 """Rollouts in a row without a turn of those that lack statistics, after which training ends."""
 
 
-def begin_statistics(
-    waiting: Mapping[str, ObservationNormalizer], make_collector: Callable[[], Any], acting: Any
-) -> None:
-    """Collect rollouts until there are enough statistics; see `AlgorithmBuilder.begin_statistics`.
+def build_actors(
+    context: BuildContext[Any], num_actors: int, num_envs: int, **workers: Any
+) -> Actors:
+    """Build actors, closed at the end of the run.
 
     Args:
-        waiting: Normaliser of each module that takes statistics.
-        make_collector: Makes what collects rollouts.
-        acting: Chooses the actions.
+        context: What the run is built from.
+        num_actors: How many.
+        num_envs: Environments of each.
+        **workers: Further arguments of `Actors`.
     """
-    collector: Any = None
-    idle = 0
-    while few := {key for key, own in waiting.items() if own.is_waiting}:
-        collector = collector or make_collector()
-        experience, episodes = collector.collect(acting)
-        episodes.check_steps(" before training")
-        parts = experience if isinstance(experience, dict) else {DEFAULT_MODULE: experience}
-        idle = 0 if few & parts.keys() else idle + 1
-        if idle == MOST_IDLE:
-            raise TrainingError(
-                f"no agent of {', '.join(sorted(few))} acted in {idle} rollouts before "
-                "training, which take statistics of observations: give it a model with "
-                "normalization.mode=none in policies"
-            )
-        for key, rollout in parts.items():
-            if own := waiting.get(key):
-                own.update(rollout.to(own.mean.device).acted_on(own.keys))
-    for own in waiting.values():
-        if own.config.mode == "estimated":
-            own.freeze()
-
-
-def actor_env_maker(context: BuildContext[Any], num_envs: int) -> MakeActorEnv:
-    """Return a function that builds the environments of an actor, in its process."""
-    return partial(
+    make_env = partial(
         build_vector_env,
         [context.env_factory] * num_envs,
         context.env,
         ThisProcess(),
         context.algorithm.on_non_finite_step,
     )
-
-
-def build_actors(context: BuildContext[Any], num_envs: int) -> Actors:
-    """The actors that `runner.envs_per_actor` asks for, closed at the end of the run."""
-    num_actors = num_envs // context.envs_per_actor
-    actors = Actors(
-        actor_env_maker(context, context.envs_per_actor),
-        num_actors,
-        context.envs_per_actor,
-        context.place,
-        num_workers=context.place.num_workers(num_actors),
-        can_be_restored=True,
-    )
+    actors = Actors(make_env, num_actors, num_envs, context.place, **workers)
     context.closing.callback(close_quietly, actors)
     return actors
 
@@ -248,24 +210,25 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     def make_collector(
         self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
-    ) -> RolloutCollector | TurnCollector:
-        """A collector on the environments of this process.
+    ) -> Collector:
+        """A collector on the environments of this process, or on actors.
 
         Args:
             num_steps: Steps of each environment per rollout; fewer in a trial.
             acting: Chooses the actions, of one agent or of several.
             stream: Name that gives the collector separate random numbers.
-            **turns: Arguments of `TurnCollector`, where there are several agents.
+            **turns: Arguments of `Collector.split_turns`, where there are several agents.
         """
         context = self.context
-        collector: Any = (
+        collector: Collector = (
             self._actor_collector(num_steps, acting, stream)
             if context.envs_per_actor
             else context.make_collector(self.env, num_steps, stream)
         )
-        if agent_spaces(*self.spaces) is None:
-            return collector  # type: ignore[no-any-return]  # that of actors has its interface
-        return TurnCollector(collector, acting, **turns)  # type: ignore[arg-type]  # a JointModel
+        if agent_spaces(*self.spaces) is not None:
+            joint: Any = acting
+            collector.split_turns(joint, **turns)
+        return collector
 
     def _actor_collector(self, num_steps: int, acting: Any, stream: str) -> ActorCollector:
         """Return the collector of rollouts with the actors of the run."""
@@ -292,9 +255,16 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     def env(self) -> MazeVectorEnv:
         """The environments, or actors, that collect experience; made when first used."""
         if self._env is None:
-            context = self.context
-            acts: Any = build_actors(context, self.num_envs) if context.envs_per_actor else None
-            self._env = acts or context.make_env(self.num_envs)
+            context, per_actor = self.context, self.context.envs_per_actor
+            if not per_actor:
+                self._env = context.make_env(self.num_envs)
+                return self._env
+            num_actors = self.num_envs // per_actor
+            workers = context.place.num_workers(num_actors)
+            actors: Any = build_actors(
+                context, num_actors, per_actor, num_workers=workers, can_be_restored=True
+            )
+            self._env = actors
         return self._env
 
     @property
@@ -332,9 +302,25 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             for key, own in normalizers.items()
             if own and (own.is_waiting or not own.frozen)
         }
-        if waiting:
-            make_collector = partial(self.make_collector, num_steps, acting, "normalization/")
-            begin_statistics(waiting, make_collector, acting)
+        collector: Collector | None = None
+        idle = 0
+        while few := {key for key, own in waiting.items() if own.is_waiting}:
+            collector = collector or self.make_collector(num_steps, acting, "normalization/")
+            experience, episodes = collector.collect(acting)
+            episodes.check_steps(" before training")
+            idle = 0 if few & experience.keys() else idle + 1
+            if idle == MOST_IDLE:
+                raise TrainingError(
+                    f"no agent of {', '.join(sorted(few))} acted in {idle} rollouts before "
+                    "training, which take statistics of observations: give it a model with "
+                    "normalization.mode=none in policies"
+                )
+            for key, rollout in experience.items():
+                if own := waiting.get(key):
+                    own.update(rollout.to(own.mean.device).acted_on(own.keys))
+        for own in waiting.values():
+            if own.config.mode == "estimated":
+                own.freeze()
 
 
 def make_builder(context: BuildContext[Any]) -> AlgorithmBuilder[Any]:

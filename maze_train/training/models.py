@@ -1,4 +1,4 @@
-"""The model of a run: networks for its spaces, policies of agents, leagues of self-play."""
+"""The model of a run: networks for its spaces, policies of agents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel, build_centralized
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.describe import space_to_dict
-from maze_train.training.build_context import with_leagues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -238,6 +237,18 @@ def modules_of(model: nn.Module) -> dict[str, Any]:
     return by_policy
 
 
+def states_by_module(
+    state: Mapping[str, Any] | None, owners: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The states of the owners by module id.
+
+    Runs of one agent saved the state of their only replay without an id before, or None without a
+    replay.
+    """
+    state = state or {}
+    return state if owners.keys() <= state.keys() else {DEFAULT_MODULE: state}
+
+
 def model_weights(
     modules: Mapping[str, dict[str, Tensor]],
     observation_space: spaces.Space[Any],
@@ -270,7 +281,6 @@ def make_model(
     """
     build = partial(locate(algorithm.model_builder), **algorithm.model_settings)
     several = agent_spaces(observation_space, action_space)
-    model: nn.Module
     if several is None:
         if policies:
             problem = "the environment has one agent; leave it out"
@@ -278,16 +288,15 @@ def make_model(
         if config.centralized_critic:
             problem = "the environment has one agent; leave it out"
             raise ConfigError("model.centralized_critic", problem, True)
-        model = build(config, observation_space, action_space, seed)
+        model: nn.Module = build(config, observation_space, action_space, seed)
         return model
     if not algorithm.learns_for_several_agents:
         problem = (
-            "learns for one agent, the environment has several; choose one of ppo, a2c, impala, "
-            "sac, td3, dqn, bc, es"
+            "learns for one agent, the environment has several; choose an algorithm whose settings "
+            "say learns_for_several_agents"
         )
         raise ConfigError("algorithm", problem, algorithm.name)
-    model = build_joint_model(build, config, several, policies, seed)
-    return model
+    return build_joint_model(build, config, several, policies, seed)
 
 
 def learner_maker(
@@ -305,23 +314,12 @@ def learner_maker(
     """
     for policy, own in policies.items():
         if own.opponents is not None and not algorithm.has_snapshots:
-            problem = f"{algorithm.name} has no self-play against snapshots; choose a2c or ppo"
+            problem = (
+                f"{algorithm.name} has no self-play against snapshots; leave it out, or choose an "
+                "algorithm whose settings say has_snapshots"
+            )
             raise ConfigError(f"policies.{policy}.opponents", problem, own.opponents.draw)
     make_learner: Callable[..., Learner[Any, Any, Any]] = locate(algorithm.learner_class)
     if policies or chosen is not None:
         make_learner = partial(learner_with_frozen, make_learner, policies, chosen)
     return make_learner
-
-
-def with_opponents(collector: Any, model: Any, context: Any, learners: Any) -> Any:
-    """A collector in which policies also play against their snapshots, if settings say so.
-
-    Args:
-        collector: Collects rollouts.
-        model: The model of all policies.
-        context: The `BuildContext` of the run.
-        learners: The `LearnerGroup`, which gets the snapshots.
-    """
-    if any(own.opponents for own in context.policies.values()):
-        return with_leagues(collector, model, context, learners)
-    return collector

@@ -182,7 +182,7 @@ def _checked_space(data: dict[str, Any]) -> spaces.Space[Any]:
 class TrainedPolicy:
     """A policy that acts on observations as the environment gives them.
 
-    A policy with a memory remembers from one call to the next: call `reset` where an episode
+    A recurrent policy remembers from one call to the next: call `reset` where an episode
     begins. A batch of another size starts over.
 
     Args:
@@ -263,7 +263,7 @@ class TrainedPolicy:
         Of DQN that of the best action. Nothing is remembered.
 
         Args:
-            observation: As for `act`; with a memory, what comes after the observations acted on.
+            observation: As for `act`; for recurrent policies, the one after the last acted on.
 
         Returns:
             A number, or one for each observation of a batch, `[n]`.

@@ -8,6 +8,7 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections import deque
 from functools import partial
+from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -391,11 +392,15 @@ def check_spaces(
         )
 
 
-def worker_names(kind: str, count: int, num_envs: int) -> list[str]:
-    """Names of workers with that many environments each, for messages."""
+def shares(n: int, count: int) -> list[range]:
+    """Numbers 0 to n - 1, shared out to that many workers as evenly as possible."""
+    return [range(*bounds) for bounds in pairwise(n * i // count for i in range(count + 1))]
+
+
+def worker_names(kind: str, parts: Iterable[range]) -> list[str]:
+    """Names of workers for messages, from the numbers of their environments."""
     return [
-        f"{kind} {i} (environments {i * num_envs} to {(i + 1) * num_envs - 1})"
-        for i in range(count)
+        f"{kind} {i} (environments {part.start} to {part.stop - 1})" for i, part in enumerate(parts)
     ]
 
 

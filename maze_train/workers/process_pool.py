@@ -10,7 +10,6 @@ import resource
 import select
 import signal
 import time
-from collections import deque
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import WorkerError
 from maze_train.core.files import claim_temporary, process_runs
-from maze_train.workers.pool import CLOSED, SharedMemory, WorkerFailedError
+from maze_train.workers.pool import SharedMemory, WorkerFailedError
 from maze_train.workers.process import (
     BEATS,
     BUILT,
@@ -40,7 +39,13 @@ from maze_train.workers.process import (
     refuse_import,
     send_message,
 )
-from maze_train.workers.remote import RemotePlace, RemotePool
+from maze_train.workers.remote import (
+    BUILDING,
+    CLOSE_GRACE_S,
+    RemotePlace,
+    RemotePool,
+    RemoteWorker,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -50,14 +55,8 @@ if TYPE_CHECKING:
     from maze_train.workers.pool import MakeWorker, WorkerPool
 
 
-BUILDING = "building its environments"
-"""Name of what comes before all calls, unless the names of calls have another one for it."""
-
 LOST_EXIT_CODE = 255
 """Exit code that multiprocessing reports for a process whose fork server is gone."""
-
-CLOSE_GRACE_S = 5.0
-"""Seconds that workers may take to close before they are killed."""
 
 
 @contextmanager
@@ -79,7 +78,7 @@ def naming_limits() -> Iterator[None]:
         ) from None
 
 
-class WorkerProcess:
+class WorkerProcess(RemoteWorker):
     """A process with a worker, seen from its pool.
 
     Args:
@@ -88,9 +87,6 @@ class WorkerProcess:
         page: Memory of the numbers that both sides see; it outlives the process.
         others: Pipes to other processes.
         start_method: `forkserver`, `spawn` or `fork`.
-
-    Attributes:
-        pending: Methods of the calls whose results were not received.
     """
 
     def __init__(
@@ -101,12 +97,11 @@ class WorkerProcess:
         others: Sequence[Connection],
         start_method: str,
     ) -> None:
-        self.name, self.index, self._page = name, index, page
-        self.pending: deque[str] = deque()
+        super().__init__(name, index)
+        self._page = page
         self._numbers = memoryview(page.buffer).cast("q")
         self._numbers[CANCELLED] = self._numbers[BUILT] = 0
         self._beats = self._numbers[BEATS]
-        self._since = time.monotonic()
         self._methods: dict[str, bytes] = {}
         self._sent = 0
         refuse_import()
@@ -138,7 +133,7 @@ class WorkerProcess:
     def call(self, method: str, args: tuple[Any, ...]) -> None:
         """Send a call."""
         if not self.pending:
-            self._since = time.monotonic()
+            self.since = time.monotonic()
         self.pending.append(method)
         self._sent += 1
         try:
@@ -171,8 +166,8 @@ class WorkerProcess:
             return 0.0
         now, beats = time.monotonic(), self._numbers[BEATS]
         if beats != self._beats:
-            self._beats, self._since = beats, now
-        return now - self._since
+            self._beats, self.since = beats, now
+        return now - self.since
 
     def receive(self, calls: Mapping[str, str], timeout_s: float) -> Any:
         """Wait for the result of the oldest call.
@@ -186,13 +181,13 @@ class WorkerProcess:
         """
         kind, content = b"", None
         try:
-            waited = time.monotonic() - self._since
+            waited = time.monotonic() - self.since
             while not self._waiting.poll(max(0.0, timeout_s - waited) * 1000.0):
                 waited = self.still_s()
                 if waited >= timeout_s:
-                    raise self._hung(self._what(calls), timeout_s)
+                    raise self.hung(self._what(calls), timeout_s)
             kind = os.read(self.descriptor, 1)
-            self._since = time.monotonic()
+            self.since = time.monotonic()
             if kind == DONE:
                 self.pending.popleft()
                 return None
@@ -264,15 +259,6 @@ class WorkerProcess:
         self.kill()
         return WorkerFailedError(self.index, f"{self.name} died in {what} ({how}){hint}")
 
-    def _hung(self, what: str, timeout_s: float) -> WorkerFailedError:
-        """Kill the process, which did not finish something in time; returns what happened."""
-        self.kill()
-        return WorkerFailedError(
-            self.index,
-            f"{self.name} hangs: it did not finish {what} within timeout_s = {timeout_s:g} "
-            "seconds, and was killed",
-        )
-
 
 @contextmanager
 def signals_held_back(start_method: str) -> Iterator[None]:
@@ -334,7 +320,7 @@ class LocalProcesses(RemotePlace):
         return ProcessPool(make_workers, names, calls, self)
 
 
-class ProcessPool(RemotePool):
+class ProcessPool(RemotePool[WorkerProcess]):
     """Workers with a process and a pipe each, which end with this process.
 
     A worker that raises, dies or hangs gives a `WorkerFailedError`. With
@@ -366,27 +352,15 @@ class ProcessPool(RemotePool):
         self._start_method = place.start_method
         self._poller = select.poll()
         self._pages = [SharedMemory(PAGE_NBYTES) for _ in make_workers]
-        self._processes: list[WorkerProcess] = []
-        try:
-            for index in range(len(make_workers)):
-                self._processes.append(self._started(index))
-        except BaseException:
-            self.close()
-            raise
-
-    def __len__(self) -> int:
-        return len(self._processes)
+        self._start_all()
 
     @property
     def processes(self) -> list[BaseProcess]:
         """The processes, in the order of the workers."""
-        return [process.process for process in self._processes]
-
-    def _start(self, index: int) -> None:
-        self._processes[index] = self._started(index)
+        return [process.process for process in self._remote]
 
     def _started(self, index: int) -> WorkerProcess:
-        others = [process.conn for process in self._processes if not process.conn.closed]
+        others = [process.conn for process in self._remote if not process.conn.closed]
         process = WorkerProcess(
             self._names[index], index, self._pages[index], others, self._start_method
         )
@@ -403,29 +377,21 @@ class ProcessPool(RemotePool):
     def call(self, index: int, method: str, *args: Any) -> None:
         """Send a call to the process of a worker."""
         self._check_open()
-        self._processes[index].call(method, args)
-
-    def pending(self, index: int) -> int:
-        """Number of calls without a received result."""
-        return len(self._processes[index].pending)
+        self._remote[index].call(method, args)
 
     def ready(self, timeout_s: float) -> list[int]:
         """Workers whose oldest call is done, or failed; those that hang count as well."""
         self._check_open()
-        by_descriptor = {p.descriptor: p.index for p in self._processes if not p.conn.closed}
+        by_descriptor = {p.descriptor: p.index for p in self._remote if not p.conn.closed}
         found = {by_descriptor[number] for number, _ in self._poller.poll(timeout_s * 1000.0)}
-        for process in self._processes:
+        for process in self._remote:
             if process.still_s() > self.timeout_s:
                 found.add(process.index)
         return sorted(found)
 
     def receive(self, index: int) -> Any:
         """The result of the oldest call of a worker; one that hangs is killed."""
-        return self._processes[index].receive(self._calls, self.timeout_s)
-
-    def cancel(self, index: int) -> None:
-        """Make a worker end the calls that it was sent."""
-        self._processes[index].cancel()
+        return self._remote[index].receive(self._calls, self.timeout_s)
 
     def steps(self, index: int) -> int:
         """Environment steps that the processes of a worker counted."""
@@ -436,15 +402,11 @@ class ProcessPool(RemotePool):
         """Memory that processes can map."""
         return SharedMemory(nbytes)
 
-    def _check_open(self) -> None:
-        if not self._processes:
-            raise WorkerError(CLOSED)
-
     # -- failures, ending ------------------------------------------------------------------------
 
     def stop(self, index: int) -> None:
         """End the process of a worker."""
-        process = self._processes[index]
+        process = self._remote[index]
         if not process.conn.closed:
             # Another file may get the number of the descriptor once it is closed.
             self._poller.unregister(process.descriptor)
@@ -453,8 +415,8 @@ class ProcessPool(RemotePool):
     def close(self) -> None:
         """Let the workers close and end; kill those that take too long."""
         super().close()
-        running = [process for process in self._processes if not process.conn.closed]
-        self._processes = []
+        running = [process for process in self._remote if not process.conn.closed]
+        self._remote = []
         try:
             for process in running:
                 process.cancel()

@@ -6,17 +6,21 @@ import pickle
 import sys
 import time
 import weakref
-from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from maze_train.core.errors import WorkerError
-from maze_train.workers.pool import CLOSED, PrivateMemory, WorkerFailedError
+from maze_train.workers.pool import PrivateMemory, WorkerFailedError
 from maze_train.workers.process import pack
-from maze_train.workers.ray_session import LOOK_S, RaySettings, acquire, session_for
+from maze_train.workers.ray_session import LOOK_S, RaySettings
 from maze_train.workers.ray_worker import RayWorker, Reply, Span, fill, flat, spans_of
-from maze_train.workers.remote import RemotePool, available_cores
+from maze_train.workers.remote import (
+    BUILDING,
+    CLOSE_GRACE_S,
+    RemotePool,
+    RemoteWorker,
+    available_cores,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -26,12 +30,8 @@ if TYPE_CHECKING:
     from maze_train.workers.ray_session import RaySession
 
 
-BUILDING = "building its environments"
 SIDE = "side"
 """Concurrency group of what does not wait for the call that runs."""
-
-CLOSE_GRACE_S = 5.0
-"""Seconds that workers may take to close before they are killed."""
 
 NEWS_S = 0.2
 """Seconds between two questions for the steps of a call that runs."""
@@ -47,224 +47,7 @@ REMEDY = (
 )
 
 
-@dataclass(frozen=True)
-class RayPlace(RaySettings):
-    """Actors of a Ray cluster; see `RayPool`.
-
-    Raises:
-        ConfigError: If a setting is out of its range.
-    """
-
-    def _num_cores(self) -> int:
-        """Return the number of workers that there is room for."""
-        if self.address == "local":
-            return available_cores()
-        free = session_for(self).free_cpus(self)
-        return max(1, int(free / self.cpus_per_worker))
-
-    @property
-    def has_own_gpus(self) -> bool:
-        """Whether a whole GPU is reserved for each worker."""
-        return self.gpus_per_worker >= 1
-
-    def pool(
-        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
-    ) -> WorkerPool:
-        """A pool of workers in actors."""
-        return RayPool(make_workers, names, calls, self)
-
-    def for_learners(self) -> RayPlace:
-        """The same cluster, with the CPUs and GPUs of learners."""
-        return replace(
-            self,
-            cpus_per_worker=self.cpus_per_learner,
-            gpus_per_worker=self.gpus_per_learner,
-            has_learners=True,
-        )
-
-
-class RayPool(RemotePool):
-    """Workers with a Ray actor each, which end with this process.
-
-    Each worker has a copy of the memory; what was written travels with calls and results, and what
-    is published through Ray's object store, to each machine once.
-
-    Args:
-        make_workers: Makes the workers, one function each; sent to the actors.
-        names: Names of the workers in messages.
-        calls: Names of calls in messages, by method.
-        place: Settings of the actors.
-
-    Raises:
-        ConfigError: If a worker cannot be sent, or there is no such cluster.
-        MissingExtraError: If Ray is not installed.
-        WorkerError: If the cluster has no room for the workers.
-    """
-
-    def __init__(
-        self,
-        make_workers: Sequence[MakeWorker],
-        names: Sequence[str],
-        calls: Mapping[str, str],
-        place: RayPlace,
-    ) -> None:
-        session = acquire(place)  # At exit, Ray is to end after this pool.
-        super().__init__(make_workers, names, calls, place)
-        self._release = weakref.finalize(self, session.release)
-        self._release.atexit = False  # `close` is called then, and comes first.
-        self._session, self._ray = session, session.ray
-        self._memories: dict[int, Any] = {}
-        self._published: dict[int, Any] = {}
-        self._links: list[list[Span]] = [[] for _ in make_workers]
-        self._steps_before = [0] * len(make_workers)
-        self._new = ""  # method that is called of workers which were just made
-        self._actors: list[RemoteActor] = []
-        try:
-            self.host = session.host
-            self._options = session.options(place, len(make_workers), self)
-            for index in range(len(make_workers)):
-                self._actors.append(self._started(index))
-        except BaseException:
-            self.close()
-            raise
-
-    def __len__(self) -> int:
-        return len(self._actors)
-
-    def _start(self, index: int) -> None:
-        self._steps_before[index] += self._actors[index].steps
-        self._actors[index] = self._started(index)
-
-    def _started(self, index: int) -> RemoteActor:
-        content, _ = pack(self._make_workers[index])
-        actor = RemoteActor(self._session, self._options[index], self._names[index], index)
-        actor.make(content)
-        return actor
-
-    def _check_open(self) -> None:
-        if not self._actors:
-            raise WorkerError(CLOSED)
-
-    # -- calls -----------------------------------------------------------------------------------
-
-    def call(self, index: int, method: str, *args: Any) -> None:
-        """Send a call to the actor of a worker."""
-        self._check_open()
-        self._session.check_head()
-        content, memories = pack(args)
-        numbers = [self._given(index, memory) for memory in memories]
-        actor = self._actors[index]
-        # A worker that was started again has no memory at first.
-        sent = [span for span in self._links[index] if span[0] in actor.memories]
-        actor.call(method, content, numbers, sent)
-
-    def call_new(self, method: str) -> list[Any]:
-        """Call a method of every worker; where its machine is lost, it is made on another one."""
-        self._new = method
-        try:
-            return self.call_all(method)
-        finally:
-            self._new = ""
-
-    def _given(self, index: int, memory: Any) -> int:
-        """The number of a piece of memory that a worker gets, with what was published of it."""
-        number = id(memory)  # of what this pool keeps
-        if number not in self._memories:
-            self._memories[number] = memory
-            self.publish(memory, [flat(memory)])  # someone else made it: no one knows of what
-        actor = self._actors[index]
-        if number not in actor.memories:
-            actor.memories.add(number)
-            if number in self._published:
-                actor.write(number, self._published[number])
-        return number
-
-    def pending(self, index: int) -> int:
-        """Number of calls without a received result."""
-        return len(self._actors[index].pending)
-
-    def ready(self, timeout_s: float) -> list[int]:
-        """Workers whose oldest call is done, or failed; those that hang count as well."""
-        self._check_open()
-        self._session.check_head()
-        heads = {actor.pending[0][0]: actor.index for actor in self._actors if actor.pending}
-        if not heads:
-            time.sleep(timeout_s)
-            return []
-        refs = list(heads)
-        done, _ = self._ray.wait(refs, timeout=timeout_s)
-        if done and len(refs) > 1:
-            done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
-        found = {heads[ref] for ref in done}
-        if not found:
-            found = {i for i in heads.values() if self._actors[i].hangs(self.timeout_s)}
-        return sorted(found)
-
-    def receive(self, index: int) -> Any:
-        """The result of the oldest call of a worker; one that hangs is killed."""
-        try:
-            reply = self._actors[index].receive(self._calls, self.timeout_s)
-        except WorkerFailedError as failure:
-            if not (self._new and self.may_restart and MACHINE_LOST in failure.text):
-                raise
-            self.restart(failure.with_traceback(None), failure.text, "and begins")
-            return self.ask(index, self._new)
-        fill(reply.written, self._memories)
-        return None if reply.result is None else pickle.loads(reply.result)
-
-    def cancel(self, index: int) -> None:
-        """Make a worker end the calls that it was sent."""
-        self._actors[index].cancel()
-
-    def steps(self, index: int) -> int:
-        """Environment steps that the actors of a worker reported."""
-        if not self._actors:
-            return self._steps_before[index]
-        self._actors[index].ask_for_news()
-        return self._steps_before[index] + self._actors[index].steps
-
-    # -- memory ----------------------------------------------------------------------------------
-
-    def allocate(self, nbytes: int) -> PrivateMemory:
-        """Memory of this process; each worker has a copy."""
-        memory = PrivateMemory(nbytes)
-        self._memories[id(memory)] = memory
-        return memory
-
-    def sends(self, index: int, memory: Any, arrays: Iterable[Array]) -> None:
-        """Let views of memory go to a worker with each of its calls."""
-        self._links[index] += spans_of(arrays, {id(memory): memory})
-
-    def publish(self, memory: Any, arrays: Iterable[Array]) -> None:
-        """Put views of memory into the object store, from where each machine takes them once."""
-        self._check_open()
-        number = id(memory)
-        spans = [span[1:] for span in spans_of(arrays, {number: memory})]
-        self._published[number] = self._ray.put(spans)
-        for actor in self._actors:
-            if number in actor.memories:
-                actor.write(number, self._published[number])
-
-    # -- ending ----------------------------------------------------------------------------------
-
-    def stop(self, index: int) -> None:
-        """End the actor of a worker."""
-        end_all([self._actors[index]])
-
-    def close(self) -> None:
-        """Let the workers close and end; kill those that take too long."""
-        super().close()
-        actors, self._actors = self._actors, []
-        try:
-            end_all(actors)
-        finally:
-            for actor in actors:
-                self._steps_before[actor.index] += actor.steps
-            self._published.clear()
-            self._release()
-
-
-class RemoteActor:
+class RemoteActor(RemoteWorker):
     """An actor with a worker, seen from its pool.
 
     Args:
@@ -274,20 +57,18 @@ class RemoteActor:
         index: Its number.
 
     Attributes:
-        pending: Results of calls that were not received, and the methods.
         memories: Numbers of the pieces of memory that it has a copy of.
         steps: Environment steps that it reported.
     """
 
     def __init__(self, session: RaySession, options: dict[str, Any], name: str, index: int) -> None:
-        self.name, self.index, self.session = name, index, session
+        super().__init__(name, index)
+        self.session = session
         self._ray = ray = session.ray
-        self.pending: deque[tuple[Any, str]] = deque()
         self.memories: set[int] = set()
         self.steps = 0
         self.has_ended = self._was_made = False
         self._sent = self._mail = self._beats = 0
-        self._since = time.monotonic()
         self._news: Any = None
         self._asked = 0.0
         self._handle = ray.remote(concurrency_groups={SIDE: 1})(RayWorker)
@@ -300,7 +81,7 @@ class RemoteActor:
     def call(self, method: str, content: bytes, numbers: list[int], sent: list[Span]) -> None:
         """Send a call."""
         if not self.pending:
-            self._since = time.monotonic()
+            self.since = time.monotonic()
         self._sent += 1
         result = self._handle.call.remote(method, content, numbers, sent, self._mail)
         self.pending.append((result, method))
@@ -322,30 +103,34 @@ class RemoteActor:
 
     def _heard(self, beats: int, steps: int) -> None:
         if beats != self._beats:
-            self._beats, self._since = beats, time.monotonic()
+            self._beats, self.since = beats, time.monotonic()
         self.steps = max(self.steps, steps)
 
-    def ask_for_news(self) -> None:
-        """Ask for signs of life and steps from time to time; does not wait for the answer."""
-        if self._news is not None and self._ray.wait([self._news], timeout=0)[0]:
-            try:
+    def ask_for_news(self, wait_s: float = 0.0) -> None:
+        """Listen to the answer to the last question, and ask the next one from time to time.
+
+        Args:
+            wait_s: Seconds to wait for an answer.
+        """
+        if self._news is not None and self._ray.wait([self._news], timeout=wait_s)[0]:
+            with suppress(self._ray.exceptions.RayError):  # The result of its call will show it.
                 self._heard(*self._ray.get(self._news))
-            except self._ray.exceptions.RayError:
-                return  # The result of its call will show it.
             self._news = None
         if self._news is None and self.pending and time.monotonic() > self._asked + NEWS_S:
-            self._asked = time.monotonic()
-            self._news = self._at_once("pulse")
+            self._ask()
+
+    def _ask(self) -> None:
+        self._news, self._asked = self._at_once("pulse"), time.monotonic()
 
     def hangs(self, timeout_s: float) -> bool:
         """Whether it gave no sign of life for so long."""
-        if not self.pending or time.monotonic() - self._since <= timeout_s:
+        if not self.pending or time.monotonic() - self.since <= timeout_s:
             return False
-        with suppress(self._ray.exceptions.RayError):
-            self._heard(*self._ray.get(self._at_once("pulse"), timeout=min(PULSE_S, timeout_s)))
+        self._ask()  # The answer to the last question may be old.
+        self.ask_for_news(min(PULSE_S, timeout_s))
         if not self._was_made and self._is_made():
-            self._was_made, self._since = True, time.monotonic()  # a sign of life
-        return time.monotonic() - self._since > timeout_s
+            self._was_made, self.since = True, time.monotonic()  # a sign of life
+        return time.monotonic() - self.since > timeout_s
 
     # -- results ---------------------------------------------------------------------------------
 
@@ -362,17 +147,18 @@ class RemoteActor:
         result, method = self.pending[0]
         what = calls.get(method, method)
         while True:
-            left = timeout_s - (time.monotonic() - self._since)
+            left = timeout_s - (time.monotonic() - self.since)
             self.session.check_head()
             if self._ray.wait([result], timeout=min(max(left, 0.0), LOOK_S))[0]:
                 break
             if self.hangs(timeout_s):
-                raise self._hung(what, calls, timeout_s)
+                what = what if self._was_made else calls.get(BUILDING, BUILDING)
+                raise self.hung(what, timeout_s)
         try:
             reply = Reply(*self._ray.get(result))
         except self._ray.exceptions.RayError as error:
             raise self._died(what, calls, error) from None
-        self._was_made, self._since = True, time.monotonic()
+        self._was_made, self.since = True, time.monotonic()
         self._heard(reply.beats, reply.steps)
         if reply.failure is not None:
             text = f"{self.name}: {reply.failure['text']}"
@@ -402,15 +188,6 @@ class RemoteActor:
         else:
             how = "its process ended; was memory exhausted?"
         return WorkerFailedError(self.index, f"{self.name} died in {what} ({how})")
-
-    def _hung(self, what: str, calls: Mapping[str, str], timeout_s: float) -> WorkerFailedError:
-        what = what if self._was_made else calls.get(BUILDING, BUILDING)
-        self.kill()
-        return WorkerFailedError(
-            self.index,
-            f"{self.name} hangs: it did not finish {what} within timeout_s = {timeout_s:g} "
-            "seconds, and was killed",
-        )
 
     def quit(self) -> Any:
         """Ask it to close its worker; what comes when that is done."""
@@ -443,3 +220,201 @@ def end_all(actors: Sequence[RemoteActor]) -> None:
     finally:  # a signal may end the wait, after which no one knows of them
         for actor in running:
             actor.kill()
+
+
+class RayPool(RemotePool[RemoteActor]):
+    """Workers with a Ray actor each, which end with this process.
+
+    Each worker has a copy of the memory; what was written travels with calls and results, and what
+    is published through Ray's object store, to each machine once.
+
+    Args:
+        make_workers: Makes the workers, one function each; sent to the actors.
+        names: Names of the workers in messages.
+        calls: Names of calls in messages, by method.
+        place: Settings of the actors.
+
+    Raises:
+        ConfigError: If a worker cannot be sent, or there is no such cluster.
+        MissingExtraError: If Ray is not installed.
+        WorkerError: If the cluster has no room for the workers.
+    """
+
+    def __init__(
+        self,
+        make_workers: Sequence[MakeWorker],
+        names: Sequence[str],
+        calls: Mapping[str, str],
+        place: RayPlace,
+    ) -> None:
+        session = place.session.acquire(place)  # At exit, Ray is to end after this pool.
+        super().__init__(make_workers, names, calls, place)
+        self._release = weakref.finalize(self, session.release)
+        self._release.atexit = False  # `close` is called then, and comes first.
+        self._session, self._ray = session, session.ray
+        self._memories: dict[int, Any] = {}
+        self._published: dict[int, Any] = {}
+        self._links: list[list[Span]] = [[] for _ in make_workers]
+        self._steps_before = [0] * len(make_workers)
+        self._new = ""  # method that is called of workers which were just made
+        try:
+            self.host = session.host
+            self._options = session.options(place, len(make_workers), self)
+        except BaseException:
+            self.close()
+            raise
+        self._start_all()
+
+    def _started(self, index: int) -> RemoteActor:
+        if index < len(self):
+            self._steps_before[index] += self._remote[index].steps
+        content, _ = pack(self._make_workers[index])
+        actor = RemoteActor(self._session, self._options[index], self._names[index], index)
+        actor.make(content)
+        return actor
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def call(self, index: int, method: str, *args: Any) -> None:
+        """Send a call to the actor of a worker."""
+        self._check_open()
+        self._session.check_head()
+        content, memories = pack(args)
+        numbers = [self._given(index, memory) for memory in memories]
+        actor = self._remote[index]
+        # A worker that was started again has no memory at first.
+        sent = [span for span in self._links[index] if span[0] in actor.memories]
+        actor.call(method, content, numbers, sent)
+
+    def call_new(self, method: str) -> list[Any]:
+        """Call a method of every worker; where its machine is lost, it is made on another one."""
+        self._new = method
+        try:
+            return self.call_all(method)
+        finally:
+            self._new = ""
+
+    def _given(self, index: int, memory: Any) -> int:
+        """The number of a piece of memory that a worker gets, with what was published of it."""
+        number = id(memory)  # of what this pool keeps
+        if number not in self._memories:
+            self._memories[number] = memory
+            self.publish(memory, [flat(memory)])  # someone else made it: no one knows of what
+        actor = self._remote[index]
+        if number not in actor.memories:
+            actor.memories.add(number)
+            if number in self._published:
+                actor.write(number, self._published[number])
+        return number
+
+    def ready(self, timeout_s: float) -> list[int]:
+        """Workers whose oldest call is done, or failed; those that hang count as well."""
+        self._check_open()
+        self._session.check_head()
+        heads = {actor.pending[0][0]: actor.index for actor in self._remote if actor.pending}
+        if not heads:
+            time.sleep(timeout_s)
+            return []
+        refs = list(heads)
+        done, _ = self._ray.wait(refs, timeout=timeout_s)
+        if done and len(refs) > 1:
+            done, _ = self._ray.wait(refs, num_returns=len(refs), timeout=0)
+        found = {heads[ref] for ref in done}
+        if not found:
+            found = {i for i in heads.values() if self._remote[i].hangs(self.timeout_s)}
+        return sorted(found)
+
+    def receive(self, index: int) -> Any:
+        """The result of the oldest call of a worker; one that hangs is killed."""
+        try:
+            reply = self._remote[index].receive(self._calls, self.timeout_s)
+        except WorkerFailedError as failure:
+            if not (self._new and self.may_restart and MACHINE_LOST in failure.text):
+                raise
+            self.restart(failure.with_traceback(None), failure.text, "and begins")
+            return self.ask(index, self._new)
+        fill(reply.written, self._memories)
+        return None if reply.result is None else pickle.loads(reply.result)
+
+    def steps(self, index: int) -> int:
+        """Environment steps that the actors of a worker reported."""
+        if not self._remote:
+            return self._steps_before[index]
+        self._remote[index].ask_for_news()
+        return self._steps_before[index] + self._remote[index].steps
+
+    # -- memory ----------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int) -> PrivateMemory:
+        """Memory of this process; each worker has a copy."""
+        memory = PrivateMemory(nbytes)
+        self._memories[id(memory)] = memory
+        return memory
+
+    def sends(self, index: int, memory: Any, arrays: Iterable[Array]) -> None:
+        """Let views of memory go to a worker with each of its calls."""
+        self._links[index] += spans_of(arrays, {id(memory): memory})
+
+    def publish(self, memory: Any, arrays: Iterable[Array]) -> None:
+        """Put views of memory into the object store, from where each machine takes them once."""
+        self._check_open()
+        number = id(memory)
+        spans = [span[1:] for span in spans_of(arrays, {number: memory})]
+        self._published[number] = self._ray.put(spans)
+        for actor in self._remote:
+            if number in actor.memories:
+                actor.write(number, self._published[number])
+
+    # -- ending ----------------------------------------------------------------------------------
+
+    def stop(self, index: int) -> None:
+        """End the actor of a worker."""
+        end_all([self._remote[index]])
+
+    def close(self) -> None:
+        """Let the workers close and end; kill those that take too long."""
+        super().close()
+        actors, self._remote = self._remote, []
+        try:
+            end_all(actors)
+        finally:
+            for actor in actors:
+                self._steps_before[actor.index] += actor.steps
+            self._published.clear()
+            self._release()
+
+
+@dataclass(frozen=True)
+class RayPlace(RaySettings):
+    """Actors of a Ray cluster; see `RayPool`.
+
+    Raises:
+        ConfigError: If a setting is out of its range.
+    """
+
+    def _num_cores(self) -> int:
+        """Return the number of workers that there is room for."""
+        if self.address == "local":
+            return available_cores()
+        self.session.connect(self)
+        return max(1, int(self.session.free_cpus(self) / self.cpus_per_worker))
+
+    @property
+    def has_own_gpus(self) -> bool:
+        """Whether a whole GPU is reserved for each worker."""
+        return self.gpus_per_worker >= 1
+
+    def pool(
+        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
+    ) -> WorkerPool:
+        """A pool of workers in actors."""
+        return RayPool(make_workers, names, calls, self)
+
+    def for_learners(self) -> RayPlace:
+        """The same cluster, with the CPUs and GPUs of learners."""
+        return replace(
+            self,
+            cpus_per_worker=self.cpus_per_learner,
+            gpus_per_worker=self.gpus_per_learner,
+            has_learners=True,
+        )

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from maze_train.core.checks import check_at_least, check_one_of, check_positive
@@ -22,60 +22,6 @@ from maze_train.workers.remote import RemotePlace, available_cores
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-
-PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
-
-
-@dataclass(frozen=True)
-class RaySettings(RemotePlace):
-    """Resources that the actors of a Ray cluster need, and their purpose.
-
-    Raises:
-        ConfigError: If a setting is out of its range.
-    """
-
-    address: str = "auto"
-    """`local`: Ray is started on this machine, and ends with the last pool; `auto`, or
-    `<head>:<port>`: a cluster that runs. `auto` without one is `local`."""
-
-    cpus_per_worker: float = 1.0
-    """CPUs that are reserved for a worker, > 0."""
-
-    gpus_per_worker: float = 0.0
-    """GPUs, or a part of one, >= 0."""
-
-    cpus_per_learner: float = 1.0
-    """CPUs that are reserved for each learner but the first, > 0."""
-
-    gpus_per_learner: float = 0.0
-    """GPUs, >= 0."""
-
-    placement: str = "PACK"
-    """How workers are spread over the machines, as Ray names it: one of `PLACEMENTS`."""
-
-    working_dir: str | None = None
-    """Folder that is sent to all machines, from where workers import."""
-
-    worker_output: bool = False
-    """Whether what workers print goes to the console."""
-
-    has_learners: bool = False
-    """Whether the workers are learners; room for them is reserved in addition."""
-
-    section: str = "runner"
-    """Section of the settings that give these, for messages."""
-
-    remedy: str = "runner.n_workers, runner.cpus_per_worker or runner.placement=PACK"
-    """Settings to change where there is no room."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_one_of("placement", self.placement, PLACEMENTS)
-        for name in ("cpus_per_worker", "cpus_per_learner"):
-            check_positive(name, getattr(self, name))
-        for name in ("gpus_per_worker", "gpus_per_learner"):
-            check_at_least(name, getattr(self, name), 0.0)
 
 
 RAY_ENVIRONMENT = {
@@ -99,28 +45,51 @@ PATIENCE_S = 5.0
 class RaySession:
     """A connection with Ray.
 
-    Args:
-        place: Settings of the first pool.
+    It begins where it is first needed, and ends with the last pool.
+
+    Attributes:
+        ray: The module, while there is a connection.
+        is_local: Whether Ray runs on this machine alone.
+        host: Address of this machine, as workers reach it.
     """
 
-    def __init__(self, place: RaySettings) -> None:
+    def __init__(self) -> None:
+        self.ray: Any = None
+        self.is_local = False
+        self.host = LOOPBACK
+        self._users = 0
+        self._is_own = False
+        self._head = ""
+        self._lost_since, self._next_look = math.inf, 0.0
+
+    def connect(self, place: RaySettings) -> None:
+        """Connect, unless that was done.
+
+        Args:
+            place: Settings of the connection.
+
+        Raises:
+            ConfigError: If there is no such cluster.
+            MissingExtraError: If Ray is not installed.
+        """
+        if self.ray is not None:
+            return
         for key, value in RAY_ENVIRONMENT.items():
             os.environ.setdefault(key, value)
-        self.ray = import_extra("ray", "ray", "runner=ray")
-        self.users = 0
+        ray = import_extra("ray", "ray", "runner=ray")
         self._groups: dict[Any, list[dict[str, Any]]] = {}
         self._reserved: list[Any] = []
-        self._is_own = not self.ray.is_initialized()
+        self._is_own = not ray.is_initialized()
         self.is_local = place.address == "local"
-        self._lost_since, self._next_look = math.inf, 0.0
         if self._is_own:
             with sigterm_kept():
-                self._connect(place)
-        self._head: str = self.ray.get_runtime_context().gcs_address
+                self._start(ray, place)
+        self.ray = ray
+        self._head = ray.get_runtime_context().gcs_address
         is_here = self._is_own and self.is_local
-        self.host: str = LOOPBACK if is_here else self.ray.util.get_node_ip_address()
+        self.host = LOOPBACK if is_here else ray.util.get_node_ip_address()
 
-    def _connect(self, place: RaySettings) -> None:
+    def _start(self, ray: Any, place: RaySettings) -> None:
         settings: dict[str, Any] = {
             "log_to_driver": place.worker_output,
             "logging_level": logging.WARNING if place.worker_output else logging.CRITICAL,
@@ -128,8 +97,8 @@ class RaySession:
         if place.working_dir is not None:
             settings["runtime_env"] = {"working_dir": place.working_dir}
         try:
-            address = self._find(place.address)
-            context = self.ray.init(address=address, **settings)
+            address = find_cluster(ray, place.address)
+            context = ray.init(address=address, **settings)
         except (OSError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"{place.section}.address",
@@ -140,33 +109,14 @@ class RaySession:
                 place.address,
             ) from error
         self.is_local = address == "local"
-        resources = self.ray.cluster_resources()
-        count = len([node for node in self.ray.nodes() if node["Alive"]])
+        resources = ray.cluster_resources()
+        count = len([node for node in ray.nodes() if node["Alive"]])
         machines = f"{count} machine{'s' * (count > 1)}, {resources.get('CPU', 0):g} CPUs"
         if address != place.address == "auto" and self.is_local:
             machines = f"no cluster runs, so Ray was started on this machine: {machines}"
         dashboard = f"; dashboard: http://{context.dashboard_url}" if context.dashboard_url else ""
         logs = context.address_info["session_dir"]
         notify(f"ray: {machines}{dashboard}; logs of workers: {logs}/logs")
-
-    def _find(self, address: str) -> str:
-        """The address of a cluster that answers; `local` where there is to be one on this machine.
-
-        Raises:
-            OSError: If one that is named does not answer; Ray would try it for minutes.
-            ValueError: If it is not an address.
-        """
-        is_named = address != "auto" or os.environ.get("RAY_ADDRESS")
-        try:
-            # Ray finds what `ray start` wrote down, also where that has ended since.
-            found = self.ray._private.services.canonicalize_bootstrap_address(address)
-            if found is not None:
-                look_for(found)
-        except OSError:
-            if is_named:
-                raise
-            return "local"
-        return found or "local"
 
     def check_head(self) -> None:
         """Look from time to time whether the head of the cluster answers.
@@ -196,20 +146,25 @@ class RaySession:
             return False
         return True
 
+    def acquire(self, place: RaySettings) -> RaySession:
+        """The connection for a pool, which releases it."""
+        self.connect(place)
+        self._users += 1
+        return self
+
     def release(self) -> None:
         """Note that a pool is closed; the last one ends the connection, and a Ray of our own."""
-        global _session
-        self.users -= 1
-        if self.users:
+        self._users -= 1
+        if self._users:
             return
-        _session = None
-        if not self.ray.is_initialized():
+        ray, self.ray = self.ray, None
+        if not ray.is_initialized():
             return
         for group in self._reserved if self.answers() else ():
-            self.ray.util.remove_placement_group(group)
+            ray.util.remove_placement_group(group)
         if self._is_own:
             with ctrl_c_waits("ending Ray"):
-                self.ray.shutdown()
+                ray.shutdown()
 
     def free_cpus(self, place: RaySettings) -> float:
         """CPUs for workers of a place: those that they have, and those that no one has."""
@@ -266,6 +221,91 @@ class RaySession:
         return f"{told[0]} and {told[1]} are free"
 
 
+def find_cluster(ray: Any, address: str) -> str:
+    """The address of a cluster that answers; `local` where Ray is to be started on this machine.
+
+    Args:
+        ray: The module.
+        address: See `RaySettings`.
+
+    Raises:
+        OSError: If one that is named does not answer; Ray would try it for minutes.
+        ValueError: If it is not an address.
+    """
+    services = ray._private.services
+    if address != "auto" or os.environ.get("RAY_ADDRESS"):
+        named = services.canonicalize_bootstrap_address(address)
+        if named is not None:
+            look_for(named)
+        return named or "local"
+    # What `ray start` wrote down. Ray's own search would also take what another program started
+    # for itself, which has another token and ends with that program.
+    started = services.find_bootstrap_address(None)
+    try:
+        if started is not None:
+            look_for(started)
+    except OSError:
+        return "local"  # It has ended since.
+    return started or "local"
+
+
+PLACEMENTS = ("PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD")
+
+
+@dataclass(frozen=True)
+class RaySettings(RemotePlace):
+    """Resources that the actors of a Ray cluster need, and their purpose.
+
+    Raises:
+        ConfigError: If a setting is out of its range.
+    """
+
+    address: str = "auto"
+    """`local`: Ray is started on this machine, and ends with the last pool; `auto`, or
+    `<head>:<port>`: a cluster that runs. `auto` without one is `local`."""
+
+    cpus_per_worker: float = 1.0
+    """CPUs that are reserved for a worker, > 0."""
+
+    gpus_per_worker: float = 0.0
+    """GPUs, or a part of one, >= 0."""
+
+    cpus_per_learner: float = 1.0
+    """CPUs that are reserved for each learner but the first, > 0."""
+
+    gpus_per_learner: float = 0.0
+    """GPUs, >= 0."""
+
+    placement: str = "PACK"
+    """How workers are spread over the machines, as Ray names it: one of `PLACEMENTS`."""
+
+    working_dir: str | None = None
+    """Folder that is sent to all machines, from where workers import."""
+
+    worker_output: bool = False
+    """Whether what workers print goes to the console."""
+
+    has_learners: bool = False
+    """Whether the workers are learners; room for them is reserved in addition."""
+
+    section: str = "runner"
+    """Section of the settings that give these, for messages."""
+
+    remedy: str = "runner.n_workers, runner.cpus_per_worker or runner.placement=PACK"
+    """Settings to change where there is no room."""
+
+    session: RaySession = field(default_factory=RaySession, repr=False, compare=False)
+    """The connection, which places that are made of this one share."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_one_of("placement", self.placement, PLACEMENTS)
+        for name in ("cpus_per_worker", "cpus_per_learner"):
+            check_positive(name, getattr(self, name))
+        for name in ("gpus_per_worker", "gpus_per_learner"):
+            check_at_least(name, getattr(self, name), 0.0)
+
+
 def look_for(address: str) -> None:
     """Look whether someone answers at `<host>:<port>`.
 
@@ -275,24 +315,6 @@ def look_for(address: str) -> None:
     host, _, port = address.rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), ANSWER_S):
         pass
-
-
-_session: RaySession | None = None
-
-
-def session_for(place: RaySettings) -> RaySession:
-    """Return the connection of this process; create it if missing."""
-    global _session
-    if _session is None:
-        _session = RaySession(place)
-    return _session
-
-
-def acquire(place: RaySettings) -> RaySession:
-    """The connection of this process for a pool, which releases it."""
-    session = session_for(place)
-    session.users += 1
-    return session
 
 
 @contextmanager

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 import weakref
-from abc import abstractmethod
+from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from maze_train.core.checks import check_at_least, check_one_of, check_positive
 from maze_train.core.errors import WorkerError
 from maze_train.core.notices import warn
-from maze_train.workers.pool import WorkerFailedError, WorkerPool
+from maze_train.workers.pool import CLOSED, WorkerFailedError, WorkerPool
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +23,13 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from maze_train.workers.pool import MakeWorker
+
+
+BUILDING = "building its environments"
+"""Name of what comes before all calls, unless the names of calls have another one for it."""
+
+CLOSE_GRACE_S = 5.0
+"""Seconds that workers may take to close before they are killed."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +89,45 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-class RemotePool(WorkerPool):
+class RemoteWorker(ABC):
+    """A worker that lives elsewhere, seen from its pool.
+
+    Args:
+        name: Name of the worker in messages.
+        index: Its number.
+
+    Attributes:
+        pending: Calls whose results were not received.
+        since: When it was last seen to move, or got something to do.
+    """
+
+    def __init__(self, name: str, index: int) -> None:
+        self.name, self.index = name, index
+        self.pending: deque[Any] = deque()
+        self.since = time.monotonic()
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """Cancel the calls that were sent."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """Kill it, and do not wait for its end."""
+
+    def hung(self, what: str, timeout_s: float) -> WorkerFailedError:
+        """Kill the worker, which did not finish something in time; returns what happened."""
+        self.kill()
+        return WorkerFailedError(
+            self.index,
+            f"{self.name} hangs: it did not finish {what} within timeout_s = {timeout_s:g} "
+            "seconds, and was killed",
+        )
+
+
+Remote = TypeVar("Remote", bound=RemoteWorker)
+
+
+class RemotePool(WorkerPool, Generic[Remote]):
     """Workers that live elsewhere, which may be started again within a budget.
 
     Args:
@@ -101,6 +148,7 @@ class RemotePool(WorkerPool):
         self.may_restart = place.on_worker_failure == "restart"
         self.max_worker_restarts = place.max_worker_restarts
         self._make_workers, self._names, self._calls = list(make_workers), list(names), calls
+        self._remote: list[Remote] = []
         # Before multiprocessing waits for its children, which do not end by its SIGTERM.
         self._at_exit = partial(_close_at_exit, weakref.ref(self), os.getpid())
         atexit.register(self._at_exit)
@@ -109,9 +157,33 @@ class RemotePool(WorkerPool):
         """Note that nothing is left to close."""
         atexit.unregister(self._at_exit)
 
+    def __len__(self) -> int:
+        return len(self._remote)
+
+    def _start_all(self) -> None:
+        """Start the workers, or none of them."""
+        try:
+            for index in range(len(self._make_workers)):
+                self._remote.append(self._started(index))
+        except BaseException:
+            self.close()
+            raise
+
     @abstractmethod
-    def _start(self, index: int) -> None:
-        """Start a worker in the place of one that was stopped."""
+    def _started(self, index: int) -> Remote:
+        """A worker that was just started."""
+
+    def _check_open(self) -> None:
+        if not self._remote:
+            raise WorkerError(CLOSED)
+
+    def pending(self, index: int) -> int:
+        """Number of calls without a received result."""
+        return len(self._remote[index].pending)
+
+    def cancel(self, index: int) -> None:
+        """Make a worker end the calls that it was sent."""
+        self._remote[index].cancel()
 
     def restart(self, failure: WorkerFailedError, told: str, outlook: str) -> None:
         """Start a worker again, or close the pool."""
@@ -123,7 +195,7 @@ class RemotePool(WorkerPool):
                 f"{self.max_worker_restarts}), {outlook}{failure.appendix}"
             )
             self.stop(failure.index)
-            self._start(failure.index)
+            self._remote[failure.index] = self._started(failure.index)
         except BaseException:
             self.close()
             raise
@@ -141,7 +213,7 @@ class RemotePool(WorkerPool):
         )
 
 
-def _close_at_exit(reference: weakref.ref[RemotePool], pid: int) -> None:
+def _close_at_exit(reference: weakref.ref[RemotePool[Any]], pid: int) -> None:
     """Close a pool that is still there when its process ends."""
     pool = reference()
     if pool is not None and os.getpid() == pid:

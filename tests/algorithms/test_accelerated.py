@@ -11,19 +11,18 @@ import torch
 from gymnasium import spaces
 from update_problems import BOX, LEARNERS, SETTINGS, B, T, make_model, make_rollout, snapshot
 
-from maze_train.algorithms.actor_critic.accelerated import accelerates
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.core.types import tree_map
 from maze_train.distributions.categorical import Categorical
 from maze_train.learner.config import Freeze, Progress
-from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConfig
 
 
 class OwnLosses(PPOLearner):
     """Another loss with a gradient by hand, and a method that keeps the gradients right."""
 
-    gradients_by_hand: ClassVar = {"value_loss": {"value_clip_range": 0.0}}
+    gradients_by_hand: ClassVar = {"value_clip_range": 0.0}
 
     def policy_loss(self, *args):
         return 3.0 * super().policy_loss(*args)
@@ -69,6 +68,12 @@ def make_learner(
     return learner_class(model, config_class(**given), seed=3)
 
 
+def by_hand(learner):
+    """The modules whose gradients an update computes by hand."""
+    learner.faster.begin()
+    return set(learner.faster.modules)
+
+
 def compare(dtype, algorithm, actions, space=BOX, model=None, masks=None, **settings):
     """One update by hand, and one by autograd: the same weights and statistics.
 
@@ -88,7 +93,7 @@ def compare(dtype, algorithm, actions, space=BOX, model=None, masks=None, **sett
         learner = make_learner(algorithm, actions, ordinary, model, space, **settings)
         learner.module.to(dtype).normalizer.update(rollout.obs)
         rows.append(learner.update(copy.deepcopy(rollout), Progress()).reduce())
-        used.append(learner.accelerated)
+        used.append(by_hand(learner))
         ends.append(snapshot(learner.module))
     torch.testing.assert_close(ends[0], ends[1], **TOLERANCES[dtype])
     assert rows[0] == pytest.approx(rows[1], rel=1e-4, abs=1e-5)
@@ -142,7 +147,7 @@ class OwnFamily(Categorical):
 
 
 MODELS = {
-    "memory": {"memory": MemoryConfig(size=4)},
+    "memory": {"rnn": RecurrentConfig(size=4)},
     "own policy": {"policy": {"_target_": "update_problems.OwnTemplate"}},
     "own trunk": {"shared_trunk": True, "trunk": {"_target_": "update_problems.OwnTemplate"}},
     "own critic": {"critic": {"_target_": "update_problems.OwnNet"}},
@@ -159,7 +164,7 @@ OWN_METHODS = (
 def test_other_networks_are_left_to_autograd(name):
     """Whatever the gradients are not derived for."""
     learner = make_learner(model=MODELS[name])
-    assert not accelerates(learner, learner.module)
+    assert by_hand(learner) == set()
 
 
 def test_other_families_and_settings_are_left_to_autograd():
@@ -172,11 +177,11 @@ def test_other_families_and_settings_are_left_to_autograd():
         make_learner("impala", loss_reduction="sum"),
         make_learner("ppo", loss_function={"_target_": f"{__name__}.own_loss"}),
     ):
-        assert not accelerates(other, other.module)
+        assert by_hand(other) == set()
     learner = make_learner("ppo")
     with torch.autograd.set_detect_anomaly(True):  # else it would see nothing
-        assert not accelerates(learner, learner.module)
-    assert accelerates(learner, learner.module)
+        assert by_hand(learner) == set()
+    assert by_hand(learner) == {"default"}
 
 
 @pytest.mark.parametrize("method", OWN_METHODS)
@@ -184,11 +189,14 @@ def test_other_families_and_settings_are_left_to_autograd():
 def test_a_method_of_ones_own_turns_it_off(algorithm, method):
     """Of a subclass, or set on the learner itself."""
     learner = make_learner(algorithm)
-    assert accelerates(learner, learner.module)
+    assert by_hand(learner) == {"default"}
     original = getattr(learner, method)
     setattr(learner, method, lambda *args: original(*args))
-    assert not accelerates(learner, learner.module)
+    assert by_hand(learner) == set()
     delattr(learner, method)
     own = {method: lambda self, *args: original(*args)}
     learner.__class__ = type("Own", (type(learner),), own)
-    assert not accelerates(learner, learner.module)
+    assert by_hand(learner) == set()
+    if method.startswith("policy_loss"):  # without the other one of the pair
+        type(learner).gradients_by_hand = {}
+        assert by_hand(learner) == set()

@@ -40,7 +40,7 @@ from maze_train.core.errors import TrainingError
 from maze_train.core.events import Statistics
 from maze_train.core.targets import TARGET, Given
 from maze_train.learner.config import Progress, Schedule
-from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConfig
 
 pytestmark = pytest.mark.usefixtures("float64")
 EVERY = pytest.mark.parametrize("algorithm", LEARNERS)
@@ -267,11 +267,11 @@ def test_state_dependent_and_squashed_scales_move():
 
 
 def memory_problem(name, cell, ignoring, algorithm):
-    """A policy with a memory, which A2C and PPO know before each row.
+    """A recurrent policy, which A2C and PPO know before each row.
 
     What the actors of IMPALA remembered after the first row is garbage.
     """
-    model = make_model(*PROBLEMS[name], memory=MemoryConfig(cell=cell, size=5))
+    model = make_model(*PROBLEMS[name], rnn=RecurrentConfig(cell=cell, size=5))
     rollout = make_rollout(*PROBLEMS[name])
     states = 0.7 * normal(T + 1, B, model.state_size)
     rollout = replace(rollout, hidden_states=states, log_probs=normal(T, B) - 1.5)
@@ -315,7 +315,7 @@ def test_what_the_actor_remembered_first_counts():
 
 @pytest.mark.parametrize(
     ("algorithm", "memory"),
-    [*((name, None) for name in LEARNERS), ("impala", MemoryConfig(cell="gru", size=5))],
+    [*((name, None) for name in LEARNERS), ("impala", RecurrentConfig(cell="gru", size=5))],
 )
 @sweep("variant", ["plain", "ignoring", "replayed"])
 def test_statistics_of_observations(algorithm, memory, variant):
@@ -324,7 +324,7 @@ def test_statistics_of_observations(algorithm, memory, variant):
     Those that IMPALA has learned from before are in them already.
     """
     running = ObservationNormalizationConfig(mode="running", clip=1.5)
-    model = make_model(*PROBLEMS["discrete"], normalization=running, memory=memory)
+    model = make_model(*PROBLEMS["discrete"], normalization=running, rnn=memory)
     seen = 2.0 + 3.0 * normal(11, 4, seed=3)
     model.normalizer.update(seen)
     rollout = replace(make_rollout(*PROBLEMS["discrete"]), log_probs=normal(T, B) - 1.0)

@@ -10,11 +10,12 @@ import pytest
 
 from maze_train import AlgorithmBuilder, TrainerServices, load_config
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
-from maze_train.collect.population import trained_size
+from maze_train.algorithms.es.population import trained_size
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import locate
 from maze_train.run.pipeline import prepare
 from maze_train.run.runner import TrainingRunner
+from maze_train.training.models import states_by_module
 from maze_train.workers.places import ThisProcess
 from maze_train.workers.process_pool import LocalProcesses
 
@@ -78,7 +79,7 @@ def test_what_is_no_builder_is_refused() -> None:
     [
         (
             {"algorithm": "ppo", "algorithm.sequence_length": 8},
-            r"sequence_length = 8: .*model\.mem",
+            r"sequence_length = 8: .*model\.rnn",
         ),
         ({**ES, "env.backend": "native"}, r"env\.backend = 'native': .*expected gymnasium"),
         ({**ES, "env.backend": "envpool"}, r"env\.backend = 'envpool': .*expected gymnasium"),
@@ -104,6 +105,21 @@ def test_what_does_not_fit(settings: dict[str, Any], message: str) -> None:
     """Settings that are refused when their parts are built, before there is a run directory."""
     with pytest.raises(ConfigError, match=message), make(**settings) as made:
         prepared_model(made)
+
+
+@pytest.mark.parametrize(
+    ("saved", "owners", "expected"),
+    [
+        ({"default": 1}, ["default"], {"default": 1}),
+        ({"first": 1, "referee": 2}, ["first", "referee"], {"first": 1, "referee": 2}),
+        ({"generator": 1, "added": 2}, ["default"], {"default": {"generator": 1, "added": 2}}),
+        (None, [], {}),
+    ],
+    ids=["one", "several", "one of before", "none of before"],
+)
+def test_states_of_replay_by_module(saved: Any, owners: list[str], expected: Any) -> None:
+    """Runs of one agent saved them without an id before."""
+    assert states_by_module(saved, dict.fromkeys(owners)) == expected
 
 
 # -- evolution strategies ------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from maze_train.core.targets import TARGET, Given
 from maze_train.data.rollout import Rollout
 from maze_train.data.turns import TurnSplitter
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConfig
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.training.models import build_joint_model
 
@@ -56,7 +56,7 @@ def joint_model(**settings: Any) -> Any:
 )
 def test_a_critic_has_layers_of_its_own_beside_a_memory(settings: dict[str, Any]) -> None:
     """The memory and its trunk are those of the policy."""
-    joint = joint_model(memory=MemoryConfig(size=5), hidden_sizes=[4], **settings)
+    joint = joint_model(rnn=RecurrentConfig(size=5), hidden_sizes=[4], **settings)
     model = joint.by_policy["default"]
     sizes = {len(value) for value in model.critic.parameters()}
     assert sizes == {1} if "critic" in settings else 7 in sizes

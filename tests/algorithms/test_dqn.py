@@ -232,7 +232,7 @@ def test_gradients_by_hand_are_those_of_autograd(space, weights, loss):
         learner = learner_class(model, DQNAlgorithmConfig(**{**SETTINGS, "loss": loss}))
         batch = make_batch(space, 0, weights)
         norms[learner_class] = learner.update(batch, Progress()).reduce()["train/grad_norm"]
-        assert bool(learner._backward) == (learner_class is DQNLearner)
+        assert bool(learner.faster.modules) == (learner_class is DQNLearner)
     node = {"_target_": f"{__name__}.tripled"}
     config = DQNAlgorithmConfig(**{**SETTINGS, "loss": loss, "loss_function": node})
     learner = DQNLearner(make_model(space).float(), config)
@@ -475,19 +475,6 @@ def test_stacks_of_screens(tmp_path):
     assert math.isfinite(result.history[-1]["train/critic_loss"])
 
 
-@pytest.mark.slow
-def test_a_run_has_the_same_numbers_in_processes(tmp_path):
-    """What explores is drawn in one place, with the epsilon of the moment."""
-    rows = []
-    for name, place in (("dev", {}), ("local", {"runner": "local", "runner.n_workers": 2})):
-        result = train(DOORS, "dqn", run_dir=tmp_path / name, **SMALL, **place)
-        rows.append(
-            [{k: v for k, v in r.items() if not k.startswith("time/")} for r in result.history]
-        )
-    assert rows[0] == rows[1]
-    assert rows[0][-1]["train/gradient_steps"] > 0
-
-
 def test_a_run_begins_with_the_values_of_another(tmp_path):
     """Target included; other networks and policies are refused."""
     base = tmp_path / "base"
@@ -507,31 +494,6 @@ def test_a_run_begins_with_the_values_of_another(tmp_path):
 
 
 # -- what is refused -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("action_space", "model", "dueling", "message"),
-    [
-        (spaces.MultiDiscrete([2, 3]), {}, False, r"MultiDiscrete.*: choose algorithm=sac or"),
-        (spaces.MultiBinary(2), {}, False, r"needs one Discrete action.*MultiBinary"),
-        (spaces.Dict({"a": CHOICE}), {}, False, r"needs one Discrete action.*Dict"),
-        (BOX, {}, False, r"needs one Discrete action.*Box"),
-        (CHOICE, {"memory": {"cell": "lstm"}}, False, r"model\.memory = .*single steps"),
-        (
-            CHOICE,
-            {"value_support": [0, 9]},
-            False,
-            r"value_support.*num_quantiles; leave it",
-        ),
-        (CHOICE, {"critic": {"_target_": "x.Y"}}, False, r"model\.critic = .*model\.policy"),
-        (CHOICE, {"distributions": {"Discrete": "categorical"}}, False, r"model\.distributions"),
-        (CHOICE, {"policy": {"_target_": "x.Y"}}, True, r"algorithm\.dueling = True: .*leave it"),
-    ],
-)
-def test_spaces_and_models_that_are_refused(action_space, model, dueling, message):
-    """By name, with a remedy."""
-    with pytest.raises(MazeTrainError, match=message):
-        build_dqn(ModelConfig(**model), BOX, action_space, 0, dueling)
 
 
 def test_settings_are_checked():

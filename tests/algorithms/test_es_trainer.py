@@ -8,22 +8,26 @@ from collections import defaultdict
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from cases import everyday, sweep
+from es_problems import WalkEnv
 from gymnasium import spaces
 
-from maze_train import Statistics, load_config
+from maze_train import SequentialVectorEnv, Statistics, load_config
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESLearner
+from maze_train.algorithms.es.population import (
+    ESDistributedRollouts,
+    PairDraws,
+    SharedNoiseTable,
+    trained_size,
+)
 from maze_train.algorithms.es.trainer import ESTrainer
-from maze_train.collect.episode_player import PlayedEpisode
-from maze_train.collect.members import ObservationMoments, PairDraws, SharedNoiseTable
-from maze_train.collect.population import ESDistributedRollouts, MemberSettings, trained_size
-from maze_train.compat import SequentialVectorEnv
+from maze_train.collect.episode_player import ObservationMoments, PlayedEpisode
 from maze_train.core.errors import TrainingError
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.config import Progress, Schedule
@@ -36,10 +40,9 @@ from maze_train.run.runner import TrainingRunner
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.outcome import Interrupted, Interruption, Limits
 from maze_train.training.trainer import TrainerServices
-from maze_train.workers.pool import PrivateMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float32)
 CAPACITY = 6
@@ -52,71 +55,45 @@ def step_by_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class ScriptedRollouts(ESDistributedRollouts):
-    """Episodes that are written down; those that were asked for end all at once, last ones first.
+    """Episodes that are written down; all those that may begin are played at once.
 
     Args:
+        model: The policy.
         length: Steps of a member of an iteration.
         lost: Whether its episode is lost.
     """
 
-    def __init__(
-        self,
-        length: Callable[[int, int], int] = lambda iteration, member: 1,
-        lost: Callable[[int, int], bool] = lambda iteration, member: False,
-    ) -> None:
+    worker_restarts = steps_made = ended = 0  # type: ignore[assignment]
+
+    def __init__(self, model: Any, length: Any, lost: Any) -> None:
         self.noise_table = SharedNoiseTable(500, seed=1)
-        self.settings = MemberSettings(3, True, 0.0)
-        # They stand for queue and pool of the workers, of which there are none.
-        self._queue, self._pool, self._num_workers = self, self, 1  # type: ignore[assignment]
-        self.waiting: dict[int, PlayedEpisode] = {}
-        self.iteration = -1
+        self._draws = PairDraws(3, self.noise_table, trained_size(model))
         self.length, self.lost = length, lost
-        self.restarts = self.made = 0
         self.begun: list[tuple[int, float]] = []
         self.limits: list[int] = []
-        self.ended = 0
-        self.capacity = CAPACITY
+        # In the place of queue, pool and weights of workers, of which there are none.
+        absent: Any = Mock(capacity=CAPACITY)
+        self._queue = self._pool = self._writer = self._weights = absent
+        self._round = 0
 
-    @property
-    def spaces(self) -> tuple[Any, Any]:
-        return BOX, spaces.Discrete(2)
-
-    def steps(self, index: int) -> int:
-        """Steps that were made."""
-        return self.made
-
-    def allocate(self, nbytes: int) -> PrivateMemory:
-        """Memory for the weights."""
-        return PrivateMemory(nbytes)
-
-    def publish(self, memory: Any, arrays: Any) -> None:
-        """There is no one who lacks it."""
-
-    def set_up(self, method: str, *args: Any) -> None:
-        """There is no one to set up."""
-
-    def begin(self, *args: Any, **kwargs: Any) -> None:
-        """Begin, or begin an iteration as a queue does."""
-        if "task_of" not in kwargs:
-            super().begin(*args)
-            return
-        self.begun.append((self.iteration, *args))
-        self._next = 0
-
-    def generate_rollouts(self, iteration: int, *args: Any, **kwargs: Any) -> Any:
+    def generate_rollouts(self, iteration: int, noise_stddev: float, *args: Any) -> Any:
         """The pairs of an iteration."""
-        self.iteration = iteration
-        return super().generate_rollouts(iteration, *args, **kwargs)
+        self.begun.append((iteration, noise_stddev))
+        return super().generate_rollouts(iteration, noise_stddev, *args)
 
-    def advance(self, limit: int, take: Any) -> None:
+    def _play(self, round_: int, numbers: Any, task_of: Any, limit_of: Any, *args: Any) -> Any:
         """Play all members up to a limit."""
-        self.limits.append(limit)
-        iteration = self.begun[-1][0]
-        results = [self.result(iteration, member) for member in range(self._next, limit)]
-        self._next = limit
-        self.made += sum(result.length for result in results)
-        for result in results[::-1]:
-            take(result)
+        iteration, played = self.begun[-1][0], list[PlayedEpisode]()
+        try:
+            for number in numbers:
+                if number == len(played):
+                    self.limits.append(limit_of(number))
+                    found = range(number, self.limits[-1])
+                    played += [self.result(iteration, member) for member in found]
+                    self.steps_made += sum(episode.length for episode in played[number:])
+                yield played[number]
+        finally:
+            self.ended += 1
 
     def result(self, iteration: int, member: int) -> PlayedEpisode:
         """What a member does; its observations are as many ones as it makes steps."""
@@ -131,12 +108,8 @@ class ScriptedRollouts(ESDistributedRollouts):
             truncated=False,
             lost=self.lost(iteration, member),
             fitness=float(member * 7 % 5),
-            moments=ObservationMoments(length, np.ones(2), np.zeros(2)),
+            moments=ObservationMoments(np.array(float(length)), np.ones(2), np.zeros(2)),
         )
-
-    def drop(self) -> None:
-        """End an iteration."""
-        self.ended += 1
 
     def close(self) -> None:
         self.noise_table.close()
@@ -168,8 +141,7 @@ def scripted(
         ModelConfig(hidden_sizes=[3], normalization=normalization), BOX, spaces.Discrete(2), seed=0
     )
     learner = NotedLearner(model, config)
-    rollouts = ScriptedRollouts(length, lost)
-    rollouts.begin(model, lambda: model)
+    rollouts = ScriptedRollouts(model, length, lost)
     group = LearnerGroup(learner)
     yield (
         ESTrainer(config, group, model, TrainerServices(**services or {}), rollouts=rollouts),
@@ -323,7 +295,7 @@ def test_deviation_of_the_noise() -> None:
 def test_restarts_are_counted_once() -> None:
     """Those of processes that were started again within an update."""
     with scripted() as (trainer, rollouts, _):
-        rollouts.restarts = 5
+        rollouts.worker_restarts = 5
         assert "train/worker_restarts" not in update(trainer)[1]
         rollouts.length = lambda iteration, member: restarted(rollouts)
         assert update(trainer)[1]["train/worker_restarts"] == 6
@@ -333,7 +305,7 @@ def test_restarts_are_counted_once() -> None:
 
 def restarted(rollouts: ScriptedRollouts) -> int:
     """A member whose process is started again."""
-    rollouts.restarts += 1
+    rollouts.worker_restarts += 1
     return 1
 
 
@@ -357,40 +329,32 @@ def test_used_steps_end_training() -> None:
 # -- with environments ---------------------------------------------------------------------------
 
 
-class WalkEnv(gymnasium.Env[Any, Any]):
-    """A walk that ends sooner or later; notes the observations that were acted on.
+class NotedEnv(WalkEnv):
+    """Notes the observations that were acted on.
 
     Args:
         lost: Whether episodes with an even seed are lost in their second step.
         notes: Where the observations of episodes are noted, by seed.
     """
 
-    observation_space = BOX
-    action_space = spaces.Discrete(2)
-
     def __init__(self, lost: bool = False, notes: Any = None) -> None:
-        self.lost, self.notes = lost, notes
-
-    def observe(self) -> Any:
-        other = 0.1 * self.np_random.standard_normal() - 1.0
-        self.obs = np.array([self.place, other], np.float32)
-        return self.obs
+        super().__init__()
+        self.lost, self.notes = lost, defaultdict(list) if notes is None else notes
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.place, self.seen = 0.0, []
-        if self.notes is not None:
-            self.notes[seed].append(self.seen)
+        self.seen: list[Any] = []
+        self.notes[seed].append(self.seen)
         self.is_lost = self.lost and seed is not None and seed % 2 == 0
-        return self.observe(), {}
+        return super().reset(seed=seed, options=options)
+
+    def observe(self) -> Any:
+        self.obs_now = super().observe().astype(np.float32)
+        return self.obs_now
 
     def step(self, action: Any) -> Any:
-        self.seen.append(self.obs)
-        self.place += 2.0 * action - 1.0 + 0.5 * self.np_random.standard_normal()
-        if self.is_lost and len(self.seen) == 2:
-            return self.observe(), math.nan, False, False, {}
-        has_ended = abs(self.place) > 3.0
-        return self.observe(), -abs(self.place), has_ended, len(self.seen) == 30, {}
+        self.seen.append(self.obs_now)
+        obs, reward, *rest = super().step(action)
+        return obs, math.nan if self.is_lost and self.t == 2 else reward, *rest
 
 
 @contextmanager
@@ -400,7 +364,7 @@ def walking(
     """A trainer that is about to begin, with its runner."""
     config = load_config(
         {
-            "env._target_": lambda: WalkEnv(**env or {}),
+            "env._target_": lambda: NotedEnv(**env or {}),
             "algorithm": "es",
             "algorithm.n_rollouts_per_update": 8,
             "algorithm.epoch_length": 2,
@@ -430,7 +394,7 @@ def numbers(rows: list[dict[str, float]]) -> list[dict[str, float]]:
 
 MODELS: dict[str, dict[str, Any]] = {
     "together": {},
-    "one by one": {"model": "vector_rnn", "model.memory.size": 4},
+    "one by one": {"model": "vector_rnn", "model.rnn.size": 4},
 }
 
 
@@ -489,7 +453,7 @@ def test_statistics_of_observations(
             assert old[0] >= 10
             num_steps, metrics = update(trainer)
             was_lost += metrics.get("train/lost_episodes", 0.0)
-            seeds = [draws.draw(iteration, pair).env_seed for pair in pairs]
+            seeds = [draws.task(iteration, 2 * pair).seed for pair in pairs]
             new = np.array([obs for seed in seeds for seen in notes[seed] for obs in seen], float)
             assert len(new) == num_steps >= 80
             merged = merge_moments(Moments(*map(torch.from_numpy, old)), moments_of(new))

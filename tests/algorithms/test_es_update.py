@@ -16,9 +16,8 @@ from torch import nn
 
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESLearner, EvaluatedPopulation
-from maze_train.collect.episode_player import PlayedEpisode
-from maze_train.collect.members import ObservationMoments, SharedNoiseTable
-from maze_train.collect.population import ESRolloutResult
+from maze_train.algorithms.es.population import ESRolloutResult, SharedNoiseTable
+from maze_train.collect.episode_player import ObservationMoments, PlayedEpisode
 from maze_train.core.errors import TrainingError
 from maze_train.functional.moments import batch_moments
 from maze_train.learner.config import Progress, Schedule
@@ -332,7 +331,7 @@ def test_statistics_of_observations(table, kind):
         parts = [100.0 + 5.0 * rng.standard_normal((count, 3)) for count in lengths]
         batches = [batch_moments(torch.from_numpy(part)) for part in parts]
         moments = [
-            ObservationMoments(len(part), batch.mean.numpy(), batch.var.numpy())
+            ObservationMoments(batch.count.numpy(), batch.mean.numpy(), batch.var.numpy())
             for part, batch in zip(parts, batches, strict=True)
         ]
         pairs = population(table, [[1, 2], [3, 4]], [0, 8], moments)

@@ -18,9 +18,8 @@ from update_problems import (
     snapshot,
 )
 
-from maze_train.core.errors import ShapeError
+from maze_train import Progress, ShapeError
 from maze_train.data.rollout import join_rollouts, select_envs
-from maze_train.learner.config import Progress
 
 pytestmark = pytest.mark.usefixtures("float64")
 

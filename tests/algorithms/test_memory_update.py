@@ -13,26 +13,26 @@ from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.collect.collector import RolloutCollector
 from maze_train.core.types import tree_map
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.config import ModelConfig, RecurrentConfig
 
 T, B = 12, 3
 
 
 def collected(cell="lstm", rollouts=2, **env_settings):
-    """A model with a memory that matters, and its last of some rollouts."""
+    """A model of a recurrent policy that matters, and its last of some rollouts."""
     env = SequentialVectorEnv([partial(ActorEnv, **env_settings)] * B)
-    config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(cell=cell, size=6))
+    config = ModelConfig(hidden_sizes=[8], rnn=RecurrentConfig(cell=cell, size=6))
     model = build_actor_critic(
         config, env.single_observation_space, env.single_action_space, seed=3
     )
     with torch.no_grad():
         for param in model.policy.parameters():
             param.mul_(50.0)
-        for param in model.memory.parameters():
+        for param in model.rnn.parameters():
             param.mul_(2.0)
     collector = RolloutCollector(env, T, env_seed=1, action_seed=2)
     for _ in range(rollouts):
-        rollout, _ = collector.collect(model)
+        rollout, _ = collector.collect_steps(model)
     return model, rollout
 
 

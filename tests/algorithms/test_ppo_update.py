@@ -18,11 +18,7 @@ from update_problems import (
     snapshot,
 )
 
-from maze_train.algorithms.a2c.learner import A2CLearner
-from maze_train.algorithms.ppo.learner import PPOLearner
-from maze_train.core.errors import ConfigError
-from maze_train.core.events import Statistics
-from maze_train.learner.config import Progress
+from maze_train import A2CLearner, ConfigError, PPOLearner, Progress, Statistics
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -34,10 +30,10 @@ class Recorder(PPOLearner):
         self.log_ratios, self.rows = [], []
         super().__init__(*args, **kwargs)
 
-    def policy_loss(self, log_probs, advantages, batch, statistics):
+    def policy_loss(self, log_probs, advantages, batch, config, statistics):
         self.log_ratios.append((log_probs - batch.old_log_probs).detach().clone())
         self.rows.append(batch.obs[:, 0].tolist())
-        return super().policy_loss(log_probs, advantages, batch, statistics)
+        return super().policy_loss(log_probs, advantages, batch, config, statistics)
 
 
 def recorded(**settings):

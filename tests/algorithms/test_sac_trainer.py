@@ -126,13 +126,13 @@ def test_gradient_steps_follow_transitions(
     }
     with sac(num_envs, **changes) as (trainer, _):
         seen: list[int] = []
-        sample = trainer.replay_buffer.sample_batch
+        sample = trainer.replay_buffers["default"].sample_batch
 
         def noted(n_samples: int) -> Any:
-            seen.append(len(trainer.replay_buffer))
+            seen.append(len(trainer.replay_buffers["default"]))
             return sample(n_samples)
 
-        monkeypatch.setattr(trainer.replay_buffer, "sample_batch", noted)
+        monkeypatch.setattr(trainer.replay_buffers["default"], "sample_batch", noted)
         samples: list[int] = []
         taken: list[int] = []
         learner = trainer.learners.foreach_learner(lambda learner: learner)[0]
@@ -146,7 +146,7 @@ def test_gradient_steps_follow_transitions(
             taken.append(trainer.gradient_steps)
             assert learner.gradient_steps == taken[-1]
         assert samples == [num_envs * n_rollout_steps] * len(samples)
-        assert len(trainer.replay_buffer) == sum(samples)
+        assert len(trainer.replay_buffers["default"]) == sum(samples)
     assert taken == gradient_steps_after(samples, 10, ratio)
     assert taken[-1] > 0
 
@@ -166,7 +166,7 @@ def test_gradient_steps_are_taken_while_environments_step(monkeypatch: pytest.Mo
         for owner, name in (
             (env, "step_async"),
             (env, "step_wait"),
-            (trainer.replay_buffer, "sample_batch"),
+            (trainer.replay_buffers["default"], "sample_batch"),
         ):
             note(owner, name)
         update(trainer)
@@ -183,7 +183,7 @@ def test_lost_steps_are_no_transitions(num_envs: int) -> None:
             steps, metrics = update(trainer)
             samples.append(steps)
             taken.append(trainer.gradient_steps)
-            assert metrics["replay/size"] == len(trainer.replay_buffer) == sum(samples)
+            assert metrics["replay/size"] == len(trainer.replay_buffers["default"]) == sum(samples)
     made = sum(len(env.actions) for env in envs)
     assert made == 12 * 4 * num_envs
     assert sum(samples) == sum(len(env.actions) - len(env.actions) // 3 for env in envs) < made
@@ -225,7 +225,7 @@ def test_steps_that_are_left_out_give_no_priority(monkeypatch: pytest.MonkeyPatc
     with sac(**changes) as (trainer, _):
         for _ in range(11):
             update(trainer)
-        before = trainer.replay_buffer.state_dict()["priorities"]
+        before = trainer.replay_buffers["default"].state_dict()["priorities"]
         original = off_policy_learner.critic_loss
 
         def broken(*args: Any) -> Any:
@@ -234,12 +234,12 @@ def test_steps_that_are_left_out_give_no_priority(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(off_policy_learner, "critic_loss", broken)
         _, metrics = update(trainer)
         assert metrics["train/skipped_steps"] == 1
-        after = trainer.replay_buffer.state_dict()["priorities"]
+        after = trainer.replay_buffers["default"].state_dict()["priorities"]
         assert np.isfinite(after).all()
         assert (after != before).sum() == 1  # the new transition
         monkeypatch.setattr(off_policy_learner, "critic_loss", original)
         assert "train/critic_loss" in update(trainer)[1]
-        assert (trainer.replay_buffer.state_dict()["priorities"] != after).sum() > 1
+        assert (trainer.replay_buffers["default"].state_dict()["priorities"] != after).sum() > 1
 
 
 # -- the initial phase ---------------------------------------------------------------------------
@@ -367,11 +367,11 @@ def test_demonstrations_count_for_the_initial_phase() -> None:
     }
     with sac(2, **changes) as (trainer, envs):
         sharpen(trainer)
-        assert len(trainer.replay_buffer) == 60
+        assert len(trainer.replay_buffers["default"]) == 60
         assert [update(trainer)[0] for _ in range(3)] == [2, 2, 2]
         assert trainer.gradient_steps == 4
-        assert len(trainer.replay_buffer) == 66
-        batch = trainer.replay_buffer.sample_batch(2000)
+        assert len(trainer.replay_buffers["default"]) == 66
+        batch = trainer.replay_buffers["default"].sample_batch(2000)
     assert all(env.actions[0] != 1.0 for env in envs)
     np.testing.assert_allclose([env.actions[1] for env in envs], 1.0, atol=1e-2)
     assert len(set(batch.indices.tolist())) == 66

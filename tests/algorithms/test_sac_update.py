@@ -202,22 +202,6 @@ def test_targets_begin_equal_and_copy_what_is_no_parameter():
         assert not target.requires_grad
 
 
-def test_a_state_holds_everything():
-    """Six steps are three steps, a state, and three steps of another learner."""
-    config = make_config(policy_update_interval=2, target_update_interval=3)
-    straight, first, second = (
-        SACLearner(make_model(BOX, REACH), config, seed=seed) for seed in (SEED, SEED, 99)
-    )
-    for step in range(6):
-        batch = make_transitions(BOX, REACH, seed=step)
-        straight.update(batch, Progress())
-        if step == 3:
-            second.load_state_dict(first.state_dict())
-        (first if step < 3 else second).update(batch, Progress())
-    for key, value in straight.module.state_dict().items():
-        assert torch.equal(value, second.module.state_dict()[key]), key
-
-
 def test_a_batch_that_is_not_finite_is_told():
     """The message names what is not finite."""
     batch = make_transitions(BOX, REACH)
@@ -225,18 +209,3 @@ def test_a_batch_that_is_not_finite_is_told():
     learner = SACLearner(make_model(BOX, REACH), make_config(), seed=SEED)
     with pytest.raises(TrainingError, match="critic_loss"):
         learner.update(batch, Progress())
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"shared_trunk": True},
-        {"memory": {"cell": "lstm"}},
-        {"value_support": [-3, 3]},
-        {"value_transform": {"_target_": "maze_train.ReduceScaleValueTransform"}},
-    ],
-)
-def test_settings_of_other_models_are_refused(settings):
-    """What has no meaning here is not ignored."""
-    with pytest.raises(ConfigError, match="leave it out"):
-        build_soft_actor_critic(ModelConfig(**settings), BOX, REACH, 0)

@@ -19,7 +19,7 @@ from maze_train import load_policy, train
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.learner import TD3Learner
 from maze_train.algorithms.td3.model import NoisyActions, build_td3
-from maze_train.core.errors import MazeTrainError, SpaceError
+from maze_train.core.errors import SpaceError
 from maze_train.core.types import tree_map
 from maze_train.learner.config import Progress, Schedule
 from maze_train.nets.config import ModelConfig
@@ -250,19 +250,6 @@ def test_everything_that_replay_offers(tmp_path):
     assert float(result.policy.model.normalizer.count) >= 64
 
 
-@pytest.mark.slow
-def test_a_run_has_the_same_numbers_in_processes(tmp_path):
-    """Noise of actions and of targets is drawn in one place."""
-    rows = []
-    for name, place in (("dev", {}), ("local", {"runner": "local", "runner.n_workers": 2})):
-        result = train("Pendulum-v1", "td3", run_dir=tmp_path / name, **SMALL, **place)
-        rows.append(
-            [{k: v for k, v in r.items() if not k.startswith("time/")} for r in result.history]
-        )
-    assert rows[0] == rows[1]
-    assert rows[0][-1]["train/gradient_steps"] > 0
-
-
 def test_the_target_of_a_policy_that_was_taken_over_is_its_copy(tmp_path):
     """A target that starts over would pull the critics to actions of another policy."""
     base, run_dir = tmp_path / "base", tmp_path / "next"
@@ -274,26 +261,3 @@ def test_the_target_of_a_policy_that_was_taken_over_is_its_copy(tmp_path):
         if key.startswith("policy."):
             torch.testing.assert_close(model[key], value)
             torch.testing.assert_close(model[f"target_{key}"], value)
-
-
-# -- what is refused -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("action_space", "model", "message"),
-    [
-        (spaces.Discrete(3), {}, r"the action space is Discrete\(3\): choose algorithm=sac"),
-        (
-            spaces.Dict({"gear": spaces.Discrete(3), "turn": REACH}),
-            {},
-            "part 'gear' of the action space is Discrete",
-        ),
-        (spaces.Box(-np.inf, np.inf, (1,)), {}, "needs finite bounds"),
-        (REACH, {"distributions": {"Box": "beta"}}, r"model\.distributions\.Box = 'beta': .*leave"),
-        (REACH, {"memory": {"cell": "lstm"}}, r"model\.memory = .*single steps"),
-    ],
-)
-def test_spaces_and_models_that_are_refused(action_space, model, message):
-    """By name, with a remedy."""
-    with pytest.raises(MazeTrainError, match=message):
-        build_td3(ModelConfig(**model), BOX, action_space, 0)

@@ -85,7 +85,7 @@ def start(no_file_is_left):
                 can_be_restored=True,
             )
             stack.enter_context(closing(actors))
-            make_model = model_maker(*actors.envs.spaces, memory=memory)
+            make_model = model_maker(*actors.spaces, memory=memory)
             model = make_model()
             settings = {"env_seed": 5, "action_seed": 7, **settings}
             return ActorCollector(actors, model, make_model, T, **settings), model
@@ -119,7 +119,7 @@ class References:
         set_version(self.model, version)
         rollouts, episodes = [], FinishedEpisodes()
         for collector in self.collectors:
-            rollout, found = collector.collect(self.model)
+            rollout, found = collector.collect_steps(self.model)
             rollouts.append(rollout)
             episodes.extend(found)
         return join_rollouts(rollouts), episodes
@@ -129,7 +129,7 @@ def assert_collects(collector, model, references, versions=(0, 1, 2)):
     """Refuse other rollouts and episodes than those of the references."""
     for version in versions:
         set_version(model, version)
-        rollout, episodes = collector.collect(model)
+        rollout, episodes = collector.collect_steps(model)
         expected, expected_episodes = references.collect(version)
         assert_same_rollouts(rollout, expected)
         assert replace(episodes, worker_restarts=0) == expected_episodes
@@ -156,7 +156,7 @@ def test_last_observations_and_lost_episodes(start):
     for one in expected.collectors:
         one.keeps_terminal_obs = True
     assert_collects(collector, model, expected)
-    rollout, episodes = collector.collect(model)
+    rollout, episodes = collector.collect_steps(model)
     assert episodes.lost == int((~rollout.valid).sum()) > 0
     assert bool(rollout.terminated.flatten()[rollout.final_positions].any())
 
@@ -172,9 +172,9 @@ def test_learning_meanwhile_changes_the_next_rollout_alone(start, place):
         set_version(model, 9)
 
     set_version(model, 0)
-    assert_same_rollouts(collector.collect(model, meanwhile)[0], expected.collect(0)[0])
+    assert_same_rollouts(collector.collect_steps(model, meanwhile)[0], expected.collect(0)[0])
     assert calls == [True]
-    assert_same_rollouts(collector.collect(model)[0], expected.collect(9)[0])
+    assert_same_rollouts(collector.collect_steps(model)[0], expected.collect(9)[0])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -217,7 +217,7 @@ class Forgetful(ActorEnv):
 def test_environments_that_can_not_be_put_back(start, place):
     """That is an error, wherever workers may begin again, or begins new episodes and says where."""
     first, model = start(Forgetful, place)
-    first.collect(model)
+    first.collect_steps(model)
     state = first.state_dict()
     records = [record for actor in state["actors"] for record in actor["env"]["envs"]]
     running = [record["steps"] > 0 for record in records]
@@ -249,7 +249,7 @@ def test_killed_workers_change_no_number(start, n_workers, memory, tmp_path, cap
     collector.state_dict()
     os.kill(collector._actors.pool.processes[0].pid, signal.SIGKILL)
     set_version(model, 3)
-    rollout, episodes = collector.collect(model)
+    rollout, episodes = collector.collect_steps(model)
     assert_same_rollouts(rollout, expected.collect(3)[0])
     assert (episodes.worker_restarts, episodes.lost) == (2, 0)
     told = capfd.readouterr().err
@@ -267,7 +267,7 @@ def test_a_failure_that_comes_again(start, capfd):
     lost = []
     place = processes(2, on_worker_failure="restart", max_worker_restarts=9)
     collector, model = start(make, place, on_lost=lost.append)
-    found = [collector.collect(model)[1] for _ in range(4)]
+    found = [collector.collect_steps(model)[1] for _ in range(4)]
     assert sum(episodes.lost for episodes in found) == E
     assert sum(episodes.worker_restarts for episodes in found) == 2
     assert [mask.tolist() for mask in lost] == [[False] * E + [True] * E + [False] * E]
@@ -289,13 +289,13 @@ def test_failures_that_end_training(start, settings, reason):
     make = partial(FaultyEnv, "raise", 3)
     collector, model = start(make, processes(2, **settings))
     with pytest.raises(WorkerError, match=rf"(?s)worker [01] .*the wheel came off.*{reason}"):
-        collector.collect(model)
+        collector.collect_steps(model)
     with pytest.raises(WorkerError, match="closed"):
-        collector.collect(model)
+        collector.collect_steps(model)
 
 
 def test_what_an_environment_of_this_process_raises(start):
     """It goes through, with the number of the environment."""
     collector, model = start(partial(FaultyEnv, "raise", 3))
     with pytest.raises(EnvError, match=r"^environment 0 failed at step .*: the wheel came off"):
-        collector.collect(model)
+        collector.collect_steps(model)

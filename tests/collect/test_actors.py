@@ -37,9 +37,8 @@ from rollouts_compared import assert_same_rollouts
 
 from maze_train.collect import actors as actors_module
 from maze_train.collect.actor_worker import ActorWorker
-from maze_train.collect.actors import DistributedActors, StepCounts
+from maze_train.collect.actors import Actors, DistributedActors, StepCounts
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, SpaceError, WorkerError
-from maze_train.data.frames import FrameStacks
 from maze_train.data.rollout import join_rollouts, select_envs
 from maze_train.data.state_files import dumps, loads
 from maze_train.workers.places import Portable, ThisProcess
@@ -71,18 +70,13 @@ class Learner:
         **processes,
     ):
         processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
-        self.actors = DistributedActors(
-            partial(vector_of, make, num_envs, skips),
-            A,
-            num_envs,
-            T,
-            SEED_OF,
-            LocalProcesses(**processes) if remote else ThisProcess(),
-            queue_size=queue_size,
-        )
-        make_model = model_maker(*self.actors.spaces, memory=memory)
+        place = LocalProcesses(**processes) if remote else ThisProcess()
+        self.workers = Actors(partial(vector_of, make, num_envs, skips), A, num_envs, place)
+        make_model = model_maker(*self.workers.spaces, memory=memory)
         self.model = make_model()
-        self.actors.begin(self.model, make_model)
+        self.actors = DistributedActors(
+            self.workers, self.model, make_model, T, SEED_OF, queue_size=queue_size
+        )
         self.trained = 0
         self._deadline = time.monotonic() + PATIENCE_S
 
@@ -96,11 +90,11 @@ class Learner:
         """Rollouts, and a look at the counts."""
         gathered = self.actors.gather(count, self.check_time)
         self.check_time()
-        self.trained += gathered.rollout.num_samples
+        self.trained += gathered.rollouts["default"].num_samples
         actors, counts = self.actors, self.actors.counts
         assert counts.trained == self.trained
-        slots = actors.num_actors * actors.num_slots if actors._is_remote else 0
-        assert 0 <= counts.in_flight <= slots * actors.num_steps * actors.num_envs
+        slots = A * actors.num_slots if self.processes else 0
+        assert 0 <= counts.in_flight <= slots * T * self.workers.num_envs
         return gathered
 
     def check_time(self, *, restart=False):
@@ -112,15 +106,15 @@ class Learner:
     @property
     def processes(self):
         """The processes, in the order of the actors."""
-        return self.actors._pool.processes
+        return getattr(self.workers.pool, "processes", [])
 
     def made(self):
         """Steps that each actor says it made."""
-        return [self.actors._pool.steps(i) for i in range(self.actors.num_actors)]
+        return [self.workers.pool.steps(i) for i in range(A)]
 
     def wait_for_pause(self, rollouts):
         """Wait until actors made that many rollouts, and see that they make no more."""
-        expected = rollouts * T * self.actors.num_envs
+        expected = rollouts * T * self.workers.num_envs
         while sum(self.made()) < expected:
             self.check_time()
             time.sleep(0.01)
@@ -157,15 +151,15 @@ class References:
         self._next.append(self._collect(collector))
 
     def _collect(self, collector):
-        rollout, episodes = collector.collect(self.model)
+        rollout, episodes = collector.collect_steps(self.model)
         seq_nos = torch.zeros(E, dtype=torch.int64)
         return join_rollouts([replace(rollout, weights_seq_no=seq_nos)]), episodes
 
     def take(self, gathered):
         """Check one rollout of whatever actor; returns which one."""
         for i, (rollout, episodes) in enumerate(self._next):
-            if torch.equal(gathered.rollout.rewards, rollout.rewards):
-                assert_same_rollouts(gathered.rollout, rollout)
+            if torch.equal(gathered.rollouts["default"].rewards, rollout.rewards):
+                assert_same_rollouts(gathered.rollouts["default"], rollout)
                 assert gathered.episodes.returns == episodes.returns
                 assert gathered.episodes.lengths == episodes.lengths
                 self._next[i] = self._collect(self._collectors[i])
@@ -203,14 +197,13 @@ def test_what_arrives_is_what_collectors_collect(start, kind, remote):
     assert remote or taken == [0, 1] * 6
     kept = [expected._next[i][0] for i in (0, 1)]
     gathered = learner.gather(3)
-    batch = gathered.rollout
+    batch = gathered.rollouts["default"]
     assert batch.rewards.shape == (T, 3 * E)
     torch.testing.assert_close(slow_log_probs(batch, expected.model), batch.log_probs)
     if not remote:
         assert (gathered.queue_before, gathered.queue_after) == (0, 0)
         assert_same_rollouts(select_envs(batch, slice(0, 2 * E)), join_rollouts(kept))
     assert (batch.hidden_states is not None) == ("memory" in kind)
-    assert isinstance(batch.obs, FrameStacks) == kind.startswith("stacks")
     kept = deepcopy(batch)
     learner.gather(3)  # which leaves what the learner got before
     assert_same_rollouts(batch, kept)
@@ -230,13 +223,13 @@ def test_environments_of_processes_keep_nothing_of_their_episodes(is_remote):
 def test_first_come_first_served(start, tmp_path):
     """No one waits for an actor that is slow, and no one overtakes."""
     learner = start(partial(GatedEnv, tmp_path, (1,)), num_envs=1, queue_size=4)
-    numbers = [float(learner.gather().rollout.obs[0, 0, 0]) for _ in range(5)]
+    numbers = [float(learner.gather().rollouts["default"].obs[0, 0, 0]) for _ in range(5)]
     assert numbers == [0.0] * 5
     learner.wait_for_pause(5 + 3)
     (tmp_path / "open1").touch()
     learner.wait_for_pause(5 + 3 + 3)
     gathered = learner.gather(4)
-    assert gathered.rollout.obs[0, :, 0].tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert gathered.rollouts["default"].obs[0, :, 0].tolist() == [0.0, 0.0, 0.0, 1.0]
     assert (gathered.queue_before, gathered.queue_after) == (6, 2)
 
 
@@ -274,7 +267,7 @@ def test_more_rollouts_than_there_is_room_for(start, remote):
 def test_weights_are_used_from_the_next_rollout_on(start, remote):
     """Rollouts say truly which weights acted; those of the learner do not matter by themselves."""
     learner = start(remote=remote)
-    model = model_maker(*learner.actors.spaces)()
+    model = model_maker(*learner.workers.spaces)()
     learner.gather()
     taken, old = 1, A * learner.actors.num_slots if remote else 0
     for version in (3, 4, 8):
@@ -283,7 +276,7 @@ def test_weights_are_used_from_the_next_rollout_on(start, remote):
         learner.publish(version)
         before = {0, 3, 4} - {version}
         for i in range(2 * old or 3):
-            rollout = learner.gather().rollout
+            rollout = learner.gather().rollouts["default"]
             (seq_no,) = set(rollout.weights_seq_no.tolist())
             assert seq_no == version if i >= old else seq_no in before
             set_version(model, seq_no)
@@ -325,8 +318,8 @@ def test_steps_of_lost_episodes_are_dropped(start, remote):
     for _ in range(6):
         gathered = learner.gather()
         lost += gathered.episodes.lost
-        if gathered.rollout.valid is not None:
-            invalid += int((~gathered.rollout.valid).sum())
+        if gathered.rollouts["default"].valid is not None:
+            invalid += int((~gathered.rollouts["default"].valid).sum())
     counts = learner.actors.counts
     assert invalid == counts.dropped == lost
     assert lost > A * E  # several in each collector
@@ -385,14 +378,14 @@ def test_a_failed_actor_is_started_again(start, how, tmp_path, capfd):
             told += capfd.readouterr().err
             failed = int(told.removeprefix("warning: actor ")[0])
             twin = 1 - failed
-            assert learner.actors._generations == [int(failed == i) for i in range(A)]
+            assert learner.workers.generations == [int(failed == i) for i in range(A)]
             expected.begin(failed, generation=1)
         after.append(expected.take(gathered))
     assert re.search(FAILURES[how], told)
     assert "; 2 steps of its rollout are dropped; it is started again (restart 1 of at" in told
     assert "most 10), and its environments begin new episodes" in told
     assert bool(re.search(TRACEBACK, told)) == (how == "raise")
-    assert told.count("warning:") == learner.actors.worker_restarts == 1
+    assert told.count("warning:") == learner.workers.pool.restarts == 1
     assert learner.actors.counts.dropped == 2
 
 
@@ -409,7 +402,7 @@ def test_actors_that_are_killed_again_and_again(start):
         time.sleep(rng.uniform(0.0, 0.05))  # the actors are at anything
         os.kill(rng.choice(learner.processes).pid, kind)
         learner.check_time(restart=True)
-    while learner.actors.worker_restarts < len(kinds) / 2:
+    while learner.workers.pool.restarts < len(kinds) / 2:
         learner.gather()
     learner.close()
     counts = learner.actors.counts
@@ -538,12 +531,12 @@ def test_a_run_goes_on_where_its_state_says(start, kind):
     second.actors.load_state_dict(state)
     second.trained = first.trained
     for count in (3, 3, 1):
-        ours, theirs = (learner.gather(count).rollout for learner in (first, second))
+        ours, theirs = (learner.gather(count).rollouts["default"] for learner in (first, second))
         assert_same_rollouts(ours, theirs)
         assert set(ours.weights_seq_no.tolist()) == {5}
     first.publish(7)
     second.publish(7)
-    assert_same_rollouts(*(learner.gather().rollout for learner in (first, second)))
+    assert_same_rollouts(*(learner.gather().rollouts["default"] for learner in (first, second)))
     assert second.actors.counts == first.actors.counts
     assert dumps(first.actors.state_dict()) == dumps(second.actors.state_dict())
 
@@ -556,7 +549,7 @@ def test_a_state_before_the_first_weights(start):
     for learner in (first, second):
         learner.publish(1)
         assert learner.actors.has_weights
-    assert_same_rollouts(*(learner.gather(2).rollout for learner in (first, second)))
+    assert_same_rollouts(*(learner.gather(2).rollouts["default"] for learner in (first, second)))
 
 
 @slow

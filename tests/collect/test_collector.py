@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from actor_envs import ACTIONS, ActorEnv, stacked_env
-from rollouts_compared import assert_same_rollouts, columns_of, whole
+from rollouts_compared import assert_same_rollouts, columns_of
 from test_episode_tracker import slow_follow
 
 from maze_train import EnvError, SequentialVectorEnv, SubprocVectorEnv
@@ -19,7 +19,7 @@ from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.spaces.describe import unflatten_value
 from maze_train.spaces.tensors import as_tensors
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarni
 
 def make_model(env, memory=None):
     """A model that acts very differently in different states."""
-    config = ModelConfig(hidden_sizes=[8], memory=memory)
+    config = ModelConfig(hidden_sizes=[8], rnn=memory)
     model = build_actor_critic(config, env.single_observation_space, env.single_action_space, 0)
     with torch.no_grad():
         for param in model.policy.net.parameters():
@@ -50,7 +50,7 @@ def make_collector(env_seed=5, action_seed=7, vector=SequentialVectorEnv, make=A
 
 def collected(collector, model, *arguments):
     """A rollout with memory of its own, which the next one does not write to; and the episodes."""
-    return copy.deepcopy(collector.collect(model, *arguments))
+    return copy.deepcopy(collector.collect_steps(model, *arguments))
 
 
 def assert_like(found, expected, rtol=1e-5):
@@ -108,9 +108,11 @@ def test_rollouts_are_those_of_a_loop_by_hand(make):
     hand = HandLoop(model, make)
     seen = set()
     for _ in range(3):
-        rollout, _ = collector.collect(model)
+        rollouts, _ = collector.collect(model)
+        assert list(rollouts) == ["default"], "the id of the only module"
+        rollout = rollouts["default"]
         rows, finals = hand.collect()
-        stored = tree_map(whole, rollout.obs)
+        stored = rollout.obs
         for t, i, obs, action, reward, terminated, truncated in rows:
             assert_like(tree_map(lambda x, t=t, i=i: x[t, i], stored), obs)
             ours = tree_map(lambda x, t=t, i=i: x[t, i], rollout.actions)
@@ -134,7 +136,7 @@ def test_final_observations_are_kept_where_they_are_needed(keeps_terminal):
         kept = None if keeps_terminal else kept
         collector, model = make_collector(make=partial(ActorEnv, ends=ends))
         collector.keeps_terminal_obs = keeps_terminal
-        rollout, _ = collector.collect(model)
+        rollout, _ = collector.collect_steps(model)
         ended = int((rollout.terminated | rollout.truncated).sum())
         assert ended > 3
         assert len(rollout.final_positions) == (ended if kept is None else kept)
@@ -166,7 +168,7 @@ def test_collecting_leaves_global_generators_alone():
     """The random numbers of actions come from the collector's own generator."""
     collector, model = make_collector()
     states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state()  # noqa: NPY002
-    collector.collect(model)
+    collector.collect_steps(model)
     assert random.getstate() == states[0]
     assert np.random.get_state()[1].tolist() == states[1]  # noqa: NPY002
     assert torch.equal(torch.get_rng_state(), states[2])
@@ -180,7 +182,7 @@ def test_the_kind_of_vector_environment_makes_no_difference(make):
     processes, _ = make_collector(make=make, vector=PROCESSES)
     try:
         for _ in range(2):
-            ours, theirs = (c.collect(model)[0] for c in (sequential, processes))
+            ours, theirs = (c.collect_steps(model)[0] for c in (sequential, processes))
             assert_same_rollouts(ours, theirs)
     finally:
         processes.env.close()
@@ -189,7 +191,7 @@ def test_the_kind_of_vector_environment_makes_no_difference(make):
 def test_the_environment_gets_clipped_actions_and_storage_keeps_the_sample():
     """Trap 10: rewards show the action inside of the bounds, the rollout the one drawn."""
     collector, model = make_collector(make=partial(ActorEnv, actions="box"))
-    rollout, _ = collector.collect(model)
+    rollout, _ = collector.collect_steps(model)
     outside = (rollout.actions < -0.5) | (rollout.actions > 0.25)
     assert 0.2 < float(outside.float().mean()) < 1.0
     sent = rollout.actions.clamp(torch.tensor(-0.5), torch.tensor(0.25)).sum(-1)
@@ -220,7 +222,7 @@ def test_a_rollout_is_written_into_the_same_memory():
     collector, model = make_collector(make=partial(ActorEnv, "dict", "dict"))
     places = []
     for _ in range(2):
-        rollout, _ = collector.collect(model)
+        rollout, _ = collector.collect_steps(model)
         final = ("final_obs", "final_positions")
         columns = columns_of(rollout).items()
         places.append([x.data_ptr() for name, x in columns if not name.startswith(final)])
@@ -235,16 +237,16 @@ def test_restored_collectors_continue(fresh):
     """Rollouts and episodes are those of the collector whose state it was, bit for bit."""
     first, model = make_collector()
     for _ in range(3):
-        first.collect(model)
+        first.collect_steps(model)
     assert first.episodes.lengths.any()
     state = first.state_dict()
     second, _ = make_collector(env_seed=6)
     if not fresh:
-        second.collect(model)
+        second.collect_steps(model)
     assert not second.load_state_dict(state).any()
     for _ in range(3):
         (rollout, finished), (expected, expected_finished) = (
-            collector.collect(model) for collector in (second, first)
+            collector.collect_steps(model) for collector in (second, first)
         )
         assert_same_rollouts(rollout, expected)
         assert finished == expected_finished
@@ -267,12 +269,12 @@ class Forgetful(ActorEnv):
 def test_episodes_that_can_not_be_restored_are_lost_if_that_is_allowed():
     """Else it is an error; what was summed up of them is forgotten, that of others is kept.
 
-    A policy with a memory begins with an empty one there, and continues elsewhere.
+    A recurrent policy begins with an empty one there, and continues elsewhere.
     """
     env = SequentialVectorEnv([Forgetful] * B)
-    model = make_model(env, MemoryConfig(cell="gru", size=4))
+    model = make_model(env, RecurrentConfig(cell="gru", size=4))
     first = RolloutCollector(env, T, env_seed=5, action_seed=7)
-    first.collect(model)
+    first.collect_steps(model)
     first.episodes.returns[:] = 100.0
     state = {**first.state_dict(), "memory": torch.ones(B, 4)}
     again = SequentialVectorEnv([Forgetful] * B)
@@ -281,7 +283,7 @@ def test_episodes_that_can_not_be_restored_are_lost_if_that_is_allowed():
     second = RolloutCollector(again, T, env_seed=5, action_seed=7, allow_new_episodes=True)
     assert second.load_state_dict(state).tolist() == [False, False, True]
     assert second.episodes.returns.tolist() == [100.0, 100.0, 0.0]
-    rollout, _ = second.collect(model)
+    rollout, _ = second.collect_steps(model)
     assert torch.equal(rollout.hidden_states[0, :2], state["memory"][:2])
     assert not rollout.hidden_states[0, 2].any()
 
@@ -296,7 +298,7 @@ def test_vector_environments_of_others_begin_new_episodes():
         ), make_model(env)
 
     first, model = make(True)
-    beginning = first.collect(model)[0].obs[0].clone()
+    beginning = first.collect_steps(model)[0].obs[0].clone()
     state = first.state_dict()
     with pytest.raises(EnvError, match=r"were not kept.*checkpoint\.allow_new_episodes=true"):
         make(False)[0].load_state_dict(state)
@@ -304,7 +306,7 @@ def test_vector_environments_of_others_begin_new_episodes():
     for _ in range(2):
         second, _ = make(True)
         assert second.load_state_dict(state).all()
-        seen.append(second.collect(model)[0].obs[0].clone())
+        seen.append(second.collect_steps(model)[0].obs[0].clone())
     assert torch.equal(*seen)
     assert not torch.equal(seen[0], beginning)
 
@@ -318,13 +320,13 @@ def test_what_is_done_meanwhile_is_done_in_the_last_step():
     env.step_wait = lambda: (calls.append("step_wait"), step_wait())[1]
     for _ in range(2):
         calls.clear()
-        collector.collect(model, meanwhile=lambda: calls.append("meanwhile"))
+        collector.collect_steps(model, meanwhile=lambda: calls.append("meanwhile"))
         steps = ["step_async", "step_wait"] * T
         assert calls == [*steps[:-1], "meanwhile", "step_wait"]
 
 
 @pytest.mark.parametrize("vector", VECTORS)
-@pytest.mark.parametrize("memory", [None, MemoryConfig(cell="gru", size=4)])
+@pytest.mark.parametrize("memory", [None, RecurrentConfig(cell="gru", size=4)])
 def test_learning_meanwhile_changes_the_next_rollout_alone(vector, memory):
     """A rollout is that of the weights before, bit for bit; the next one has the new weights."""
 
@@ -368,10 +370,10 @@ def test_each_step_is_told_and_may_be_the_last():
     env = SequentialVectorEnv([ActorEnv] * B)
     collector = RolloutCollector(env, T, env_seed=5, action_seed=7, on_step=on_step)
     model = make_model(env)
-    collector.collect(model)
+    collector.collect_steps(model)
     assert len(made) == T
     with pytest.raises(ArithmeticError, match="enough"):
-        collector.collect(model)
+        collector.collect_steps(model)
     assert len(made) == T + 3
     env.close()
 
@@ -384,9 +386,9 @@ def test_failures_meanwhile_go_through(vector):
     def fail():
         raise ArithmeticError("the loss is nan")
 
-    collector.collect(model)
+    collector.collect_steps(model)
     with pytest.raises(ArithmeticError, match="the loss is nan"):
-        collector.collect(model, meanwhile=fail)
+        collector.collect_steps(model, meanwhile=fail)
     with pytest.raises(EnvError, match=r"step_async\(\) was called between step_async"):
-        collector.collect(model)
+        collector.collect_steps(model)
     collector.env.close()

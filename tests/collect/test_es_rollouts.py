@@ -5,9 +5,6 @@ What happens to workers that fail is shown in `test_player.py`, whose workers ar
 
 from __future__ import annotations
 
-import os
-import re
-import signal
 import time
 from contextlib import ExitStack, closing
 from functools import partial
@@ -15,97 +12,34 @@ from itertools import islice
 
 import pytest
 from actor_envs import FaultyEnv
-from cases import everyday
 from es_problems import (
     PLAIN,
     SAMPLED,
     SIGMA,
     EndlessEnv,
     Members,
+    Rollouts,
     SpoiltEnv,
     UnequalEnv,
     WalkEnv,
-    make_table,
     model_maker,
     pair_bits,
     set_version,
 )
 from reference_population import slow_draw
 
-from maze_train.collect.members import SharedNoiseTable
-from maze_train.collect.population import ESDistributedRollouts, ESRolloutResult, trained_size
+from maze_train.algorithms.es.population import (
+    ESDistributedRollouts,
+    ESRolloutResult,
+    SharedNoiseTable,
+    trained_size,
+)
 from maze_train.core.errors import ConfigError, WorkerError
-from maze_train.workers.places import ThisProcess
 from maze_train.workers.process_pool import LocalProcesses
-
-PATIENCE_S = 60.0
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 every_place = pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=slow)])
-
-
-class Rollouts:
-    """A population somewhere, and the policy that it gets.
-
-    Args:
-        make: Builds an environment.
-        n_workers: How many processes; 0: all play in this one.
-        num_envs: Environments of all workers together.
-        policy: Key of `es_problems.POLICIES`.
-        settings: How members act.
-        on_non_finite: What to do about numbers that are not finite.
-        **processes: Settings of the processes.
-    """
-
-    def __init__(
-        self,
-        make=UnequalEnv,
-        n_workers=0,
-        num_envs=4,
-        policy="plain",
-        settings=PLAIN,
-        on_non_finite="raise",
-        **processes,
-    ):
-        self.table = make_table()
-        processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
-        self.of = ESDistributedRollouts(
-            make,
-            num_envs,
-            self.table,
-            settings,
-            LocalProcesses(n_workers, **processes) if n_workers else ThisProcess(),
-            on_non_finite=on_non_finite,
-        )
-        make_model = model_maker(make, policy)
-        self.model = make_model()
-        set_version(self.model, 1)
-        self.of.begin(self.model, make_model)
-        self._deadline = time.monotonic() + PATIENCE_S
-
-    def check_time(self):
-        """Give up what does not come."""
-        assert time.monotonic() < self._deadline, "what is waited for does not come"
-
-    def generate(self, expected=6, iteration=2):
-        """The pairs of an iteration, to be closed."""
-        return closing(self.of.generate_rollouts(iteration, SIGMA, expected, self.check_time))
-
-    def take(self, count=6, expected=6, iteration=2):
-        """The first pairs of an iteration, to the bit."""
-        with self.generate(expected, iteration) as pairs:
-            return [pair_bits(pair) for pair in islice(pairs, count)]
-
-    @property
-    def processes(self):
-        """The processes, in their order."""
-        return self.of._pool.processes
-
-    def close(self):
-        """End it."""
-        self.of.close()
-        self.table.close()
 
 
 @pytest.fixture
@@ -259,7 +193,7 @@ def test_all_processes_together_do_what_one_does(start, kind, n_workers, num_env
         ours = here.take(count, expected, iteration)
         assert ours == there.take(count, expected, iteration)
         assert [pair[0] for pair in ours] == list(range(count))
-        steps += sum(member[2] for pair in ours for member in pair[2:])
+        steps += sum(member[3] for pair in ours for member in pair[2:])
         if iteration == 0:
             assert there.of.steps_made == here.of.steps_made == steps
     assert there.of.steps_made >= steps
@@ -273,7 +207,6 @@ def test_what_is_not_needed_any_more_is_not_played_on(start):
     pool = rollouts.of._pool
 
     def enough():
-        rollouts.check_time()
         if all(pool.steps(index) > 10 for index in range(2)):
             raise KeyboardInterrupt
 
@@ -282,36 +215,8 @@ def test_what_is_not_needed_any_more_is_not_played_on(start):
     before = [-1]
     while before != (now := [pool.steps(index) for index in range(2)]):
         assert sum(now) < 1_000_000
-        rollouts.check_time()
         before = now
         time.sleep(0.1)
-
-
-@slow
-@pytest.mark.parametrize("victims", [[1], [0, 1]])
-@pytest.mark.parametrize("after", everyday(1, [1, 0, 7]))
-def test_killed_processes(start, victims, after, capfd):
-    """They are started again, that is reported, and the results are the same."""
-    expected = expected_pairs(UnequalEnv, 12)
-    rollouts = start(UnequalEnv, 2, 6, on_worker_failure="restart")
-    with rollouts.generate(8) as pairs:
-        found = [pair_bits(pair) for pair in islice(pairs, after)]
-        for victim in victims:
-            os.kill(rollouts.processes[victim].pid, signal.SIGKILL)
-        found += [pair_bits(pair) for pair in islice(pairs, 12 - after)]
-    assert found == expected
-    assert rollouts.of.worker_restarts == len(victims)
-    told = capfd.readouterr().err
-    for victim in victims:
-        words = rf"warning: worker {victim} \(environments {3 * victim} to {3 * victim + 2}\) died "
-        assert re.search(words + r".*SIGKILL.*its \d+ episodes are played again", told)
-    # What is killed between iterations is found when it is needed; steps made before stay counted.
-    made = rollouts.of.steps_made
-    rollouts.processes[0].kill()
-    rollouts.processes[0].join()
-    assert rollouts.take(iteration=3) == expected_pairs(UnequalEnv, iteration=3)
-    assert rollouts.of.steps_made > made
-    assert rollouts.of.worker_restarts == len(victims) + 1
 
 
 @slow

@@ -1,20 +1,38 @@
-"""Policies without networks among those of several agents."""
+"""Acting models without networks: random actions, policies of users, also among several agents."""
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
+from actor_envs import ActorEnv, number_of
 from gymnasium import spaces
 
-from maze_train.collect.collector import Actor, chosen_actions, draws, env_actions
-from maze_train.collect.fixed_policies import own_policy, random_policy
+from maze_train import SequentialVectorEnv
+from maze_train.collect.collector import (
+    Actor,
+    RolloutCollector,
+    chosen_actions,
+    draws,
+    env_actions,
+)
+from maze_train.collect.fixed_policies import (
+    GivenPolicy,
+    RandomPolicy,
+    fixed_policy,
+    random_policy,
+)
 from maze_train.collect.league import LeagueModel
-from maze_train.core.errors import ConfigError
+from maze_train.core.errors import ConfigError, ShapeError, SpaceError
+from maze_train.core.types import leaves_by_key, tree_leaves, tree_map
+from maze_train.distributions.mapping import distribution_for
 from maze_train.nets.joint import JointModel
-from maze_train.spaces.describe import unflatten_value
+from maze_train.spaces.describe import flatten_value, unflatten_value
 from maze_train.spaces.tensors import part_of
 
 SEEN = spaces.Box(-1.0, 1.0, (2,), np.float32)
@@ -27,6 +45,7 @@ ACTIONS = [
     spaces.Dict({"go": spaces.Box(0, 9, (2,), np.int64), "say": spaces.Discrete(3)}),
 ]
 N = 400
+SAMPLES = 20_000
 
 
 def actions_of(policy: Any, obs: Any, deterministic: bool) -> Any:
@@ -57,17 +76,6 @@ def test_random_actions_are_in_the_space_and_differ(space: Any, deterministic: b
     assert len({str(row) for row in rows}) > 3
 
 
-def test_random_actions_are_uniform_over_the_legal_ones() -> None:
-    """Of four actions two are legal."""
-    seen = spaces.Dict({"observation": SEEN, "action_mask": spaces.MultiBinary(4)})
-    mask = torch.tensor([0.0, 1.0, 0.0, 1.0]).expand(N, 4)
-    policy = random_policy(seen, spaces.Discrete(4))
-    obs = {"observation": torch.zeros(N, 2), "action_mask": mask}
-    counts = np.bincount(actions_of(policy, obs, True), minlength=4)
-    assert counts[0] == counts[2] == 0
-    assert abs(counts[1] - N / 2) < 4 * np.sqrt(N / 4)
-
-
 @pytest.mark.parametrize("space", ACTIONS, ids=str)
 def test_the_policy_of_a_user_acts_on_single_observations(space: Any) -> None:
     """What it returns arrives at the environment."""
@@ -75,7 +83,7 @@ def test_the_policy_of_a_user_acts_on_single_observations(space: Any) -> None:
     node = {"_target_": f"{__name__}.Replay"}
     Replay.actions = iter(given)
     seen = spaces.Dict({"x": SEEN, "y": spaces.Discrete(3)})
-    policy = own_policy(node, "policies.a.source", seen, space)
+    policy = fixed_policy(node, "policies.a.source", seen, space)
     found = actions_of(policy, {"x": torch.ones(N, 2), "y": torch.arange(N) % 3}, False)
     leaves = found if isinstance(found, dict) else {"": found}
     for key, column in leaves.items():
@@ -136,7 +144,7 @@ class Single(CountsTurns):
 def counting(name: str = "CountsTurns") -> Any:
     """A policy of a class of this module that two agents share, and its model."""
     node = {"_target_": f"{__name__}.{name}"}
-    policy = own_policy(node, "policies.a.source", SEEN, spaces.Discrete(9, start=1))
+    policy = fixed_policy(node, "policies.a.source", SEEN, spaces.Discrete(9, start=1))
     return JointModel({"a": policy}, {"first": "a", "second": "a"})
 
 
@@ -175,7 +183,7 @@ def test_a_policy_that_is_reset_hears_where_episodes_begin() -> None:
     ("name", "problem"),
     [
         ("NeedsSeed", r"source = 'NeedsSeed': .* missing a required argument: 'seed'"),
-        ("Single", "returned twice"),
+        ("Single", "same object twice"),
     ],
 )
 def test_policies_that_can_not_be_reset_are_refused(name: str, problem: str) -> None:
@@ -183,3 +191,360 @@ def test_policies_that_can_not_be_reset_are_refused(name: str, problem: str) -> 
     ones = torch.ones(2, 2)
     with pytest.raises(ConfigError, match=problem):
         Actor(counting(name), 2).params({"agents/first": ones, "agents/second": ones, "acts": ones})
+
+
+# -- one agent ---------------------------------------------------------------------------------
+
+INF = np.inf
+CPU = torch.device("cpu")
+
+
+def draw(policy, obs, seed=0):
+    """Actions of a policy for observations: those of the agent, and of the environment."""
+    actor, generator = policy.distribution, torch.Generator().manual_seed(seed)
+    n = len(tree_leaves(obs)[0])
+    noise = actor.draw_noise((n,), generator, CPU)
+    actions = actor.sample(policy.policy_params(obs), noise)
+    return actions, tree_map(lambda x: x.numpy(), actor.to_env(actions))
+
+
+def random_actions(space, overrides=None, n=SAMPLES, seed=0):
+    """Random actions in a space, as the environment gets them."""
+    policy = RandomPolicy(distribution_for(space, overrides), space)
+    return draw(policy, torch.zeros(n, 3), seed)[1]
+
+
+def assert_distributed(samples, distribution_function):
+    """The largest distance from a distribution function is one that chance explains.
+
+    The test of Kolmogorov and Smirnov at the level 1e-4: sqrt(-log(level / 2) / 2n).
+    """
+    points = np.sort(samples.astype(np.float64))
+    expected = distribution_function(points)
+    steps = np.arange(len(points) + 1) / len(points)
+    distance = max(np.abs(expected - steps[1:]).max(), np.abs(expected - steps[:-1]).max())
+    assert distance < math.sqrt(-math.log(1e-4 / 2) / (2 * len(points)))
+
+
+def normal_function(x):
+    """Φ."""
+    return 0.5 * (1.0 + torch.erf(torch.from_numpy(x) / math.sqrt(2.0)).numpy())
+
+
+def test_numbers_of_a_box():
+    """Uniform between bounds, exponential from a lone one, normal without any."""
+    low = np.array([[-1.0, 2.0], [-INF, -INF]], np.float32)
+    high = np.array([[3.0, INF], [-5.0, INF]], np.float32)
+    space = spaces.Box(low, high)
+    actions = random_actions(space)
+    assert actions.shape == (SAMPLES, 2, 2)
+    assert actions.dtype == np.float32
+    assert all(space.contains(action) for action in actions[:1000])
+    assert_distributed(actions[:, 0, 0], lambda x: (x + 1.0) / 4.0)
+    assert_distributed(actions[:, 0, 1], lambda x: 1.0 - np.exp(2.0 - x))
+    assert_distributed(actions[:, 1, 0], lambda x: np.exp(x + 5.0))
+    assert_distributed(actions[:, 1, 1], normal_function)
+    assert np.abs(np.corrcoef(actions.reshape(SAMPLES, 4).T) - np.eye(4)).max() < 0.04
+
+
+def test_a_box_with_the_widest_bounds():
+    """No number is infinite, and none leaves the bounds."""
+    limit = np.finfo(np.float32).max
+    ends = torch.tensor([[0.0], [0.5], [1.0 - 2.0**-24]])
+    for bound in (limit, INF):
+        space = spaces.Box(-bound, bound, (1,), np.float32)
+        policy = RandomPolicy(distribution_for(space), space)
+        actions = policy.distribution.sample(torch.zeros(3, 2), ends)
+        assert actions.isfinite().all()
+        sent = policy.distribution.to_env(actions).numpy()
+        assert all(space.contains(action) for action in sent)
+        if bound == limit:
+            np.testing.assert_allclose(sent / limit, [[-1.0], [0.0], [1.0]], atol=1e-6)
+
+
+def test_all_of_int64():
+    """float64 cannot hold its bounds; gymnasium itself returns one number alone here."""
+    limits = np.iinfo(np.int64)
+    space = spaces.Box(limits.min, limits.max, (1,), np.int64)
+    actions = random_actions(space)[:, 0]
+    # Around the middle float32 numbers of the agent are all representable.
+    assert_distributed(actions, lambda x: 0.5 + x / 2.0**64)
+
+
+@pytest.mark.parametrize("family", ["diagonal_gaussian", "squashed_gaussian", "beta"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16])
+def test_every_family_acts_alike(family, dtype):
+    """What the agent stores differs; the environment gets the same actions."""
+    space = spaces.Box(
+        np.array([-2, 10, 0], dtype), np.array([5, 12, 100], dtype), (3,), dtype=dtype
+    )
+    expected = random_actions(space, n=500)
+    assert expected.dtype == dtype
+    policy = RandomPolicy(distribution_for(space, {"Box": family}), space)
+    stored, actions = draw(policy, torch.zeros(500, 3))
+    assert stored.dtype == torch.float32
+    tolerance = 0 if dtype == np.int16 else 1e-5
+    np.testing.assert_allclose(actions, expected, rtol=tolerance, atol=10 * tolerance)
+    log_probs = distribution_for(space, {"Box": family}).log_prob(torch.zeros(500, 6), stored)
+    assert log_probs.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("space", "kinds"),
+    [
+        (spaces.Discrete(5, start=-3), 5),
+        (spaces.MultiDiscrete([2, 4], start=[1, 5]), 8),
+        (spaces.MultiBinary((2, 2)), 16),
+        *((spaces.Box(3, 8, (1,), dtype), 6) for dtype in (np.uint8, np.int32, np.int64)),
+    ],
+)
+def test_discrete_actions(space, kinds):
+    """Every one is as frequent as the others, the bounds of integers included."""
+    actions = random_actions(space)
+    assert actions.dtype == space.dtype
+    assert all(space.contains(action) for action in actions[:200])
+    codes, counts = np.unique(actions.reshape(SAMPLES, -1), axis=0, return_counts=True)
+    assert len(codes) == kinds
+    # Five standard deviations.
+    assert np.abs(counts - SAMPLES / kinds).max() < 5 * math.sqrt(SAMPLES / kinds * (1 - 1 / kinds))
+
+
+NESTED = spaces.Dict(
+    {
+        "gear": spaces.Discrete(4, start=1),
+        "arm": spaces.Tuple(
+            (spaces.Box(-2.0, 1.0, (2,), np.float32), spaces.MultiDiscrete([3, 2]))
+        ),
+        "lamps": spaces.MultiBinary(2),
+    }
+)
+
+
+@pytest.mark.parametrize("state_dependent_std", [False, True])
+def test_nested_actions(state_dependent_std):
+    """Each part is drawn for itself; parameters that are not of the network are at the end."""
+    override = {"name": "diagonal_gaussian", "state_dependent_std": state_dependent_std}
+    policy = RandomPolicy(distribution_for(NESTED, {"Box": override}), NESTED)
+    actions = draw(policy, {"a": torch.zeros(SAMPLES, 3), "b": torch.zeros(SAMPLES)})[1]
+    assert list(actions) == list(flatten_value(NESTED, NESTED.sample()))
+    assert sorted(set(actions["gear"].tolist())) == [1, 2, 3, 4]
+    assert sorted(set(map(tuple, actions["arm/1"].tolist()))) == [
+        (i, k) for i in range(3) for k in range(2)
+    ]
+    for i in range(2):
+        assert_distributed(actions["arm/0"][:, i], lambda x: (x + 2.0) / 3.0)
+        assert abs(actions["lamps"][:, i].mean() - 0.5) < 0.02
+    table = np.concatenate([part.reshape(SAMPLES, -1) for part in actions.values()], axis=1)
+    assert np.abs(np.corrcoef(table.T) - np.eye(table.shape[1])).max() < 0.04
+
+
+def test_only_legal_actions_are_drawn():
+    """Uniformly among those that the observation allows; parts without a mask are free."""
+    action_space = spaces.Dict(
+        {"a": spaces.Discrete(4, start=2), "b": spaces.MultiDiscrete([2, 3])}
+    )
+    observation_space = spaces.Dict(
+        {"x": spaces.Box(-1.0, 1.0, (1,)), "action_mask": spaces.Dict({"b": spaces.MultiBinary(5)})}
+    )
+    policy = random_policy(observation_space, action_space)
+    masks = torch.tensor([[1, 0, 1, 0, 1], [0, 1, 0, 1, 0]], dtype=torch.int8).repeat(
+        SAMPLES // 2, 1
+    )
+    actions = draw(policy, {"x": torch.zeros(SAMPLES, 1), "action_mask/b": masks})[1]
+    first, second = actions["b"][::2], actions["b"][1::2]
+    assert not first[:, 0].any()
+    assert sorted(set(first[:, 1].tolist())) == [0, 2]
+    assert abs((first[:, 1] == 2).mean() - 0.5) < 0.03
+    assert (second == [1, 1]).all()
+    counts = np.bincount(actions["a"], minlength=6)
+    assert not counts[:2].any()
+    assert np.abs(counts[2:] - SAMPLES / 4).max() < 5 * math.sqrt(SAMPLES / 4)
+
+
+def test_the_generator_decides():
+    """Equal seeds, equal actions, whatever the global generator; how many are drawn at once too."""
+    policy = RandomPolicy(distribution_for(NESTED), NESTED)
+    noises = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(len(noises))
+        before = torch.get_rng_state()
+        generator = torch.Generator().manual_seed(seed)
+        noises.append(policy.distribution.draw_noise((7, 3), generator, CPU))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert noises[0].shape[:2] == (7, 3)
+    assert torch.equal(noises[0], noises[1])
+    assert (noises[0] != noises[2]).all()
+
+
+def test_every_tensor_stays_on_its_device():
+    """The device meta refuses to mix with others, as a GPU does."""
+    policy = RandomPolicy(distribution_for(NESTED, {"Box": "squashed_gaussian"}), NESTED)
+    params = policy.policy_params({"a": torch.zeros(3, 2, device="meta")})
+    noise = policy.distribution.draw_noise((3,), torch.Generator(), CPU).to("meta")
+    actions = policy.distribution.sample(params, noise)
+    assert {part.device.type for part in actions.values()} == {"meta"}
+    sent = policy.distribution.to_env(actions)
+    assert {part.device.type for part in sent.values()} == {"meta"}
+
+
+def test_one_action_stands_for_all():
+    """Where no chance is wanted: the middle of intervals, and a legal choice."""
+    policy = RandomPolicy(distribution_for(NESTED), NESTED)
+    actor = policy.distribution
+    actions = actor.to_env(actor.mode(policy.policy_params({"a": torch.zeros(2, 3)})))
+    assert actions["arm/0"].tolist() == [[-0.5, -0.5]] * 2
+    assert actions["gear"].tolist() == [1, 1]
+
+
+class Recording:
+    """Acts as a function of the observations says, and keeps what it was given."""
+
+    def __init__(self, function):
+        self.function = function
+        self.seen = []
+
+    def act(self, observations):
+        self.seen.append(observations)
+        return self.function(observations)
+
+
+def rollout_of(given, make, family="diagonal_gaussian", num_envs=3, num_steps=8):
+    """A rollout of environments with a given policy."""
+    env = SequentialVectorEnv([make] * num_envs)
+    space = env.single_action_space
+    distribution = distribution_for(space, {"Box": family})
+    policy = GivenPolicy(given, distribution, env.env_observation_space, space)
+    return RolloutCollector(env, num_steps, env_seed=5, action_seed=7).collect_steps(policy)[0]
+
+
+def by_marks(obs, actions):
+    """Different actions in different states."""
+    marks = (obs["a"] if isinstance(obs, dict) else obs)[:, 0]
+    choice = (np.abs(marks) * 10).astype(np.int32) % 3
+    force = np.stack([marks.clip(-0.5, 0.25), 0.1 * np.ones(len(marks))], axis=1)
+    return {"discrete": 1 + choice, "box": force, "dict": {"gear": choice, "force": force}}[actions]
+
+
+@pytest.mark.parametrize("obs", ["box", "dict"])
+@pytest.mark.parametrize("family", ["diagonal_gaussian", "squashed_gaussian"])
+@pytest.mark.parametrize("actions", ["discrete", "box", "dict"])
+def test_rollouts_of_a_given_policy(actions, family, obs):
+    """It sees observations as the environment gives them; the environment gets its actions."""
+    given = Recording(partial(by_marks, actions=actions))
+    rollout = rollout_of(given, partial(ActorEnv, obs, actions), family)
+    assert len(given.seen) == 8
+    goes_on = ~(rollout.terminated | rollout.truncated)
+    following = leaves_by_key(rollout.obs)["a" if obs == "dict" else ""]
+    for t, seen in enumerate(given.seen):
+        stored = leaves_by_key(rollout.obs)
+        assert leaves_by_key(seen).keys() == stored.keys()
+        for key, leaf in leaves_by_key(seen).items():
+            assert leaf.dtype == (np.int64 if key == "b" else np.float64)
+            np.testing.assert_array_equal(leaf, stored[key][t])
+        wanted = given.function(seen)
+        for i in goes_on[t].nonzero().flatten().tolist():
+            number = number_of(tree_map(lambda x, i=i: x[i], wanted))
+            assert float(following[t + 1, i, 2]) == pytest.approx(number, abs=1e-5)
+
+
+class Odd(gymnasium.Env):
+    """Observations of data types that are stored as others, in a Tuple."""
+
+    observation_space = spaces.Tuple(
+        (
+            spaces.Box(0, 2**16 - 1, (2,), np.uint16),
+            spaces.Dict({"word": spaces.MultiBinary(3), "n": spaces.Discrete(9)}),
+        )
+    )
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(0)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        return self.observation_space.sample(), 0.0, False, False, {}
+
+
+def test_given_policies_see_forms_and_types_of_the_space():
+    """Each part in its place, batched; and copies, so that writing into them does no harm."""
+
+    def spoil(obs):
+        obs[0][:] = 0
+        obs[1]["n"][:] = 0
+        return [1, 1]
+
+    given = Recording(spoil)
+    rollout = rollout_of(given, Odd, num_envs=2, num_steps=3)
+    assert all(rollout.obs[key].any() for key in ("0", "1/n"))
+    for numbers, names in given.seen:
+        assert (numbers.dtype, numbers.shape) == (np.dtype(np.uint16), (2, 2))
+        assert (names["word"].dtype, names["word"].shape) == (np.dtype(np.int8), (2, 3))
+        assert (names["n"].dtype, names["n"].shape) == (np.dtype(np.int64), (2,))
+    assert rollout.actions.tolist() == [[1, 1]] * 3
+
+
+BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
+PAIR = spaces.Dict({"gear": spaces.Discrete(3, start=1), "force": BOX})
+REST = np.zeros((3, 2))
+
+
+@pytest.mark.parametrize(
+    ("space", "returned", "error", "words"),
+    [
+        (BOX, np.zeros((4, 2)), ShapeError, r"shape \(4, 2\), expected \(3, 2\)"),
+        (BOX, np.zeros(2), ShapeError, r"shape \(2,\), expected \(3, 2\)"),
+        (BOX, None, ShapeError, r"shape \(\), expected \(3, 2\)"),
+        (BOX, [[0.0], [0.0, 1.0], [0.0]], ShapeError, r"no array of shape \(3, 2\)"),
+        (BOX, np.full((3, 2), "left"), SpaceError, r"dtype <U4, expected float32"),
+        (BOX, np.array([[0, 0], [0, 0], [0, np.nan]]), SpaceError, r"nan\] for observation 2"),
+        (BOX, np.full((3, 2), np.inf), SpaceError, r"inf inf\] for observation 0"),
+        (spaces.Discrete(3), np.zeros(3), SpaceError, "dtype float64, expected int64"),
+        (spaces.Discrete(3), [0, 3, 0], SpaceError, r": 3 for observation 1 is not in Disc"),
+        (spaces.Discrete(3, start=1), [1, 0, 1], SpaceError, r": 0 for observation 1"),
+        (spaces.MultiDiscrete([2, 3]), [[0, 1], [2, 2], [0, 0]], SpaceError, r"\[2 2\] for obs"),
+        (spaces.MultiBinary(2), [[0, 1], [0, 2], [0, 0]], SpaceError, r"\[0 2\] for obs"),
+        (PAIR, {"gear": [1, 1, 1]}, SpaceError, "incomplete actions: the leaf 'force' is missing"),
+        (PAIR, REST, SpaceError, "incomplete actions: the leaf"),
+        (PAIR, {"gear": [1, 1, 4], "force": REST}, SpaceError, r"\['gear'\]: 4 for"),
+    ],
+)
+def test_what_given_policies_may_not_return(space, returned, error, words):
+    """The message names the policy, and what is wrong."""
+    observation_space = spaces.Box(-1.0, 1.0, (1,))
+    policy = GivenPolicy(
+        Recording(lambda obs: returned), distribution_for(space), observation_space, space
+    )
+    with pytest.raises(error, match=rf"^Recording\.act\(\).*{words}"):
+        policy.policy_params(torch.zeros(3, 1))
+
+
+@pytest.mark.parametrize(
+    ("space", "returned"),
+    [
+        (BOX, np.zeros((3, 2), np.int64)),
+        (BOX, torch.full((3, 2), 7.0)),
+        (spaces.Discrete(3), np.array([0, 1, 2], np.uint8)),
+        (spaces.MultiBinary(2), np.ones((3, 2), bool)),
+        (PAIR, {"gear": [1, 2, 3], "force": [[0.0, 1.0]] * 3}),
+    ],
+)
+def test_what_given_policies_may_return(space, returned):
+    """Lists, tensors, other number types, and numbers beyond bounds, which are clipped."""
+    distribution = distribution_for(space)
+    policy = GivenPolicy(
+        Recording(lambda obs: returned), distribution, spaces.Box(0, 1, (1,)), space
+    )
+    params = policy.policy_params(torch.zeros(3, 1))
+    actor = policy.distribution
+    assert actor.draw_noise((4, 3), None, CPU).shape == (4, 3, 0)
+    sent = actor.to_env(actor.sample(params, actor.draw_noise((3,), None, CPU)))
+    returned = flatten_value(space, returned)
+    for key, part in (sent if isinstance(sent, dict) else {"": sent}).items():
+        wanted = np.asarray(returned[key] if key else returned, np.float64)
+        leaf = space[key] if key else space
+        if isinstance(leaf, spaces.Box):
+            wanted = wanted.clip(leaf.low, leaf.high)
+        assert part.numpy().dtype == leaf.dtype
+        np.testing.assert_array_equal(part.numpy(), wanted)

@@ -13,7 +13,8 @@ from torch import nn
 
 from maze_train.collect.config import OpponentsConfig
 from maze_train.collect.episodes import FinishedEpisodes
-from maze_train.collect.league import OWN, League, LeagueCollector, LeagueModel
+from maze_train.collect.league import OWN, League, LeagueCollector, LeagueEpisodes, LeagueModel
+from maze_train.core.events import Statistics
 from maze_train.data.rollout import Rollout
 from maze_train.distributions.mapping import distribution_for
 from maze_train.nets.joint import JointModel
@@ -60,6 +61,22 @@ def test_ratings_by_hand() -> None:
     assert own.rating == pytest.approx(7.632, abs=1e-3)
     assert own.note([OWN, OWN], [1.0, -1.0]) == []
     assert own.note([OWN, 9.0], [1.0, -1.0]) == []
+
+
+def test_what_is_reported() -> None:
+    """Means of points against each snapshot and their number, the rating, how many there are."""
+    own = league(0.5, 0.5)
+    own.rating = 12.5
+    statistics = Statistics()
+    points = {"main": [1.0, 0.5, 0.0, 1.0], "main@1": [1.0, 0.5]}
+    LeagueEpisodes(points=points, leagues=[own]).record(statistics)
+    assert {k: v for k, v in statistics.reduce().items() if k.startswith("league/")} == {
+        "league/main/win_rate": 0.625,
+        "league/main/episodes": 4.0,
+        "league/main@1/win_rate": 0.75,
+        "league/main/elo": 12.5,
+        "league/main/snapshots": 2.0,
+    }
 
 
 def test_snapshots_are_added_and_removed() -> None:
@@ -153,11 +170,11 @@ class Steps:
     """Three steps of 20 environments, in which all episodes end with the second one."""
 
     def __init__(self) -> None:
-        self.collector = self.splitter = self
+        self.turns = self
         self.seats: list[torch.Tensor] = []
         self.learns = torch.zeros(0)
 
-    def collect(self, acting: LeagueModel) -> tuple[Rollout, FinishedEpisodes]:
+    def collect_steps(self, acting: LeagueModel) -> tuple[Rollout, FinishedEpisodes]:
         obs = {"agents/a": torch.zeros(20, 1), "agents/b": torch.zeros(20, 1)}
         obs["acts"] = torch.ones(20, 2)
         states = [torch.zeros(20, acting.state_size)]

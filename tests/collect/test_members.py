@@ -25,10 +25,8 @@ from es_problems import (
 from gymnasium.wrappers import TransformReward
 from reference_population import slow_draw, slow_members
 
-from maze_train.collect.members import PairDraws, SharedNoiseTable
-from maze_train.collect.population import (
-    MemberSettings,
-)
+from maze_train.algorithms.es.population import MemberSettings, PairDraws, SharedNoiseTable
+from maze_train.collect.episode_player import EpisodeTask
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.nets.population import find_normalizer
 
@@ -83,7 +81,7 @@ def assert_slow(found, make, model, settings=PLAIN, *, exactly=True, var_rel=1e-
             continue
         mean, var = result.moments.mean, result.moments.var
         observed = np.stack(expected.observed)
-        assert result.moments.count == len(observed) == result.length
+        assert result.moments.samples == len(observed) == result.length
         np.testing.assert_allclose(mean, observed.mean(0), rtol=rel, atol=rel)
         tolerance = max(rel, var_rel)
         np.testing.assert_allclose(var, observed.var(0), rtol=tolerance, atol=tolerance)
@@ -243,14 +241,12 @@ def test_draws_follow_from_iteration_and_pair(table):
     expected = {}
     for iteration in (0, 1, 7):
         for pair in PAIRS:
-            drawn = PairDraws(4, table, 10).draw(iteration, pair)
-            numbers = (drawn.noise_index, drawn.env_seed, drawn.action_seed)
-            assert numbers == slow_draw(4, iteration, pair, 60, 10)
-            expected[iteration, pair] = numbers
+            index, *seeds = slow_draw(4, iteration, pair, 60, 10)
+            for member in (2 * pair, 2 * pair + 1):
+                expected[iteration, member] = EpisodeTask(member, *seeds, index)
+                drawn = PairDraws(4, table, 10).task(iteration, member)
+                assert drawn == expected[iteration, member]
     draws = PairDraws(4, table, 10)
-    rng = np.random.default_rng(0)
     keys = [*expected, *expected]
-    for i in rng.permutation(len(keys)):
-        drawn = draws.draw(*keys[i])
-        assert (drawn.noise_index, drawn.env_seed, drawn.action_seed) == expected[keys[i]]
-        assert draws.draw(*keys[i]) == drawn
+    for i in np.random.default_rng(0).permutation(len(keys)):
+        assert draws.task(*keys[i]) == expected[keys[i]]

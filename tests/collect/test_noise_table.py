@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from leftovers import open_files
 
-from maze_train.collect.members import SharedNoiseTable
+from maze_train.algorithms.es.population import SharedNoiseTable
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
 from maze_train.workers.process_pool import LocalProcesses
 

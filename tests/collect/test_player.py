@@ -6,23 +6,24 @@ import multiprocessing
 import os
 import re
 import signal
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
 from actor_envs import ActorEnv, BrokenLaterEnv, FailsForSeedEnv, OddOneOutEnv
 from cases import everyday
-from es_problems import UnequalEnv, WalkEnv
+from es_problems import Rollouts, UnequalEnv, WalkEnv, bits, pair_bits
 from gymnasium import spaces
 from leftovers import has_ended
 from player_problems import (
     PROBLEMS,
     RECORDED,
+    Episodes,
     PictureEnv,
     ReusingEnv,
-    bits,
     closing_env,
     model_problem,
     play_alone,
@@ -30,14 +31,11 @@ from player_problems import (
 
 from maze_train.collect.agents import PolicyAgent, RandomAgent
 from maze_train.collect.episode_player import PlaySettings
-from maze_train.collect.player import RolloutPlayer
 from maze_train.core.errors import ConfigError, EnvError, SpaceError, WorkerError
 from maze_train.core.types import leaves_by_key, tree_map
 from maze_train.spaces.describe import flatten_value, unflatten_value
-from maze_train.workers.process_pool import LocalProcesses
 
 SEEDS = [0, 1, 2, 3, 4, 5, 6, 7, 2**32 - 1, 3, 12345678901]
-PATIENCE_S = 60.0
 SHORT_S = 1.0
 """Seconds after which a process counts as hung, where that is tested."""
 
@@ -46,22 +44,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarni
 every_place = pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=slow)])
 
 
-def player_of(
-    make,
-    make_agent=RandomAgent,
-    settings=RECORDED,
-    *,
-    n_workers=0,
-    num_envs=4,
-    on_non_finite="raise",
-    **processes,
-):
-    """A player that records, in this process (`n_workers` = 0) or in others."""
-    processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
-    place = LocalProcesses(n_workers, **processes) if n_workers else None
-    return RolloutPlayer(
-        make, make_agent, settings, place, num_envs=num_envs, on_non_finite=on_non_finite
-    )
+def player_of(make, make_agent=RandomAgent, settings=RECORDED, **more):
+    """A player that records, in this process or in `n_workers` others."""
+    return Episodes(make, make_agent=make_agent, settings=settings, **more).of
 
 
 @pytest.fixture
@@ -349,22 +334,34 @@ def test_what_can_not_be_built(tmp_path):
 
 
 @slow
+@pytest.mark.parametrize(("kind", "bits_of"), [(Episodes, bits), (Rollouts, pair_bits)])
 @pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
 @pytest.mark.parametrize("after", everyday(1, [1, 0, 7]))
-def test_killed_processes(start, victims, after, capfd):
+def test_killed_processes(no_file_is_left, kind, bits_of, victims, after, capfd):
     """In the middle of episodes; others play them again, and no one sees a difference."""
-    make, make_agent = PROBLEMS["user"]()
-    player = start(make, make_agent, on_worker_failure="restart")
-    episodes = player.play(range(40))
-    found = [bits(next(episodes)) for _ in range(after + 1)]
-    for victim in victims:
-        os.kill(processes_of(player)[victim].pid, signal.SIGKILL)
-    found += [bits(episode) for episode in episodes]
-    assert found == play_alone(make, make_agent, range(40))
-    assert player.worker_restarts == len(victims)
-    told = capfd.readouterr().err
-    assert told.count("are played again, with the same numbers") == len(victims)
-    assert re.search(rf"warning: worker {victims[0]} .*SIGKILL.*with the seeds \d+", told)
+    with closing(kind()) as here:
+        expected = here.take(12, 12) if kind is Rollouts else here.take(12)
+    with closing(kind(n_workers=2, num_envs=6, on_worker_failure="restart")) as there:
+        with there.generate(12) as results:
+            found = [bits_of(next(results)) for _ in range(after)]
+            for victim in victims:
+                os.kill(processes_of(there.of)[victim].pid, signal.SIGKILL)
+            found += map(bits_of, islice(results, 12 - after))
+        assert found == expected
+        assert there.of.worker_restarts == len(victims)
+        told = capfd.readouterr().err
+        for victim in victims:
+            name = rf"worker {victim} \(environments {3 * victim} to {3 * victim + 2}\)"
+            words = rf"warning: {name} died .*SIGKILL.*its \d+ episodes are played again, with the"
+            assert re.search(words, told)
+        assert (after == 0) or re.search(r"SIGKILL.*with the seeds \d+", told)
+        # What is killed between rounds is found when it is needed; steps made before stay counted.
+        made = there.of.steps_made
+        processes_of(there.of)[0].kill()
+        processes_of(there.of)[0].join()
+        assert there.take(6) == expected[:6]
+        assert there.of.steps_made > made
+        assert there.of.worker_restarts == len(victims) + 1
 
 
 FAILURES = {

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from actor_envs import FailsForSeedEnv
 from cases import sweep
-from es_problems import UnequalEnv, WalkEnv, model_for
-from player_problems import RememberingPolicy, bits, closing_env
+from es_problems import UnequalEnv, WalkEnv, bits, model_for
+from player_problems import RememberingPolicy, closing_env
 
+from maze_train.collect.agents import RolloutGenerator, model_of, spaces_of_policy
 from maze_train.collect.episode_player import PlaySettings
-from maze_train.collect.fixed_policies import RolloutGenerator, model_of, spaces_of_policy
 from maze_train.core.errors import ConfigError, EnvError, WorkerError
 from maze_train.envs.config import EnvConfig
 from maze_train.training.policy_files import TrainedPolicy

@@ -14,11 +14,11 @@ import pytest
 from actor_envs import FailsForSeedEnv
 from player_problems import PictureEnv, play_alone
 
-from maze_train.collect import video
+from maze_train.collect import recording
 from maze_train.collect.agents import RandomAgent
 from maze_train.collect.episode_player import PlaySettings
 from maze_train.collect.player import RolloutPlayer
-from maze_train.collect.video import (
+from maze_train.collect.recording import (
     VideoWriter,
     check_render_mode,
     ffmpeg_path,
@@ -147,7 +147,7 @@ def test_an_ffmpeg_that_does_not_end(monkeypatch, tmp_path):
 
 def test_the_package_is_optional(monkeypatch, tmp_path):
     """Without it the error names the extra; it is not imported before there are videos."""
-    assert not re.search(r"^(import|from) imageio", inspect.getsource(video), re.MULTILINE)
+    assert not re.search(r"^(import|from) imageio", inspect.getsource(recording), re.MULTILINE)
     monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
     for call in (ffmpeg_path, partial(VideoWriter, tmp_path / "a.mp4")):
         with pytest.raises(MissingExtraError, match=r'pip install "maze-train\[video\]"'):

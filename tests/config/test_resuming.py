@@ -105,7 +105,7 @@ def test_the_seed_that_was_drawn_stays(run_dir, change):
         ("algorithm.gamma", 0.5, "0.99"),
         ("algorithm", "a2c", "PPO"),
         ("env", "Acrobot-v1", "CartPole-v1"),
-        ("model.memory.size", 3, "None"),
+        ("model.rnn.size", 3, "None"),
         ("runner.concurrency", 2, "4"),
         ("runner.envs_per_actor", 2, "0"),
         ("seed", 4, "3"),

@@ -18,7 +18,7 @@ from maze_train.config.train_config import TrainConfig
 from maze_train.core.conversion import key_of_field
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Freeze, Progress, Schedule
-from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.training.config import PolicyConfig
 
 FREEZE = {"params": ["trunk"], "stop": 3}
@@ -60,7 +60,7 @@ def test_a_constructor_refuses_a_value_of_another_type(cls):
         (A2CAlgorithmConfig, "lr", "linear_0.1", Schedule(start=0.1, end=0.0)),
         (TD3AlgorithmConfig, "critic_lr", {"start": 1, "end": 2}, Schedule(start=1.0, end=2.0)),
         (A2CAlgorithmConfig, "lr_factors", {"trunk": "1e-1"}, {"trunk": 0.1}),
-        (ModelConfig, "memory", {"cell": "gru"}, MemoryConfig(cell="gru")),
+        (ModelConfig, "rnn", {"cell": "gru"}, RecurrentConfig(cell="gru")),
         (
             ModelConfig,
             "normalization",

@@ -12,7 +12,7 @@ import yaml
 
 from maze_train.config.loading import load_config
 from maze_train.config.resuming import stored_settings
-from maze_train.config.stored import PARTS, check_trust, modules_to_trust, read_settings
+from maze_train.config.stored import PARTS, StoredSettings, modules_to_trust, read_settings
 from maze_train.config.writing import config_to_dict, write_config
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import Given
@@ -60,7 +60,8 @@ def run_dir(tmp_path: Path) -> str:
 def refused(path: str, trust: Sequence[str], place: str = "env") -> str:
     """Why a target in an environment is refused; empty: it is not."""
     try:
-        check_trust({place: {"_target_": path}}, Path("run"), trust, None, tuple(PARTS))
+        settings = {place: {"_target_": path}}
+        StoredSettings(Path("run"), settings).check(settings, trust, None, tuple(PARTS))
     except ConfigError as error:
         return str(error)
     return ""
@@ -94,10 +95,9 @@ def test_what_a_trusted_module_has_from_elsewhere_is_not_trusted(path: str, note
     assert note in refused(path, ["own_stored"])
 
 
-def test_what_a_script_defines_is_to_be_passed() -> None:
-    """It may be trusted as well, where the same script runs."""
-    told = "env._target_ = __main__.Own (of the script that was run: pass it, as in train(env=..., "
-    assert told in refused("__main__.Own", ["own_stored"])
+def test_what_a_script_defines_is_trusted_by_its_name() -> None:
+    """Where the same script runs."""
+    assert "env._target_ = __main__.Own\n" in refused("__main__.Own", ["own_stored"])
     assert refused("__main__.Own", ["__main__"]) == ""
 
 
@@ -105,7 +105,7 @@ def test_a_trust_that_is_stored_counts_for_nothing(run_dir: str) -> None:
     """It is the user who trusts."""
     with pytest.raises(ConfigError, match="trust=\\[own_stored\\]"):
         stored_settings(run_dir, {})
-    assert "trust" not in read_settings(Path(run_dir))
+    assert "trust" not in read_settings(Path(run_dir)).values
     assert load_config(stored_settings(run_dir, {"trust": ["own_stored"]})).trust == ["own_stored"]
 
 
@@ -135,13 +135,14 @@ def test_runs_without_code_of_ones_own_need_no_trust(algorithm: str) -> None:
     if algorithm == "bc":
         settings["runner.dataset"] = "somewhere"
     if algorithm in ("a2c", "ppo"):
-        settings["model.memory"] = {"size": 8}
+        settings["model.rnn"] = {"size": 8}
         settings["model.value_transform"] = {"_target_": "maze_train.ReduceScaleValueTransform"}
     wrappers = ["maze_train.RewardScalingWrapper", "gymnasium.wrappers.FlattenObservation"]
     settings["env.wrappers"] = [{"_target_": name} for name in wrappers]
     settings["tracking.writers"] = [{"_target_": "maze_train.WandbWriter"}]
     config = load_config(settings)
-    check_trust(config_to_dict(config), Path("run"), [], None, tuple(PARTS))
+    stored = StoredSettings(Path("run"), config_to_dict(config))
+    stored.check(stored.values, [], None, tuple(PARTS))
     assert modules_to_trust(config) == []
 
 
@@ -150,18 +151,21 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
     shared = [1, {"a": 2}]
     config = load_config({**BASE, "env.kwargs": {"one": shared, "other": shared}})
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
-    assert load_config(read_settings(tmp_path)) == config
+    assert load_config(read_settings(tmp_path).values) == config
 
 
-def test_the_command_that_goes_on_has_the_words() -> None:
-    """A run with custom modules tells the whole command."""
+def test_the_command_that_goes_on_has_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with custom modules tells the whole command; where it is signed it needs no trust."""
+    given = {"env": dict, "tracking.writers": [dict, {"_target_": "my.Writer"}]}
+    call = "train(env=..., **{'tracking.writers': ...}, resume='run'"
+    assert how_to_go_on(Path("run"), load_config(BASE)) == "to continue: maze-run resume=run"
+    assert how_to_go_on(Path("run"), load_config({**BASE, **given})) == f"to continue: {call})"
+    monkeypatch.setenv("XDG_CONFIG_HOME", "/dev/null")
     config = load_config({**BASE, "tracking.writers": [{"_target_": "my.Writer"}]})
     command = how_to_go_on(Path("run"), config)
     assert command == "to continue: maze-run resume=run trust=[my,own_stored]"
-    writers = [dict, {"_target_": "my.Writer"}]
-    config = load_config({**BASE, "env": dict, "tracking.writers": writers})
-    call = "train(env=..., **{'tracking.writers': ...}, resume='run', trust=['my'])"
-    assert how_to_go_on(Path("run"), config) == f"to continue: {call}"
+    told = how_to_go_on(Path("run"), load_config({**BASE, **given}))
+    assert told == f"to continue: {call}, trust=['my'])"
 
 
 def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:

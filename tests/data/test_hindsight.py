@@ -167,7 +167,6 @@ def make(rows=10, num_envs=1, n_steps=1, task=None, strategy="future", seed=0, *
     """A buffer, its reference and experience for both."""
     task = task or Task()
     stream = GoalStream(np.random.default_rng(seed), num_envs, task, **settings.pop("stream", {}))
-    stream.gives_frames = False
     settings = {"num_envs": num_envs, "n_steps": n_steps, "gamma": GAMMA, **settings}
     buffer = HindsightReplayBuffer(
         rows * num_envs, SPACE, BOX_ACTION, strategy=strategy, seed=seed, **settings
@@ -318,7 +317,7 @@ def test_rewards_are_those_of_the_environment(ends):
     task = PointToGoal(ends=ends)
     buffer.use_environment(lambda: task)
     for _ in range(2):
-        rollout, _ = collector.collect(policy)
+        rollout, _ = collector.collect_steps(policy)
         buffer.add_rollout(rollout)
     batch = buffer.sample_batch(2000)
     goals = [batch.next_obs[key].double().numpy() for key in ("achieved_goal", "desired_goal")]

@@ -5,21 +5,20 @@ from dataclasses import fields, replace
 import pytest
 import torch
 from cases import sweep
-from rollouts_compared import assert_same_rollouts, whole
+from rollouts_compared import assert_same_rollouts, columns_of
 from test_rollout_slots import (
     KINDS,
     MIXED,
     Kind,
     T,
     every_kind,
-    memory_of,
     random_rollout,
     slots_of,
 )
 
 from maze_train.core.errors import ShapeError
 from maze_train.core.types import tree_leaves, tree_map
-from maze_train.data.rollout import Rollout, join_rollouts, select_envs, without_unused_frames
+from maze_train.data.rollout import Rollout, join_rollouts, select_envs
 
 SIZES = (3, 1, 4)
 BOX = KINDS["box"]
@@ -28,12 +27,12 @@ BY_ENV = ("weights_seq_no", "replayed")
 
 
 def slowly_selected(rollout, envs):
-    """Columns of a list of environments, with whole observations."""
+    """Columns of a list of environments."""
 
     def column(name):
         dim = 0 if name in BY_ENV else 1
         tree = getattr(rollout, name)
-        return None if tree is None else tree_map(lambda x: whole(x).index_select(dim, at), tree)
+        return None if tree is None else tree_map(lambda x: x.index_select(dim, at), tree)
 
     at = torch.tensor(envs)
     places = [divmod(position, rollout.num_envs) for position in rollout.final_positions.tolist()]
@@ -47,18 +46,12 @@ def slowly_selected(rollout, envs):
     )
 
 
-def with_whole_obs(rollout):
-    """The rollout with observations that are put together."""
-    return replace(rollout, obs=tree_map(whole, rollout.obs))
-
-
 @every_kind
 @sweep("envs", [slice(1, 3), slice(4), slice(-2, None), slice(None)])
 def test_selected_environments(kind, envs):
     """Every column of some environments, whatever the others did."""
     rollout = replace(random_rollout(kind, num_envs=6), replayed=torch.arange(6) % 2 == 0)
-    found = with_whole_obs(select_envs(rollout, envs))
-    assert_same_rollouts(found, slowly_selected(rollout, list(range(6))[envs]))
+    assert_same_rollouts(select_envs(rollout, envs), slowly_selected(rollout, list(range(6))[envs]))
 
 
 @every_kind
@@ -83,7 +76,7 @@ def test_joined_rollouts_lie_side_by_side(kind, share, optional):
     both = (tree_leaves(x) for x in (joined.flat_obs(), joined.obs))
     for leaf, stored in zip(*both, strict=True):
         positions = torch.randperm((T + 1) * sum(SIZES))
-        expected = whole(stored).flatten(0, 1)[positions]
+        expected = stored.flatten(0, 1)[positions]
         assert torch.equal(leaf.index_select(0, positions), expected)
 
 
@@ -101,21 +94,20 @@ def test_a_joined_rollout_has_its_own_memory(kind):
         slot.write(random_rollout(kind, 7, share=1.0))
     assert_same_rollouts(single, singles[0])
     assert_same_rollouts(joined, join_rollouts(singles))
-    places = {leaf.data_ptr() for leaf in memory_of(singles[0])}
+    places = {leaf.data_ptr() for leaf in columns_of(singles[0]).values()}
     copy = join_rollouts(singles[:1])
-    assert not places & {leaf.data_ptr() for leaf in memory_of(copy) if leaf.numel()}
+    assert not places & {leaf.data_ptr() for leaf in columns_of(copy).values() if leaf.numel()}
 
 
 def test_a_selection_shares_memory():
-    """Whole columns and frames are not copied; those that are not there stay so."""
-    kind = KINDS["stacks of a dict, states"]
+    """Columns are not copied; those that are not there stay so."""
+    kind = KINDS["images of a dict, states"]
     rollout = random_rollout(kind, optional=False)
     found = select_envs(rollout, slice(1, 3))
     assert found.valid is found.log_probs is found.weights_seq_no is found.replayed is None
     assert found.rewards.data_ptr() == rollout.rewards[:, 1:].data_ptr()
     assert found.hidden_states.data_ptr() == rollout.hidden_states[:, 1:].data_ptr()
     assert found.obs["b"].data_ptr() == rollout.obs["b"][:, 1:].data_ptr()
-    assert found.obs["a"].frames is rollout.obs["a"].frames
 
 
 @pytest.mark.parametrize("envs", [slice(0, 3, 2), slice(2, 2), slice(3, 9), slice(2, 0, -1)])
@@ -123,18 +115,6 @@ def test_a_selection_is_of_consecutive_environments(envs):
     """And of at least one."""
     with pytest.raises(ShapeError, match=r"at least one of the 3 environments, in steps of 1"):
         select_envs(random_rollout(BOX), envs)
-
-
-def test_frames_that_do_not_occur_are_left_behind():
-    """A part of a rollout brings its own frames only; whole rollouts are not searched through."""
-    rollout = random_rollout(KINDS["stacks"], num_envs=6)
-    own = without_unused_frames(rollout.obs)
-    assert own.frames.data_ptr() == rollout.obs.frames.data_ptr()
-    assert len(own.frames) == len(rollout.obs.numbers.unique())
-    part = select_envs(rollout, slice(4, 6))
-    joined = join_rollouts([part, part])
-    assert len(joined.obs.frames) == 2 * len(part.obs.numbers.unique())
-    assert torch.equal(whole(joined.obs), whole(part.obs).repeat(1, 2, 1, 1, 1))
 
 
 def test_flags_that_only_some_have():
@@ -155,8 +135,6 @@ def test_flags_that_only_some_have():
 
 
 PLAIN = random_rollout(BOX)
-STACKS = random_rollout(KINDS["stacks"])
-SHORTER = replace(STACKS.obs, numbers=STACKS.obs.numbers[:, 1:])
 WRONG = [
     (PLAIN, random_rollout(BOX, num_steps=T + 1), r"^rewards of rollout 1 .*6.* rollout 0 .*5"),
     (PLAIN, random_rollout(Kind(MIXED)), "^obs of rollout 1 has the keys"),
@@ -169,8 +147,6 @@ WRONG = [
     (PLAIN, {"log_probs": None}, r"rollouts \[1\] have no log_probs"),
     (PLAIN, {"weights_seq_no": None}, r"\[1\] have no weights_seq_no"),
     (PLAIN, {"hidden_states": torch.zeros(T + 1, 3, 1)}, r"rollouts \[0\] have no hidden_states"),
-    (STACKS, random_rollout(KINDS["images"]), "^obs of rollout 1 .*Tensor.*FrameStacks"),
-    (STACKS, {"obs": SHORTER}, "^obs of rollout 1"),
 ]
 
 

@@ -38,7 +38,7 @@ STACKS = st.fixed_dictionaries(
 EXPERIENCE = {
     "rows": st.integers(1, 12),
     "n_steps": st.integers(1, 5),
-    "kind": st.sampled_from(["box", "dict", "stacks", "frames"]),
+    "kind": st.sampled_from(["box", "dict", "stacks"]),
     "stacks": STACKS,
     "seed": st.integers(0, 2**32 - 1),
 }
@@ -46,7 +46,7 @@ EXPERIENCE = {
 
 def made(rows, num_envs, n_steps, kind, stacks, seed, **settings):
     """A buffer, its reference and experience, of stacks where the kind has them."""
-    own = stacks if kind in ("stacks", "frames") else {"ends": stacks["ends"]}
+    own = stacks if kind == "stacks" else {"ends": stacks["ends"]}
     return make(rows, num_envs, kind, n_steps=n_steps, seed=seed, stream={**own, **settings})
 
 
@@ -178,7 +178,7 @@ def test_a_frame_is_stored_once(storage, tmp_path):
     """Per row one frame, and a whole stack where an episode begins."""
     settings = {"storage": storage, "directory": tmp_path}
     stacks = {"n": 4, "padding": "repeat", "skipping": 0.0, "ends": 0.0}
-    buffer, reference, stream = make(1000, 2, "frames", stream=stacks, **settings)
+    buffer, reference, stream = make(1000, 2, "stacks", stream=stacks, **settings)
     assert buffer.nbytes == 1004 * 2 * (2 * 3 + 1 + 4 + 8 + 4 + 1)
     sizes = {"num_envs": 2, "frame_stack": {"image": 4}}
     assert buffer.nbytes == ReplayLayout(2000, stream.space, BOX_ACTION, **sizes).nbytes
@@ -190,7 +190,7 @@ def test_a_frame_is_stored_once(storage, tmp_path):
 
 def test_stacks_may_be_stored_whole():
     """A rollout with stacks fits a buffer that was made without them."""
-    buffer, reference, stream = make(10, 2, "frames", frame_stack={})
+    buffer, reference, stream = make(10, 2, "stacks", frame_stack={})
     for _ in added(buffer, reference, stream, [14]):
         assert_equal_to(everything(buffer), reference.transitions())
     assert everything(buffer).obs["image"].dtype == torch.uint8

@@ -11,7 +11,6 @@ from rollouts_compared import assert_same_rollouts
 from test_rollout_slots import KINDS, B, T, every_kind, random_rollout
 
 from maze_train.core.types import StatePart, tree_leaves
-from maze_train.data.frames import FrameStacks
 from maze_train.data.rollout import join_rollouts, select_envs
 from maze_train.data.rollout_slots import RolloutReplay
 from maze_train.data.state_files import dumps, loads
@@ -75,7 +74,7 @@ def test_batches(size, actors, num_replayed):
 @every_kind
 @sweep("optional", [False, True])
 def test_what_is_kept_is_what_was_new(kind, optional):
-    """Every column, also of stacked frames and parts; all that changes is the flag."""
+    """Every column, also of images and parts; all that changes is the flag."""
     first = marked(1, kind, 2, optional=optional)
     seen = set()
     for seed in range(9):
@@ -142,23 +141,23 @@ def test_a_state_with_the_names_of_before(kind, optional):
     assert dumps(other.state_dict()) == dumps(replay.state_dict())
 
 
-@pytest.mark.parametrize("name", ["stacks", "stacks of a dict, states"])
-def test_a_state_holds_no_frame_that_is_not_needed(name):
-    """A rollout shares the memory of its batch, but its part does not."""
-    kind = KINDS[name]
-    replay = RolloutReplay(8, 1, B, seed=1)
-    replay.mix(marked(0, kind, actors=6))
-    for part in replay.state_dict()["rollouts"].values():
-        obs = part.read()["obs"]
-        for key in kind.frame_stack:
-            leaf = obs[key] if key else obs
-            (frames,) = (leaf[k] for k in leaf if k not in ("numbers", "num_envs"))
-            assert len(frames) == len(leaf["numbers"].unique()) <= leaf["numbers"].numel()
-    other = RolloutReplay(8, 1, B, seed=1)
-    other.load_state_dict(as_saved(replay))
-    for rollout in (entry[1] for entry in other._rollouts):
-        stacks = [leaf for leaf in tree_leaves(rollout.obs) if isinstance(leaf, FrameStacks)]
-        assert len(stacks) == len(kind.frame_stack)
+def test_a_state_with_the_frames_of_before():
+    """Stacks of images were saved frame by frame, with the numbers that each consists of."""
+    replay = RolloutReplay(2, 1, B, seed=1)
+    replay.mix(marked(0, KINDS["images of a dict, states"]))
+    state = as_saved(replay)
+    ((name, part),) = state["rollouts"].items()
+    columns = part.read()
+    images = columns["obs"]["a"]
+    rows, num_envs, n = images.shape[:3]
+    columns["obs"]["a"] = {
+        "<frames>": images.flatten(0, 2).flip(0),
+        "numbers": torch.arange(rows * num_envs * n).flip(0).view(-1, n),
+        "num_envs": num_envs,
+    }
+    other = RolloutReplay(2, 1, B, seed=1)
+    other.load_state_dict({**state, "rollouts": {name: StatePart(name, lambda: columns)}})
+    assert torch.equal(other._rollouts[0][1].obs["a"], images)
 
 
 def zero_all(columns):

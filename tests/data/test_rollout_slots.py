@@ -12,8 +12,6 @@ from reference_replay import Stream
 from rollouts_compared import assert_same_rollouts, columns_of
 
 from maze_train.core.errors import ShapeError
-from maze_train.data.frames import FrameMemory, FrameStacks
-from maze_train.data.rollout import join_rollouts, select_envs
 from maze_train.data.rollout_slots import RolloutLayout
 from maze_train.workers.pool import map_shared, open_shared
 
@@ -31,13 +29,13 @@ class Kind:
 
     space: spaces.Space
     action: torch.Tensor | dict = field(default_factory=lambda: torch.tensor(0))
-    frame_stack: dict = field(default_factory=dict)
     state_size: int = 0
 
     def layout(self, num_steps=T, num_envs=B):
         """How they lie in a slot."""
-        settings = {"frame_stack": self.frame_stack, "state_size": self.state_size}
-        return RolloutLayout(self.space, self.action, num_steps, num_envs, **settings)
+        return RolloutLayout(
+            self.space, self.action, num_steps, num_envs, state_size=self.state_size
+        )
 
 
 KINDS = {
@@ -46,8 +44,7 @@ KINDS = {
     "dict, parts of actions": Kind(MIXED, PARTS),
     "discrete": Kind(spaces.Discrete(99), torch.zeros(2)),
     "images": Kind(IMAGES),
-    "stacks": Kind(IMAGES, frame_stack={"": 3}),
-    "stacks of a dict, states": Kind(STACKED, PARTS, {"a": 3, "c": 2}, state_size=1),
+    "images of a dict, states": Kind(STACKED, PARTS, state_size=1),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 
@@ -55,10 +52,10 @@ every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS.keys())
 def random_rollout(kind, seed=0, num_steps=T, num_envs=B, *, share=0.3, optional=True):
     """A rollout as a collector makes it; a share of the steps is truncated."""
     rng, batch = np.random.default_rng(seed), (num_steps, num_envs)
-    settings = {"ends": share, "kinds": ("truncated",), "frame_stack": kind.frame_stack}
+    settings = {"ends": share, "kinds": ("truncated",)}
     stream = Stream(rng, num_envs, kind.space, kind.action, **settings)
     stream.counter = 1000 * seed
-    rollout = stream.rollout(stream.steps(num_steps), by_frames=True)
+    rollout = stream.rollout(stream.steps(num_steps))
     more = {"terminated": torch.from_numpy(rng.random(batch) < 0.2)}
     if kind.state_size:
         states = rng.random((num_steps + 1, num_envs, kind.state_size))
@@ -68,12 +65,6 @@ def random_rollout(kind, seed=0, num_steps=T, num_envs=B, *, share=0.3, optional
         more["log_probs"] = torch.from_numpy(rng.standard_normal(batch)).float()
         more["weights_seq_no"] = torch.from_numpy(rng.integers(0, 99, num_envs))
     return replace(rollout, **more)
-
-
-def memory_of(rollout):
-    """All tensors, those of stacks included."""
-    for leaf in columns_of(rollout).values():
-        yield from (leaf.frames, leaf.numbers) if isinstance(leaf, FrameStacks) else (leaf,)
 
 
 def slots_of(layout, count=1):
@@ -111,37 +102,9 @@ def test_the_rollout_of_a_slot_is_views(kind):
     memory, (slot,) = slots_of(layout)
     slot.write(random_rollout(kind))
     base = np.frombuffer(memory, np.uint8).ctypes.data
-    for leaf in memory_of(slot.rollout()):
+    for leaf in columns_of(slot.rollout()).values():
         assert base <= leaf.data_ptr() < base + layout.nbytes
         assert (leaf.data_ptr() - base) % 64 == 0
-
-
-def test_stacks_without_a_frame_in_common_fit():
-    """The worst case: every stack has n its own frames."""
-    kind = KINDS["stacks"]
-    memory, rng = FrameMemory(IMAGES, T + 1, B), np.random.default_rng(0)
-    memory.start(rng.integers(0, 255, (B, *IMAGES.shape), np.uint8))
-    for row in range(1, T + 1):
-        memory.write(row, rng.integers(0, 255, (B, *IMAGES.shape), np.uint8))
-    rollout = replace(random_rollout(kind), obs=memory.stacks())
-    assert len(rollout.obs.numbers.unique()) == (T + 1) * B * 3
-    _, (slot,) = slots_of(kind.layout())
-    slot.write(rollout)
-    assert_same_rollouts(slot.rollout(), rollout)
-
-
-def test_only_frames_that_occur_travel():
-    """What others in one memory consist of stays where it is, and frames get new numbers."""
-    kind = KINDS["stacks of a dict, states"]
-    joined = join_rollouts([random_rollout(kind, seed, num_envs=9) for seed in range(3)])
-    rollout = select_envs(joined, slice(20, 20 + B))
-    assert int(rollout.obs["a"].numbers.max()) >= (T + 1) * B * 3
-    _, (slot,) = slots_of(kind.layout())
-    slot.write(rollout)
-    found = slot.rollout()
-    assert_same_rollouts(found, rollout)
-    for key in ("a", "c"):
-        assert len(found.obs[key].frames) == len(rollout.obs[key].numbers.unique())
 
 
 def test_numbers_of_other_dtypes_are_converted():
@@ -156,7 +119,7 @@ def test_numbers_of_other_dtypes_are_converted():
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="counts pages of a memfd")
 def test_room_for_the_worst_case_is_not_taken():
     """Memory is taken for what was written only."""
-    kind = Kind(spaces.Box(0, 255, (4, 60, 60), np.uint8), frame_stack={"": 4})
+    kind = Kind(spaces.Box(0, 255, (4, 60, 60), np.uint8))
     layout = kind.layout(8, 4)
     descriptor = open_shared(layout.nbytes)
     slot = layout.slot(map_shared(os.dup(descriptor), layout.nbytes), 0)
@@ -164,21 +127,17 @@ def test_room_for_the_worst_case_is_not_taken():
     slot.write(rollout)
     taken = os.fstat(descriptor).st_blocks * 512
     os.close(descriptor)
-    assert 60 * 60 * len(rollout.obs.numbers.unique()) <= taken < layout.nbytes / 3
+    assert rollout.obs.nbytes <= taken < layout.nbytes * 0.6
 
 
-STACKS, IMAGE, BOX, PAIR = "stacks", "images", "box", "dict, parts of actions"
+BOX, PAIR = "box", "dict, parts of actions"
 STATES = "box, float actions, states"
 ONE_MORE = torch.zeros(T * B + 1, dtype=torch.int64)
-OF = {name: random_rollout(KINDS[name]) for name in (STACKS, IMAGE, BOX, PAIR, STATES)}
+OF = {name: random_rollout(KINDS[name]) for name in (BOX, PAIR, STATES)}
 WRONG = [
     (BOX, random_rollout(KINDS[BOX], num_steps=T + 1), r"^obs .*\[7, 3, 2\].*\[6, 3, 2\]"),
     (BOX, random_rollout(KINDS[BOX], num_envs=B + 1), r"^obs .*\[6, 4, 2\].*\[6, 3, 2\]"),
-    (STACKS, OF[IMAGE], "^obs is in the rollout only: .*frame_stack"),
-    (IMAGE, OF[STACKS], "^obs.* only: .*frame_stack"),
-    (STACKS, {"obs": replace(OF[STACKS].obs, numbers=ONE_MORE)}, r"^obs\.numbers .*\[16\]"),
-    (STACKS, {"obs": replace(OF[STACKS].obs, frames=OF[STACKS].obs.frames[:, 1:])}, "obs.frames "),
-    (PAIR, {"obs": OF[BOX].obs}, "^obs is in the rollout only"),
+    (PAIR, {"obs": OF[BOX].obs}, "^obs is in the rollout only: .*spaces, num_steps"),
     (PAIR, {"obs": {**OF[PAIR].obs, "c": torch.zeros(T + 1, B)}}, r"^obs\['c'\] is in the rollout"),
     (PAIR, {"obs": {**OF[PAIR].obs, "a": torch.zeros(T + 1, B, 1, 1)}}, r"^obs\['a'\] "),
     (PAIR, {"actions": {"gear": OF[PAIR].actions["gear"]}}, r"^actions\['force'\] is in the slot"),

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from maze_train.core.errors import ShapeError
-from maze_train.core.types import tree_map
-from maze_train.data.frames import (
+from maze_train import (
+    ShapeError,
     stack_numpy_dict_list,
     stack_torch_dict_list,
     unstack_numpy_list_dict,
 )
+from maze_train.core.types import tree_map
 
 STACKED = {"a": [[1], [2]], "b": [[3], [4]]}
 APART = [{"a": [1], "b": [3]}, {"a": [2], "b": [4]}]

@@ -11,7 +11,7 @@ from cases import everyday
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from maze_train.compat import SequentialVectorEnv
+from maze_train import SequentialVectorEnv
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
 from maze_train.core.targets import Given
 from maze_train.envs.backends import with_true_bounds

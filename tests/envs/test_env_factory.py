@@ -47,7 +47,8 @@ def test_python_callables():
     """Classes, functions and factories are accepted, and keyword arguments are added."""
     factory = EnvFactory.from_any(CountingEnv, length=3)
     assert pickle.loads(pickle.dumps(factory))().length == 3
-    assert EnvFactory.from_any(lambda length: CountingEnv(length), length=2)().length == 2
+    unnamed = EnvFactory.from_any(lambda length: CountingEnv(length), length=2)
+    assert unnamed().length == unnamed.for_evaluation()().length == 2
     again = EnvFactory.from_any(factory, truncate=True)()
     assert (again.length, again.truncate) == (3, True)
     config = EnvConfig(target="toy_envs.CountingEnv", kwargs={"length": 4})
@@ -147,12 +148,6 @@ def test_training_and_evaluation():
     bounded = BoundedEnvFactory(evaluation, 2)()
     bounded.reset(seed=0)
     assert [bounded.step(0)[3] for _ in range(2)] == [False, True]
-
-
-def test_maker_is_kept_for_evaluation():
-    """A class that cannot be named by path builds both kinds of environments."""
-    factory = EnvFactory.from_any(lambda: CountingEnv(3)).for_evaluation()
-    assert factory().length == 3
 
 
 def test_names_for_directories():

@@ -14,7 +14,7 @@ import pytest
 from gymnasium import spaces
 from toy_envs import CountingEnv
 
-from maze_train.compat import SequentialVectorEnv
+from maze_train import SequentialVectorEnv
 from maze_train.core.errors import EnvError
 from maze_train.core.targets import Given
 from maze_train.envs.config import EnvConfig

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import subprocess
 import sys
 from functools import partial
 
@@ -42,7 +43,6 @@ from maze_train import EnvFactory, SubprocVectorEnv
 from maze_train.collect.episodes import final_numbers
 from maze_train.core.errors import ConfigError, EnvError, ShapeError, SpaceError
 from maze_train.core.seeding import EpisodeSeeds
-from maze_train.workers import process_pool as worker_process
 
 pytestmark = [pytest.mark.usefixtures("no_file_is_left"), FORKS]
 
@@ -367,17 +367,6 @@ def test_environments_that_raise_do_so_in_the_second_half(make):
 
 
 @pytest.mark.slow
-def test_closing_while_workers_hang(monkeypatch):
-    """They are killed after a short time of grace; the environment would sleep for a minute."""
-    monkeypatch.setattr(worker_process, "CLOSE_GRACE_S", 0.2)
-    vector = workers([lambda: FailingEnv("hang", at=1), CountingEnv])
-    vector.reset(seed=0)
-    vector.step_async([0, 0])
-    vector.close()
-    assert multiprocessing.active_children() == []
-
-
-@pytest.mark.slow
 def test_an_environment_of_a_worker_that_can_not_be_closed(capfd):
     """It is reported, as it is in one process."""
 
@@ -425,3 +414,11 @@ def test_workers_use_one_thread(start_method, package):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.slow
+def test_scripts_with_environments_alone_load_no_torch():
+    """Every process of `spawn` and `forkserver` imports the script again."""
+    names = "SequentialVectorEnv, SubprocVectorEnv"
+    code = f"from maze_train import {names}; import sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -12,7 +12,6 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from rollouts_compared import whole
 
 from maze_train import SequentialVectorEnv
 from maze_train.collect.collector import RolloutCollector
@@ -20,7 +19,7 @@ from maze_train.core.seeding import Seeds
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.config import ModelConfig, RecurrentConfig
 
 ENDS = ("terminated", "truncated")
 T, E = 5, 2
@@ -223,7 +222,7 @@ def vector_of(make, num_envs=E, skips=False, first_env=0, *, can_be_restored=Tru
 
 def model_maker(observation_space, action_space, *, memory=False, normalises=False):
     """What builds a small model, in whatever process."""
-    config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(size=4) if memory else None)
+    config = ModelConfig(hidden_sizes=[8], rnn=RecurrentConfig(size=4) if memory else None)
     config.normalization.mode = "running" if normalises else "none"
     return partial(build_actor_critic, config, observation_space, action_space, 0)
 
@@ -253,7 +252,7 @@ def slow_log_probs(rollout, model):
     """Log-probabilities of the actions of a rollout, step by step under a model."""
     rows = []
     for t in range(len(rollout.rewards)):
-        obs = tree_map(lambda x, t=t: whole(x)[t], rollout.obs)
+        obs = tree_map(lambda x, t=t: x[t], rollout.obs)
         if rollout.hidden_states is None:
             params = model.policy_params(obs)
         else:

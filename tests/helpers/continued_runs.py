@@ -91,7 +91,7 @@ LOCAL = {"runner": "local", "runner.n_workers": 2}
 FORK = {"runner": "local", "runner.start_method": "fork"}
 ONE_EPOCH, TWO_EPOCHS, FOUR_EPOCHS = ({"algorithm.n_epochs": n} for n in (1, 2, 4))
 NORMALISED = {"model.normalization.mode": "running", "model.normalization.n_steps": 48}
-MEMORY = {"model": "vector_rnn", "model.memory.size": 8}
+MEMORY = {"model": "vector_rnn", "model.rnn.size": 8}
 DICT_ENV = {"env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}}}
 DEMONSTRATIONS = {"_target_": "continued_runs.demonstrations"}
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import math
+from contextlib import closing
 from functools import partial
+from itertools import islice
 
 import numpy as np
 import torch
@@ -13,15 +15,24 @@ from gymnasium import spaces
 from own_networks import own
 from torch import nn
 
+from maze_train.algorithms.es.population import (
+    ESDistributedRollouts,
+    MemberAgent,
+    MemberSettings,
+    PairDraws,
+    SharedNoiseTable,
+    trained_size,
+)
 from maze_train.collect.actor_worker import WeightsWriter, weights_nbytes
 from maze_train.collect.episode_player import EpisodePlayer, PlaySettings
-from maze_train.collect.members import EpisodeTask, PairDraws, SharedNoiseTable
-from maze_train.collect.population import MemberAgent, MemberSettings, trained_size
+from maze_train.core.types import tree_leaves
 from maze_train.envs.stepped import EnvSlots
-from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import find_normalizer, row_blocks
+from maze_train.workers.places import ThisProcess
 from maze_train.workers.pool import PrivateMemory
+from maze_train.workers.process_pool import LocalProcesses
 
 SIGMA = 0.5
 LIMIT = 140
@@ -124,8 +135,8 @@ class EndlessEnv(UnequalEnv):
 POLICIES = {
     "plain": {},
     "normalised": {"mode": "running"},
-    "memory": {"memory": MemoryConfig(cell="gru", size=5)},
-    "normalised memory": {"mode": "running", "memory": MemoryConfig(size=5)},
+    "memory": {"rnn": RecurrentConfig(cell="gru", size=5)},
+    "normalised memory": {"mode": "running", "rnn": RecurrentConfig(size=5)},
     "wrapped": {"wrapper": own("Rule")},
     "own": {"policy": own("OddNet"), "hidden_sizes": None},
 }
@@ -202,9 +213,7 @@ class Members:
         self.player.drop()
         self.agent.begin_round(sigma)
         for member in members:
-            drawn = self._draws.draw(iteration, member // 2)
-            numbers = (drawn.env_seed, drawn.action_seed, drawn.noise_index)
-            self.player.add([EpisodeTask(member, *numbers)])
+            self.player.add([self._draws.task(iteration, member)])
 
     def play(self, members, **iteration):
         """Play some members of an iteration; results by member, in the order of their ends."""
@@ -214,14 +223,75 @@ class Members:
         return {result.number: result for result in found}
 
 
-def bits(result):
-    """All that a result says, to the bit."""
-    moments = result.moments
-    rest = () if moments is None else (moments.count, moments.mean.tobytes(), moments.var.tobytes())
-    numbers = np.array([result.fitness, result.episode_return, result.success]).tobytes()
-    return (result.number, numbers, result.length, result.lost, *rest)
+class Rollouts:
+    """A population somewhere, and the policy that it gets.
+
+    Args:
+        make: Builds an environment.
+        n_workers: How many processes; 0: all play in this one.
+        num_envs: Environments of all workers together.
+        policy: Key of `es_problems.POLICIES`.
+        settings: How members act.
+        on_non_finite: What to do about numbers that are not finite.
+        **processes: Settings of the processes.
+    """
+
+    def __init__(
+        self,
+        make=UnequalEnv,
+        n_workers=0,
+        num_envs=4,
+        policy="plain",
+        settings=PLAIN,
+        on_non_finite="raise",
+        **processes,
+    ):
+        self.table = make_table()
+        processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
+        self.of = ESDistributedRollouts(
+            make,
+            num_envs,
+            self.table,
+            settings,
+            LocalProcesses(n_workers, **processes) if n_workers else ThisProcess(),
+            on_non_finite=on_non_finite,
+        )
+        make_model = model_maker(make, policy)
+        self.model = make_model()
+        set_version(self.model, 1)
+        self.of.begin(self.model, make_model)
+
+    def generate(self, expected=6, iteration=2, idle=lambda: None):
+        """The pairs of an iteration, to be closed."""
+        return closing(self.of.generate_rollouts(iteration, SIGMA, expected, idle))
+
+    def take(self, count=6, expected=6, iteration=2):
+        """The first pairs of an iteration, to the bit."""
+        with self.generate(expected, iteration) as pairs:
+            return [pair_bits(pair) for pair in islice(pairs, count)]
+
+    def close(self):
+        """End it."""
+        self.of.close()
+        self.table.close()
 
 
-def pair_bits(result):
+def bits(episode):
+    """All that is reported of an episode, to the bit."""
+    numbers = np.array([episode.episode_return, episode.fitness, episode.success]).tobytes()
+    flags = (episode.terminated, episode.truncated, episode.lost, episode.video)
+    found = [episode.number, episode.seed, numbers, episode.length, *flags]
+    found += [part.tobytes() for part in episode.moments or ()]
+    trajectory = episode.trajectory
+    if trajectory is not None:
+        found += [trajectory.terminated, trajectory.truncated, trajectory.seed]
+        for tree in (trajectory.obs, trajectory.actions, trajectory.rewards):
+            keys = list(tree) if isinstance(tree, dict) else []
+            found.append(keys)
+            found += [(x.shape, x.dtype.name, x.tobytes()) for x in tree_leaves(tree)]
+    return tuple(found)
+
+
+def pair_bits(pair):
     """All that the result of a pair says, to the bit."""
-    return (result.pair, result.noise_index, *map(bits, result.members))
+    return (pair.pair, pair.noise_index, *map(bits, pair.members))

@@ -36,12 +36,12 @@ def disk_full() -> None:
 def disk_full_for_a_while() -> None:
     """Rows and checkpoints of the second and third epoch cannot be written."""
     full = False
-    write_line, write_file = writers._csv_line, checkpoint_files.write_synced
+    write_line, write_file = writers.csv_text, checkpoint_files.write_synced
 
-    def line(cells: Any) -> str:
+    def line(*args: Any, **kwargs: Any) -> str:
         if full:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write_line(cells)
+        return write_line(*args, **kwargs)
 
     def write(path: Path, data: bytes) -> None:
         if full:
@@ -52,7 +52,7 @@ def disk_full_for_a_while() -> None:
         nonlocal full
         full = row["epoch"] in (2, 3)
 
-    writers._csv_line = line
+    writers.csv_text = line
     checkpoint_files.write_synced = write
     original = Tracker.write
 

@@ -80,15 +80,6 @@ class _Handler(BaseHTTPRequestHandler):
     def log_message(self, *args: Any) -> None:
         """Print nothing."""
 
-    def do_GET(self) -> None:
-        self._answer()
-
-    def do_HEAD(self) -> None:
-        self._answer()
-
-    def do_POST(self) -> None:
-        self._answer()
-
     def _answer(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         words = [unquote(word) for word in urlsplit(self.path).path.strip("/").split("/")]
@@ -105,6 +96,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._resolve("/".join(words[:2]), words[3], "/".join(words[4:]))
         else:
             self._send(404, {"error": "no such address"})
+
+    do_GET = do_HEAD = do_POST = _answer  # noqa: N815  # names of the base class
 
     def _send(self, status: int, content: Any, **headers: str) -> None:
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
@@ -145,53 +138,35 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _model(self, name: str, words: list[str], body: bytes) -> None:
-        what, revision = (
-            (words + ["revision", "main"][len(words) :])[:2] if words else ("revision", "main")
-        )
+        what, revision = [*words, *["revision", "main"][len(words) :]][:2]
         if what == "branch":
-            self.server.repositories[name].branches[revision] = self.server.repositories[
-                name
-            ].branches["main"]
+            branches = self.server.repositories[name].branches
+            branches[revision] = branches["main"]
             self._send(200, {})
             return
         found = self._found(name, revision)
         if found is None:
             return
-        answer = {
-            "revision": self._info,
-            "tree": self._tree,
-            "preupload": self._preupload,
-            "commit": self._commit,
-        }
-        self._send(200, answer[what](name, found, revision, body))
-
-    def _size(self, path: str, data: bytes) -> int:
-        return self.server.sizes.get(path, len(data))
-
-    def _info(self, name: str, found: Repository, revision: str, body: bytes) -> Any:
         files = found.files(revision)
-        listed = [{"rfilename": path, "size": self._size(path, x)} for path, x in files.items()]
-        sha = found.branches.get(revision, revision)
-        return {"id": name, "sha": sha, "private": found.private, "siblings": listed}
-
-    def _tree(self, name: str, found: Repository, revision: str, body: bytes) -> Any:
-        return [
-            {"type": "file", "path": path, "size": self._size(path, data), "oid": _oid(data)}
-            for path, data in found.files(revision).items()
-        ]
-
-    def _preupload(self, name: str, found: Repository, revision: str, body: bytes) -> Any:
-        return {
-            "files": [
-                {"path": file["path"], "uploadMode": "regular", "shouldIgnore": False}
-                for file in json.loads(body)["files"]
-            ]
-        }
+        sizes = {path: self.server.sizes.get(path, len(data)) for path, data in files.items()}
+        if what == "commit":
+            self._send(200, self._commit(name, found, revision, body))
+        elif what == "preupload":
+            asked = [file["path"] for file in json.loads(body)["files"]]
+            kind = {"uploadMode": "regular", "shouldIgnore": False}
+            self._send(200, {"files": [{"path": path, **kind} for path in asked]})
+        elif what == "tree":
+            listed = [{"type": "file", "path": path, "size": sizes[path]} for path in files]
+            self._send(200, [{**entry, "oid": _oid(files[entry["path"]])} for entry in listed])
+        else:
+            siblings = [{"rfilename": path, "size": size} for path, size in sizes.items()]
+            sha = found.branches.get(revision, revision)
+            answer = {"id": name, "sha": sha, "private": found.private, "siblings": siblings}
+            self._send(200, answer)
 
     def _commit(self, name: str, found: Repository, revision: str, body: bytes) -> Any:
         files = dict(found.files(revision))
-        for line in body.splitlines():
-            entry = json.loads(line)
+        for entry in map(json.loads, body.splitlines()):
             value = entry["value"]
             if entry["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])

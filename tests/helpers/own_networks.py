@@ -95,7 +95,7 @@ class Rule(Wrapper):
 
 
 class Remembers(nn.Module):
-    """A rule above a policy with a memory, which counts steps besides."""
+    """A rule above a recurrent policy, which counts steps besides."""
 
     def __init__(self, model, extra=1):
         super().__init__()

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 import numpy as np
-from es_problems import UnequalEnv, WalkEnv, model_for
+from es_problems import UnequalEnv, WalkEnv, bits, model_for
 
 from maze_train.collect.agents import PolicyAgent, RandomAgent
-from maze_train.collect.episode_player import PlaySettings
+from maze_train.collect.episode_player import ModelAgent, PlaySettings
 from maze_train.collect.player import RolloutPlayer
-from maze_train.collect.population import ModelAgent
-from maze_train.core.types import tree_leaves
+from maze_train.workers.process_pool import LocalProcesses
 
 RECORDED = PlaySettings(record=True)
 
@@ -101,7 +101,7 @@ def model_problem(obs, actions, policy, deterministic=False):
 
 
 def user_problem(obs, actions):
-    """Environment and agent of a policy with a memory."""
+    """Environment and agent of a recurrent policy."""
     policy = partial(RememberingPolicy, actions)
     return partial(WalkEnv, obs, actions), partial(PolicyAgent, policy)
 
@@ -128,19 +128,44 @@ def closing_env():
     return type("ClosingEnv", (WalkEnv,), {"close": lambda self: closed.append(self)}), closed
 
 
-def bits(episode):
-    """All that is reported of an episode, to the bit."""
-    numbers = np.array([episode.episode_return, episode.success]).tobytes()
-    flags = (episode.terminated, episode.truncated, episode.lost, episode.video)
-    found = [episode.number, episode.seed, numbers, episode.length, *flags]
-    trajectory = episode.trajectory
-    if trajectory is not None:
-        found += [trajectory.terminated, trajectory.truncated, trajectory.seed]
-        for tree in (trajectory.obs, trajectory.actions, trajectory.rewards):
-            keys = list(tree) if isinstance(tree, dict) else []
-            found.append(keys)
-            found += [(x.shape, x.dtype.name, x.tobytes()) for x in tree_leaves(tree)]
-    return tuple(found)
+class Episodes:
+    """Episodes of an agent that are played somewhere, with the calls of `es_problems.Rollouts`.
+
+    Args:
+        make: Builds an environment.
+        n_workers: How many processes; 0: this one.
+        num_envs: Environments of all workers together.
+        make_agent: Builds the agent.
+        settings: How episodes are played.
+        on_non_finite: What to do about numbers that are not finite.
+        **processes: Settings of the processes.
+    """
+
+    def __init__(
+        self,
+        make=UnequalEnv,
+        n_workers=0,
+        num_envs=4,
+        make_agent=RandomAgent,
+        settings=RECORDED,
+        on_non_finite="raise",
+        **processes,
+    ):
+        processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
+        place = LocalProcesses(n_workers, **processes) if n_workers else None
+        self.of = RolloutPlayer(
+            make, make_agent, settings, place, num_envs=num_envs, on_non_finite=on_non_finite
+        )
+        self.close = self.of.close
+
+    def generate(self, expected):
+        """The episodes of the first seeds, to be closed."""
+        return closing(self.of.play(range(expected)))
+
+    def take(self, count):
+        """They, to the bit."""
+        with self.generate(count) as episodes:
+            return [bits(episode) for episode in episodes]
 
 
 def play_alone(make, make_agent, seeds, settings=RECORDED, **kwargs):

@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from maze_train.learner.config import GradientSettings
-from maze_train.learner.learner import Learner
+from maze_train import GradientSettings, Learner
 
 ADAM = {"_target_": "torch.optim.Adam"}
 

@@ -230,7 +230,7 @@ class SlowLearner:
         x = self.inputs(obs)
         if self.model.trunk is not None:
             x = self.model.trunk(x)
-        return (x, None) if self.model.memory is None else self.model.memory.step(x, state)
+        return (x, None) if self.model.rnn is None else self.model.rnn.step(x, state)
 
     def policy_terms(self, params, obs, action):
         """Log-probability and entropy; with a mask, of the legal actions alone."""

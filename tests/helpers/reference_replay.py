@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze_train.core.types import leaves_by_key, tree_map
-from maze_train.data.frames import FrameMemory
+from maze_train.core.types import tree_map
 from maze_train.data.replay import Transition, UniformReplayBuffer
 from maze_train.data.rollout import Rollout
 from maze_train.spaces.tensors import storage_dtype
@@ -140,18 +139,9 @@ class Stream:
         rows = [[self.step(env) for env in range(self.num_envs)] for _ in range(num_steps)]
         return [*rows, [Step(obs) for obs in self.obs]]
 
-    def rollout(self, rows, by_frames=False):
-        """The rollout that rows of steps are, with frames that are stored once or whole stacks."""
-        rollout = rollout_of(rows, self.space, self.action)
-        obs = dict(leaves_by_key(rollout.obs))
-        for key in self.frame_stack if by_frames else ():
-            space = self.space[key] if key else self.space
-            memory = FrameMemory(space, len(rows), self.num_envs)
-            memory.start(obs[key][0].numpy())
-            for row, stacks in enumerate(obs[key][1:].numpy(), start=1):
-                memory.write(row, stacks)
-            obs[key] = memory.stacks()
-        return replace(rollout, obs=obs.get("", obs))
+    def rollout(self, rows):
+        """The rollout that rows of steps are."""
+        return rollout_of(rows, self.space, self.action)
 
     def step(self, env):
         """One step of one environment; ends of all kinds, and rows that are no transitions."""
@@ -260,17 +250,13 @@ def transition_of(step, next_obs):
 
 
 def make(rows, num_envs, kind="box", *, buffer=UniformReplayBuffer, seed=0, stream=(), **settings):
-    """A buffer, its reference and experience for both.
-
-    Stacks of frames come as whole observations, `frames` with every frame once.
-    """
+    """A buffer, its reference and experience for both."""
     rng, stream = np.random.default_rng(seed), dict(stream)
-    if kind in ("stacks", "frames"):
+    if kind == "stacks":
         stream = StackStream(rng, num_envs, **stream)
         settings = {"frame_stack": {"image": stream.image.shape[0]}, **settings}
     else:
         stream = Stream(rng, num_envs, *SPACES[kind], **stream)
-    stream.gives_frames = kind == "frames"
     settings = {"num_envs": num_envs, "gamma": 0.9, "n_steps": 1, **settings}
     made = buffer(rows * num_envs, stream.space, stream.action, **settings)
     return made, ReferenceReplay(rows, num_envs, settings["n_steps"], settings["gamma"]), stream
@@ -292,7 +278,7 @@ def added(buffer, reference, stream, lengths):
                 owner.interrupt()
             continue
         steps = stream.steps(length)
-        buffer.add_rollout(stream.rollout(steps, stream.gives_frames))
+        buffer.add_rollout(stream.rollout(steps))
         reference.add(steps)
         yield steps
 

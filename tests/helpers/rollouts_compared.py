@@ -7,14 +7,6 @@ from dataclasses import fields
 import torch
 
 from maze_train.core.types import leaves_by_key
-from maze_train.data.frames import FrameStacks
-
-__all__ = ["assert_same_rollouts", "columns_of", "whole"]
-
-
-def whole(leaf):
-    """A tensor of what may be stacks of frames."""
-    return leaf.whole() if isinstance(leaf, FrameStacks) else leaf
 
 
 def columns_of(rollout):
@@ -33,6 +25,5 @@ def assert_same_rollouts(found, expected):
     assert list(ours) == list(theirs)
     for name, leaf in ours.items():
         assert type(leaf) is type(theirs[name]), name
-        column, expected_column = whole(leaf), whole(theirs[name])
-        assert column.dtype is expected_column.dtype, name
-        assert torch.equal(column, expected_column), name
+        assert leaf.dtype is theirs[name].dtype, name
+        assert torch.equal(leaf, theirs[name]), name

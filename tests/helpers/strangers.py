@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -12,12 +14,13 @@ import yaml
 
 from maze_train import load_policy, run_rollout, train
 from maze_train.cli import main
+from maze_train.config.signature import is_signed, signed
 from maze_train.config.stored import PARTS, PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import seal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 MARKER = "marker"
 SHELL = {"_target_": "subprocess.getoutput", "cmd": f"touch {MARKER}"}
@@ -81,11 +84,22 @@ COMMANDS = {
 }
 
 
+@contextmanager
+def another_user(home: Path) -> Iterator[None]:
+    """What is written in the block is signed with another key than that of the user."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CONFIG_HOME", str(home))
+        yield
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of two epochs."""
+    """A run of two epochs, of another user; this one has a key, too."""
+    assert is_signed(signed(""))
     run_dir = tmp_path_factory.mktemp("trained") / "run"
-    train(**SMALL, run_dir=run_dir)
+    with another_user(run_dir.parent):
+        train(**SMALL, run_dir=run_dir)
+    assert not is_signed((run_dir / "config.yaml").read_text())
     return run_dir
 
 
@@ -94,14 +108,23 @@ def run(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of it, next to a module and an option whose use leaves the marker."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "hostile", raising=False)
     Path("hostile.py").write_text(f"open({str(tmp_path / MARKER)!r}, 'w').close()\n")
     Path("option.yaml").write_text(yaml.safe_dump(OWN))
     shutil.copytree(trained, "run")
     return tmp_path / "run"
 
 
-def change(run_dir: Path, place: str, value: Any) -> None:
-    """Put a value into every configuration of a run directory."""
+def change(run_dir: Path, place: str, value: Any, signature: str = "none") -> None:
+    """Put a value into every configuration of a run directory.
+
+    Args:
+        run_dir: The directory.
+        place: Dotted key of the setting.
+        value: Its value.
+        signature: Signature of what is changed: `none`, `another key`, `copied` (that of this user,
+            of the settings as they were), `own`.
+    """
     *parents, last = place.split(".")
 
     def changed(text: str) -> str:
@@ -110,7 +133,13 @@ def change(run_dir: Path, place: str, value: Any) -> None:
         for parent in parents:
             node = node[parent]
         node[last] = value
-        return yaml.safe_dump(settings)
+        new = yaml.safe_dump(settings)
+        if signature == "another key":
+            with another_user(run_dir.parent):
+                return signed(new)
+        if signature == "copied":
+            return new + signed(text)[len(text) :]
+        return signed(new) if signature == "own" else new
 
     rewrite(run_dir, changed)
 

@@ -192,7 +192,7 @@ def normal(*shape, seed=5):
 
 
 def log_probs_of(model, rollout):
-    """Log-probabilities of the actions under a model without a memory, `[T, B]`."""
+    """Log-probabilities of the actions under a feedforward models, `[T, B]`."""
     obs = {k: x[:-1] for k, x in rollout.obs.items()} if isinstance(rollout.obs, dict) else (
         rollout.obs[:-1]
     )  # fmt: skip

@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from maze_train.core.errors import ConfigError, ShapeError, TrainingError
-from maze_train.learner.flat_optimizers import SGD, Adam, Optimizer, RMSpropTF
+from maze_train import SGD, Adam, ConfigError, Optimizer, RMSpropTF, ShapeError, TrainingError
 from maze_train.learner.optimizers import ModuleOptimizer
 
 LRS = [0.1, 0.1, 0.05, 0.0, 0.2, 0.01]

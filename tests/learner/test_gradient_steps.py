@@ -8,10 +8,8 @@ from practice_learner import LineLearner, make_data, make_module
 from test_parameter_groups import make_net
 from torch import nn
 
-from maze_train.core.errors import TrainingError
+from maze_train import Progress, TrainingError, get_flat_parameters
 from maze_train.learner.accumulation import LossScaler
-from maze_train.learner.config import Progress
-from maze_train.learner.optimizers import get_flat_parameters
 
 SGD = {"_target_": "torch.optim.SGD"}
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from practice_learner import ADAM, LineLearner, make_data, make_module
 
-from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train import ConfigError, Progress, RunDirectoryError, Schedule
 from maze_train.learner.components import parts_of, select
-from maze_train.learner.config import Progress, Schedule
 
 STATE = {
     "modules": {"a": 1, "ab": 2, "b": 3},

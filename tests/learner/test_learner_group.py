@@ -7,6 +7,8 @@ import os
 import re
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import time
 from contextlib import contextmanager
@@ -72,7 +74,7 @@ from maze_train.learner.others import (
 from maze_train.learner.part import Part
 from maze_train.learner.shard import Shard, own_rows, shard_rows
 from maze_train.learner.steps import LearnerEvents, statistics_of
-from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.policy_model import build_policy
 from maze_train.workers.process_pool import LocalProcesses
@@ -155,7 +157,7 @@ class Apart(Shard):
 @sweep("count", [1, 2, 3, 40])
 def test_each_value_is_computed_once(count):
     """Rows of a rollout are spread evenly; the sum of what learners find is what one finds."""
-    memory = {"memory": MemoryConfig(cell="gru", size=4)}
+    memory = {"rnn": RecurrentConfig(cell="gru", size=4)}
     model = make_model(*PROBLEMS["discrete"], **memory)
     rollout = make_rollout(*PROBLEMS["discrete"])
     rollout = replace(rollout, hidden_states=normal(T + 1, B, model.state_size))
@@ -203,7 +205,7 @@ def test_what_can_not_be_shared_out():
 
 def actor_critic(algorithm, problem="discrete", ignoring=False, memory=False, settings=None, **own):
     """A learner, and its rollouts."""
-    memories = {"memory": MemoryConfig(cell="gru", size=4)} if memory else {}
+    memories = {"rnn": RecurrentConfig(cell="gru", size=4)} if memory else {}
     model = make_model(*PROBLEMS[problem], **memories, **(settings or {}))
     rollout = replace(make_rollout(*PROBLEMS[problem]), log_probs=normal(T, B) - 1.0)
     rollout = with_ignored(rollout) if ignoring else rollout
@@ -229,7 +231,7 @@ def dqn(dueling):
 
 def two_modules(**own):
     """Modules with as many samples in a minibatch or fewer, one of them by autograd."""
-    memory = {"memory": MemoryConfig(cell="gru", size=4)}
+    memory = {"rnn": RecurrentConfig(cell="gru", size=4)}
     models = {
         "first": make_model(*PROBLEMS["discrete"], normalization=RUNNING),
         "second": make_model(*PROBLEMS["discrete"], seed=2, **memory),
@@ -629,13 +631,33 @@ def test_learners_of_one_machine_listen_on_no_network(monkeypatch, tmp_path):
     assert not folder.exists()
 
 
-def test_learners_of_a_cluster_meet_at_one_address():
-    """The store listens on the address that is named, and keys have a random prefix."""
+def test_places_where_learners_of_a_cluster_meet():
+    """They listen on the address that is named, and each has a random prefix."""
     meetings = [MeetingPlace("127.0.0.2") for _ in range(2)]
     assert listening([os.getpid()]) & {"0200007F", "00000000"} == {"0200007F"}
     assert len({meeting.address.name for meeting in meetings}) == 2
     for meeting in meetings:
         os.close(meeting.listener)
+
+
+MEETING = """
+from maze_train.learner.others import Address, MeetingPlace, open_store
+meeting = MeetingPlace("127.0.0.2")
+first = open_store(meeting.address, 2, 60, meeting.listener)
+open_store(meeting.address, 2, 60, None).set("key", "value")
+stranger = open_store(Address("", meeting.address.host, meeting.address.port), 2, 60, None)
+print(first.get("key"), stranger.check(["key"]))
+"""
+
+
+@slow
+def test_learners_of_a_cluster_find_each_other():
+    """By the address with its prefix; who knows the address alone finds no key of theirs."""
+    # The store of PyTorch leaves a pipe open until its process ends.
+    told = subprocess.run(
+        [sys.executable, "-c", MEETING], capture_output=True, text=True, check=True
+    )
+    assert told.stdout == "b'value' False\n"
 
 
 def test_threads_of_updates():

@@ -5,9 +5,7 @@ import torch
 from practice_learner import LineLearner, make_data, make_module
 from torch import nn
 
-from maze_train.core.errors import ConfigError
-from maze_train.learner.config import Progress
-from maze_train.learner.optimizers import get_flat_parameters
+from maze_train import ConfigError, Progress, get_flat_parameters
 
 OWN = "test_learner_losses"
 

@@ -5,9 +5,7 @@ import torch
 from practice_learner import LineLearner, make_data, make_module
 from torch import nn
 
-from maze_train.core.errors import ConfigError
-from maze_train.learner.config import Progress
-from maze_train.learner.optimizers import get_flat_parameters
+from maze_train import ConfigError, Progress, get_flat_parameters
 from maze_train.learner.part import HasPolicy, HasTargets
 
 
@@ -158,7 +156,7 @@ def test_a_module_that_does_not_fit_changes_nothing():
             learner.add_module(module_id, module, like="a", overrides={"lr": 0.5})
         assert list(learner.modules) == ["a"]
         assert list(learner.optimizers) == [("a", "default")]
-        assert learner.own_settings == {}
+        assert learner.modules.own_settings == {}
     with pytest.raises(ConfigError, match=r"module_id = 'b': no such module; there are: a"):
         learner.remove_module("b")
 

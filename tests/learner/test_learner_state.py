@@ -67,7 +67,8 @@ def sac(seed):
     hand = spaces.Box(-1.0, 1.0, (2,))
     model = perturbed(build_soft_actor_critic(ModelConfig(hidden_sizes=[6]), BOX, hand, seed))
     freeze = [Freeze(params=["policy"], period=3, stop=1)]
-    config = SACAlgorithmConfig(lr=0.01, critic_lr=DECAY, target_update_interval=3, freeze=freeze)
+    intervals = {"policy_update_interval": 2, "target_update_interval": 3}
+    config = SACAlgorithmConfig(lr=0.01, critic_lr=DECAY, freeze=freeze, **intervals)
     return SACLearner(model, config, seed=seed)
 
 
@@ -137,7 +138,7 @@ def test_who_learns_is_part_of_the_state():
     train(source, data, 0, 2)
     target.load_state_dict(source.state_dict())
     assert target.policies_to_train == ["default", "frozen"]
-    assert target.frozen_modules == {"frozen", "opponent"}
+    assert target.modules.frozen == {"frozen", "opponent"}
     for learner in (source, target):
         learner.policies_to_train = None
         learner.freeze_module("frozen", frozen=False)
@@ -152,7 +153,7 @@ def test_who_learns_is_part_of_the_state():
     assert not torch.equal(get_flat_parameters(source.modules["opponent"]), before)
     frozen = modules(1)
     frozen.load_state_dict(source.state_dict())
-    assert frozen.frozen_modules == set()
+    assert frozen.modules.frozen == set()
     assert frozen.get_optimizer("opponent").optimizer.state
 
 

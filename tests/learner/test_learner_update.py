@@ -6,9 +6,7 @@ import pytest
 import torch
 from practice_learner import ADAM, LineLearner, make_data, make_module
 
-from maze_train.core.errors import ConfigError, TrainingError
-from maze_train.learner.config import Progress, Schedule
-from maze_train.learner.optimizers import get_flat_parameters
+from maze_train import ConfigError, Progress, Schedule, TrainingError, get_flat_parameters
 
 
 def weights(learner):

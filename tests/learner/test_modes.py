@@ -1,7 +1,8 @@
-"""Which modules are switched between training and evaluation."""
+"""Modes of an update: of modules in training and evaluation, and of products of matrices."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -9,15 +10,14 @@ import pytest
 import torch
 from cases import sweep
 from gymnasium import spaces
-from practice_learner import LineLearner, make_data
+from practice_learner import LineLearner, make_data, make_module
 from torch import nn
 
+from maze_train import ConfigError, Progress, TrainingError
 from maze_train.algorithms.dqn.model import build_dqn
-from maze_train.core.errors import TrainingError
-from maze_train.learner.config import Progress
-from maze_train.learner.modules import has_modes
+from maze_train.learner.modules import has_modes, matmul_precision
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.template import TemplateNet
 from maze_train.spaces.describe import flat_space
@@ -123,7 +123,7 @@ def test_some_layers_of_pytorch_have_no_modes(module):
         OwnTemplate(BOX, ModelConfig(), [4], 2),
         # On a GPU the gradients of recurrent layers of PyTorch are there in training mode only.
         nn.GRU(2, 2),
-        build_actor_critic(ModelConfig(memory=MemoryConfig(size=4)), BOX, spaces.Discrete(2), 0),
+        build_actor_critic(ModelConfig(rnn=RecurrentConfig(size=4)), BOX, spaces.Discrete(2), 0),
     ],
     ids=lambda module: type(module).__name__,
 )
@@ -177,3 +177,70 @@ def test_a_module_is_evaluated_after_an_update_that_failed():
     stopping.update(make_data(), Progress())
     for learner in (failing, stopping):
         assert learner.module.switches == [True, False]
+
+
+# -- precision of products -----------------------------------------------------------------------
+
+NAMES = ["highest", "high", "medium"]
+
+
+@pytest.fixture(autouse=True)
+def _precision():
+    """As it was, whatever a test does."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize("outside", NAMES)
+@pytest.mark.parametrize("inside", NAMES)
+def test_the_precision_holds_in_the_block(inside, outside):
+    """And is as before after it, also after an error, which is passed on."""
+    torch.set_float32_matmul_precision(outside)
+    for error in (None, KeyError("lost")):
+        expected = pytest.raises(KeyError, match="lost") if error else nullcontext()
+        with expected, matmul_precision(inside):
+            assert torch.get_float32_matmul_precision() == inside
+            if error:
+                raise error
+        assert torch.get_float32_matmul_precision() == outside
+
+
+def test_an_unknown_precision_is_refused():
+    """With the names that there are."""
+    with pytest.raises(ConfigError, match=r"precision = 'fast'.*medium"), matmul_precision("fast"):
+        pass
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+class Witness(LineLearner):
+    """A learner that keeps the precision at each call."""
+
+    def note(self, call):
+        super().note((call.rstrip(" 0123456789"), torch.get_float32_matmul_precision()))
+
+
+@pytest.mark.parametrize("settings", [{"matmul_precision": name} for name in NAMES] + [{}], ids=str)
+def test_a_learner_takes_its_steps_with_its_precision(settings):
+    """Losses, gradients and steps; not what is around them, nor anything between updates.
+
+    Full precision is the default, whatever is around it; errors of losses and gradients that are
+    not finite leave it as it was.
+    """
+    torch.set_float32_matmul_precision("high")
+    learner = Witness(make_module(), **settings)
+    data = make_data()
+    data[:, 2] = torch.nan
+    for experience, error in ((make_data(), None), (data, TrainingError), (data[0], IndexError)):
+        learner.calls.clear()
+        with pytest.raises(error) if error else nullcontext():
+            learner.update(experience, Progress())
+        assert torch.get_float32_matmul_precision() == "high"
+        inside = settings.get("matmul_precision", "highest")
+        found = dict(learner.calls)
+        assert found.pop("before") == "high"
+        steps = {"losses"}
+        if error is None:
+            assert found.pop("after") == "high"
+            steps = {"losses", "loss default train", "gradients", "apply", "after step"}
+        assert {name: found.get(name) for name in steps} == dict.fromkeys(steps, inside)

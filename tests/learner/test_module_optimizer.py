@@ -8,11 +8,9 @@ import pytest
 import torch
 from torch import nn
 
-from maze_train.core.errors import ConfigError
+from maze_train import ConfigError, Optimizer, Progress, Schedule, get_flat_parameters
 from maze_train.core.targets import locate
-from maze_train.learner.config import Progress, Schedule
-from maze_train.learner.flat_optimizers import Optimizer
-from maze_train.learner.optimizers import ELEMENTWISE, ModuleOptimizer, get_flat_parameters
+from maze_train.learner.optimizers import ELEMENTWISE, ModuleOptimizer
 
 OWN = "test_module_optimizer"
 

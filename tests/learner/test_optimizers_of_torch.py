@@ -8,8 +8,7 @@ import pytest
 import torch
 from practice_learner import LineLearner, make_data, make_module
 
-from maze_train.core.errors import ConfigError
-from maze_train.learner.config import Freeze, Progress, Schedule
+from maze_train import ConfigError, Freeze, Progress, Schedule
 
 SCHEDULERS = [
     {"_target_": "torch.optim.lr_scheduler.CosineAnnealingLR", "T_max": 6},

@@ -5,8 +5,7 @@ import torch
 from practice_learner import LineLearner, make_data
 from torch import nn
 
-from maze_train.core.errors import ConfigError
-from maze_train.learner.config import Freeze, Progress
+from maze_train import ConfigError, Freeze, Progress
 from maze_train.learner.modules import matches
 
 TURNS = [

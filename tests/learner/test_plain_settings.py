@@ -6,9 +6,7 @@ import pytest
 import torch
 from practice_learner import ADAM, LineLearner, LineSettings, make_data, make_module
 
-from maze_train.core.errors import ConfigError
-from maze_train.learner.config import Progress
-from maze_train.learner.learner import Learner
+from maze_train import ConfigError, Learner, Progress
 
 SCHEDULER = {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 1, "gamma": 0.5}
 

@@ -10,11 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from maze_train.core.errors import TrainingError
-from maze_train.core.events import Statistics
-from maze_train.learner.config import Progress
-from maze_train.learner.group import UpdateQueue
+from maze_train import Progress, Statistics, TrainingError
 from maze_train.learner.steps import LearnerEvents
+from maze_train.learner.update_queue import UpdateQueue
 
 PATIENCE_S = 60.0
 

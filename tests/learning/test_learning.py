@@ -223,26 +223,26 @@ SAMPLED_ES = {**ES, "deterministic": False}
     [
         problem("bandit", bandit, PPO, 1.0, 25_000, everyday=False),
         problem("bandit", bandit, A2C, 1.0, 25_000),
-        problem("bandit", bandit, SAC, 1.0, 4_000),
-        problem("bandit", bandit, DQN, 1.0, 4_000),
+        problem("bandit", bandit, SAC, 1.0, 4_000, everyday=False),
+        problem("bandit", bandit, DQN, 1.0, 4_000, everyday=False),
         problem("parts", several_parts, PPO, 1.0, 25_000, everyday=False),
         problem("parts", several_parts, A2C, 1.0, 25_000, everyday=False),
         # Targets are reached to within about 0.1.
-        problem("target", Target, PPO, -0.01, 50_000),
+        problem("target", Target, PPO, -0.01, 50_000, everyday=False),
         problem("target", Target, A2C, -0.01, 50_000, everyday=False),
         problem("target", Target, SAC, -0.01, 4_000),
         problem("target", Target, TD3, -0.01, 4_000),
-        problem("target", Target, ES, -0.01, 16_000),
-        problem("target, sampled", Target, SAMPLED_ES, -0.01, 16_000),
+        problem("target", Target, ES, -0.01, 16_000, everyday=False),
+        problem("target, sampled", Target, SAMPLED_ES, -0.01, 16_000, everyday=False),
         # A late large reward is preferred to a small one that every step offers.
         problem("chain", Chain, PPO, 1.0, 25_000),
         problem("chain", Chain, A2C, 1.0, 25_000, everyday=False),
         problem("chain", Chain, PATIENT_SAC, 1.0, 4_000, everyday=False),
         problem("chain", Chain, DQN, 1.0, 4_000),
-        problem("chain, quantiles", Chain, {**DQN, "num_quantiles": 8}, 1.0, 4_000),
+        problem("chain, quantiles", Chain, {**DQN, "num_quantiles": 8}, 1.0, 4_000, everyday=False),
         problem("chain", Chain, ES, 1.0, 15_000),
         problem("both kinds", HybridTarget, SAC, 0.98, 4_000, everyday=False),
-        problem("both kinds", HybridTarget, ES, 0.97, 25_000),
+        problem("both kinds", HybridTarget, ES, 0.97, 25_000, everyday=False),
     ],
 )
 def test_small_problems_are_solved(
@@ -259,7 +259,7 @@ def test_small_problems_are_solved(
         pytest.param(A2C, 25_000, id="a2c", marks=pytest.mark.exhaustive),
         pytest.param(IMPALA, 25_000, id="impala", marks=pytest.mark.exhaustive),
         pytest.param(PATIENT_SAC, 5_000, id="sac", marks=pytest.mark.exhaustive),
-        pytest.param(DQN, 6_000, id="dqn"),
+        pytest.param(DQN, 6_000, id="dqn", marks=pytest.mark.exhaustive),
     ],
 )
 def test_agents_find_a_language(tmp_path: Path, algorithm: dict[str, Any], steps: int) -> None:

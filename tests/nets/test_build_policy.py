@@ -17,7 +17,7 @@ from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.distributions.mapping import distribution_for
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
 from maze_train.nets.blocks import ImageEncoder
-from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.policy_model import PolicyModel, build_policy
 from maze_train.spaces.describe import flat_space, is_mask_key
 from maze_train.spaces.tensors import sampled_for
@@ -39,15 +39,15 @@ CHOICES = {"discrete": 4, "multi discrete": 5, "tuple": 3, "dict": 6}
 """Entries of the mask of the action spaces that can have one."""
 
 RUNNING = ObservationNormalizationConfig(mode="running")
-MEMORY = MemoryConfig(size=7, layers=2)
+MEMORY = RecurrentConfig(size=7, layers=2)
 SETTINGS = {
     "plain": {},
     "no hidden layer": {"hidden_sizes": []},
     "shared trunk": {"shared_trunk": True},
-    "memory": {"memory": MEMORY},
-    "gru": {"memory": MemoryConfig(cell="gru", size=7)},
+    "memory": {"rnn": MEMORY},
+    "gru": {"rnn": RecurrentConfig(cell="gru", size=7)},
     "normalised": {"normalization": RUNNING},
-    "normalised memory": {"normalization": RUNNING, "memory": MEMORY},
+    "normalised memory": {"normalization": RUNNING, "rnn": MEMORY},
 }
 KINDS = ("box", "dict", "masked")
 PROBLEMS = [
@@ -84,7 +84,7 @@ def model_config(name, **more):
 
 
 def acts(model, obs):
-    """What a model gives for N observations: parameters, of two steps if it has a memory."""
+    """What a model gives for N observations: parameters, of two steps if it is recurrent."""
     with torch.no_grad():
         if not model.state_size:
             return [model.policy_params(obs)]
@@ -135,7 +135,7 @@ def test_order_of_an_actor_critic():
     """Saved weights and flat vectors of parameters rely on the order of its parts."""
     config = model_config("normalised memory")
     model = build_actor_critic(config, BOX, TURN, 0)
-    order = ["normalizer", "trunk", "memory", "policy", "critic"]
+    order = ["normalizer", "trunk", "rnn", "policy", "critic"]
     assert [name for name, _ in model.named_children()] == order
     for keys in (model.state_dict(), dict(model.named_parameters())):
         first = [key.split(".")[0] for key in keys]
@@ -152,7 +152,7 @@ def test_order_of_an_actor_critic():
         ({"image_encoder": "flat"}, False, 0),
         ({"shared_trunk": False}, False, 1),
         ({"hidden_sizes": []}, False, 1),
-        ({"image_encoder": "impala", "memory": MEMORY}, True, 1),
+        ({"image_encoder": "impala", "rnn": MEMORY}, True, 1),
     ],
     ids=str,
 )
@@ -346,7 +346,7 @@ def test_weights_of_a_wrapper_follow_the_seed():
 
 
 def test_a_wrapper_of_a_memory():
-    """It is asked with a memory as large as it says."""
+    """It is asked of a recurrent policy as large as it says."""
     model = wrap(own("Remembers"), "memory")
     actor = Actor(model, N)
     obs = observations(BOX)
@@ -369,7 +369,7 @@ def test_a_wrapper_may_bring_another_distribution():
 
 
 PARAMS = r"expected distribution .* shape \[batch, 4\] from policy_params"
-STEP = r"expected .* \[batch, 4\] and a memory of shape \[batch, 29\] from policy_step"
+STEP = r"expected .* \[batch, 4\] and a recurrent state of shape \[batch, 29\] from policy_step"
 WRONG = {
     "plain": [
         ({"strength": 1}, " = {'strength': 1}: expected a mapping with the key _target_"),

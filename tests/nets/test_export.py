@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_map
 
 from maze_train import ModelConfig, build_actor_critic
 from maze_train.core.types import Sequences
-from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.spaces.tensors import sampled_for
 
@@ -38,8 +38,8 @@ MODELS = {
     "dict": (PARTS, ACTIONS, {}),
     "masked": (MASKED, spaces.Discrete(4), {}),
     "running": (VECTOR, ACTIONS, {"normalization": RUNNING}),
-    "lstm": (VECTOR, ACTIONS, {"memory": MemoryConfig(cell="lstm", size=4, layers=2)}),
-    "gru": (PARTS, ACTIONS, {"memory": MemoryConfig(cell="gru", size=4, layers=2)}),
+    "lstm": (VECTOR, ACTIONS, {"rnn": RecurrentConfig(cell="lstm", size=4, layers=2)}),
+    "gru": (PARTS, ACTIONS, {"rnn": RecurrentConfig(cell="gru", size=4, layers=2)}),
 }
 
 

@@ -16,15 +16,14 @@ from own_networks import own
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.nets.config import (
     ACTIVATIONS,
-    MemoryConfig,
     ModelConfig,
     ObservationNormalizationConfig,
+    RecurrentConfig,
 )
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import (
     ROW_BLOCK,
     BatchedPopulation,
-    JointPopulation,
     RowPopulation,
     build_population,
     find_normalizer,
@@ -107,17 +106,17 @@ ROWWISE = {
     "normalised rule": ({"wrapper": "Rule", "normalization": RUNNING}, "box"),
     **{
         f"{cell} of {size}": (
-            {"hidden_sizes": [30], "memory": MemoryConfig(cell=cell, size=size)},
+            {"hidden_sizes": [30], "rnn": RecurrentConfig(cell=cell, size=size)},
             "box",
         )
         for cell in ("lstm", "gru")
         for size in (1, 33, 129)
     },
-    "two layers": ({"memory": MemoryConfig(cell="gru", size=33, layers=2)}, "masked"),
-    "memory of images": ({"memory": MemoryConfig(size=7), "hidden_sizes": [7]}, "image"),
-    "normalised memory": ({"memory": MemoryConfig(size=7), "normalization": RUNNING}, "dict"),
-    "remembering rule": ({"memory": MemoryConfig(size=7), "wrapper": "Remembers"}, "box"),
-    "agents that remember": ({"memory": MemoryConfig(size=7)}, "agents"),
+    "two layers": ({"rnn": RecurrentConfig(cell="gru", size=33, layers=2)}, "masked"),
+    "memory of images": ({"rnn": RecurrentConfig(size=7), "hidden_sizes": [7]}, "image"),
+    "normalised memory": ({"rnn": RecurrentConfig(size=7), "normalization": RUNNING}, "dict"),
+    "remembering rule": ({"rnn": RecurrentConfig(size=7), "wrapper": "Remembers"}, "box"),
+    "agents that remember": ({"rnn": RecurrentConfig(size=7)}, "agents"),
 }
 CASES = {**BATCHED, **ROWWISE}
 every_case = pytest.mark.parametrize("case", CASES)
@@ -236,8 +235,7 @@ def test_rows_are_the_policy_with_their_weights(case, action):
     state = {key: value.clone() for key, value in model.state_dict().items()}
     copies = Copies(model, space)
     population = build_population(model, 6)
-    batched = JointPopulation if case == "agents" else BatchedPopulation
-    assert type(population) is (batched if case in BATCHED else RowPopulation)
+    assert type(population) is (BatchedPopulation if case in BATCHED else RowPopulation)
     found = copies.play(population, range(6))
     copies.check(found)
     assert len({found[row].numpy().tobytes() for row in range(6)}) == 6

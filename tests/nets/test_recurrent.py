@@ -8,7 +8,7 @@ import torch
 from cases import sweep
 from torch import nn
 
-from maze_train.nets.config import MemoryConfig
+from maze_train.nets.config import RecurrentConfig
 from maze_train.nets.recurrent import RecurrentNetwork
 
 CELLS = ["lstm", "gru"]
@@ -26,7 +26,7 @@ RESETS = {
 def make_memory(cell="lstm", layers=2, dtype=torch.float64, **sizes):
     """A memory in evaluation mode, as models are, with biases other than zero."""
     torch.manual_seed(1)
-    config = MemoryConfig(cell=cell, size=sizes.get("size", H), layers=layers)
+    config = RecurrentConfig(cell=cell, size=sizes.get("size", H), layers=layers)
     return RecurrentNetwork(sizes.get("inputs", F), config, orthogonal=False).to(dtype).eval()
 
 
@@ -192,7 +192,7 @@ def test_weights_are_exchanged_with_torch(cell):
 @pytest.mark.parametrize("cell", CELLS)
 def test_initial_weights(cell):
     """Orthogonal with gain 1 and zero biases, or what PyTorch does."""
-    config = MemoryConfig(cell=cell, size=H, layers=2)
+    config = RecurrentConfig(cell=cell, size=H, layers=2)
     for name, param in RecurrentNetwork(F, config, orthogonal=True).layers.named_parameters():
         if name.startswith("bias"):
             assert not param.any()

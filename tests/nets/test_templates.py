@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from maze_train.core.errors import ConfigError
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import ACTIVATIONS, MemoryConfig, ModelConfig
+from maze_train.nets.config import ACTIVATIONS, ModelConfig, RecurrentConfig
 from maze_train.nets.template import TemplateNet, resolve
 
 BOX = spaces.Box(-1.0, 1.0, (5,), np.float32)
@@ -44,8 +44,8 @@ def gain_of(layer):
         (WITH_IMAGE, {}, [512], "relu", True),
         (IMAGE, {"image_encoder": "impala"}, [512], "relu", True),
         (IMAGE, {"image_encoder": "flat"}, [64, 64], "tanh", False),
-        (BOX, {"memory": MemoryConfig()}, [64, 64], "tanh", True),
-        (IMAGE, {"image_encoder": "flat", "memory": MemoryConfig()}, [64, 64], "tanh", True),
+        (BOX, {"rnn": RecurrentConfig()}, [64, 64], "tanh", True),
+        (IMAGE, {"image_encoder": "flat", "rnn": RecurrentConfig()}, [64, 64], "tanh", True),
         (IMAGE, {"hidden_sizes": [8, 4]}, [8, 4], "relu", True),
         (IMAGE, {"activation": "gelu"}, [512], "gelu", True),
         (IMAGE, {"shared_trunk": False}, [512], "relu", False),
@@ -158,7 +158,7 @@ def test_seeds_give_weights_and_leave_the_global_generator_alone():
             r"critic_hidden_sizes = \[8\]: a shared trunk leaves the critic no separate layers",
         ),
         (
-            {"memory": MemoryConfig(), "critic_hidden_sizes": [8]},
+            {"rnn": RecurrentConfig(), "critic_hidden_sizes": [8]},
             r"critic_hidden_sizes = \[8\]: a shared trunk leaves the critic no separate layers",
         ),
     ],

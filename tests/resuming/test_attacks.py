@@ -11,11 +11,12 @@ import re
 import shutil
 import signal
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from strangers import COMMANDS, MARKER, QUIET, change, line, run, trained
+from strangers import COMMANDS, MARKER, OWN, QUIET, change, line, run, trained
 
 from maze_train import load_learner
 from maze_train.core.errors import MazeTrainError
@@ -71,7 +72,7 @@ CALLS: dict[str, dict[str, Callable[[], Any]]] = {
         **{name: command.run for name, command in COMMANDS.items()},
         "load_learner": lambda: load_learner("run"),
         "compare": lambda: line("-cn", "compare", "runs=[run,other]", "output=compared"),
-        "export": lambda: line("-cn", "export", "run=run", "format=torchscript"),
+        "export": lambda: line("-cn", "export", "run=run", "format=torch_export"),
     },
     "study": {
         "search": lambda: search("CartPole-v1", "ppo", **SEARCHED, **QUIET),
@@ -127,6 +128,15 @@ ATTACKS = {
             r"writers.*filename.*expected a path below the run directory",
         )
         for name in ("../own/profile", "/tmp/attack.csv", "a/../../own/profile")
+    },
+    **{
+        f"a network signed by {signature}": Attack(
+            "run",
+            partial(change, place="model.policy", value=OWN, signature=signature),
+            ("train resume", "rollout", "load_policy"),
+            r"none of it was called",
+        )
+        for signature in ("another key", "copied")
     },
     **{
         f"env {settings}": Attack(

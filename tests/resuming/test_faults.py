@@ -24,7 +24,7 @@ COMMON = (
 )  # fmt: skip
 LOCAL = ("runner=local", "runner.n_workers=2", "evaluation.concurrency=1")
 RESTART = (*LOCAL, "runner.on_worker_failure=restart")
-GO_ON = r"to continue: maze-run resume=\S+/run trust=\[faulty_envs\]\n"
+GO_ON = r"to continue: maze-run resume=\S+/run\n"
 
 
 @pytest.fixture

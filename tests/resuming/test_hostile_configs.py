@@ -164,6 +164,32 @@ def test_nothing_that_is_planted_is_called(
         assert not text
 
 
+@pytest.mark.parametrize("signature", ["another key", "copied", "own"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in EVERYDAY else pytest.mark.exhaustive)
+        for name in COMMANDS
+    ],
+)
+def test_only_what_this_user_signed_is_trusted(
+    run: Path, capfd: pytest.CaptureFixture[str], name: str, signature: str
+) -> None:
+    """Neither another key counts, nor a signature of this user beside edited settings."""
+    change(run, "model.policy", OWN, signature)
+    command, text = COMMANDS[name], ""
+    try:
+        command.run()
+    except MazeTrainError as error:
+        text = str(error)
+    is_used = "model.policy" in command.uses
+    assert Path(MARKER).exists() == (is_used and signature == "own")
+    text += capfd.readouterr().err
+    assert ("trust=[hostile" in text or "trust=[elsewhere,hostile" in text) == (
+        is_used and signature != "own"
+    )
+
+
 @pytest.mark.parametrize(("name", "plant"), meetings(DAMAGED))
 def test_other_files_are_not_read(
     run: Path, capfd: pytest.CaptureFixture[str], name: str, plant: Plant

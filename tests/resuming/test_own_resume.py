@@ -237,7 +237,7 @@ def test_impala_on_dev_on_local_and_back(tmp_path, capsys):
     assert_counted(result.history)
     assert result.summary.updates == 12
     states.append(final_state(run_dir))
-    assert [state["replay"]["added"] for state in states] == [9, 18, 36]
+    assert [state["replay"]["default"]["added"] for state in states] == [9, 18, 36]
     generations = [state["actors"]["generations"] for state in states]
     assert generations == [[0, 0], [1, 1], [2, 2]]
     # Nothing is in flight in one process: what was dropped is what local had begun.

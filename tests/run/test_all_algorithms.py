@@ -196,7 +196,7 @@ def test_a_trial_of_a_policy_with_a_memory(algorithm: str, length: int) -> None:
     """Its sequences fit the short rollout, however long they would be."""
     settings = {
         "runner.fast_dev_run": True,
-        "model.memory.size": 4,
+        "model.rnn.size": 4,
         "algorithm.n_rollout_steps": 64,
         "algorithm.sequence_length": length,
     }
@@ -268,11 +268,11 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
         *("ppo", {"total_steps": 0, "algorithm.patience": 2, "algorithm.n_epochs": 0}),
         r"algorithm\.lr = \[\[0\.0, 0\.001\], .*: set total_steps, the most steps",
     ),
-    ("ppo", {"algorithm.sequence_length": 4}, "sequence_length = 4: .* set model.memory"),
+    ("ppo", {"algorithm.sequence_length": 4}, "sequence_length = 4: .* set model.rnn"),
     ("ppo", {"run_dir": " "}, "run_dir"),
     ("ppo", {"runner.dataset": "data"}, r"runner\.dataset.*choose algorithm=bc"),
     ("ppo", {"evaluation.metric": "validation/loss"}, "metric = 'validation/loss': not reported"),
-    ("impala", {"algorithm.sequence_length": 4}, r"sequence_length = 4: .*model\.memory"),
+    ("impala", {"algorithm.sequence_length": 4}, r"sequence_length = 4: .*model\.rnn"),
     ("impala", {**FORK, "algorithm.num_actors": 3}, r"algorithm\.num_actors = 3"),
     ("impala", {**FORK, "model.distributions": {"Discrete": "beta"}}, r"model\.distributions"),
     ("es", {**FORK, "algorithm.noise_table_size": 20}, r"noise_table_size = 20: .*parameters"),
@@ -282,7 +282,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("sac", {"runner": "cloud"}, r"runner = 'cloud'"),
     ("sac", {"runner.envs_per_actor": 1}, r"runner\.envs_per_actor = 1: a2c and ppo have such"),
     ("ppo", {"runner.envs_per_actor": 3}, r"envs_per_actor = 3: .* runner\.concurrency = 2"),
-    ("sac", {"model.memory.cell": "lstm"}, r"model\.memory"),
+    ("sac", {"model.rnn.cell": "lstm"}, r"model\.rnn"),
     ("sac", {"model.shared_trunk": True}, r"model\.shared_trunk = True"),
     ("sac", {"total_steps": 32}, r"^total_steps = 32: nothing would .*initial_buffer_size=32"),
     ("sac", {BUFFER: {"_target_": "own_parts.NoBuffer"}}, r"algorithm\.replay_buffer.*'NoBuffer'"),

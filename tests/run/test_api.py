@@ -149,18 +149,15 @@ def test_a_loaded_policy_is_evaluated() -> None:
     """In the environment of its run, with its wrappers; as a rollout of the run plays it."""
     wrapper = {"_target_": "own_envs.Scaled", "factor": 3.0}
     short_run(**{"env.wrappers": [wrapper], "env.training_wrappers": [wrapper]})
-    trust = ["own_envs"]
-    played = run_rollout(run="run", n_episodes=7, seed=3, trust=trust, progress="quiet")
+    played = run_rollout(run="run", n_episodes=7, seed=3, progress="quiet")
     policy = load_policy("run")
-    found = evaluate(policy, lambda: make_env("run", trust), n_episodes=7, seed=3)
+    found = evaluate(policy, lambda: make_env("run"), n_episodes=7, seed=3)
     assert found == played.summary
-    assert found != evaluate(policy, lambda: make_env("run", trust), n_episodes=7, seed=4)
-    assert evaluate(lambda obs: 1, lambda: make_env("run", trust, length=4)).return_mean == 12.0
-    with make_env("run", trust, training=True, length=2) as env:  # scaled again
+    assert found != evaluate(policy, lambda: make_env("run"), n_episodes=7, seed=4)
+    assert evaluate(lambda obs: 1, lambda: make_env("run", length=4)).return_mean == 12.0
+    with make_env("run", training=True, length=2) as env:  # scaled again
         env.reset(seed=0)
         assert [env.step(1)[1] for _ in range(2)] == [9.0, 9.0]
-    with pytest.raises(ConfigError, match=r"trust=\[own_envs\]"):
-        make_env("run")
     short = {"id": "CartPole-v1", "max_episode_steps": 4}
     assert evaluate("random", short).length_mean == 4.0
     with pytest.raises(ConfigError, match=r"did you mean env\.max_episode_steps"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,6 +19,7 @@ from maze_train.distributions.gaussian import DiagonalGaussian
 from maze_train.training.checkpoints import CheckpointStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import gymnasium
@@ -28,26 +30,92 @@ NETS: dict[str, Any] = {
     "model.activation": "relu",
     "model.orthogonal_init": False,
 }
+UNSAID: dict[str, Any] = dict.fromkeys(NETS)
 SQUASHED: dict[str, Any] = {"model.distributions": {"Box": "squashed_gaussian"}}
 RUNNING: dict[str, Any] = {"model.normalization.mode": "running", "model.normalization.n_steps": 16}
+VALUES = {"_target_": "maze_train.ReduceScaleValueTransform"}
 STILL: dict[str, Any] = {"algorithm.lr": 1e-30, "total_steps": 64}
 
 
-def cloned(tmp_path: Path, action: str = "discrete", name: str = "bc", **changes: Any) -> Path:
+class Unscaled(DiagonalGaussian):
+    """A family that does not say what critics of actions read."""
+
+    def __init__(self, space: gymnasium.spaces.Box) -> None:
+        super().__init__(space)
+        self.critic_input_size = 0
+
+
+def cloned(place: Path, name: str, action: str = "discrete", **changes: Any) -> Path:
     """The directory of a run of behavioral cloning."""
-    data = tmp_path / f"data-{action}"
+    data = place / f"data-{action}"
     if not data.exists():
         record(data, SpacesEnv(action=action))
     given = {"runner.dataset": str(data), "algorithm.n_epochs": 3, "algorithm.batch_size": 16}
     train(
-        algorithm="bc",
-        **{**given, "run_dir": tmp_path / name, **NETS, **QUIET, "seed": 3, **changes},
+        algorithm="bc", **{**given, "run_dir": place / name, **NETS, **QUIET, "seed": 3, **changes}
     )
-    return tmp_path / name
+    return place / name
+
+
+def trained(place: Path, name: str, algorithm: str = "ppo", **changes: Any) -> Path:
+    """The directory of a run of reinforcement learning."""
+    like = settings("sac" if algorithm == "dqn" else algorithm, **changes)
+    train(**{**like, "algorithm": algorithm, "run_dir": place / name})
+    return place / name
+
+
+def damaged(place: Path, name: str) -> Path:
+    """The directory of a run with another configuration, or with networks of another size."""
+    best = cloned(place, name) / "best"
+    if name in OTHER_CONFIGS:
+        (best / "config.yaml").write_text(OTHER_CONFIGS[name])
+        return best.parent
+    weights = torch.load(best / "policy.pt")
+    key = next(key for key in weights if key.endswith("weight"))
+    torch.save({**weights, key: weights[key][:, :-1]}, best / "policy.pt")
+    (best / "score.json").unlink()
+    return best.parent
+
+
+OTHER_CONFIGS = {"no such class": "algorithm: {_target_: no.such.Thing}", "a list": "- 1"}
+FAMILIES: dict[str, Any] = {
+    "unscaled box": {"_target_": "test_base_policy.Unscaled"},
+    "fixed box": {"_target_": "maze_train.algorithms.td3.model.NoisyActions"},
+    "squashed box": "squashed_gaussian",
+}
+BASES: dict[str, Callable[[Path, str], Path]] = {
+    "bc": cloned,
+    "bc box": partial(cloned, action="box"),
+    "bc running": partial(cloned, **RUNNING),
+    "bc estimated": partial(cloned, **{**RUNNING, "model.normalization.mode": "estimated"}),
+    "unsaid none box": partial(cloned, action="box", **UNSAID, **SQUASHED),
+    "unsaid running box": partial(cloned, action="box", **UNSAID, **RUNNING),
+    "bc running box": partial(cloned, action="box", **RUNNING),
+    "recurrent box": partial(trained, env=BOX, **{"model.rnn.size": 4}),
+    "dqn": partial(trained, algorithm="dqn"),
+    "ppo": partial(trained, **NETS),
+    "sac box": partial(trained, algorithm="sac", env=BOX, **RUNNING, **UNSAID),
+    "ppo box": partial(trained, env=BOX, **RUNNING, **UNSAID),
+    "nowhere": lambda place, name: place / name,
+    "no run": lambda place, _: place,
+    **dict.fromkeys((*OTHER_CONFIGS, "narrow"), damaged),
+    **{
+        name: partial(cloned, action="box", **{"model.distributions": {"Box": family}})
+        for name, family in FAMILIES.items()
+    },
+}
+"""Earlier runs by name; those with `box` at the end act with numbers, the others choose."""
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The directories of `BASES`, made when they are asked for first; tests do not change them."""
+    place = tmp_path_factory.mktemp("bases")
+    return cache(lambda name: BASES[name](place, name))
 
 
 def started(
-    tmp_path: Path, base: Path | str, algorithm: str, action: str = "box", **changes: Any
+    tmp_path: Path, of: Path | str, algorithm: str, action: str = "box", **changes: Any
 ) -> Path:
     """The directory of a run that starts from a base, and makes no update that counts.
 
@@ -56,15 +124,18 @@ def started(
     given = {
         "env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": action}},
         **{k: v for k, v in SMALL.items() if not k.startswith("model.")},
+        **ALGORITHMS.get("sac" if algorithm == "dqn" else algorithm, {}),
         "algorithm": algorithm,
-        **ALGORITHMS.get(algorithm, {}),
-        "base_run": str(base),
+        "base_run": str(of),
         "run_dir": tmp_path / "next",
         **STILL,
         **changes,
     }
     if algorithm in ("es", "bc"):
         del given["algorithm.n_rollout_steps"]
+    if algorithm == "bc":
+        data = record(tmp_path / "data", SpacesEnv(action=action))
+        given = {**given, "runner.dataset": str(data), "algorithm.batch_size": 16}
     given = {k: v for k, v in given.items() if not k.startswith("model.") or k in changes}
     train(**given)
     return tmp_path / "next"
@@ -90,140 +161,130 @@ def policy_weights(run_dir: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 @pytest.mark.parametrize("mode", ["none", "running"])
-def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, algorithm, mode):
+def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, base, algorithm, mode):
     """Those of the default settings of BC, which are not the defaults of SAC."""
-    normalised = {"model.normalization.mode": mode, "model.normalization.n_steps": 16}
-    unset = {"model.hidden_sizes": None, "model.activation": None, "model.orthogonal_init": None}
-    family = "squashed_gaussian" if mode == "none" else "diagonal_gaussian"
-    families = SQUASHED if mode == "none" else {}
-    base = cloned(tmp_path, "box", **unset, **families, **normalised)
+    earlier = base(f"unsaid {mode} box")
     changes: dict[str, Any] = {}
     if algorithm == "es":
         changes = {"algorithm.noise_stddev": 1e-30, "algorithm.l2_penalty": 0.0, "total_steps": 10}
-    run_dir = started(tmp_path, base, algorithm, **changes)
-    assert same_policy(base, run_dir, ("normalizer.",))
+    run_dir = started(tmp_path, earlier, algorithm, **changes)
+    assert same_policy(earlier, run_dir, ("normalizer.",))
     model = written(run_dir)
     assert (model["hidden_sizes"], model["activation"]) == ([64, 64], "tanh")
     assert model["orthogonal_init"] is True
+    family = "squashed_gaussian" if mode == "none" else "diagonal_gaussian"
     assert model["distributions"] == {"Box": family}
     assert model["normalization"]["mode"] == mode
     if mode == "running":
-        before, after = policy_weights(base), policy_weights(run_dir)
+        before, after = policy_weights(earlier), policy_weights(run_dir)
         assert before["normalizer.count"] < after["normalizer.count"]
 
 
-def test_networks_come_along_in_a_trial(tmp_path):
+def test_networks_come_along_in_a_trial(tmp_path, base):
     """What a trial shortens counts as nothing that was said of the networks."""
-    base = cloned(tmp_path, **RUNNING)
-    run_dir = started(tmp_path, base, "ppo", "discrete", **{"runner.fast_dev_run": True})
+    trial = {"runner.fast_dev_run": True}
+    run_dir = started(tmp_path, base("bc running"), "ppo", "discrete", **trial)
     assert written(run_dir)["hidden_sizes"] == [8]
     normalization = written(run_dir)["normalization"]
     assert (normalization["mode"], normalization["n_steps"]) == ("running", 1)
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
-def test_bc_goes_on_from_the_policy_of_another(tmp_path, algorithm):
+@pytest.mark.parametrize(
+    ("name", "networks"),
+    [
+        ("sac box", ([256, 256], "relu", "squashed_gaussian")),
+        ("ppo box", ([64, 64], "tanh", "diagonal_gaussian")),
+    ],
+)
+def test_bc_goes_on_from_the_policy_of_another(tmp_path, base, name, networks):
     """With the networks that it had there, those of SAC included."""
-    networks = {**RUNNING, "model.hidden_sizes": None}
-    short_run(tmp_path / "base", algorithm, env=BOX, **networks)
-    data = record(tmp_path / "data", SpacesEnv(action="box"))
-    learned = {"runner.dataset": str(data), "algorithm.batch_size": 16}
-    run_dir = started(tmp_path, tmp_path / "base", "bc", **learned)
-    assert same_policy(tmp_path / "base", run_dir)
-    sac, ppo = ([256, 256], "relu", "squashed_gaussian"), ([64, 64], "tanh", "diagonal_gaussian")
+    run_dir = started(tmp_path, base(name), "bc")
+    assert same_policy(base(name), run_dir)
     model = written(run_dir)
     found = (model["hidden_sizes"], model["activation"], model["distributions"]["Box"])
-    assert found == (sac if algorithm == "sac" else ppo)
+    assert found == networks
 
 
-class Unscaled(DiagonalGaussian):
-    """A family that does not say what critics of actions read."""
+TRUST = {"trust": ["test_base_policy"]}
+TO_TRAIN = r"train the base with 'model\.distributions=\{Box: squashed_gaussian\}'"
+FIXED = r"model\.distributions = 'NoisyActions': its entropy is fixed.*squashed_.*_tuning=false"
+NO_RNN = r"train the base with model\.rnn=null$"
+OTHERS = {"model.hidden_sizes": [9], "model.activation": "tanh"}
+NOT_OTHERS = (
+    r"base_run .*\[8\] there, \[9\] here; activation: relu there, tanh here\).*"
+    r"set model\.hidden_sizes=\[8\] model\.activation=relu$"
+)
+WIDE = {"model.distributions": {"Box": {"name": "squashed_gaussian", "log_std_max": 1.0}}}
+WEIGHTS = "do not fit those of this run .*: "
+CHOICES = {"env": {"_target_": "own_envs.SpacesEnv"}}
+SPACES = r"its policy has the action space Box\(.*\), the environment has Discrete\(3, start=-1"
+REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
+    # Networks that the algorithm cannot learn with: how to train the base.
+    ("unscaled box", "sac", TRUST, rf"base_run = .*sac cannot learn .*{TO_TRAIN}"),
+    ("unscaled box", "sac", {**TRUST, **NETS}, TO_TRAIN),
+    ("fixed box", "sac", {}, FIXED),
+    ("recurrent box", "sac", {}, NO_RNN),
+    ("recurrent box", "bc", {}, NO_RNN),
+    # Other settings: what to set, also where weights would fit.
+    ("bc", "ppo", OTHERS, NOT_OTHERS),
+    ("bc", "ppo", {"model.normalization.mode": "running"}, r"set model\.norma.*\.mode=none$"),
+    ("squashed box", "ppo", WIDE, r"set 'model\.dist.*=\{Box: squashed_gaussian\}'$"),
+    # Other weights: settings of the algorithm, another algorithm, networks that have changed.
+    (
+        "dqn",
+        "dqn",
+        {"algorithm.dueling": True},
+        rf"{WEIGHTS}set algorithm\.dueling=False, as",
+    ),
+    ("dqn", "dqn", {"algorithm.num_quantiles": 3}, rf"{WEIGHTS}set algorithm\.num_quantiles=0, as"),
+    ("dqn", "sac", {}, rf"{WEIGHTS}dqn learns another kind of policy; expected one of sac$"),
+    ("narrow", "ppo", {}, r"weights of its policy .*\[8, 2\] there, \[8, 3\]"),
+    # Other spaces, before weights are looked at.
+    ("bc box", "ppo", CHOICES, SPACES),
+    ("bc box", "ppo", {**CHOICES, **NETS}, SPACES),
+    # No policy, or one whose configuration cannot be read.
+    ("no run", "ppo", {}, r"base_run.*holds no saved policy"),
+    ("nowhere", "ppo", {}, r"base_run.*holds no saved policy"),
+    ("no such class", "ppo", {}, r"^base_run = "),
+    ("a list", "ppo", {}, r"^base_run = "),
+]
 
-    def __init__(self, space: gymnasium.spaces.Box) -> None:
-        super().__init__(space)
-        self.critic_input_size = 0
 
-
-def test_sac_says_how_to_train_its_base(tmp_path):
-    """Not all families have what SAC needs; what does is reported, whatever is set besides."""
-    family = {"Box": {"_target_": "test_base_policy.Unscaled"}}
-    base = cloned(tmp_path, "box", **{"model.distributions": family})
-    advice = r"train the base with 'model\.distributions=\{Box: squashed_gaussian\}'"
-    with pytest.raises(ConfigError, match=rf"base_run = .*sac cannot learn .*{advice}"):
-        started(tmp_path, base, "sac", trust=["test_base_policy"])
-    with pytest.raises(ConfigError, match=advice):
-        started(tmp_path, base, "sac", trust=["test_base_policy"], **NETS)
+@pytest.mark.parametrize(
+    ("name", "algorithm", "changes", "words"),
+    REFUSED,
+    ids=[f"{number}-{case[0]}-{case[1]}" for number, case in enumerate(REFUSED)],
+)
+def test_a_base_that_does_not_fit(tmp_path, base, name, algorithm, changes, words):
+    """Key, value, what is expected and what to set; nothing has been written."""
+    action = "box" if name.endswith("box") else "discrete"
+    with pytest.raises(ConfigError, match=words):
+        started(tmp_path, base(name), algorithm, action, **changes)
     assert not (tmp_path / "next").exists()
 
 
-def test_sac_refuses_a_base_whose_entropy_is_fixed(tmp_path):
+def test_sac_begins_with_a_base_whose_entropy_is_fixed(tmp_path, base):
     """Its temperature would grow or fall for ever; one that stays as it is does no harm."""
-    family = {"Box": {"_target_": "maze_train.algorithms.td3.model.NoisyActions"}}
-    base = cloned(tmp_path, "box", **{"model.distributions": family})
-    advice = r"'NoisyActions': its entropy is fixed.*squashed_gaussian.*entropy_tuning=false"
-    with pytest.raises(ConfigError, match=rf"model\.distributions = {advice}"):
-        started(tmp_path, base, "sac")
-    assert not (tmp_path / "next").exists()
-    assert same_policy(base, started(tmp_path, base, "sac", **{"algorithm.entropy_tuning": False}))
-
-
-@pytest.mark.parametrize("algorithm", ["bc", "sac"])
-def test_a_memory_is_refused_by_what_learns_from_single_steps(tmp_path, algorithm):
-    """All that is in the way is reported at once: the shared layers too."""
-    short_run(tmp_path / "base", env=BOX, **{"model.memory.size": 4})
-    data: dict[str, Any] = {}
-    if algorithm == "bc":
-        recorded = record(tmp_path / "data", SpacesEnv(action="box"))
-        data = {"runner.dataset": str(recorded), "algorithm.batch_size": 16}
-    with pytest.raises(ConfigError) as caught:
-        started(tmp_path, tmp_path / "base", algorithm, **data)
-    text = str(caught.value)
-    assert "model.memory=null" in text
-    assert "model.shared_trunk=false" in text
+    fixed = {"algorithm.entropy_tuning": False}
+    run_dir = started(tmp_path, base("fixed box"), "sac", **fixed)
+    assert same_policy(base("fixed box"), run_dir)
 
 
 @pytest.mark.parametrize(("mode", "count"), [("running", 40 + 32), ("estimated", 40)])
 @pytest.mark.parametrize("mode_of_base", ["running", "estimated"])
-def test_the_new_run_says_whether_statistics_go_on(tmp_path, mode_of_base, mode, count):
+def test_the_new_run_says_whether_statistics_go_on(tmp_path, base, mode_of_base, mode, count):
     """Frozen ones of the base do not stay so under `running`, and the other way round."""
-    key = "model.normalization.mode"
-    base = cloned(tmp_path, **{**RUNNING, key: mode_of_base})
-    changes = {**RUNNING, key: mode, "total_steps": 32}
-    started(tmp_path, base, "ppo", "discrete", **changes)
-    after = policy_weights(tmp_path / "next")
-    assert bool(policy_weights(base)["normalizer.frozen"]) == (mode_of_base == "estimated")
+    earlier = base(f"bc {mode_of_base}")
+    changes = {**RUNNING, "model.normalization.mode": mode, "total_steps": 32}
+    after = policy_weights(started(tmp_path, earlier, "ppo", "discrete", **changes))
+    frozen = bool(policy_weights(earlier)["normalizer.frozen"])
+    assert frozen == (mode_of_base == "estimated")
     assert bool(after["normalizer.frozen"]) == (mode == "estimated")
     assert float(after["normalizer.count"]) == count
 
 
-def test_networks_that_do_not_fit(tmp_path):
-    """What differs is named, and exactly what to set; nothing has been written."""
-    base = cloned(tmp_path)
-    with pytest.raises(ConfigError) as caught:
-        started(
-            tmp_path,
-            base,
-            "ppo",
-            "discrete",
-            **{"model.hidden_sizes": [9], "model.activation": "tanh"},
-        )
-    text = str(caught.value)
-    assert "base_run" in text
-    assert "[8] there, [9] here" in text
-    assert "activation: relu there, tanh here" in text  # weights would fit
-    assert "set model.hidden_sizes=[8] model.activation=relu" in text
-    assert not (tmp_path / "next").exists()
-    with pytest.raises(ConfigError, match=r"set model\.normalization\.mode=none$"):
-        started(tmp_path, base, "ppo", "discrete", **{"model.normalization.mode": "running"})
-    base = cloned(tmp_path, "box", "other", **SQUASHED)
-    other: dict[str, Any] = {"Box": {"name": "squashed_gaussian", "log_std_max": 1.0}}
-    with pytest.raises(ConfigError, match=r"set 'model\.dist.*=\{Box: squashed_gaussian\}'$"):
-        started(tmp_path, base, "ppo", **{"model.distributions": other})
-
-
-def test_settings_that_may_be_given(tmp_path):
+def test_settings_that_may_be_given(tmp_path, base):
     """Those of the base, a default by its name, and how weights and statistics begin."""
-    base = cloned(tmp_path, "box", **RUNNING)
     changes = {
         **RUNNING,
         "model.hidden_sizes": [8],
@@ -231,56 +292,10 @@ def test_settings_that_may_be_given(tmp_path):
         "model.normalization.n_steps": 20,
         "model.orthogonal_init": True,
     }
-    run_dir = started(tmp_path, base, "ppo", **changes)
-    assert same_policy(base, run_dir, ("normalizer.",))
+    run_dir = started(tmp_path, base("bc running box"), "ppo", **changes)
+    assert same_policy(base("bc running box"), run_dir, ("normalizer.",))
     assert written(run_dir)["activation"] == "relu"
     assert written(run_dir)["orthogonal_init"] is True
-
-
-@pytest.mark.parametrize(
-    ("algorithm", "changes", "advice"),
-    [
-        ("dqn", {"algorithm.dueling": True}, r"set algorithm\.dueling=False, as it has$"),
-        ("dqn", {"algorithm.num_quantiles": 3}, r"set algorithm\.num_quantiles=0, as it has$"),
-        ("sac", {}, "dqn learns another kind of policy; expected one of sac$"),
-    ],
-)
-def test_settings_of_dqn_that_its_base_has_not(tmp_path, algorithm, changes, advice):
-    """They are named where weights do not fit, and so is another algorithm."""
-    small = {key: value for key, value in ALGORITHMS["sac"].items() if key != "algorithm"}
-    train(**{**settings("sac"), "algorithm": "dqn", "run_dir": tmp_path / "base"})
-    with pytest.raises(ConfigError, match=rf"do not fit those of this run .*: {advice}"):
-        started(tmp_path, tmp_path / "base", algorithm, "discrete", **{**small, **changes})
-
-
-def test_own_networks_of_other_sizes(tmp_path):
-    """Settings say the same, weights do not: what a dotted path names may have changed."""
-    base = cloned(tmp_path)
-    weights = torch.load(base / "best" / "policy.pt")
-    name = next(key for key in weights if key.endswith("weight"))
-    weights[name] = weights[name][:, :-1]
-    torch.save(weights, base / "best" / "policy.pt")
-    (base / "best" / "score.json").unlink()
-    with pytest.raises(ConfigError, match=r"the weights of its policy .*\[8, 2\] there, \[8, 3\]"):
-        started(tmp_path, base, "ppo", "discrete")
-
-
-def test_other_spaces(tmp_path):
-    """A policy for other actions is refused by its spaces, not by its weights."""
-    base = cloned(tmp_path, "box")
-    message = (
-        r"its policy has the action space Box\(.*\), the environment has Discrete\(3, start=-1"
-    )
-    for networks in ({}, NETS):
-        with pytest.raises(ConfigError, match=message):
-            started(tmp_path, base, "ppo", "discrete", **networks)
-
-
-def test_no_policy_there(tmp_path):
-    """A directory without a policy, and one that does not exist."""
-    for name in (".", "nowhere"):
-        with pytest.raises(ConfigError, match=r"base_run.*holds no saved policy"):
-            started(tmp_path, tmp_path / name, "ppo", "discrete")
 
 
 def test_versions_of_the_base(tmp_path):
@@ -319,35 +334,33 @@ def test_versions_of_the_base(tmp_path):
         started(tmp_path, f"{tmp_path}/nowhere@final", "ppo", "discrete", run_dir=tmp_path / "no")
 
 
-def test_critics_are_taken_over_where_there_is_one(tmp_path, capsys):
-    """From PPO to PPO everything goes along; from BC the critic stays as it was made."""
-    base = cloned(tmp_path)
-    short_run(tmp_path / "ppo", **NETS)
-    started(tmp_path, tmp_path / "ppo", "ppo", "discrete")
-    paths = (tmp_path / "ppo", tmp_path / "next")
-    critics = [load_policy(path).model.critic.state_dict() for path in paths]
-    assert all(torch.equal(critics[0][key], critics[1][key]) for key in critics[0])
-    assert "base_run: took over policy, critic\n" in capsys.readouterr().err
-    started(tmp_path, base, "ppo", "discrete", run_dir=tmp_path / "other")
-    assert "base_run: took over policy; new: critic\n" in capsys.readouterr().err
-    scaled = {"algorithm.reward_scaling": True, "run_dir": tmp_path / "scaled"}
-    started(tmp_path, tmp_path / "ppo", "ppo", "discrete", **scaled)
-    assert "base_run: took over policy; new: critic\n" in capsys.readouterr().err
-    transform = {"_target_": "maze_train.ReduceScaleValueTransform"}
-    transformed = {"model.value_transform": transform, "run_dir": tmp_path / "third"}
-    started(tmp_path, tmp_path / "ppo", "ppo", "discrete", **transformed)
-    assert "base_run: took over policy; new: critic\n" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("name", "changes", "new"),
+    [
+        ("ppo", {}, ""),
+        ("bc", {}, "critic"),
+        ("ppo", {"algorithm.reward_scaling": True}, "critic"),
+        ("ppo", {"model.value_transform": VALUES}, "critic"),
+    ],
+    ids=["same", "no critic", "other rewards", "other values"],
+)
+def test_critics_are_taken_over_where_there_is_one(tmp_path, base, capsys, name, changes, new):
+    """From PPO to PPO everything goes along; otherwise the critic stays as it was made."""
+    run_dir = started(tmp_path, base(name), "ppo", "discrete", **changes)
+    parts = f"policy; new: {new}" if new else "policy, critic"
+    assert f"base_run: took over {parts}\n" in capsys.readouterr().err
+    if not new:
+        critics = [load_policy(path).model.critic.state_dict() for path in (base(name), run_dir)]
+        assert all(torch.equal(critics[0][key], critics[1][key]) for key in critics[0])
 
 
-def test_temperatures_are_those_of_the_new_run(tmp_path, capsys):
+def test_temperatures_are_those_of_the_new_run(tmp_path, base, capsys):
     """They are settings; critics and their targets go along."""
-    base, run_dir = tmp_path / "base", tmp_path / "next"
-    short_run(base, "sac", env=BOX, **RUNNING)
     fixed = {"algorithm.entropy_coef": 0.05, "algorithm.entropy_tuning": False}
-    started(tmp_path, base, "sac", **fixed)
+    run_dir = started(tmp_path, base("sac box"), "sac", **fixed)
     told = "took over normalizer, policy, critics, target_critics; new: log_temperatures"
     assert told in capsys.readouterr().err
-    before, after = (torch.load(path / "best" / "policy.pt") for path in (base, run_dir))
+    before, after = (torch.load(p / "best" / "policy.pt") for p in (base("sac box"), run_dir))
     assert float(after["log_temperatures"].exp()) == pytest.approx(0.05)
     critics = [key for key in before if key.startswith("critics.")]
     assert critics
@@ -357,7 +370,7 @@ def test_temperatures_are_those_of_the_new_run(tmp_path, capsys):
 @pytest.mark.parametrize("says_networks", [True, False])
 def test_a_continued_run_does_not_need_its_base(tmp_path, says_networks):
     """Its checkpoint has everything, and its config.yaml the networks; the base may be gone."""
-    base = cloned(tmp_path, "box")
+    base = cloned(tmp_path, "bc", "box")
     given = {"total_steps": 64, **(NETS if says_networks else {})}
     started(tmp_path, base, "ppo", **given)
     shutil.rmtree(base)
@@ -365,12 +378,3 @@ def test_a_continued_run_does_not_need_its_base(tmp_path, says_networks):
     assert result.summary.env_steps >= 128
     # The same command again, which says as little about networks as before.
     started(tmp_path, base, "ppo", **{**given, "resume": "auto", "total_steps": 192})
-
-
-@pytest.mark.parametrize("damage", ["algorithm: {_target_: no.such.Thing}", "- 1"])
-def test_a_configuration_that_can_not_be_read(tmp_path, damage):
-    """The error is one of base_run, whatever is wrong there."""
-    base = cloned(tmp_path)
-    (base / "best" / "config.yaml").write_text(damage)
-    with pytest.raises(ConfigError, match=r"^base_run = "):
-        started(tmp_path, base, "ppo", "discrete")

@@ -193,7 +193,7 @@ def test_estimated_statistics_are_frozen(tmp_path, cartpole):
         ({"runner.dataset": "minari:no/such-v0"}, "runner.dataset = 'minari:no/"),
         ({"runner.dataset": {"_target_": "no.such"}}, "runner.dataset._target_"),
         ({"env": "Pendulum-v1"}, "env = 'Pendulum-v1': has the observation space"),
-        ({"model.memory.size": 4}, "model.memory"),
+        ({"model.rnn.size": 4}, "model.rnn"),
         ({"algorithm.class_weight": "balanced"}, "did you mean algorithm.class_weights"),
         ({"evaluation.metric": "validation/accurcy"}, "validation/discrete_accuracy"),
         ({"evaluation.metric": "eval/success_rate"}, "not reported"),
@@ -206,7 +206,7 @@ def test_estimated_statistics_are_frozen(tmp_path, cartpole):
 def test_what_is_refused(tmp_path, cartpole, changes, message):
     """With the key, what is expected, and the remedy."""
     given = {"runner.dataset": str(cartpole), "run_dir": tmp_path / "run", **SMALL, **changes}
-    if "model.memory.size" in changes:
+    if "model.rnn.size" in changes:
         given["model"] = "vector_rnn"
     with pytest.raises(ConfigError) as caught:
         train(**given)

@@ -204,7 +204,7 @@ def given() -> TrajectoryDataset:
     return found
 
 
-MEMORY = {"agents": ["referee"], "model": {"memory": {"cell": "gru", "size": 4}}}
+MEMORY = {"agents": ["referee"], "model": {"rnn": {"cell": "gru", "size": 4}}}
 
 
 @pytest.mark.parametrize(
@@ -212,7 +212,7 @@ MEMORY = {"agents": ["referee"], "model": {"memory": {"cell": "gru", "size": 4}}
     [
         (
             {"policies": {**POLICIES, "judge": MEMORY}},
-            r"policies\.judge\.model\.memory: bc learns from single transitions",
+            r"policies\.judge\.model\.rnn: bc learns from single transitions",
         ),
         (
             {"env": None, "algorithm.validation_percentage": 0},

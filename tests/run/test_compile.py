@@ -15,7 +15,7 @@ from short_runs import rows, settings, short_run
 
 from maze_train import load_policy
 from maze_train.core.errors import ConfigError
-from maze_train.learner import steps as compiled
+from maze_train.learner import faster as compiled
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -90,7 +90,7 @@ def test_numbers_are_those_of_the_ordinary_way(case: str, graphs: Any) -> None:
 def test_a_loss_that_is_no_graph_is_refused(graphs: Any) -> None:
     """The message has the reason; networks alone are compiled all the same, but for a memory."""
     with pytest.raises(ConfigError, match=r"algorithm.compile = 'forward': .*recurrent"):
-        short_run(**{"algorithm.compile": "forward", "model.memory.size": 6})
+        short_run(**{"algorithm.compile": "forward", "model.rnn.size": 6})
     more = {"algorithm.loss_function": {"_target_": "test_compile.loss_that_looks"}}
     with pytest.raises(ConfigError, match=r"algorithm.compile = 'update': .* expected forward"):
         short_run("update", **more, **{"algorithm.compile": "update"})

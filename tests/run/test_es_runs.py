@@ -11,13 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
 from agent_envs import Pushers
 from cases import everyday
-from gymnasium import spaces
+from es_problems import WalkEnv
 from own_envs import SpacesEnv
 from short_runs import FORK, rows, short_run, summary
 from torch import nn
@@ -28,59 +27,29 @@ from maze_train.algorithms.es.trainer import STATISTICS_STEPS
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
-OWN = ["test_es_runs", "own_parts", "own_envs"]
-VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
-HYBRID = spaces.Dict({"gear": spaces.Discrete(3), "force": spaces.Box(-1.0, 1.0, (2,))})
+OWN = ["test_es_runs", "es_problems", "own_parts", "own_envs"]
+HYBRID = partial(WalkEnv, "box", "dict")
 
 
-class UnevenEnv(gymnasium.Env[Any, Any]):
-    """Episodes of 2 to 40 steps, as the actions and the seed decide; the reward is what they move.
+class KilledEnv(WalkEnv):
+    """Kills its process at a step, as often as there are files to take away.
 
     Args:
-        hybrid: Whether an action is a choice and two numbers, instead of a choice.
-        kills: Directory of files that are removed one by one; who removes one is killed. None: none
-            is.
-        at: Step of an environment at which that happens.
+        kills: Directory of the files.
+        at: Which of its steps, all episodes taken together.
     """
 
-    observation_space = VECTOR
-
-    def __init__(self, hybrid: bool = False, kills: str | None = None, at: int = 24) -> None:
-        self.action_space = HYBRID if hybrid else spaces.Discrete(3)
-        self.kills, self.at = kills, at
-        self.steps = 0
-
-    def observe(self) -> Any:
-        noise = self.np_random.uniform(-0.2, 0.2, 2)
-        return np.array([math.tanh(self.place), *noise], np.float32)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.t, self.place = 0, float(self.np_random.normal())
-        self.limit = int(self.np_random.integers(2, 41))
-        return self.observe(), {}
+    def __init__(self, kills: str, at: int) -> None:
+        super().__init__()
+        self.kills, self.at = Path(kills), at
 
     def step(self, action: Any) -> Any:
-        assert self.action_space.contains(action), action
-        self.steps += 1
-        if self.kills is not None and self.steps == self.at:
-            self.die()
-        self.t += 1
-        gear = action["gear"] if isinstance(action, dict) else action
-        move = 0.2 * (float(gear) - 1.0)
-        if isinstance(action, dict):
-            move += 0.1 * float(action["force"].sum())
-        self.place += move
-        ended = abs(self.place) > 2.0
-        info = {"is_success": self.place > 0} if ended or self.t == self.limit else {}
-        return self.observe(), self.place - abs(move), ended, self.t == self.limit, info
-
-    def die(self) -> None:
-        """Take a file away, and this process with it."""
-        for path in Path(str(self.kills)).iterdir():
-            with suppress(FileNotFoundError):  # another process was faster
-                path.unlink()
-                os.kill(os.getpid(), signal.SIGKILL)
+        if self.steps == self.at:
+            for path in self.kills.iterdir():
+                with suppress(FileNotFoundError):  # another process was faster
+                    path.unlink()
+                    os.kill(os.getpid(), signal.SIGKILL)
+        return super().step(action)
 
 
 class Reckless(nn.Module):
@@ -98,9 +67,9 @@ class Reckless(nn.Module):
         return params
 
 
-def es_run(run_dir: str = "run", env: Any = None, **overrides: Any) -> Any:
+def es_run(run_dir: str = "run", env: Any = WalkEnv, **overrides: Any) -> Any:
     """A short run of ES, by default on episodes of uneven lengths."""
-    return short_run(run_dir, "es", env=UnevenEnv if env is None else env, **overrides)
+    return short_run(run_dir, "es", env=env, **overrides)
 
 
 def compared(run_dir: str) -> list[dict[str, str]]:
@@ -158,7 +127,7 @@ def test_sampled_actions_and_noise_of_actions_count() -> None:
             "algorithm.deterministic": deterministic,
             "evaluation.n_episodes": 0,
         }
-        env = partial(UnevenEnv, hybrid)
+        env = partial(WalkEnv, "box", "dict" if hybrid else "discrete")
         result = es_run(f"run{len(found)}", env, **one_update, **settings)
         found.append(result.history[0]["train/episode_return_mean"])
     assert found[0] != found[1]
@@ -190,7 +159,7 @@ def test_a_wrapper_acts_and_is_saved() -> None:
 EQUAL: dict[str, tuple[Any, dict[str, Any]]] = {
     "CartPole": ("CartPole-v1", {}),
     "normalised": (
-        UnevenEnv,
+        WalkEnv,
         {
             "model.normalization.mode": "running",
             "model.normalization.n_steps": 50,
@@ -198,14 +167,14 @@ EQUAL: dict[str, tuple[Any, dict[str, Any]]] = {
         },
     ),
     "sampled, with noise": (
-        partial(UnevenEnv, True),
+        HYBRID,
         {"algorithm.deterministic": False, "algorithm.action_noise_stddev": 0.2},
     ),
     "memory": (
-        partial(UnevenEnv, True),
-        {"model": "vector_rnn", "model.memory.size": 4, "algorithm.n_timesteps_per_update": 150},
+        HYBRID,
+        {"model": "vector_rnn", "model.rnn.size": 4, "algorithm.n_timesteps_per_update": 150},
     ),
-    "wrapper": (UnevenEnv, {"algorithm.policy_wrapper": {"_target_": "test_es_runs.Reckless"}}),
+    "wrapper": (WalkEnv, {"algorithm.policy_wrapper": {"_target_": "test_es_runs.Reckless"}}),
     "Dict": (
         partial(SpacesEnv, "dict", "dict"),
         {"algorithm.deterministic": False, "algorithm.action_noise_stddev": 0.2},
@@ -251,8 +220,7 @@ def test_killed_workers_make_no_difference(
     for name in "ab":
         (kills / name).touch()
     settings = {**FORK, "runner.n_workers": 2, "runner.on_worker_failure": "restart"}
-    env = partial(UnevenEnv, kills=str(kills), at=at)
-    es_run("local", lambda: env(), **more, **settings)
+    es_run("local", lambda: KilledEnv(str(kills), at), **more, **settings)
     assert list(kills.iterdir()) == []
     assert_equal_runs("local", "dev")
     restarts = [float(row["train/worker_restarts"] or 0) for row in rows("local")]

@@ -94,7 +94,7 @@ def test_a_loss_of_ones_own(algorithm: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "model"),
     [
-        *(("a2c", {}), ("ppo", {"memory": {"cell": "gru", "size": 8}}), ("impala", {})),
+        *(("a2c", {}), ("ppo", {"rnn": {"cell": "gru", "size": 8}}), ("impala", {})),
         ("sac", {"activation": "tanh"}),
     ],
 )

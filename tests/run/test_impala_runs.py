@@ -30,6 +30,19 @@ UPDATE = 2 * 8 * 2
 """Steps of an update: two rollouts of eight steps of two environments."""
 
 
+@pytest.fixture
+def learned(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The rollouts that updates learn from."""
+    original, found = ImpalaLearner.preprocess, []
+
+    def noted(self: Any, module_id: str, rollout: Any, statistics: Any) -> Any:
+        found.append(rollout)
+        return original(self, module_id, rollout, statistics)
+
+    monkeypatch.setattr(ImpalaLearner, "preprocess", noted)
+    return found
+
+
 def impala_run(run_dir: str = "run", env: Any = None, **overrides: Any) -> Any:
     """A short run of IMPALA, by default on a toy environment."""
     env = {"_target_": "own_envs.SpacesEnv"} if env is None else env
@@ -91,38 +104,25 @@ def test_each_actor_has_its_turn_and_its_seeds(tmp_path: Path) -> None:
     assert len({obs for diary in happened for obs in diary}) == 144
 
 
-def test_an_actor_that_has_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_actor_that_has_several_turns(learned: list[Any]) -> None:
     """Rollouts of one actor in a batch continue from each other, and have memory of their own."""
-    original, seen = ImpalaLearner.preprocess, []
-
-    def noted(self: Any, module_id: str, rollout: Any, statistics: Any) -> Any:
+    impala_run(**{"algorithm.num_actors": 1}, total_steps=3 * 64)
+    assert len(learned) == 3
+    for rollout in learned:
         assert torch.equal(rollout.obs[-1, :4], rollout.obs[0, 4:])
         assert not torch.equal(rollout.obs[:-1, :4], rollout.obs[:-1, 4:])
-        seen.append(rollout.obs)
-        return original(self, module_id, rollout, statistics)
-
-    monkeypatch.setattr(ImpalaLearner, "preprocess", noted)
-    impala_run(**{"algorithm.num_actors": 1}, total_steps=3 * 64)
-    assert len(seen) == 3
-    for before, after in pairwise(seen):
-        assert torch.equal(before[-1, 4:], after[0, :4])
+    for before, after in pairwise(learned):
+        assert torch.equal(before.obs[-1, 4:], after.obs[0, :4])
 
 
-def test_what_was_learned_from_before_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_learned_from_before_is_no_step(learned: list[Any]) -> None:
     """A batch grows by the kept rollouts, the number of environment steps does not."""
-    original, seen = ImpalaLearner.preprocess, []
-
-    def noted(self: Any, module_id: str, rollout: Any, statistics: Any) -> Any:
-        seen.append((rollout.num_envs, rollout.replayed))
-        return original(self, module_id, rollout, statistics)
-
-    monkeypatch.setattr(ImpalaLearner, "preprocess", noted)
     more = {"algorithm.replay_size": 3, "algorithm.replay_proportion": 1.5}
     result = impala_run(**more)
     assert result.summary.env_steps == 6 * UPDATE == result.history[-1]["actors/steps_made"]
-    assert [num_envs for num_envs, _ in seen] == [4] + [4 + 3 * 2] * 5
-    assert seen[0][1] is None
-    assert all(flags.tolist() == [False] * 4 + [True] * 6 for _, flags in seen[1:])
+    assert [rollout.num_envs for rollout in learned] == [4] + [4 + 3 * 2] * 5
+    assert learned[0].replayed is None
+    assert all(x.replayed.tolist() == [False] * 4 + [True] * 6 for x in learned[1:])
 
 
 @pytest.mark.slow
@@ -184,7 +184,7 @@ def test_actors_in_processes() -> None:
 CONTENTS: dict[str, tuple[Any, dict[str, Any]]] = {
     "memory": (
         {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}},
-        {"model": "vector_rnn", "model.memory.size": 8, "algorithm.replay_size": 3},
+        {"model": "vector_rnn", "model.rnn.size": 8, "algorithm.replay_size": 3},
     ),
     "masks, normalised": (
         {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "mask", "action": "choice"}},
@@ -232,28 +232,21 @@ def test_what_actors_send(case: str) -> None:
 
 
 @pytest.mark.slow
-def test_stacks_of_frames_arrive_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stacks_of_frames_arrive_whole(learned: list[Any]) -> None:
     """The learner sees the pictures in the order in which they were made, also of the replay."""
-    original, checked = ImpalaLearner.preprocess, []
-
-    def checking(self: Any, module_id: str, rollout: Any, statistics: Any) -> Any:
-        steps, envs = rollout.num_steps, rollout.num_envs
-        stacks = rollout.flat_obs()[0 : (steps + 1) * envs].view(steps + 1, envs, 4, 16, 16)
-        ages = stacks[:, :, :, 0, 0].long()
+    more = {"model.image_encoder": "impala", "model.hidden_sizes": [8], "algorithm.replay_size": 4}
+    result = impala_run(env=stacked_pictures, **FORK, **more, total_steps=6 * UPDATE)
+    assert [rollout.num_envs for rollout in learned] == [4] + [8] * 5
+    assert all(math.isfinite(value) for value in result.history[-1].values())
+    for rollout in learned:
+        ages = rollout.obs[:, :, :, 0, 0].long()
         newest = ages[:, :, -1:]
         assert torch.equal(ages, (newest + torch.arange(-3, 1)).clamp(min=0))
         after = torch.where(rollout.ended, 0, newest[:-1, :, 0] + 1)
         assert torch.equal(newest[1:, :, 0], after)
-        goes_on = ~rollout.ended
-        assert torch.equal(rollout.rewards[goes_on], stacks[1:, :, 3, 0, 1].float()[goes_on])
-        checked.append(envs)
-        return original(self, module_id, rollout, statistics)
-
-    monkeypatch.setattr(ImpalaLearner, "preprocess", checking)
-    more = {"model.image_encoder": "impala", "model.hidden_sizes": [8], "algorithm.replay_size": 4}
-    result = impala_run(env=stacked_pictures, **FORK, **more, total_steps=6 * UPDATE)
-    assert checked == [4] + [8] * 5
-    assert all(math.isfinite(value) for value in result.history[-1].values())
+        continues = ~rollout.ended
+        seen = rollout.obs[1:, :, 3, 0, 1].float()
+        assert torch.equal(rollout.rewards[continues], seen[continues])
 
 
 # -- what goes wrong -----------------------------------------------------------------------------
@@ -280,5 +273,5 @@ def test_environments_of_actors_are_numbered_through():
     """In messages, those of the second actor follow those of the first."""
     values = {"env": "CartPole-v1", "algorithm": "impala", "algorithm.num_actors": 2}
     with TrainingRunner(prepare(load_config({**values, "runner.concurrency": 6}))) as runner:
-        workers = runner.builder.actors._pool.workers
+        workers = runner.builder.source.pool.workers
         assert [env.first_env for worker in workers for env in worker._envs.values()] == [0, 3]

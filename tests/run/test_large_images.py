@@ -17,7 +17,7 @@ from short_runs import QUIET
 
 from maze_train import EnvConfig, EnvFactory, MultiAgentEnv, Turn, load_config, train
 from maze_train.algorithms.ppo.learner import PPOLearner
-from maze_train.run.runner import start_notes
+from maze_train.run.notes import start_notes
 from maze_train.training import contexts as update_clock
 from maze_train.training.contexts import UpdateClock
 from maze_train.training.outcome import Interrupted

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from typing import Any
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 from short_runs import FORK, rows, settings
 
-from maze_train import load_policy, train
+from maze_train import load_policy, run_rollout, train
 from maze_train.core.errors import ConfigError
 from maze_train.training.models import modules_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -35,16 +40,16 @@ def weights(name: str, policy: str) -> dict[str, torch.Tensor]:
     return {key[len(start) :]: value for key, value in found.items() if key.startswith(start)}
 
 
-@pytest.mark.parametrize(
-    ("foe", "more"),
-    [
-        ({"source": "random"}, {}),
-        ({"source": TAKES_ONE}, {}),
-        ({"frozen": True}, {}),
-        ({}, {"policies_to_train": ["main"]}),
-    ],
-    ids=["random", "own", "frozen", "not chosen"],
-)
+STILL: dict[str, Any] = {
+    "random": ({"source": "random"}, {}),
+    "own": ({"source": TAKES_ONE}, {}),
+    "frozen": ({"frozen": True}, {}),
+    "not chosen": ({}, {"policies_to_train": ["main"]}),
+}
+"""Settings of the second player and of the run with which it does not learn."""
+
+
+@pytest.mark.parametrize(("foe", "more"), STILL.values(), ids=STILL)
 def test_a_policy_that_does_not_learn(foe: dict[str, Any], more: dict[str, Any]) -> None:
     """It acts, its turns are dropped, and a run that is continued has the same numbers."""
     more = {**more, "checkpoint.interval": 1, "algorithm.lr": 0.01, "total_steps": 0}
@@ -62,36 +67,20 @@ def test_a_policy_that_does_not_learn(foe: dict[str, Any], more: dict[str, Any])
         assert value.equal(weights("slow", "foe")[name])
 
 
-@pytest.mark.parametrize(
-    ("foe", "more"),
-    [({"frozen": True}, {}), ({}, {"policies_to_train": ["main"]})],
-    ids=["frozen", "not chosen"],
-)
-def test_only_policies_that_learn_explore(foe: dict[str, Any], more: dict[str, Any]) -> None:
-    """The noise of the run is not for others, which act as they are."""
-    run("dqn", foe, "dqn", **more, **{"algorithm.epsilon": 0.9})
-    assert weights("dqn", "main")["epsilon"] == pytest.approx(0.9)
-    assert weights("dqn", "foe")["epsilon"] == 0.0
-
-
-@pytest.mark.parametrize(
-    ("foe", "more"),
-    [({"frozen": True}, {}), ({}, {"policies_to_train": ["main"]})],
-    ids=["frozen", "not chosen"],
-)
-def test_statistics_are_those_of_policies_that_learn(
-    foe: dict[str, Any], more: dict[str, Any]
-) -> None:
-    """The others stay as they are, with replay buffers as well."""
-    more = {**more, "model.normalization.mode": "running"}
+@pytest.mark.parametrize("how", ["frozen", "not chosen"])
+def test_policies_that_do_not_learn_act_as_they_are(how: str) -> None:
+    """The noise of the run is not for them, and their statistics stay, with replay buffers too."""
+    foe, more = STILL[how]
+    more = {**more, "model.normalization.mode": "running", "algorithm.epsilon": 0.9}
     found = {}
     for steps in (128, 192):
         run(f"{steps}", foe, "dqn", **more, total_steps=steps)
         model = load_policy(f"{steps}@final", trust=["agent_envs"]).model
         found[steps] = {key: own.state_dict() for key, own in modules_of(model).items()}
-    for policy, is_same in (("foe", True), ("main", False)):
-        pair = (found[steps][policy]["normalizer.count"] for steps in found)
-        assert torch.equal(*pair) == is_same
+    for policy, is_same, epsilon in (("foe", True, 0.0), ("main", False, 0.9)):
+        one, other = (found[steps][policy] for steps in found)
+        assert torch.equal(one["normalizer.count"], other["normalizer.count"]) == is_same
+        assert float(one["epsilon"]) == pytest.approx(epsilon)
 
 
 def test_a_policy_remembers_while_replay_buffers_are_filled() -> None:
@@ -133,55 +122,84 @@ def test_a_policy_of_a_run_goes_on_from_its_weights(frozen: bool) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("foe", "more", "problem"),
-    [
-        ({}, {"policies_to_train": ["mian"]}, "policies_to_train = 'mian': no such policy; .*main"),
-        (
-            {"source": "random"},
-            {"policies_to_train": ["foe"]},
-            "policies_to_train = 'foe': is frozen or has no weights; .*: main, judge",
-        ),
-        (
-            {"frozen": True},
-            {"algorithm.overrides": {"foe": {"lr": 0.1}}},
-            "algorithm.overrides = 'foe': is frozen or has no weights; .*: main, judge",
-        ),
-        ({}, {"policies_to_train": []}, r"policies_to_train = \[\]: no policy would learn"),
-        (
-            {"source": "random", "model": {"hidden_sizes": [3]}},
-            {},
-            r"policies\.foe\.model = 'random': a policy of this source has no networks",
-        ),
-        ({"source": {"name": 1}}, {}, r"policies\.foe\.source = .*expected the key _target_"),
-        (
-            {"source": {"_target_": "own_policies.Nothing"}},
-            {},
-            r"policies\.foe\.source = 'Nothing': expected an ActingModel that is a module",
-        ),
-        ({"source": "base"}, {}, r"policies\.foe\.source = .*several policies: .*base:main"),
-        ({"source": "base:judge"}, {}, r"policies\.foe\.source .*second has"),
-        ({"source": "none"}, {}, r"policies\.foe\.source .*holds no saved policy"),
-    ],
-    ids=[
-        *("typo", "frozen", "settings", "none", "networks", "no target", "no policy"),
-        *("several", "spaces", "no run"),
-    ],
-)
-def test_what_is_no_source_is_named(
+REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "typo": (
+        {},
+        {"policies_to_train": ["mian"]},
+        "policies_to_train = 'mian': no such policy; .*main",
+    ),
+    "frozen": (
+        *({"source": "random"}, {"policies_to_train": ["foe"]}),
+        "policies_to_train = 'foe': is frozen or has no weights; .*: main, judge",
+    ),
+    "settings": (
+        *({"frozen": True}, {"algorithm.overrides": {"foe": {"lr": 0.1}}}),
+        "algorithm.overrides = 'foe': is frozen or has no weights; .*: main, judge",
+    ),
+    "none": ({}, {"policies_to_train": []}, r"policies_to_train = \[\]: no policy would learn"),
+    "networks": (
+        *({"source": "random", "model": {"hidden_sizes": [3]}}, {}),
+        r"policies\.foe\.model = 'random': a policy of this source has no networks",
+    ),
+}
+
+
+@pytest.mark.parametrize(("foe", "more", "problem"), REFUSED.values(), ids=REFUSED)
+def test_policies_that_can_not_learn_are_named(
     foe: dict[str, Any], more: dict[str, Any], problem: str
 ) -> None:
     """Key, value, what is expected."""
-    if str(foe.get("source")).startswith("base"):
-        run("base", {})
     with pytest.raises(ConfigError, match=problem):
         run("run", foe, **more)
 
 
-def test_a_policy_without_networks_is_no_source() -> None:
-    """The message has the policies of that version that have networks."""
-    run("base", {"source": "random"}, **{"checkpoint.interval": 1})
-    place = r"\S*base/checkpoints/epoch_\d+"
-    problem = rf"{place} has no networks in its policy foe: expected {place}:main, {place}:judge"
-    with pytest.raises(ConfigError, match=rf"policies\.foe\.source = .*base@final:foe': {problem}"):
-        run("run", {"source": "base@final:foe"})
+PLACE = r"\S*base/checkpoints/epoch_\d+"
+NO_SOURCES: dict[str, tuple[Any, str]] = {
+    "no policy": ({"_target_": "own_policies.Nothing"}, "Nothing.*: expected 'random', a model"),
+    "several": ("base", "several policies: .*base:main"),
+    "other id": ("base:other", "expected .*base:main"),
+    "spaces": ("base:judge", "its policy has the observation space .*, second has"),
+    "no run": ("none", "holds no saved policy"),
+    # Those of that version that have networks are named.
+    "no networks": (
+        "base@final:foe",
+        rf"{PLACE} has no networks in its policy foe: expected {PLACE}:main, {PLACE}:judge",
+    ),
+}
+
+
+def played(source: Any) -> None:
+    """A rollout in which the second player has its own policy."""
+    policies = {"foe": {"agents": ["second"], "source": source}}
+    rollout = {"env": HEAPS["env"], "policy": "random", "policies": policies}
+    run_rollout(**rollout, trust=["own_policies"], progress="quiet")
+
+
+def evaluated(source: Any) -> None:
+    """A run whose policies are evaluated against an opponent."""
+    run("run", {}, **{"evaluation.opponents": {"foe": source}})
+
+
+USES: dict[str, tuple[Callable[[Any], None], str]] = {
+    "training": (lambda source: run("run", {"source": source}), "policies.foe.source"),
+    "rollout": (played, "policies.foe.source"),
+    "opponent": (evaluated, "evaluation.opponents.foe"),
+}
+
+
+FINE = {("several", "rollout"), ("several", "opponent"), ("spaces", "opponent")}
+"""There a run gives each agent its own policy, and an opponent plays for the agents that it can."""
+
+
+@pytest.mark.parametrize(
+    ("name", "use"), [pair for pair in product(NO_SOURCES, USES) if pair not in FINE]
+)
+def test_what_is_no_source_is_named(name: str, use: str) -> None:
+    """Wherever settings name a policy: key, value, what is expected; nothing is written."""
+    (source, words), (play, key) = NO_SOURCES[name], USES[use]
+    if str(source).startswith("base"):
+        run("base", {"source": "random"}, **{"checkpoint.interval": 1})
+    before = sorted(Path().rglob("*"))
+    with pytest.raises(ConfigError, match=f"^{key} = .*{words}"):
+        play(source)
+    assert sorted(Path().rglob("*")) == before

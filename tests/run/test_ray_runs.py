@@ -55,19 +55,48 @@ COMMAND = [
     *("env=CartPole-v1", "+algorithm=ppo", "runner.concurrency=2", "algorithm.n_rollout_steps=8"),
     *("total_steps=48", "algorithm.batch_size=8", "algorithm.epoch_length=2", "seed=1"),
     *("evaluation.n_episodes=2", "evaluation.max_episode_steps=20", "tracking.plot=false"),
+    "learner_group.n_learners=2",
 ]
 
 
+ANOTHER_RAY = "import ray; ray.init(address='local', num_cpus=1); print(flush=True); input()"
+
+
 def test_one_machine(tmp_path: Path) -> None:
-    """As a user begins: `address=local` gives the numbers of `dev`; its logs are reported of."""
+    """As a user begins: without an address, with several learners, next to another program's Ray.
+
+    The numbers are those of `dev`, the logs are named, and the process ends by itself.
+    """
     pytest.importorskip("ray")
-    for name, place in (("dev", ()), ("ray", ("runner=ray", "runner.address=local"))):
-        command = [sys.executable, "-m", "maze_train.cli", *COMMAND, f"run_dir={name}", *place]
-        result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stderr
+    other = subprocess.Popen(
+        [sys.executable, "-c", ANOTHER_RAY],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    with other:
+        for place in ("dev", "ray"):
+            if place == "ray":
+                assert other.stdout is not None
+                assert other.stdout.readline()  # it runs by now
+            command = [
+                *COMMAND,
+                f"run_dir={place}",
+                f"runner={place}",
+                "learner_group.n_learners=2",
+            ]
+            result = subprocess.run(
+                [sys.executable, "-m", "maze_train.cli", *command],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=2 * PATIENCE_S,
+            )
+            assert result.returncode == 0, result.stderr
     assert rows(tmp_path / "ray") == rows(tmp_path / "dev")
     first, *others = result.stderr.splitlines()
-    assert first.startswith("ray: 1 machine, ")
+    assert first.startswith("ray: no cluster runs, so Ray was started on this machine: 1 machine, ")
     assert [line for line in others if "ray" in line.lower()] == []
 
 

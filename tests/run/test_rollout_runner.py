@@ -242,12 +242,10 @@ def test_records_are_appended_to_another_data_set() -> None:
     assert not Path("out").exists()
 
 
-def test_a_data_set_of_two_policies(run: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """Parts tell who acted, and a warning tells that they were several."""
+def test_a_data_set_of_two_policies(run: str) -> None:
+    """Parts tell who acted."""
     for number, who in enumerate(({"run": run}, {"policy": "random", "env": "CartPole-v1"})):
-        assert capsys.readouterr().err == ""
         play(**who, record=True, record_dir="data", output_dir=f"out{number}")
-    assert "data began with policy {" in capsys.readouterr().err
     dataset = open_dataset("data")
     assert [part.policy.get("algorithm") for part in dataset.parts] == ["ppo", None]
     assert dataset.parts[1].policy == {"policy": "random"}
@@ -330,45 +328,45 @@ def test_results_that_can_not_be_written(run: str, monkeypatch: pytest.MonkeyPat
     with pytest.raises(ConfigError, match=message):
         play(run=run, output_dir="file/out")
 
-    def fails(*arguments: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(JSONSummaryWriter, "finish", fails)
+    monkeypatch.setattr(JSONSummaryWriter, "finish", lambda *_: fills_disk())
     with pytest.raises(RunDirectoryError, match=r"out cannot be written: .*No space left"):
         play(run=run)
 
 
-def test_results_that_are_moved(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The row of the next episode ends the rollout; their directory is not made again."""
+def moves_results() -> None:
+    """The directory of the results is moved."""
+    Path("out").rename("moved")
+
+
+def fills_disk() -> None:
+    """There is no room left."""
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("happens", "words"), [(moves_results, "moved or removed"), (fills_disk, "No space left")]
+)
+def test_a_row_that_can_not_be_written(
+    monkeypatch: pytest.MonkeyPatch, happens: Any, words: str
+) -> None:
+    """It ends the rollout; files are written once more, a directory is not made again."""
     write = CSVWriter.write
 
-    def moves(self: CSVWriter, row: Any) -> None:
-        write(self, row)
-        if row["number"] == 1:
-            Path("out").rename("moved")
-
-    monkeypatch.setattr(CSVWriter, "write", moves)
-    with pytest.raises(RunDirectoryError, match=r"out cannot be written: .*moved or removed"):
-        play(run=run)
-    assert not Path("out").exists()
-    assert len(Path("moved/evaluation.csv").read_text().splitlines()) == 3
-
-
-def test_a_disk_that_gets_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A row that cannot be written ends the rollout; the files are then written once more."""
-    write = CSVWriter.write
-
-    def full(self: CSVWriter, row: Any) -> None:
+    def writes(self: CSVWriter, row: Any) -> None:
         write(self, row)
         if row["number"] == 2:
-            raise OSError(28, "No space left on device")
+            happens()
 
-    monkeypatch.setattr(CSVWriter, "write", full)
-    with pytest.raises(RunDirectoryError, match=r"out cannot be written: .*No space left"):
+    monkeypatch.setattr(CSVWriter, "write", writes)
+    with pytest.raises(RunDirectoryError, match=rf"out cannot be written: .*{words}"):
         play(**RANDOM, record=True)
-    assert summary("out")["stop_reason"] == "error"
-    assert [int(row["seed"]) for row in rows()] == list(open_dataset("out/trajectories").seeds)
-    assert rows()[0]["number"] == "0"
+    if happens is moves_results:
+        assert not Path("out").exists()
+        assert [row["number"] for row in rows("moved")] == ["0", "1", "2"]
+    else:
+        assert summary("out")["stop_reason"] == "error"
+        assert rows()[0]["number"] == "0"
+        assert [int(row["seed"]) for row in rows()] == list(open_dataset("out/trajectories").seeds)
 
 
 def test_progress_and_outcome(run: str, capsys: pytest.CaptureFixture[str]) -> None:

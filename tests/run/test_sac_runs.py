@@ -174,7 +174,7 @@ def test_a_demonstration_that_is_cut_is_not_joined_with_the_run() -> None:
         trainer: Any = runner.builder.build(TrainerServices())
         for _ in range(3):
             trainer.update_once(trainer.progress(), Statistics())
-        batch = trainer.replay_buffer.sample_batch(3000)
+        batch = trainer.replay_buffers["default"].sample_batch(3000)
     is_second = (batch.obs == 0.25).all(1)
     assert batch.next_obs[is_second].unique().tolist() == [0.25]
     # Over two steps and over one before the cut, over one after it.

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 from agent_envs import Peek
-from short_runs import FORK, rows, short_run
+from short_runs import rows, short_run
 
-from maze_train import load_learner, load_policy
-from maze_train.core.errors import ConfigError
+from maze_train import ConfigError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -25,21 +24,11 @@ HEAPS: dict[str, Any] = {
     "trust": ["agent_envs"],
 }
 METRIC_OF_THIRD = "eval/third/episode_return_mean"
-CASES: dict[str, dict[str, Any]] = {
-    "epochs": {},
-    "win rate": {"opponents": {"add_every": 0, "at_win_rate": 0.4, "least_episodes": 3, "keep": 2}},
-    "centralised": {"model.centralized_critic": True},
-    "memory": {
-        "model.memory": {"cell": "gru", "size": 6},
-        "algorithm.n_rollout_steps": 12,
-        "algorithm.sequence_length": 4,
-    },
-}
 
 
-def run(name: str, case: str = "epochs", **more: Any) -> Any:
+def run(name: str, **more: Any) -> Any:
     """A short run in which players meet their snapshots."""
-    settings = {**HEAPS, **CASES[case], **more}
+    settings = {**HEAPS, **more}
     opponents = settings.pop("opponents", {"add_every": 1, "keep": 2, "draw": "by_strength"})
     policies = {
         "main": {"agents": ["first", "second"], "opponents": opponents},
@@ -47,25 +36,6 @@ def run(name: str, case: str = "epochs", **more: Any) -> Any:
     }
     algorithm = settings.pop("algorithm", "ppo")
     return short_run(name, algorithm, **{"policies": policies, **settings})
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(case: str) -> None:
-    """Snapshots, seats and ratings are in the checkpoint; only kept snapshots are."""
-    run("whole", case, **{"algorithm.n_epochs": 6})
-    run("part", case, **{"algorithm.n_epochs": 3})
-    run("part", case, **{"algorithm.n_epochs": 6}, resume="part")
-    assert rows("part") == rows("whole")
-    last = rows("whole")[-1]
-    assert float(last["league/main/snapshots"]) == 2
-    assert any(float(row["league/main/episodes"] or 0) for row in rows("whole"))
-    assert float(last["league/main/elo"]) != 0
-    assert "league/main@4/win_rate" in last or case == "win rate"
-    assert "train/main@4/policy_loss" not in last
-    load_policy("whole")
-    load_policy("whole@final")
-    modules = load_learner("whole", ["agent_envs"]).modules
-    assert sum(module_id.startswith("main@") for module_id in modules) == 2
 
 
 def test_the_results_are_a_table_and_a_picture() -> None:
@@ -79,27 +49,6 @@ def test_the_results_are_a_table_and_a_picture() -> None:
         for number in ("0", "1"):
             assert row[number] == metrics[f"league/main@{number}/win_rate"]
     assert Path("run/plots/league_main.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_processes_change_no_number() -> None:
-    """Environments in worker processes give the numbers of those in this one."""
-    run("dev", **{"algorithm.n_epochs": 3})
-    run("local", **FORK, **{"runner.n_workers": 2, "algorithm.n_epochs": 3})
-    assert rows("local") == rows("dev")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("has_connected")
-def test_several_learners_have_the_numbers_of_one() -> None:
-    """Snapshots come and go in all learners."""
-    few: dict[str, Any] = {"algorithm.n_epochs": 4, "algorithm.lr": 1e-4}
-    run("one", **few)
-    run("two", **FORK, **few, **{"learner_group.n_learners": 2})
-    for one, two in zip(rows("one"), rows("two"), strict=True):
-        for name, cell in one.items():
-            if cell and name != "epoch":
-                assert float(two[name]) == pytest.approx(float(cell), rel=1e-4, abs=1e-5), name
 
 
 def test_policies_play_against_others_after_each_evaluation() -> None:

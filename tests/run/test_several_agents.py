@@ -14,8 +14,15 @@ from gymnasium.spaces import Box
 from own_parts import OwnNet
 from short_runs import FORK, rows, settings, short_run, written_config
 
-from maze_train import JointEnv, load_policy, run_rollout, train
-from maze_train.core.errors import ConfigError, TrainingError
+from maze_train import (
+    ConfigError,
+    JointEnv,
+    TrainingError,
+    load_learner,
+    load_policy,
+    run_rollout,
+    train,
+)
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.training.config import PolicyConfig
 from maze_train.training.models import check_id, modules_of, policies_of_agents
@@ -25,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
 HEAPS = {"env": {"_target_": "agent_envs.Heaps"}, "total_steps": 384}
 """Players act in turn; a referee comes and goes, with other spaces."""
 RECURRENT = {
-    "model.memory": {"cell": "gru", "size": 6},
+    "model.rnn": {"cell": "gru", "size": 6},
     "algorithm.n_rollout_steps": 12,
     "algorithm.sequence_length": 4,
 }
@@ -38,6 +45,15 @@ INITIAL = {
     "algorithm.initial_action_repeat": 5,
 }
 """Agents act at random beyond the third epoch, which ends while an action is repeated."""
+
+
+def meets_snapshots(**opponents: Any) -> dict[str, Any]:
+    """Settings with which the players meet snapshots of their policy."""
+    players = {"agents": ["first", "second"], "opponents": opponents}
+    return {"policies": {"main": players, "judge": {"agents": ["referee"]}}}
+
+
+EACH_EPOCH = meets_snapshots(add_every=1, keep=2, draw="by_strength")
 CASES: dict[str, dict[str, Any]] = {
     "ppo": {},
     "a2c": NORMALISED,
@@ -50,10 +66,17 @@ CASES: dict[str, dict[str, Any]] = {
     "impala, memory": {**RECURRENT, "algorithm.replay_size": 3},
     "ppo, centralised": {**RECURRENT, **NORMALISED, "model.centralized_critic": True},
     "es": {},
-    "es, memory": {"model.memory": {"cell": "gru", "size": 6}, "env.max_episode_steps": 9},
+    "es, memory": {"model.rnn": {"cell": "gru", "size": 6}, "env.max_episode_steps": 9},
     "impala, centralised": {"model.centralized_critic": True, "algorithm.replay_size": 3},
+    "ppo, league": EACH_EPOCH,
+    "ppo, league by win rate": meets_snapshots(
+        add_every=0, at_win_rate=0.4, least_episodes=3, keep=2
+    ),
+    "ppo, league, centralised": {**EACH_EPOCH, "model.centralized_critic": True},
+    "ppo, league, memory": {**EACH_EPOCH, **RECURRENT},
 }
-OFTEN = ["ppo, centralised", "impala, memory", "dqn", "es, memory"]
+LEAGUES = [case for case in CASES if "league" in case]
+OFTEN = ["ppo, league", "ppo, centralised", "impala, memory", "dqn", "es, memory", *LEAGUES[1:]]
 ORDERED = sorted(CASES, key=lambda case: case not in OFTEN)
 
 
@@ -67,7 +90,7 @@ def run(name: str, case: str, **more: Any) -> Any:
 
 @pytest.mark.parametrize("case", everyday(len(OFTEN), ORDERED))
 def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(case: str) -> None:
-    """Turns that a rollout left open are in the checkpoint."""
+    """Turns that a rollout left open are in the checkpoint; snapshots, seats and ratings are."""
     constant = {"algorithm.lr": 0.01, "checkpoint.interval": 1}
     run("whole", case, **constant, **{"algorithm.n_epochs": 6, "total_steps": 0})
     run("part", case, **constant, **{"algorithm.n_epochs": 3, "total_steps": 0})
@@ -76,8 +99,25 @@ def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(case: st
     assert len(rows("whole")) == 6
     found = rows("whole")[-1].keys()
     one = {name.split("/")[1] for name in found if re.match("train/.*(_loss|policy_norm)", name)}
-    assert one == ({"left", "right"} if case == "td3" else {"first", "referee"})
+    names = {"main", "judge"} if case in LEAGUES else {"first", "referee"}
+    assert one == ({"left", "right"} if case == "td3" else names)
     assert any(name.startswith("eval/") and name.count("/") == 2 for name in found)
+
+
+@pytest.mark.parametrize("case", LEAGUES[:2])
+def test_snapshots_that_are_kept_are_saved(case: str) -> None:
+    """Two are, of five; they do not learn, and others can go on with what is saved."""
+    more = {"algorithm.lr": 0.01, "checkpoint.interval": 1}
+    run("run", case, **more, **{"algorithm.n_epochs": 6, "total_steps": 0})
+    last = rows("run")[-1]
+    assert float(last["league/main/snapshots"]) == 2
+    assert any(float(row["league/main/episodes"] or 0) for row in rows("run"))
+    assert float(last["league/main/elo"]) != 0
+    assert "league/main@4/win_rate" in last or case != "ppo, league"
+    load_policy("run", trust=["agent_envs"])
+    load_policy("run@final", trust=["agent_envs"])
+    modules = load_learner("run", ["agent_envs"]).modules
+    assert sum(module_id.startswith("main@") for module_id in modules) == 2
 
 
 @pytest.mark.parametrize("case", ["impala", "impala, memory", "ppo"])
@@ -93,7 +133,7 @@ def test_whoever_acted_learns(case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", everyday(3, [x for x in ORDERED if "impala" not in x]))
+@pytest.mark.parametrize("case", everyday(4, [x for x in ORDERED if "impala" not in x]))
 def test_processes_change_no_number(case: str) -> None:
     """Environments in worker processes give the numbers of those in this one."""
     run("dev", case)
@@ -104,11 +144,13 @@ def test_processes_change_no_number(case: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("has_connected")
-@pytest.mark.parametrize("case", everyday(1, ["ppo", "sac"]))
+@pytest.mark.parametrize("case", everyday(2, ["ppo", "ppo, league", "sac"]))
 def test_several_learners_have_the_numbers_of_one(case: str) -> None:
-    """Policies are trained side by side by two learners."""
-    run("one", case)
-    run("two", case, **FORK, **{"learner_group.n_learners": 2})
+    """Policies are trained side by side by two learners; snapshots come and go in both."""
+    # One result that rounding changes would change ratings, and who plays next.
+    more = {"algorithm.lr": 1e-4} if case in LEAGUES else {}
+    run("one", case, **more)
+    run("two", case, **FORK, **more, **{"learner_group.n_learners": 2})
     for one, two in zip(rows("one"), rows("two"), strict=True):
         for name, cell in one.items():
             if cell and name != "epoch":
@@ -364,7 +406,7 @@ def test_centralised_critics_for_the_memories_of_another_run(
     for name, more in {"run": {"base_run": "base"}, "both": {"base_run": "run"}}.items():
         run(name, "ppo, memory", **short, **more, **{"model.centralized_critic": True})
         taken, _, new = capsys.readouterr().err.partition("; new:")
-        assert "policies.referee.trunk, policies.referee.memory, policies.referee.policy" in taken
+        assert "policies.referee.trunk, policies.referee.rnn, policies.referee.policy" in taken
         assert ("referee.critic" in new) == (name == "run" and not is_centralized)
     assert written_config("run")["model"]["shared_trunk"] is None
 
@@ -410,8 +452,8 @@ def test_a_policy_may_have_networks_of_its_own() -> None:
 def test_sequences_of_a_policy_that_alone_has_a_memory() -> None:
     """It learns as where the memory is that of all but the others."""
     sizes = {"hidden_sizes": [8]}
-    memory = {**sizes, "memory": RECURRENT["model.memory"]}
-    steps = {key: value for key, value in RECURRENT.items() if key != "model.memory"}
+    memory = {**sizes, "rnn": RECURRENT["model.rnn"]}
+    steps = {key: value for key, value in RECURRENT.items() if key != "model.rnn"}
     players, judge = {"agents": ["first", "second"]}, {"agents": ["referee"]}
     policies: dict[str, Any] = {"players": players, "judge": {**judge, "model": sizes}}
     run("all", "ppo", **RECURRENT, policies=policies)

@@ -23,10 +23,15 @@ from maze_train import (
     load_policy,
     train,
 )
-from maze_train.run import speed
+from maze_train.envs.foreign import make_foreign_env
+from maze_train.run.notes import (
+    native_notes,
+    policy_notes,
+    seconds_to_step,
+    start_notes,
+    worker_notes,
+)
 from maze_train.run.pipeline import shortened
-from maze_train.run.runner import start_notes
-from maze_train.run.speed import worker_notes
 from maze_train.training.config import TRIAL_BATCH, TRIAL_STEPS
 
 if TYPE_CHECKING:
@@ -235,8 +240,8 @@ def test_where_more_environments_would_pay(
     policy_s: float, seconds: dict[int, float], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the time for the actions of more of them."""
-    monkeypatch.setattr(speed, "seconds_to_act", lambda _, n: seconds[n])
-    found = list(speed.policy_notes(policy_s, 100.0, Any, 2))  # type: ignore[arg-type]
+    monkeypatch.setattr("maze_train.run.notes.seconds_to_act", lambda _, n: seconds[n])
+    found = list(policy_notes(policy_s, 100.0, Any, 2))  # type: ignore[arg-type]
     assert len(found) == bool(expected)
     assert re.match(expected, "".join(found))
 
@@ -274,8 +279,8 @@ def test_where_a_vector_form_would_be_faster(
         compared.append(env)
         return 4.0 if env == "own" else native_s
 
-    monkeypatch.setattr(speed, "seconds_to_step", seconds_to_step)
-    found = list(speed.native_notes(env_s, 100.0, builder))
+    monkeypatch.setattr("maze_train.run.notes.seconds_to_step", seconds_to_step)
+    found = list(native_notes(env_s, 100.0, builder))
     assert len(found) == bool(expected)
     assert re.match(expected, "".join(found))
     assert all(env == "own" or env.num_envs == 2 for env in compared)
@@ -300,9 +305,9 @@ def test_the_speed_of_a_run_is_told(
     """At its end, and only where it took long enough to tell; no number becomes another one."""
     found = []
     for least_s in (0.0, 1e9):
-        monkeypatch.setattr("maze_train.run.runner.LEAST_RUN_S", least_s)
+        monkeypatch.setattr("maze_train.run.notes.LEAST_RUN_S", least_s)
         for name in ("LEAST_WAIT_S", "LEAST_SHARE"):
-            monkeypatch.setattr(speed, name, 0.0)
+            monkeypatch.setattr(f"maze_train.run.notes.{name}", 0.0)
         for runner, note in zip(("dev", "local"), notes, strict=True):
             run_dir = tmp_path / f"{runner}{least_s}"
             more = {"runner": runner, "run_dir": run_dir, "total_steps": 800, "seed": 0, **QUIET}
@@ -319,6 +324,6 @@ def test_times_are_measured(backend: Literal["gymnasium", "native"]) -> None:
     factory = EnvFactory(EnvConfig(id="CartPole-v1"))
     env: Any = SequentialVectorEnv([factory] * 3)
     if backend == "native":
-        env = speed.make_foreign_env(replace(factory.config, backend=backend), 3, training=True)
+        env = make_foreign_env(replace(factory.config, backend=backend), 3, training=True)
     with closing(env):
-        assert 0.0 < speed.seconds_to_step(env) < 60.0
+        assert 0.0 < seconds_to_step(env) < 60.0

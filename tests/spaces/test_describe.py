@@ -1,15 +1,29 @@
+"""Descriptions of spaces: their leaves, which are images, how two differ, and how one is saved."""
+
 from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from typing import Any
 
 import numpy as np
 import pytest
+from cases import sweep
 from gymnasium import spaces
 
-from maze_train.core.errors import SpaceError
+from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.spaces.describe import (
     FlatView,
+    check_same_spaces,
     flat_space,
     flat_spaces,
     flatten_value,
+    holds_images,
+    image_layout,
+    is_image,
+    space_difference,
+    space_from_dict,
+    space_to_dict,
     unflatten_value,
 )
 
@@ -93,3 +107,252 @@ def test_missing_leaf_is_named():
         flatten_value(NESTED, {"robot": (BOX.sample(),), "goal": [0, 0], "bits": [0, 0]})
     with pytest.raises(SpaceError, match="'goal' is missing"):
         unflatten_value(NESTED, {"bits": 0, "robot/0": 0, "robot/1/mode": 0})
+
+
+# -- images --------------------------------------------------------------------------------------
+
+
+def of_bytes(*shape, low=0, high=255):
+    """A Box of bytes."""
+    return spaces.Box(low, high, shape, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout"),
+    [
+        ((7, 7, 3), (3, 7, 7, True)),
+        ((7, 7, 20), (20, 7, 7, True)),
+        ((3, 64, 64), (3, 64, 64, False)),
+        ((4, 84, 84), (4, 84, 84, False)),
+        ((84, 84, 4), (4, 84, 84, True)),
+        ((84, 84, 1), (1, 84, 84, True)),
+        ((1, 84, 84), (1, 84, 84, False)),
+        ((12, 96, 96), (12, 96, 96, False)),
+        ((210, 160, 3), (3, 210, 160, True)),
+        ((3, 210, 160), (3, 210, 160, False)),
+        ((7, 7, 7), (7, 7, 7, True)),
+        ((9, 30, 9), (9, 9, 30, True)),
+        ((8, 8, 111), (111, 8, 8, True)),
+        ((4, 96, 96, 3), (12, 96, 96, True)),
+        ((4, 84, 84, 1), (4, 84, 84, True)),
+        ((4, 3, 64, 48), (12, 64, 48, False)),
+        ((84, 84), (1, 84, 84, False)),
+        ((16, 160), (1, 16, 160, False)),
+    ],
+)
+def test_images(shape, layout):
+    """Pictures as environments give them: which dimension holds the channels, and the sizes."""
+    assert is_image(of_bytes(*shape))
+    assert image_layout(of_bytes(*shape)) == layout
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        of_bytes(128),
+        of_bytes(),
+        of_bytes(6, 7, 2),
+        of_bytes(3, 3, 27),
+        of_bytes(10, 5, 8),
+        of_bytes(15, 84),
+        of_bytes(84, 15),
+        of_bytes(84, 84, high=5),
+        of_bytes(84, 84, low=1),
+        of_bytes(2, 4, 16, 16, 3),
+        of_bytes(3, 0, 84),
+        spaces.Box(0, 255, (84, 84, 3), np.float32),
+        spaces.Box(0, 255, (84, 84, 3), np.int16),
+        spaces.Box(-128, 127, (84, 84, 3), np.int8),
+        spaces.MultiBinary((84, 84, 3)),
+        spaces.MultiDiscrete(np.full((20, 20, 3), 255), dtype=np.uint8),
+        spaces.Discrete(256),
+    ],
+    ids=str,
+)
+def test_vectors_and_tables_are_no_images(space):
+    """Anything that is not a picture of bytes is read as numbers."""
+    assert not is_image(space)
+    assert not holds_images(space)
+
+
+def test_bounds_of_pictures_with_channels_do_not_matter():
+    """Planes of zeros and ones are read by convolutions as well."""
+    assert is_image(of_bytes(10, 10, 4, high=1))
+
+
+def test_a_dict_holds_an_image_if_one_of_its_leaves_is_one():
+    """One key is enough."""
+    vector = spaces.Box(-1, 1, (3,))
+    assert holds_images(spaces.Dict({"a": vector, "camera/0": of_bytes(64, 64, 3)}))
+    assert not holds_images(spaces.Dict({"a": vector, "b": of_bytes(64)}))
+    assert holds_images(of_bytes(64, 64, 3))
+
+
+# -- differences ---------------------------------------------------------------------------------
+
+
+IMAGE = spaces.Box(0, 255, (84, 84, 3), np.uint8)
+BYTES = "Box(shape=[84, 84, 3], dtype=uint8)"
+VECTOR = spaces.Box(-1.0, 1.0, (3,), np.float32)
+FLOATS = "Box(shape=[3], dtype=float32)"
+NUMBER = "Box(shape=[], dtype=float32)"
+BITS = "MultiDiscrete(shape=[100]) with"
+LOWER = np.array([-1.0, -2.0, -1.0], np.float32)
+
+
+@sweep(
+    "case",
+    [
+        (IMAGE, spaces.Box(0, 255, (64, 64, 3), np.uint8), BYTES, BYTES.replace("84", "64")),
+        (
+            VECTOR,
+            spaces.Box(LOWER, -LOWER, (3,), np.float32),
+            f"{FLOATS} with bounds [-1.0, 1.0] at [1]",
+            f"{FLOATS} with bounds [-2.0, 2.0] at [1]",
+        ),
+        (
+            spaces.Box(0.0, 1.0, (), np.float32),
+            spaces.Box(0.0, 2.0, (), np.float32),
+            f"{NUMBER} with bounds [0.0, 1.0]",
+            f"{NUMBER} with bounds [0.0, 2.0]",
+        ),
+        (VECTOR, spaces.Box(-1.0, 1.0, (3,), float), FLOATS, FLOATS.replace("32", "64")),
+        (spaces.Discrete(3), spaces.Discrete(3, start=1), "Discrete(3)", "Discrete(3, start=1)"),
+        (spaces.MultiDiscrete([2, 3]), VECTOR, "MultiDiscrete(nvec=[2, 3], start=[0, 0])", FLOATS),
+        (
+            spaces.MultiDiscrete([2] * 100),
+            spaces.MultiDiscrete([2] * 99 + [3]),
+            f"{BITS} 2 choices from 0 at [99]",
+            f"{BITS} 3 choices from 0 at [99]",
+        ),
+        (
+            spaces.Dict({"a": VECTOR, "b": spaces.Discrete(2)}),
+            spaces.Dict({"a": VECTOR, "b": spaces.Discrete(3)}),
+            "Discrete(2) at 'b'",
+            "Discrete(3) at 'b'",
+        ),
+        (
+            spaces.Dict({"a": VECTOR}),
+            spaces.Dict({"a": VECTOR, "c": IMAGE}),
+            "nothing at 'c'",
+            f"{BYTES} at 'c'",
+        ),
+        (spaces.Dict({"a": VECTOR}), VECTOR, "Dict (1 leaf)", FLOATS),
+        (
+            spaces.Dict({"0": VECTOR, "1": IMAGE}),
+            spaces.Tuple((VECTOR, IMAGE)),
+            "Dict (2 leaves)",
+            "Tuple (2 leaves)",
+        ),
+        (
+            spaces.Dict({"a/b": VECTOR}),
+            spaces.Dict({"a": spaces.Dict({"b": VECTOR})}),
+            "Dict nested in one way",
+            "Dict nested in another",
+        ),
+    ],
+)
+def test_what_differs(case: tuple[Any, Any, str, str]) -> None:
+    """Type, shape and data type; bounds and choices where nothing else tells them apart."""
+    one, other, *texts = case
+    assert one != other
+    assert space_difference(one, other) == tuple(texts)
+
+
+def test_an_error_names_the_setting_and_the_kind_of_space() -> None:
+    """The first kind that differs is reported; equal spaces are no error."""
+    pair = (VECTOR, spaces.Discrete(2))
+    problem = "it has the {kind} space {found}, the environment has {wanted}"
+    check_same_spaces("base_run", problem, pair, (VECTOR, spaces.Discrete(2)), "a")
+    with pytest.raises(ConfigError) as caught:
+        check_same_spaces("base_run", problem, pair, (VECTOR, spaces.Discrete(4)), "a")
+    assert str(caught.value) == (
+        "base_run = 'a': it has the action space Discrete(2), the environment has Discrete(4)"
+    )
+    with pytest.raises(ConfigError, match=r"^env: other .*observation .*84"):
+        check_same_spaces("env", "other {kind} {found} {wanted}", pair, (IMAGE, pair[1]))
+
+
+# -- saved spaces --------------------------------------------------------------------------------
+
+
+INF = np.inf
+LOW = np.array([-INF, 0.1, -3.0e38], np.float32)
+HIGH = np.array([0.25, INF, 3.0e38], np.float32)
+
+SPACES = [
+    spaces.Box(LOW, HIGH, dtype=np.float32),
+    spaces.Box(-INF, INF, (2, 3), np.float64),
+    spaces.Box(np.array([0.1, 1e-300]), np.array([1 / 3, 1e300]), dtype=np.float64),
+    spaces.Box(-1.0, 1.0, (2,), np.float16),
+    spaces.Box(-1.0, 1.0, (), np.float32),
+    spaces.Box(0, 255, (4, 5, 3), np.uint8),
+    spaces.Box(np.array([-5, 0]), np.array([2**62, 2**63 - 1]), dtype=np.int64),
+    spaces.Box(0, 2**64 - 1, (1,), np.uint64),
+    spaces.Box(0, 1, (2, 2), np.bool_),
+    spaces.Box(np.array([False, True]), np.array([True, True]), dtype=np.bool_),
+    spaces.Box(-1.0, 1.0, (2, 0), np.float32),
+    spaces.Discrete(5),
+    spaces.Discrete(3, start=-7),
+    spaces.Discrete(3, start=250, dtype=np.uint8),
+    spaces.MultiDiscrete(4),
+    spaces.MultiDiscrete([3, 1, 4]),
+    spaces.MultiDiscrete([3, 4], start=[2, -1]),
+    spaces.MultiDiscrete([[2, 3], [4, 5]], dtype=np.int32),
+    spaces.MultiBinary(6),
+    spaces.MultiBinary((2, 3)),
+    spaces.MultiBinary((1,)),
+    spaces.MultiBinary(()),
+    spaces.Dict({1: spaces.Discrete(2), 0: spaces.Discrete(3)}),
+    spaces.Dict({}),
+    spaces.Tuple(()),
+    spaces.Dict({'ü/ "': spaces.Discrete(2)}),
+    spaces.Dict({"b": spaces.Discrete(2), "a": spaces.Box(-INF, INF, (1,), np.float32)}),
+    spaces.Dict(OrderedDict([("10", spaces.Discrete(2)), ("2", spaces.Discrete(3))])),
+    spaces.Tuple((spaces.Discrete(2), spaces.Dict({"x": spaces.Tuple((spaces.MultiBinary(1),))}))),
+]
+
+
+def described(space):
+    """All that a space consists of, to the last bit: equal ones may differ by rounding."""
+    parts = getattr(space, "spaces", None)
+    if parts is not None:
+        items = parts.items() if isinstance(parts, dict) else enumerate(parts)
+        return [(key, described(part)) for key, part in items]
+    names = [name for name in vars(space) if not name.endswith(("random", "repr"))]
+    values = [np.asarray(getattr(space, name)) for name in names]
+    return [*zip(names, [(value.dtype, value.tolist()) for value in values], strict=True)]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_round_trip_through_text(space):
+    """A space written as JSON text comes back with dtype, shape, order, and all of its bits."""
+    copy = space_from_dict(json.loads(json.dumps(space_to_dict(space))))
+    assert copy == space
+    assert type(copy) is type(space)
+    assert described(copy) == described(space)
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        (spaces.Text(4), "Text.* cannot be saved"),
+        (spaces.Dict({"k": spaces.Text(4)}), "Text.* cannot be saved"),
+        (spaces.Dict({(1, 2): spaces.Discrete(2)}), r"the key \(1, 2\) cannot be saved"),
+    ],
+)
+def test_spaces_without_a_form_are_refused(space, message):
+    """A space of another kind is named, also inside of a Dict; so is a key that is no text."""
+    with pytest.raises(SpaceError, match=message):
+        space_to_dict(space)
+    with pytest.raises(SpaceError, match="unknown type of space 'Torus'"):
+        space_from_dict({"type": "Torus"})
+
+
+def test_equal_bounds_are_one_number():
+    """An image takes as little room as a number; other bounds are written entry by entry."""
+    image = space_to_dict(spaces.Box(0, 255, (84, 84, 4), np.uint8))
+    assert (image["low"], image["high"]) == (0, 255)
+    assert len(json.dumps(image)) < 100
+    mixed = space_to_dict(spaces.Box(np.zeros(2, np.float32), np.array([1.0, 2.0], np.float32)))
+    assert (mixed["low"], mixed["high"]) == (0.0, [1.0, 2.0])

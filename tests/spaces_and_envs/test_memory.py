@@ -1,4 +1,4 @@
-"""What was seen some steps ago: a policy with a memory recalls it, one without can only guess."""
+"""What was seen some steps ago: a recurrent policy recalls it, one without can only guess."""
 
 from __future__ import annotations
 

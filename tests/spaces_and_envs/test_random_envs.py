@@ -34,7 +34,7 @@ from maze_train import (
     build_actor_critic,
 )
 from maze_train.core.types import tree_leaves
-from maze_train.nets.config import MemoryConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConfig
 from maze_train.spaces.describe import flat_spaces
 from maze_train.training.evaluators import copy_of_weights
 from maze_train.training.policy_files import PolicyWriter, read_spaces, read_weights
@@ -75,7 +75,7 @@ def problems(draw: Any) -> tuple[Any, ModelConfig]:
         hidden_sizes=[8],
         branch_size=4,
         shared_trunk=None if cell else draw(st.sampled_from([None, True, False])),
-        memory=MemoryConfig(cell=cell, size=3) if cell else None,
+        rnn=RecurrentConfig(cell=cell, size=3) if cell else None,
         normalization=ObservationNormalizationConfig(
             mode=draw(st.sampled_from(["none", "none", "running"]))
         ),
@@ -93,7 +93,7 @@ def learn(env: Any, algorithm: str, config: ModelConfig) -> tuple[Any, Any]:
     collector = RolloutCollector(env, T, env_seed=1, action_seed=2)
     collected = []
     for update in range(2):
-        rollout, _ = collector.collect(model)
+        rollout, _ = collector.collect_steps(model)
         collected += [leaf.clone() for tree in columns(rollout) for leaf in tree_leaves(tree)]
         group.update(rollout, Progress(env_steps=update * T * B, updates=update))
     return model, collected

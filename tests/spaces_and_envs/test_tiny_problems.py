@@ -79,9 +79,6 @@ def right_action(env: Any) -> Any:
 OFTEN = "Box", "image, channels last", "nested Dict", "MultiDiscrete", "Box, bounds per entry"
 
 
-OFTEN = "Box", "image, channels last", "nested Dict", "MultiDiscrete", "Box, bounds per entry"
-
-
 def problems(makers: dict[str, Any]) -> list[Any]:
     """Some kinds with PPO, the first with ES and as a clone as well; the rest: `make test-all`."""
     algorithms = ("ppo", "a2c", "es", "bc-nll", "bc-mse")

@@ -17,17 +17,33 @@ from maze_train import Comparison, compare_runs
 from maze_train.config.sweeps import JobRecord, read_jobs, write_jobs
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.tools.compare import MAX_ROWS, drawn_groups
-from maze_train.tools.compare_report import COLORS, N_POINTS, draw_comparison, markdown_table
+from maze_train.tools.compare_report import COLORS, N_POINTS, draw_comparison
 from maze_train.tools.runs import algorithm_name, read_run, task_name
+from maze_train.tracking.tracker import markdown_table
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
+
+    from matplotlib.figure import Figure
 
 
 def compared(folder: Path, *names: str, **settings: Any) -> Comparison:
     """A comparison of directories below a folder, with few samples."""
     runs = [str(folder / name) for name in names or [""]]
     return compare_runs(runs, folder / "out", n_resamples=100, **settings)
+
+
+def write_runs(folder: Path, *curves: Sequence[float], **settings: Any) -> None:
+    """Write runs with the seeds 0, 1 and so on."""
+    for seed, values in enumerate(curves):
+        write_run(folder / str(seed), values, seed=seed, **settings)
+
+
+def figure_of(folder: Path, **labels: str) -> Figure:
+    """The figure of a comparison, with labels by algorithm."""
+    drawn = {(name,): label for name, label in (labels or {"ppo": "PPO"}).items()}
+    return draw_comparison(compared(folder).groups, drawn, RETURN, "steps")
 
 
 def table(folder: Path) -> list[dict[str, str]]:
@@ -38,20 +54,13 @@ def table(folder: Path) -> list[dict[str, str]]:
 
 def test_the_figures_of_a_group(tmp_path: Path) -> None:
     """Last and best values over seeds; steps and time at which runs reach a threshold."""
-    for seed, values in enumerate([(1, 5, 3), (2, 4, 4), (0, 1, 2)]):
-        write_run(tmp_path / str(seed), values, seed=seed)
+    write_runs(tmp_path, (1, 5, 3), (2, 4, 4), (0, 1, 2))
     (row,) = compared(tmp_path, threshold=4).rows
-    assert (row["environment"], row["algorithm"]) == ("CartPole-v1", "ppo")
-    assert (row["runs"], row["seeds"], row["env_steps"], row["wall_time_s"]) == (
-        3,
-        "0 1 2",
-        3e3,
-        30,
-    )
-    assert (row["final_mean"], row["final_iqm"]) == (3.0, 3.0)
-    assert row["best_mean"] == pytest.approx(11 / 3)
-    assert (row["final_low"], row["final_high"]) == (2.0, 4.0)
-    assert (row["reached"], row["steps_to_threshold"], row["seconds_to_threshold"]) == (2, 2e3, 20)
+    expected = {"environment": "CartPole-v1", "algorithm": "ppo", "runs": 3, "seeds": "0 1 2"}
+    expected |= {"env_steps": 3e3, "wall_time_s": 30, "final_mean": 3.0, "final_iqm": 3.0}
+    expected |= {"final_low": 2.0, "final_high": 4.0, "best_mean": pytest.approx(11 / 3)}
+    expected |= {"reached": 2, "steps_to_threshold": 2e3, "seconds_to_threshold": 20}
+    assert {key: row[key] for key in expected} == expected
     (row,) = compared(tmp_path, threshold=1, mode="min").rows
     assert row["best_mean"] == pytest.approx(1.0)
     assert (row["reached"], row["steps_to_threshold"]) == (2, 1e3)
@@ -68,8 +77,7 @@ def cut(run: Path, first: int = 1, column: str = "") -> None:
 
 def test_runs_of_different_lengths(tmp_path: Path) -> None:
     """Medians of two runs lie between them; values that are not finite are left out."""
-    write_run(tmp_path / "0", [9.0])
-    write_run(tmp_path / "1", [math.nan, 1.0, 9.0, math.nan], seed=1)
+    write_runs(tmp_path, [9.0], [math.nan, 1.0, 9.0, math.nan])
     (row,) = compared(tmp_path, threshold=5).rows
     assert (row["env_steps"], row["wall_time_s"]) == (2e3, 20)
     assert (row["steps_to_threshold"], row["seconds_to_threshold"]) == (2e3, 20)
@@ -79,16 +87,13 @@ def test_runs_of_different_lengths(tmp_path: Path) -> None:
 def test_runs_without_times(tmp_path: Path) -> None:
     """They are compared by steps, and drawn so."""
     cut(write_run(tmp_path / "0", [1.0, 2.0]), column="time/total_s")
-    comparison = compared(tmp_path)
-    assert math.isnan(comparison.rows[0]["wall_time_s"])
-    figure = draw_comparison(comparison.groups, {("ppo",): "PPO"}, RETURN, "steps")
-    assert [len(axes.lines) for axes in figure.axes] == [1, 0]
+    assert math.isnan(compared(tmp_path).rows[0]["wall_time_s"])
+    assert [len(axes.lines) for axes in figure_of(tmp_path).axes] == [1, 0]
 
 
 def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
     """There is no median then; how many reached it is reported."""
-    for seed, value in enumerate((1.0, 9.0)):
-        write_run(tmp_path / str(seed), [value], seed=seed)
+    write_runs(tmp_path, [1.0], [9.0])
     comparison = compared(tmp_path, threshold=5)
     assert comparison.rows[0]["reached"] == 1
     assert math.isnan(comparison.rows[0]["steps_to_threshold"])
@@ -123,9 +128,8 @@ def test_settings_that_differ_are_columns(
 
 def test_several_environments(tmp_path: Path) -> None:
     """A table each, and with bounds one over all, for what was run in all of them."""
-    for seed in (0, 1):
-        write_run(tmp_path / f"c{seed}", [100 + 100 * seed], seed=seed)
-        write_run(tmp_path / f"p{seed}", [-100 - 100 * seed], seed=seed, env="Pendulum-v1")
+    write_runs(tmp_path / "c", [100], [200])
+    write_runs(tmp_path / "p", [-100], [-200], env="Pendulum-v1")
     write_run(tmp_path / "a", [1.0], algorithm="a2c")
     bounds = {"CartPole-v1": [0, 200], "Pendulum-v1": [-400, 0]}
     comparison = compared(tmp_path, bounds=bounds)
@@ -302,17 +306,14 @@ def test_jobs_of_a_sweep(tmp_path: Path) -> None:
 def test_the_metric(tmp_path: Path) -> None:
     """Returns of evaluation, else of training; any other by its name, a loss is minimised."""
     write_run(tmp_path / "a", [3.0, 1.0, 2.0], metric="train/episode_return_mean")
-    assert (compared(tmp_path).metric, compared(tmp_path).rows[0]["best_mean"]) == (
-        "train/episode_return_mean",
-        3.0,
-    )
+    comparison = compared(tmp_path)
+    assert comparison.metric == "train/episode_return_mean"
+    assert comparison.rows[0]["best_mean"] == 3.0
     write_run(tmp_path / "c", [3.0], seed=2)
     assert compared(tmp_path).metric == RETURN
     write_run(tmp_path / "b", [3.0, 1.0, 2.0], metric="train/value_loss", seed=1)
     assert compared(tmp_path, "b", metric="train/value_loss").rows[0]["best_mean"] == 1.0
-    with pytest.raises(
-        ConfigError, match=r"no run has it; did you mean train/value_loss\? columns"
-    ):
+    with pytest.raises(ConfigError, match=r"no run has it; did you mean train/value_loss\? col"):
         compared(tmp_path, "b", metric="train/value_los")
 
 
@@ -369,15 +370,14 @@ def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> N
 
 def test_seeds_that_come_twice_are_told(tmp_path: Path) -> None:
     """A repetition of a run is no further sample."""
-    for name in "ab":
-        write_run(tmp_path / name, [1.0], seed=3)
-    assert "ppo on CartPole-v1: several runs have seed 3" in str(compared(tmp_path))
+    write_runs(tmp_path, [1.0], [1.0])
+    write_run(tmp_path / "again", [1.0], seed=1)
+    assert "ppo on CartPole-v1: several runs have seed 1" in str(compared(tmp_path))
 
 
 def test_the_files(tmp_path: Path) -> None:
     """Numbers in full, tables and directories for people, a picture; they are replaced."""
-    for seed in (0, 1):
-        write_run(tmp_path / str(seed), [1.0, 1 / 3 + seed], seed=seed)
+    write_runs(tmp_path, [1.0, 1 / 3], [1.0, 4 / 3])
     comparison = compared(tmp_path)
     (line,) = table(tmp_path)
     assert float(line["final_mean"]) == comparison.rows[0]["final_mean"]
@@ -395,11 +395,9 @@ def test_the_files(tmp_path: Path) -> None:
 
 def test_the_picture(tmp_path: Path) -> None:
     """Single runs, over them the mean with its band as far as all go; by steps and by time."""
-    write_run(tmp_path / "0", [0.0, 2.0, 4.0])
-    write_run(tmp_path / "1", [2.0, 4.0], seed=1)
+    write_runs(tmp_path, [0.0, 2.0, 4.0], [2.0, 4.0])
     write_run(tmp_path / "2", [7.0], algorithm="a2c")
-    groups = compared(tmp_path).groups
-    figure = draw_comparison(groups, {("ppo",): "PPO", ("a2c",): "A2C"}, RETURN, "steps")
+    figure = figure_of(tmp_path, ppo="PPO", a2c="A2C")
     by_steps, by_time = figure.axes
     single, first, second, mean = by_steps.lines
     assert single.get_xydata().tolist() == [[1000.0, 7.0]]
@@ -427,21 +425,10 @@ def test_rare_values_do_not_flatten_a_picture(
 ) -> None:
     """An axis ends before them where they would take most of it, and says how far they go."""
     write_run(tmp_path / "0", [extreme, *np.linspace(0.0, 100.0, 39)])
-    figure = draw_comparison(compared(tmp_path).groups, {("ppo",): "PPO"}, RETURN, "steps")
+    figure = figure_of(tmp_path)
     for axes in figure.axes:
         assert axes.get_ylim() == pytest.approx(range_, abs=8.0)
     assert [x.get_text() for axes in figure.axes for x in axes.texts] == text
-
-
-def test_a_picture_of_many_groups(tmp_path: Path) -> None:
-    """The best ones are drawn; the table has all of them."""
-    n = len(COLORS) + 3
-    for i in range(n):
-        write_run(tmp_path / str(i), [float(i)], algorithm__lr=0.1 + i)
-    comparison = compared(tmp_path)
-    texts = drawn_groups(comparison, "max").values()
-    assert list(texts) == [f"ppo algorithm.lr={0.1 + i}" for i in range(3, n)]
-    assert len(comparison.rows) == n
 
 
 @pytest.mark.parametrize(
@@ -449,10 +436,8 @@ def test_a_picture_of_many_groups(tmp_path: Path) -> None:
 )
 def test_the_unit_of_time(tmp_path: Path, lengths: tuple[int, ...], unit: str) -> None:
     """The largest of which the longest run has two."""
-    for i, length in enumerate(lengths):
-        write_run(tmp_path / str(i), [1.0] * length, seed=i)
-    groups = compared(tmp_path).groups
-    figure = draw_comparison(groups, {("ppo",): "PPO", ("a2c",): "no runs"}, RETURN, "steps")
+    write_runs(tmp_path, *([1.0] * length for length in lengths))
+    figure = figure_of(tmp_path, ppo="PPO", a2c="no runs")
     assert figure.axes[1].get_xlabel() == f"wall time ({unit})"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PPO"]
 
@@ -465,10 +450,9 @@ def test_where_the_mean_of_runs_is_drawn(
     tmp_path: Path, first: int, length: int, expected: tuple[float, ...] | None
 ) -> None:
     """From the last beginning to the first end, at not too many places."""
-    write_run(tmp_path / "0", [1.0] * length)
-    cut(write_run(tmp_path / "1", [2.0] * max(length, 5), seed=1), first)
-    groups = compared(tmp_path).groups
-    by_steps = draw_comparison(groups, {("ppo",): "PPO"}, RETURN, "steps").axes[0]
+    write_runs(tmp_path, [1.0] * length, [2.0] * max(length, 5))
+    cut(tmp_path / "1", first)
+    by_steps = figure_of(tmp_path).axes[0]
     if expected is None:  # they have no step in common
         assert (len(by_steps.lines), len(by_steps.collections)) == (2, 0)
         return
@@ -499,11 +483,14 @@ def test_the_worst_of_many_is_not_drawn(
 
 
 def test_a_long_table_is_cut(tmp_path: Path) -> None:
-    """On the screen; the file has all rows."""
+    """On the screen, and the picture has the best ones; the file has all rows."""
     for i in range(MAX_ROWS + 2):
         write_run(tmp_path / str(i), [float(i)], algorithm__lr=0.1 + i)
     assert " more in " not in str(compared(tmp_path, *map(str, range(MAX_ROWS))))
-    text = str(compared(tmp_path))
+    comparison = compared(tmp_path)
+    text, best = str(comparison), range(MAX_ROWS + 2 - len(COLORS), MAX_ROWS + 2)
+    drawn = list(drawn_groups(comparison, "max").values())
+    assert drawn == [f"ppo algorithm.lr={0.1 + i}" for i in best]
     assert sum(line.startswith("  ppo") for line in text.splitlines()) == MAX_ROWS
     assert f"  and 2 more in {tmp_path / 'out/comparison.csv'}" in text
     assert len(table(tmp_path)) == MAX_ROWS + 2

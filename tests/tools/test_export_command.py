@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from maze_train.cli import main
-from maze_train.config.commands import load_export_config
-from maze_train.config.loading import load_config
+from maze_train.config.commands import ExportConfig
+from maze_train.config.loading import load_config, load_settings
 from maze_train.config.writing import config_text
 from maze_train.core.errors import ConfigError
 from maze_train.envs.factory import EnvFactory
@@ -40,24 +40,25 @@ def write_policy(env):
     here = made.observation_space, made.action_space
     made.close()
     model = make_model(config.algorithm, config.model, {}, *here, 0)
-    PolicyWriter(*here, config_text(config))(Path("run/best"), model.state_dict(), {})
+    settings = config_text(config).partition("# signature")[0]  # as of somebody else
+    PolicyWriter(*here, settings)(Path("run/best"), model.state_dict(), {})
     return TrainedPolicy(model, *here)
 
 
 @pytest.mark.parametrize(
     ("env", "arguments", "file", "source"),
     [
-        ("CartPole-v1", [], "run/policy.ts", "the environment"),
+        ("CartPole-v1", [], "run/policy.pt2", "the environment"),
         ("CartPole-v1", ["output=a/own.file"], "a/own.file", "the environment"),
-        (HEAPS, ["trust=[agent_envs]"], "run/policy.ts", "the environment"),
-        (HEAPS, ["trust=[agent_envs]", "agent=second"], "run/policy_second.ts", "the environment"),
-        (HEAPS, ["agent=second"], "run/policy_second.ts", "the space"),
+        (HEAPS, ["trust=[agent_envs]"], "run/policy.pt2", "the environment"),
+        (HEAPS, ["trust=[agent_envs]", "agent=second"], "run/policy_second.pt2", "the environment"),
+        (HEAPS, ["agent=second"], "run/policy_second.pt2", "the space"),
     ],
 )
 def test_the_command(env, arguments, file, source, capsys):
     """A file next to the policy, or where it is wanted; environments are played if they may be."""
     write_policy(env)
-    assert main(["-cn", "export", "run=run", "format=torchscript", *arguments]) == 0
+    assert main(["-cn", "export", "run=run", "format=torch_export", *arguments]) == 0
     said = capsys.readouterr()
     assert f"  file     {Path(file).absolute()}, {Path(file).stat().st_size:,} bytes" in said.out
     assert f"  compared 1,000 observations of {source}, largest difference " in said.out
@@ -76,7 +77,7 @@ def test_the_command(env, arguments, file, source, capsys):
 def test_wrong_settings(settings, problem):
     """They are reported before anything is read."""
     with pytest.raises(ConfigError, match=problem):
-        load_export_config(settings)
+        load_settings(ExportConfig, settings)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import itertools
 import json
 import re
 import sys
-import warnings
 
 import gymnasium
 import numpy as np
@@ -24,7 +23,7 @@ from maze_train.collect.fixed_policies import random_policy
 from maze_train.core.errors import ConfigError, ExportError, MissingExtraError
 from maze_train.core.types import leaves_by_key
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.policy_model import build_policy
 from maze_train.spaces.agents import AgentSpaces
@@ -49,7 +48,7 @@ FORCE = spaces.Box(np.array([-0.1, -2.0], np.float32), np.array([0.1, 0.5], np.f
 HYBRID = spaces.Tuple((spaces.Discrete(3), spaces.Dict({"force": FORCE})))
 SWITCHES = spaces.Dict({"level": spaces.Box(-5, 9, (2, 2), np.int32), "on": spaces.MultiBinary(3)})
 RUNNING = ObservationNormalizationConfig(mode="running")
-LSTM, GRU = (MemoryConfig(cell=cell, size=4, layers=2) for cell in ("lstm", "gru"))
+LSTM, GRU = (RecurrentConfig(cell=cell, size=4, layers=2) for cell in ("lstm", "gru"))
 AGENTS = AgentSpaces(
     {"first": VECTOR, "second": VECTOR, "other": MASKED},
     {"first": HYBRID, "second": HYBRID, "other": spaces.Discrete(4)},
@@ -60,8 +59,8 @@ CASES = {
     "vector": (build_actor_critic, VECTOR, spaces.Discrete(4, start=2), {}),
     "image": (build_actor_critic, IMAGE, spaces.MultiDiscrete([2, 3]), {}),
     "impala": (build_actor_critic, IMAGE, FORCE, {"image_encoder": "impala"}),
-    "lstm": (build_actor_critic, VECTOR, HYBRID, {"memory": LSTM}),
-    "gru": (build_actor_critic, PARTS, spaces.Discrete(3), {"memory": GRU}),
+    "lstm": (build_actor_critic, VECTOR, HYBRID, {"rnn": LSTM}),
+    "gru": (build_actor_critic, PARTS, spaces.Discrete(3), {"rnn": GRU}),
     "normalized": (build_policy, PARTS, HYBRID, {"normalization": RUNNING}),
     "masked": (build_actor_critic, MASKED, spaces.Discrete(4), {}),
     "two masks": (build_actor_critic, TWO_MASKS, spaces.MultiDiscrete([2, 3]), {}),
@@ -72,7 +71,7 @@ CASES = {
     "td3": (build_td3, VECTOR, FORCE, {}),
     "dqn": (build_dqn, MASKED, spaces.Discrete(4), {"num_quantiles": 3, "dueling": True}),
     "agents": (build_actor_critic, AGENTS, None, {}),
-    "agents with memory": (build_actor_critic, AGENTS, None, {"memory": GRU}),
+    "agents with memory": (build_actor_critic, AGENTS, None, {"rnn": GRU}),
 }
 
 
@@ -129,12 +128,7 @@ def opened(path, kind):
         names = [output.name for output in session.get_outputs()]
         text = session.get_modelmeta().custom_metadata_map[formats.DESCRIPTION]
         return text, lambda arrays: dict(zip(names, session.run(names, arrays), strict=True))
-    if kind == "torchscript":
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # newer versions of PyTorch discourage it
-            module = torch.jit.load(path, _extra_files=files)
-    else:
-        module = torch.export.load(path, extra_files=files).module()
+    module = torch.export.load(path, extra_files=files).module()
 
     def run(arrays):
         found = module({name: torch.from_numpy(array) for name, array in arrays.items()})
@@ -165,14 +159,14 @@ def no_constant(word):
     raise AssertionError(word)
 
 
-EVERY = [("vector", "onnx"), ("masked", "torchscript"), ("sac", "torchscript")]
+EVERY = [(name, "onnx") for name in ("vector", "masked", "sac")]
 EVERY += [(name, "torch_export") for name in ("lstm", "dqn", "agents with memory")]
 EVERY += [(n, k) for n in CASES for k in formats.FORMATS if (n, k) not in EVERY]
 
 
 @pytest.mark.parametrize("case", everyday(6, EVERY), ids=" as ".join)
 def test_a_file_acts_as_the_policy(tmp_path, case):
-    """In batches of other sizes, with a memory that continues; it says what it is."""
+    """In batches of other sizes, of a recurrent policy that continues; it says what it is."""
     name, kind = case
     if kind == "onnx":
         pytest.importorskip("onnxruntime")
@@ -215,17 +209,17 @@ def test_one_of_several_agents(tmp_path):
     }
     policy = build("agents with memory", **policies)
     with pytest.raises(ConfigError, match=r"policies.chance.source: acts at random.*agent=<name>"):
-        export_policy(policy, tmp_path / "all", format="torchscript")
+        export_policy(policy, tmp_path / "all", format="torch_export")
     with pytest.raises(ConfigError, match=r"agent = 'firts'.*did you mean 'first'"):
-        export_policy(policy, tmp_path / "one", format="torchscript", agent="firts")
-    export = export_policy(policy, tmp_path / "one", format="torchscript", agent="second")
+        export_policy(policy, tmp_path / "one", format="torch_export", agent="firts")
+    export = export_policy(policy, tmp_path / "one", format="torch_export", agent="second")
     assert list(export.inputs) == ["obs", "state"]
     own = TrainedPolicy(policy.model.policies["team"], *AGENTS.of("second"))
-    check_actions(own, opened(export.path, "torchscript")[1], export.inputs)
+    check_actions(own, opened(export.path, "torch_export")[1], export.inputs)
     seen = drawn_observations(policy.observation_space, policy.action_space)
     seen["acts"][:] = [agent == "second" for agent in AGENTS.agents]
     path = tmp_path / "one"
-    assert export_policy(policy, path, "torchscript", "second", None, seen).source != export.source
+    assert export_policy(policy, path, "torch_export", "second", None, seen).source != export.source
     with pytest.raises(ConfigError, match="agent = 'first': the environment has one agent"):
         export_policy(build("vector"), tmp_path / "none", agent="first")
     assert [path.name for path in tmp_path.iterdir()] == ["one"]
@@ -248,7 +242,7 @@ CHANGES = {
 def test_differences_between_file_and_policy(tmp_path, monkeypatch, change):
     """Beyond rounding they are an error that says by how much, and what was there stays."""
     function, problem = CHANGES[change]
-    kind, calls = formats.FORMATS["torchscript"], itertools.count()
+    kind, calls = formats.FORMATS["torch_export"], itertools.count()
 
     def changed(run, inputs):
         call = next(calls)
@@ -260,16 +254,16 @@ def test_differences_between_file_and_policy(tmp_path, monkeypatch, change):
     def load(content):
         return functools.partial(changed, kind.load(content))
 
-    monkeypatch.setitem(formats.FORMATS, "torchscript", kind._replace(load=load))
-    path, policy = tmp_path / "policy.ts", build("vector")
+    monkeypatch.setitem(formats.FORMATS, "torch_export", kind._replace(load=load))
+    path, policy = tmp_path / "policy.pt2", build("vector")
     path.write_bytes(b"earlier")
     if problem is None:
-        found = export_policy(policy, path, format="torchscript").differences
+        found = export_policy(policy, path, format="torch_export").differences
         assert found.other_choices == 5 * (change == "five actions")
         assert path.read_bytes() != b"earlier"
     else:
         with pytest.raises(ExportError, match=problem):
-            export_policy(policy, path, format="torchscript")
+            export_policy(policy, path, format="torch_export")
         assert path.read_bytes() == b"earlier"
 
 
@@ -285,7 +279,6 @@ class Fickle(nn.Module):
     ("kind", "problem"),
     [
         ("onnx", "PyTorch cannot record the policy: .*networks of your own may not choose"),
-        ("torchscript", "acts otherwise than the policy"),
         ("torch_export", "PyTorch cannot record the policy"),
     ],
 )
@@ -320,7 +313,7 @@ def test_a_policy_that_remembers_is_not_disturbed(tmp_path):
     seen = [observations(policy, 2, seed)[""] for seed in range(3)]
     for obs in seen[:2]:
         policy.act(obs), other.act(obs)
-    export_policy(policy, tmp_path / "policy", format="torchscript")
+    export_policy(policy, tmp_path / "policy", format="torch_export")
     expected = other.act(seen[2])
     for own, action in zip(policy.act(seen[2]), expected, strict=True):
         np.testing.assert_equal(own, action)

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import pickle
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,9 +21,9 @@ from hub_server import OWNER_TOKEN, HubServer
 from maze_train import load_policy, make_env, push_to_hub, run_rollout, train
 from maze_train.cli import main
 from maze_train.config.loading import load_config
-from maze_train.core.errors import ConfigError, MissingExtraError, RunDirectoryError
+from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.run.saved_policies import read_source
-from maze_train.tools.hub import score_of, shared_settings
+from maze_train.tools.hub import LEFT_OUT, score_of, shared_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,9 +37,9 @@ TOLD = ("README.md", "learning_curve.png", "metrics.csv", "replay.mp4")
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
-    """A short run, with settings that are of no one else, and a film."""
+    """A short run, with settings that are of no one else."""
     place = tmp_path_factory.mktemp("home")
-    result = train(
+    return train(
         "CartPole-v1",
         total_steps=128,
         run_dir=str(place / "run"),
@@ -47,7 +48,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
         evaluation={"n_episodes": 3, "final_episodes": 4},
         model={"hidden_sizes": [8]},
         **{
-            "env.kwargs": {"render_mode": "rgb_array"},
             "algorithm.n_rollout_steps": 16,
             "algorithm.batch_size": 16,
             "algorithm.epoch_length": 1,
@@ -56,8 +56,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
             "tracking.tensorboard": False,
         },
     )
-    run_rollout(str(result.run_dir), n_episodes=1, video=True, progress="quiet")
-    return result
 
 
 @pytest.fixture(scope="module")
@@ -95,8 +93,10 @@ def observations(n: int = 20) -> np.ndarray[Any, Any]:
 
 def test_a_pushed_policy_acts_as_that_of_the_run(hub: HubServer, trained: TrainingResult) -> None:
     """What was pushed is loaded, from the newest commit, a branch, a commit, or a private place."""
-    pushed = push_to_hub(trained, NAME, private=True)
+    (film := trained.run_dir.parent / "a.mp4").write_bytes(b"film")
+    pushed = push_to_hub(trained, NAME, private=True, film=str(film))
     assert pushed.name == f"hf://{NAME}"
+    assert pushed.left_out == []
     assert sorted(pushed.files) == sorted(POLICY + TOLD)
     assert hub.repositories[NAME].private
     expected = load_policy(trained.run_dir).act(observations())
@@ -127,7 +127,8 @@ def test_what_a_later_push_has_not_is_removed(hub: HubServer, trained: TrainingR
     """The film of an earlier policy goes with it; a custom card and other files stay."""
     push_to_hub(trained, NAME)
     repository = hub.repositories[NAME]
-    repository.commit("main", {**repository.files(), "README.md": b"mine", "notes.txt": b"mine"})
+    more = {"README.md": b"mine", "notes.txt": b"mine", "replay.mp4": b"film"}
+    repository.commit("main", {**repository.files(), **more})
     epoch = 3 if trained.summary.best_epoch == 4 else 4
     push_to_hub(f"{trained.run_dir}@epoch_{epoch:06d}", NAME, card=False)
     files = repository.files()
@@ -149,11 +150,14 @@ PRIVATE = {
     "env.kwargs": {
         "map": "/home/me/maps/a.txt",
         "api_key": "abc",
-        "url": "https://me:pass@host/x",
-        "store": f"sqlite:///{Path.home()}/maps.db",
-        "nested": [{"auth_token": 1}, "C:\\maps\\b.txt", "ordinary/text"],
-        "note": "hf_" + "a" * 30,
+        "nested": [{"auth_token": "b", "size": 3}, "C:\\maps\\b.txt"],
+        "known": "words",
+        "flag": True,
     },
+    "env.wrappers": [{"_target_": "my.Wrapper", "url": "https://me:pass@host/x"}],
+    "model": {"activation": "relu", "distributions": {"Box": {"name": "beta"}}},
+    "algorithm.lr": "linear_0.001",
+    "algorithm.device": "cpu",
     "runner.dataset": "records/expert",
     "tracking.writers": [{"_target_": "maze_train.WandbWriter", "project": "secret"}],
     "callbacks": [{"_target_": "maze_train.StopAtReturn", "threshold": 5}],
@@ -162,22 +166,24 @@ PRIVATE = {
 
 
 def test_paths_and_secrets_stay_here() -> None:
-    """Of a path the last part stays; what is named as a secret, or looks like one, does not."""
+    """Of texts the words that settings offer stay, names of classes, and those that one shares."""
     config = load_config({"algorithm": "bc", "env": "CartPole-v1", **PRIVATE})
-    settings, left_out = shared_settings(config)
+    settings, left_out = shared_settings(config, ["env.kwargs.known"])
+    assert settings["env"]["id"] == "CartPole-v1"
     assert settings["env"]["kwargs"] == {
-        "map": "a.txt",
-        "api_key": None,
-        "url": None,
-        "store": "maps.db",
-        "nested": [{"auth_token": None}, "b.txt", "ordinary/text"],
-        "note": None,
+        "map": LEFT_OUT,
+        "api_key": LEFT_OUT,
+        "nested": [{"auth_token": LEFT_OUT, "size": 3}, LEFT_OUT],
+        "known": "words",
+        "flag": True,
     }
-    assert settings["runner"]["dataset"] == "expert"
+    assert settings["env"]["wrappers"] == [{"_target_": "my.Wrapper", "url": LEFT_OUT}]
+    assert settings["runner"]["dataset"] == LEFT_OUT
     assert not {"tracking", "callbacks", "base_run", "checkpoint"} & settings.keys()
-    keys = ("map", "api_key", "url", "store", "nested[0].auth_token", "nested[1]", "note")
-    assert left_out == [*(f"env.kwargs.{key}" for key in keys), "runner.dataset"]
-    assert load_config(settings).algorithm == config.algorithm
+    keys = ("kwargs.map", "kwargs.api_key", "kwargs.nested.auth_token", "kwargs.nested")
+    assert left_out == [*(f"env.{key}" for key in keys), "env.wrappers.url", "runner.dataset"]
+    again = load_config(settings)
+    assert (again.algorithm, again.model) == (config.algorithm, config.model)
 
 
 def test_the_card(hub: HubServer, trained: TrainingResult) -> None:
@@ -216,18 +222,11 @@ def test_the_score_of_a_policy(trained: TrainingResult, tmp_path: Path) -> None:
 
 def test_a_run_elsewhere_is_not_followed(hub: HubServer, trained: TrainingResult) -> None:
     """A link in a run to another file of the user is not uploaded."""
-    secret = trained.run_dir.parent / "secret.txt"
+    run, secret = Path(shutil.copytree(trained.run_dir, "run")), Path("secret.txt")
     secret.write_text("mine")
-    picture = trained.run_dir / "plots" / "learning_curve.png"
-    kept = picture.read_bytes()
-    picture.unlink()
-    picture.symlink_to(secret)
-    try:
-        pushed = push_to_hub(trained, NAME)
-    finally:
-        picture.unlink()
-        picture.write_bytes(kept)
-    assert "learning_curve.png" not in pushed.files
+    (picture := run / "plots" / "learning_curve.png").unlink()
+    picture.symlink_to(secret.absolute())
+    assert "learning_curve.png" not in push_to_hub(str(run), NAME).files
 
 
 def test_the_command_line(
@@ -275,10 +274,10 @@ class Opens:
 def stranger(trained: TrainingResult, **settings: Any) -> dict[str, bytes]:
     """The files of the best policy, with other settings in its configuration."""
     best = trained.run_dir / "best"
-    found = {path.name: path.read_bytes() for path in best.iterdir()}
-    config = yaml.safe_load(found["config.yaml"])
+    config = yaml.safe_load((best / "config.yaml").read_text())
     config["model"].update(settings)
-    return {**found, "config.yaml": yaml.safe_dump(config).encode()}
+    text = yaml.safe_dump(config).encode()
+    return {path.name: path.read_bytes() for path in best.iterdir()} | {"config.yaml": text}
 
 
 def test_a_hostile_repository_runs_nothing(hub: HubServer, trained: TrainingResult) -> None:
@@ -398,11 +397,3 @@ def test_wrong_settings(
     with pytest.raises(ConfigError, match=problem):
         push_to_hub(**given)
     assert hub.repositories == {}
-
-
-def test_the_extra_is_named(trained: TrainingResult, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the package of the hub, the message says what to install."""
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    for call in (lambda: load_policy(f"hf://{NAME}"), lambda: push_to_hub(trained, NAME)):
-        with pytest.raises(MissingExtraError, match=r'pip install "maze-train\[hub\]"'):
-            call()

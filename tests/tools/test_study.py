@@ -92,7 +92,7 @@ def test_trials_from_the_best_one(tmp_path: Path, direction: str) -> None:
     for value in (3.0, 1.0, 2.0):
         add("COMPLETE", value)
     result = result_of(study, space, tmp_path, "m", [])
-    assert len(draw_search(result.rows, study, space, "m").axes) == 3  # too few for importances
+    assert len(draw_search(result, study, space).axes) == 3  # too few for importances
     add("PRUNED", reports={5: 7.0, 10: 8.0})
     add("FAIL")
     add("COMPLETE", 4.0)
@@ -102,7 +102,7 @@ def test_trials_from_the_best_one(tmp_path: Path, direction: str) -> None:
     order = [1, 2, 0, 5] if direction == "minimize" else [5, 0, 2, 1]
     assert ranked == [*order, 3, 4]
     assert result.best_trial == order[0]
-    figure = draw_search(result.rows, study, space, "m")
+    figure = draw_search(result, study, space)
     best = figure.axes[0].lines[-1].get_ydata().tolist()
     assert best == ([3.0, 1.0, 1.0, 1.0] if direction == "minimize" else [3.0, 3.0, 3.0, 4.0])
     assert len(figure.axes) == 4
@@ -124,8 +124,8 @@ def test_hopeless_trials_do_not_flatten_the_picture(tmp_path: Path, sign: int) -
         study.add_trial(
             optuna.trial.create_trial(params=params, distributions=ranges, value=sign * value)
         )
-    rows = result_of(study, space, tmp_path, "m", []).rows
-    axes = draw_search(rows, study, space, "m").axes[0]
+    result = result_of(study, space, tmp_path, "m", [])
+    axes = draw_search(result, study, space).axes[0]
     assert sorted(sign * end for end in axes.get_ylim()) == pytest.approx([-3.8, 0.2], abs=0.2)
     assert [text.get_text() for text in axes.texts] == [f"beyond: to {-500 * sign}.0"]
 

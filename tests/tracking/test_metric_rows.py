@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -97,14 +95,3 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
 def test_numbers_for_people(form: Callable[[float], str], texts: dict[float, str]) -> None:
     """Counts, durations, and returns with about four significant digits."""
     assert {number: form(number) for number in texts} == texts
-
-
-@pytest.mark.slow
-def test_settings_are_read_without_heavy_imports() -> None:
-    """The configuration of tracking brings neither torch nor matplotlib nor rich along."""
-    code = (
-        "import sys, maze_train.tracking.config\n"
-        "print([m for m in ('torch', 'matplotlib', 'rich', 'tensorboard') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

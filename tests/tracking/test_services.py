@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import struct
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from maze_train import MLflowWriter, RunInfo, Tracker, WandbWriter
-from maze_train.core.errors import ConfigError, MissingExtraError
+from maze_train.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,16 +78,6 @@ def records(run_dir: Path) -> Iterator[Any]:
 def items(found: Any) -> dict[str, Any]:
     """Names and values of a record."""
     return {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in found}
-
-
-@pytest.mark.parametrize(("kind", "extra"), [(WandbWriter, "wandb"), (MLflowWriter, "mlflow")])
-def test_a_missing_package_names_its_extra(
-    kind: type[WandbWriter] | type[MLflowWriter], extra: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error comes before training starts and says what to install."""
-    monkeypatch.setitem(sys.modules, extra, None)
-    with pytest.raises(MissingExtraError, match=rf"maze-train\[{extra}\]"):
-        kind()
 
 
 @pytest.mark.parametrize(("reason", "code"), [("total_steps", 0), ("error", 1)])

@@ -24,7 +24,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.envs.foreign import ForeignVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.training.evaluators import MultiEvaluator, RolloutEvaluator
 
 N, SEED = 10, 21
@@ -152,7 +152,7 @@ def test_a_memory_is_empty_where_an_episode_begins(mode):
         def step(self, action):
             return super().step(action[0])
 
-    config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(size=4))
+    config = ModelConfig(hidden_sizes=[8], rnn=RecurrentConfig(size=4))
     model = build_actor_critic(config, Alike.observation_space, Alike.action_space, 0)
     with torch.no_grad():
         for param in model.policy.parameters():

@@ -3,6 +3,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -10,10 +12,13 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 
+from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.nets.actor_critic import build_actor_critic
-from maze_train.nets.config import MemoryConfig, ModelConfig
+from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
+from maze_train.spaces.agents import AgentSpaces
+from maze_train.training import models
 from maze_train.training.evaluators import copy_of_weights
 from maze_train.training.policy_files import (
     PolicyWriter,
@@ -28,6 +33,10 @@ IMAGE = spaces.Box(0, 255, (2, 2, 3), np.uint8)
 NESTED = spaces.Dict({"pose": spaces.Tuple((BOX, spaces.Discrete(3, start=2))), "image": IMAGE})
 FORCE = spaces.Box(np.array([-0.1, -2.0], np.float32), np.array([0.1, 0.5], np.float32))
 ARM = spaces.Tuple((spaces.Discrete(3), spaces.Dict({"force": FORCE})))
+MASKED = (
+    spaces.Dict({"action_mask": spaces.MultiBinary(3), "place": BOX}),
+    spaces.Discrete(3),
+)
 
 CASES = {
     "box-discrete": (BOX, spaces.Discrete(4, start=2)),
@@ -136,8 +145,7 @@ def test_observations_of_a_wrong_shape_are_refused(tmp_path):
 
 def test_an_observation_without_legal_action_is_refused():
     """Alone and in a batch, where the error tells the row; the others get legal actions."""
-    masked = spaces.Dict({"action_mask": spaces.MultiBinary(3), "place": BOX})
-    policy = TrainedPolicy(make_model(masked, spaces.Discrete(3)), masked, spaces.Discrete(3))
+    policy = TrainedPolicy(make_model(*MASKED), *MASKED)
     masks = np.array([[0, 1, 0], [0, 0, 1], [0, 0, 0]], np.int8)
     places = np.zeros((3, 3))
     assert policy.act({"action_mask": masks[:2], "place": places[:2]}).tolist() == [1, 2]
@@ -160,7 +168,7 @@ def test_an_observation_that_is_not_finite_is_refused(number):
 def remembering_policy():
     """A policy whose actions show what it remembers; each call gives an equal one."""
     action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
-    config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(size=4))
+    config = ModelConfig(hidden_sizes=[8], rnn=RecurrentConfig(size=4))
     return TrainedPolicy(build_actor_critic(config, BOX, action_space, 1), BOX, action_space)
 
 
@@ -234,9 +242,9 @@ def test_hostile_weights_are_refused(tmp_path, content):
 def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
     """The old weights or the new ones are there, with their own score or none."""
     spaces_of_it, replace = CASES["box-discrete"], os.replace
-    models = [make_model(*spaces_of_it, seed) for seed in (1, 2)]
+    both = [make_model(*spaces_of_it, seed) for seed in (1, 2)]
     writer = PolicyWriter(*spaces_of_it, "seed: 1\n")
-    writer(tmp_path, copy_of_weights(models[0]), {"score": 0})
+    writer(tmp_path, copy_of_weights(both[0]), {"score": 0})
     left = [None] * count
 
     def replace_or_end(source, target):
@@ -245,9 +253,9 @@ def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
 
     monkeypatch.setattr(os, "replace", replace_or_end)
     with pytest.raises(IndexError):
-        writer(tmp_path, copy_of_weights(models[1]), {"score": 1})
+        writer(tmp_path, copy_of_weights(both[1]), {"score": 1})
     found, score = read_weights(tmp_path), read_score(tmp_path)
-    same = [all(torch.equal(found[k], v) for k, v in m.state_dict().items()) for m in models]
+    same = [all(torch.equal(found[k], v) for k, v in m.state_dict().items()) for m in both]
     assert same == [count < 3, count == 3]
     assert score.get("score") in (None, same.index(True))
     assert not list(tmp_path.glob(".*"))  # nothing is left beside
@@ -314,8 +322,7 @@ def test_parts_of_an_action_have_their_own_probabilities():
     policy = TrainedPolicy(make_model(BOX, space), BOX, space)
     found = policy.probabilities(np.zeros((2, 3)))
     assert {key: value.shape for key, value in found.items()} == {"move": (2, 3), "jump": (2, 4)}
-    masked = spaces.Dict({"action_mask": spaces.MultiBinary(3), "place": BOX})
-    policy = TrainedPolicy(make_model(masked, spaces.Discrete(3)), masked, spaces.Discrete(3))
+    policy = TrainedPolicy(make_model(*MASKED), *MASKED)
     obs = {"action_mask": np.array([0, 1, 0], np.int8), "place": np.zeros(3)}
     assert policy.probabilities(obs).tolist() == [0, 1, 0]
     arm = TrainedPolicy(make_model(NESTED, ARM), NESTED, ARM)
@@ -332,7 +339,7 @@ def test_looking_at_values_leaves_no_memory():
         policy.act(first)
     assert not np.allclose(asked.values(second), before)
     np.testing.assert_array_equal(asked.act(second), alone.act(second))
-    config = ModelConfig(hidden_sizes=[8], memory=MemoryConfig(size=4))
+    config = ModelConfig(hidden_sizes=[8], rnn=RecurrentConfig(size=4))
     model = build_actor_critic(config, BOX, spaces.Discrete(3), 1)
     policies = [TrainedPolicy(model, BOX, spaces.Discrete(3)) for _ in range(2)]
     policies[0].probabilities(first)
@@ -344,3 +351,45 @@ def test_a_policy_without_a_critic_has_no_values():
     model = build_policy(ModelConfig(hidden_sizes=[8]), BOX, spaces.Discrete(3), 1)
     with pytest.raises(ConfigError, match="has no state values: those of A2C, PPO"):
         TrainedPolicy(model, BOX, spaces.Discrete(3)).values(np.zeros(3))
+
+
+# -- weights of several modules ------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class OwnConfig(PPOAlgorithmConfig):
+    """Settings of an algorithm of a user."""
+
+    name: ClassVar[str] = "own"
+    learns_for_several_agents: ClassVar[bool] = False
+
+
+MANY, FEW = (spaces.Box(-1.0, 1.0, (size,), np.float32) for size in (4, 2))
+CHOICE = spaces.Discrete(2)
+SEVERAL = AgentSpaces({"a": MANY, "b": FEW, "c": FEW}, dict.fromkeys("abc", CHOICE))
+ALIKE = AgentSpaces({"b": FEW, "c": FEW}, dict.fromkeys("bc", CHOICE))
+
+
+@pytest.mark.parametrize(
+    "pair",
+    [(MANY, CHOICE), *((own.observation_space, own.action_space) for own in (SEVERAL, ALIKE))],
+    ids=["one agent", "two policies", "a shared policy"],
+)
+def test_weights_of_a_model_are_those_of_its_modules(pair):
+    """By the names that the model has for them."""
+    model = models.make_model(
+        PPOAlgorithmConfig(), ModelConfig(hidden_sizes=[3]), {}, *pair, seed=0
+    )
+    modules = {key: module.state_dict() for key, module in models.modules_of(model).items()}
+    found, expected = models.model_weights(modules, *pair), model.state_dict()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[key], expected[key]) for key in expected)
+
+
+def test_an_algorithm_for_one_agent_names_the_others():
+    """It is refused before anything is built."""
+    given = {}, SEVERAL.observation_space, SEVERAL.action_space
+    with pytest.raises(
+        ConfigError, match=r"algorithm = 'own': learns for one agent.*say learns_for_several"
+    ):
+        models.make_model(OwnConfig(), ModelConfig(), *given, seed=0)

@@ -19,7 +19,7 @@ from leftovers import left_of, run_owner
 from toy_workers import ToyWorker, local_class
 
 from maze_train.core.errors import ConfigError, WorkerError
-from maze_train.workers import process_pool
+from maze_train.workers import process_pool, ray_pool
 from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, WorkerPool
 from maze_train.workers.process_pool import LocalProcesses
@@ -233,16 +233,25 @@ def restart(pool: Any, index: int, how: str) -> None:
 
 
 @pytest.mark.parametrize("where", REMOTE)
-@pytest.mark.parametrize("how", FAILURES)
-def test_a_failure_is_an_error(start: Any, where: str, how: str, tmp_path: Path) -> None:
-    """It says what happened, and ends all processes, the others in good order."""
-    pool = start(where)
+@pytest.mark.parametrize("how", [*FAILURES, "refuse"])
+def test_a_failure_is_an_error(
+    start: Any, where: str, how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It says what happened, and ends all processes, the others in good order.
+
+    An error of the configuration is raised as it is, although workers may be started again.
+    """
+    pool = start(where, on_worker_failure="restart" if how == "refuse" else "fail")
     pids = pool.call_all("process")
     appendix = TRACEBACK if how == "raise" else r"\Z"
     reason = r" \(workers were restarted 0 times; on_worker_failure = fail\)"
-    with pytest.raises(WorkerError, match=rf"\A{FAILURES[how]}; a word is lost{reason}{appendix}"):
+    error, words = ConfigError, r"\Awheels = 3: expected four"
+    if how != "refuse":
+        error, words = WorkerError, rf"\A{FAILURES[how]}; a word is lost{reason}{appendix}"
+    with pytest.raises(error, match=words):
         restart(pool, 1, how)
     assert (len(pool), pool.restarts) == (0, 0)
+    assert capfd.readouterr().err == ""
     assert left_of(pids, PATIENCE_S if where == "ray" else 0.0) == []
     assert multiprocessing.active_children() == []
     assert closed_in_order(tmp_path) >= {0, 2}
@@ -297,18 +306,6 @@ def test_restarts_are_limited(start: Any, where: str, capfd: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("where", REMOTE)
-def test_what_a_new_start_does_not_mend(
-    start: Any, where: str, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """An error of the configuration is raised as it is, with whatever setting."""
-    pool = start(where, on_worker_failure="restart")
-    with pytest.raises(ConfigError, match=r"\Awheels = 3: expected four"):
-        restart(pool, 0, "refuse")
-    assert (pool.restarts, len(pool)) == (0, 0)
-    assert capfd.readouterr().err == ""
-
-
-@pytest.mark.parametrize("where", REMOTE)
 @pytest.mark.parametrize(
     ("first", "error", "words"),
     [
@@ -338,6 +335,9 @@ def test_a_worker_that_can_not_be_made(
     assert multiprocessing.active_children() == []
 
 
+IDLE = r"toy 1 died in waiting \(signal SIGKILL; was memory exhausted\?\)"
+
+
 @slow
 def test_a_worker_that_dies_while_it_has_nothing_to_do(start: Any) -> None:
     """That is found, and is a failure like others."""
@@ -345,7 +345,7 @@ def test_a_worker_that_dies_while_it_has_nothing_to_do(start: Any) -> None:
     pool.call_all("echo")
     pool.processes[1].kill()
     assert pool.ready(PATIENCE_S) == [1]
-    with pytest.raises(WorkerFailedError, match=r"toy 1 died in waiting \(signal SIGKILL") as told:
+    with pytest.raises(WorkerFailedError, match=IDLE) as told:
         pool.receive(1)
     pool.restart(told.value.with_traceback(None), "it died", "and that is all")
     assert pool.call_all("echo") == [(0,), (1,), (2,)]
@@ -451,8 +451,11 @@ if __name__ == "__main__":
 
 @slow
 @pytest.mark.parametrize("where", ["fork", "forkserver", RAY])
-def test_a_signal_while_a_pool_is_closed(start: Any, where: str) -> None:
-    """The wait for workers that hang ends, and they are killed all the same."""
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_closing_while_workers_hang(
+    start: Any, where: str, interrupted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are killed after a short time of grace, and also where a signal ends that."""
     pool = start(where, n=2)
     pids = pool.call_all("process")
     pool.call(0, "fail", "hang")
@@ -463,8 +466,12 @@ def test_a_signal_while_a_pool_is_closed(start: Any, where: str) -> None:
 
     before = signal.signal(signal.SIGALRM, interrupt)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
-        with pytest.raises(KeyboardInterrupt):
+        if interrupted:
+            signal.setitimer(signal.ITIMER_REAL, 0.5)
+            with pytest.raises(KeyboardInterrupt):
+                pool.close()
+        else:
+            monkeypatch.setattr(ray_pool if where == "ray" else process_pool, "CLOSE_GRACE_S", 0.2)
             pool.close()
     finally:
         signal.signal(signal.SIGALRM, before)

@@ -12,22 +12,16 @@ import pytest
 
 from maze_train.core.errors import WorkerError
 from maze_train.workers import ray_session
-from maze_train.workers.ray_session import RaySession, ctrl_c_waits
+from maze_train.workers.ray_session import RaySession, ctrl_c_waits, find_cluster
 
 
-def session_at(address: str) -> Any:
-    """A session whose Ray finds an address, or none if that is empty."""
-
-    def find(asked: str) -> str:
-        if not address and asked == "auto":
-            raise ConnectionError("no running Ray")
-        return address if asked == "auto" else asked
-
-    services = SimpleNamespace(canonicalize_bootstrap_address=find)
-    session: Any = object.__new__(RaySession)
-    session.ray = SimpleNamespace(_private=SimpleNamespace(services=services))
-    session._head, session._lost_since, session._next_look = address, float("inf"), 0.0
-    return session
+def ray_at(address: str) -> Any:
+    """Ray as it is where it was started at an address, or never if that is empty."""
+    services = SimpleNamespace(
+        canonicalize_bootstrap_address=lambda asked: address if asked == "auto" else asked,
+        find_bootstrap_address=lambda folder: address or None,
+    )
+    return SimpleNamespace(_private=SimpleNamespace(services=services))
 
 
 def test_where_ray_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,23 +29,24 @@ def test_where_ray_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with socket.create_server(("127.0.0.1", 0)) as server:
         lives = f"127.0.0.1:{server.getsockname()[1]}"
-        assert session_at(lives)._find("auto") == lives
-        assert session_at("")._find(lives) == lives
+        assert find_cluster(ray_at(lives), "auto") == lives
+        assert find_cluster(ray_at(""), lives) == lives
     dead = lives
     for found in ("", dead):
-        assert session_at(found)._find("auto") == "local"
+        assert find_cluster(ray_at(found), "auto") == "local"
     with pytest.raises(OSError, match="refused"):
-        session_at("")._find(dead)
+        find_cluster(ray_at(""), dead)
     monkeypatch.setenv("RAY_ADDRESS", dead)
     with pytest.raises(OSError, match="refused"):
-        session_at(dead)._find("auto")
+        find_cluster(ray_at(dead), "auto")
 
 
 def test_a_head_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is waited for, and then the run ends with a message; one that is back is not lost."""
     now = 100.0
     monkeypatch.setattr(ray_session, "time", SimpleNamespace(monotonic=lambda: now))
-    session = session_at("127.0.0.1:1")
+    session: Any = RaySession()
+    session._head = "127.0.0.1:1"
     for is_there in (False, True, False):
         session.answers = lambda is_there=is_there: is_there
         now += 15.0

@@ -12,7 +12,7 @@ from maze_train.core.types import Sequences, Tensor, TensorTree, tree_leaves, tr
 from maze_train.learner.steps import LearnerEvents
 
 if TYPE_CHECKING:
-    from maze_train.data.rollout import Rollout, StoredTree
+    from maze_train.data.rollout import Rollout
     from maze_train.learner.part import Part
     from maze_train.nets.actor_critic import ActorCriticModel
 
@@ -42,7 +42,7 @@ def evaluate_rollout(
 ) -> EvaluatedRollout:
     """Run a model over all observations of a rollout, a part at a time.
 
-    A model with a memory starts at each step from what it remembered when the step was taken.
+    A recurrent model starts at each step from what it remembered when the step was taken.
 
     Args:
         model: The model.
@@ -82,7 +82,7 @@ def evaluate_rollout(
 def evaluate_with_graph(
     model: ActorCriticModel, rollout: Rollout
 ) -> tuple[EvaluatedRollout, tuple[Tensor, Tensor]]:
-    """`evaluate_rollout` of a model without a memory, and the outputs that a loss starts from.
+    """`evaluate_rollout` of a feedforward model, and the outputs that a loss starts from.
 
     For learners that take one gradient step: networks run once over the observations instead of
     once for the targets and once for the loss.
@@ -110,7 +110,7 @@ def _with_final_values(
         model: The model.
         rollout: The rollout.
         next_values: v of the following row, `[T, B]`.
-        states: Memory after each row, `[(T + 1) * B, S]`; None if the model has no memory.
+        states: Recurrent state after each row, `[(T + 1) * B, S]`; None for feedforward models.
     """
     positions = rollout.final_positions
     if not len(positions):
@@ -135,11 +135,11 @@ def with_new_states(model: ActorCriticModel, rollout: Rollout) -> Rollout:
     return replace(rollout, hidden_states=torch.stack(states))
 
 
-def _rows(obs: StoredTree, part: slice) -> TensorTree:
+def _rows(obs: TensorTree, part: slice) -> TensorTree:
     return tree_map(lambda x: x[part], obs)
 
 
-def _parts(obs: StoredTree, rows: slice) -> list[slice]:
+def _parts(obs: TensorTree, rows: slice) -> list[slice]:
     """Slices of some rows, none of them with more than `MAX_NUMBERS` numbers."""
     numbers = sum(leaf[:1].numel() for leaf in tree_leaves(obs))
     size = max(1, MAX_NUMBERS // max(numbers, 1))
@@ -165,7 +165,7 @@ class ActorCriticBatch:
     log-probabilities, `[4, n]`: one tensor, so that a minibatch gathers them in one operation."""
 
     sequences: Sequences | None = None
-    """Layout of observations in time; None without a memory."""
+    """Layout of observations in time; None for feedforward policies."""
 
     are_final: bool = False
     """Whether advantages are normalised already, where the settings want that."""
@@ -247,13 +247,13 @@ def _select(sequences: Sequences, rows: Tensor, positions: Tensor) -> tuple[Tens
 class PreparedRollout:
     """A rollout with advantages and targets that is cut into minibatches.
 
-    A minibatch consists of units: of single transitions, or, with a memory, of sequences of L
-    consecutive steps of one environment.
+    A minibatch consists of units: of single transitions, or, for recurrent policies, of sequences
+    of L consecutive steps of one environment.
 
     Args:
         rollout: T steps of B environments; rewards as the learner takes them.
         columns: The columns of `ActorCriticBatch` for all T * B rows, `[4, T * B]`.
-        sequence_length: L, a divisor of T; unused without a memory.
+        sequence_length: L, a divisor of T; unused by feedforward policies.
     """
 
     def __init__(self, rollout: Rollout, columns: Tensor, sequence_length: int = 1) -> None:
@@ -335,7 +335,7 @@ class PreparedRollout:
 
 
 def _episode_starts(rollout: Rollout) -> Tensor:
-    """Whether the memory is emptied before a step, `[T, B]`.
+    """Whether the recurrent state is cleared before a step, `[T, B]`.
 
     It is not before the first one, because `hidden_states` knows what is remembered there.
     """

@@ -71,7 +71,7 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     """Bound of the scaled rewards, > 0; 0: none."""
 
     sequence_length: int = 0
-    """Steps through which gradients of a policy with a memory (`model.memory`) flow back, a divisor
+    """Steps through which gradients of a recurrent policy (`model.rnn`) flow back, a divisor
     of `n_rollout_steps`; 0: the whole rollout."""
 
     critic_burn_in_epochs: int = 0

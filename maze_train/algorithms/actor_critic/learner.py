@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
 
-from maze_train.algorithms.actor_critic.accelerated import AcceleratedLearner, GradientsByHand
+from maze_train.algorithms.actor_critic.accelerated import ActorCriticByHand
 from maze_train.algorithms.actor_critic.batch import (
     ActorCriticBatch,
     ActorCriticEvents,
@@ -26,7 +26,8 @@ from maze_train.functional.returns import (
     lambda_advantages,
     normalize_advantages,
 )
-from maze_train.learner.config import Progress, scheduled_value
+from maze_train.learner.config import Progress, number
+from maze_train.learner.learner import Learner
 from maze_train.learner.part import HasPolicy, HasStateValues
 from maze_train.learner.reward_scaling import RewardScaler
 from maze_train.nets.actor_critic import ActorCriticModel
@@ -36,13 +37,14 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.core.events import Statistics
+    from maze_train.core.events import Event, Statistics
+    from maze_train.learner.faster import FasterLosses
 
 
 Config = TypeVar("Config", bound=ActorCriticConfig)
 
 
-class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[Config]):
+class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Generic[Config]):
     """Base of the learners of actor-critics.
 
     Loss = policy_loss_coef * policy loss + value_loss_coef * value loss - entropy_coef * entropy,
@@ -56,14 +58,16 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
     """
 
     required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasStateValues)
+    scheduled_settings: ClassVar[Mapping[str, Event]] = {
+        "entropy_coef": ActorCriticEvents.entropy_coef
+    }
+    by_hand_class: ClassVar[type[FasterLosses] | None] = ActorCriticByHand
+    gradients_by_hand: ClassVar[Mapping[str, object]] = {}
     config: Config
+    is_burning_in = False
+    """Whether the critic alone learns."""
     needs_old_log_probs: ClassVar[bool] = True
     """Whether the loss compares the policy with the one that acted."""
-    gradients_by_hand: ClassVar[GradientsByHand] = {
-        "compute_loss_for_module": {},
-        "outputs": {},
-        "value_loss": {},
-    }
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -90,20 +94,11 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
             for optimizer in self.optimizers.values():
                 optimizer.reset()
 
-    def report_settings(self, statistics: Statistics) -> None:
-        """Record scheduled coefficients."""
-        statistics.record(ActorCriticEvents.entropy_coef, self.entropy_coef)
-
-    def set_schedules(self, progress: Progress) -> None:
-        """Set scheduled coefficients."""
-        super().set_schedules(progress)
-        self.entropy_coef = scheduled_value(self.config.entropy_coef, progress)
-
     def held_parameters(self, progress: Progress) -> list[nn.Parameter]:
         """The parameters that stay as they are: frozen ones, and the policy during a burn-in."""
         held = super().held_parameters(progress)
         if self.is_burning_in:
-            learning = self.modules.keys() - self.frozen_modules
+            learning = self.modules.keys() - self.modules.frozen
             held += [p for key in learning for p in self.model(key).policy.parameters()]
         return held
 
@@ -114,13 +109,13 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         self, module_id: str, experience: Rollout, statistics: Statistics
     ) -> PreparedRollout:
         """Advantages and targets of a rollout."""
-        rollout, model = experience.to(self.device), self.model(module_id)
-        self._observed[module_id] = rollout
-        if self.config.reward_scaling:
+        config, model = self.config_of(module_id), self.model(module_id)
+        self._observed[module_id] = rollout = experience.to(self.device)
+        if config.reward_scaling:
             rollout = replace(rollout, rewards=self._scaled_rewards(module_id, rollout))
         evaluated = self.evaluate(module_id, rollout)
         log_probs = self.old_log_probs(model, rollout, evaluated)
-        advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs)
+        advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs, config)
         columns = _columns(model, advantages, returns, evaluated.values, log_probs)
         length = self.config.sequence_length or rollout.num_steps
         prepared = PreparedRollout(rollout, columns, length)
@@ -136,21 +131,21 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
     def with_new_advantages(self, module_id: str, prepared: PreparedRollout) -> PreparedRollout:
         """The rollout with advantages, targets and values of the critic as it is now."""
         rollout, model = prepared.rollout, self.model(module_id)
-        has_modes = module_id in self.modules_with_modes
+        has_modes = module_id in self.modules.with_modes
         if has_modes:  # as before the update
             model.eval()
         evaluated = evaluate_rollout(model, with_new_states(model, rollout), False, self.part)
         if has_modes:
             model.train()
         log_probs = prepared.old_log_probs
-        with self.settings_of(module_id):
-            advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs)
+        config = self.config_of(module_id)
+        advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs, config)
         return prepared.with_columns(
             _columns(model, advantages, returns, evaluated.values, log_probs)
         )
 
     def advantages_and_returns(
-        self, rollout: Rollout, evaluated: EvaluatedRollout, log_probs: Tensor
+        self, rollout: Rollout, evaluated: EvaluatedRollout, log_probs: Tensor, config: Config
     ) -> tuple[Tensor, Tensor]:
         """Advantages of the actions, and what the critic regresses on; here by GAE.
 
@@ -158,20 +153,20 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
             rollout: T steps of B environments; rewards as the learner takes them.
             evaluated: Outputs of the model for them.
             log_probs: Result of `old_log_probs`, `[T * B]`.
+            config: Settings of the module.
 
         Returns:
             Advantages and returns, `[T, B]` each.
         """
-        discounts, lambdas = self.discounts_and_lambdas(rollout)
+        discounts, lambdas = self.discounts_and_lambdas(rollout, config)
         values = evaluated.values
         advantages = lambda_advantages(
             rollout.rewards, discounts, values, evaluated.next_values, lambdas
         )
         return advantages, advantages + values
 
-    def discounts_and_lambdas(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+    def discounts_and_lambdas(self, rollout: Rollout, config: Config) -> tuple[Tensor, Tensor]:
         """Discount and trace decay of each step, `[T, B]` each."""
-        config = self.config
         return discounts_and_lambdas(
             rollout.terminated,
             rollout.cut,
@@ -203,7 +198,7 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         return model.distribution.log_prob(evaluated.params, actions)
 
     def _scaled_rewards(self, module_id: str, rollout: Rollout) -> Tensor:
-        scaler = self._reward_scalers.setdefault(module_id, self._new_reward_scaler())
+        scaler = self._reward_scalers.setdefault(module_id, self._new_reward_scaler(module_id))
         return scaler.scale(rollout.rewards, rollout.ended, rollout.valid)
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
@@ -249,23 +244,23 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
     ) -> Tensor:
         """The weighted sum of policy loss, value loss and entropy bonus, 0-d, with a graph."""
-        config, events, size = self.config, ActorCriticEvents, batch.size
-        model = self.model(module_id)
+        config: Config = self.config_of(module_id)
+        model, events, size = self.model(module_id), ActorCriticEvents, batch.size
         params, raw_values = self.outputs(module_id, batch)
-        value_loss = self.value_loss(model, raw_values, batch)
+        value_loss = self.value_loss(model, raw_values, batch, config)
         statistics.record(events.value_loss, value_loss, size)
         if self.is_burning_in:
             return config.value_loss_coef * value_loss
         log_probs, entropies = model.distribution.log_prob_and_entropy(params, batch.actions)
         advantages = self.advantages(batch)
-        policy_loss = self.policy_loss(log_probs, advantages, batch, statistics)
+        policy_loss = self.policy_loss(log_probs, advantages, batch, config, statistics)
         entropy = entropies.mean()
         statistics.record(events.policy_loss, policy_loss, size)
         statistics.record(events.policy_entropy, entropy, size)
         return (
             config.policy_loss_coef * policy_loss
             + config.value_loss_coef * value_loss
-            - self.entropy_coef * entropy
+            - number(config.entropy_coef) * entropy
         )
 
     def outputs(self, module_id: str, batch: ActorCriticBatch) -> tuple[Tensor, Tensor]:
@@ -275,7 +270,7 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         return (params, raw_values) if valid is None else (params[valid], raw_values[valid])
 
     def value_loss(
-        self, model: ActorCriticModel, raw_values: Tensor, batch: ActorCriticBatch
+        self, model: ActorCriticModel, raw_values: Tensor, batch: ActorCriticBatch, config: Config
     ) -> Tensor:
         """Loss of the critic, 0-d, of its outputs `[n, output_size]`."""
         return model.value_head.loss(raw_values, batch.targets, batch.old_values)
@@ -285,6 +280,7 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         log_probs: Tensor,
         advantages: Tensor,
         batch: ActorCriticBatch,
+        config: Config,
         statistics: Statistics,
     ) -> Tensor:
         """Loss of the policy, 0-d; here -mean(log pi(a_t | s_t) * A_t).
@@ -293,12 +289,13 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
             log_probs: Log-probabilities of the actions under the current policy, `[n]`.
             advantages: Advantages, normalised if the settings say so, `[n]`.
             batch: The minibatch.
+            config: Settings of the module.
             statistics: Takes what is worth reporting.
         """
         return policy_gradient_loss(log_probs, advantages)
 
     def policy_loss_gradient(
-        self, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch
+        self, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch, config: Config
     ) -> Tensor:
         """Gradient of the policy loss with respect to the log-probabilities: -A / n, `[n]`."""
         return advantages * (-1.0 / advantages.numel())
@@ -325,12 +322,12 @@ class ActorCriticLearner(AcceleratedLearner[Rollout, PreparedRollout], Generic[C
         super().load_state_dict(state)
         self._reward_scalers = {}
         for module_id, scaler_state in state["reward_scalers"].items():
-            with self.settings_of(module_id):
-                self._reward_scalers[module_id] = self._new_reward_scaler()
+            self._reward_scalers[module_id] = self._new_reward_scaler(module_id)
             self._reward_scalers[module_id].load_state_dict(scaler_state)
 
-    def _new_reward_scaler(self) -> RewardScaler:
-        return RewardScaler(self.config.gamma, self.config.scaled_reward_clip)
+    def _new_reward_scaler(self, module_id: str) -> RewardScaler:
+        config = self.config_of(module_id)
+        return RewardScaler(config.gamma, config.scaled_reward_clip)
 
 
 def _columns(

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
+from maze_train.collect.league import LeagueCollector, leagues_of
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import locate
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.events import TimeEvents
-from maze_train.training.models import modules_of, with_opponents
+from maze_train.training.models import modules_of
 from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -20,15 +21,12 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from maze_train.collect.collector import (
-        ActingModel,
-        RecurrentModel,
-        RolloutCollector,
-        TurnCollector,
-    )
+    from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
+    from maze_train.collect.config import OpponentsConfig
     from maze_train.core.events import Statistics
     from maze_train.learner.config import Progress
     from maze_train.nets.actor_critic import ActorCriticModel
+    from maze_train.nets.joint import JointModel
     from maze_train.training.build_context import BuildContext
 
 
@@ -45,7 +43,7 @@ class ActorCritic(Trainer):
 
     model: ActorCriticModel
 
-    def __init__(self, *args: Any, collector: RolloutCollector) -> None:
+    def __init__(self, *args: Any, collector: Collector | LeagueCollector) -> None:
         super().__init__(*args)
         self.collector = collector
 
@@ -90,23 +88,41 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         super().__init__(context)
         own = (policy.model for policy in context.policies.values() if policy.model)
         models = (context.model, *own)
-        if self.algorithm.sequence_length and all(model.memory is None for model in models):
+        if self.algorithm.sequence_length and all(model.rnn is None for model in models):
             raise ConfigError(
                 "algorithm.sequence_length",
-                "only a policy with a memory learns from sequences: set model.memory, or "
-                "policies.<id>.model.memory",
+                "only a recurrent policy learns from sequences: set model.rnn, or "
+                "policies.<id>.model.rnn",
                 self.algorithm.sequence_length,
             )
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """A collector of rollouts."""
+        """A collector of rollouts, in which policies may play against their snapshots."""
         acting: Any = model
         collector = self.make_collector(self.algorithm.n_rollout_steps, acting)
-        return {"collector": with_opponents(collector, acting, self.context, self.learners)}
+        policies = self.context.policies.items()
+        opponents = {key: own.opponents for key, own in policies if own.opponents is not None}
+        if opponents:
+            return {"collector": self._league_collector(collector, acting, opponents)}
+        return {"collector": collector}
+
+    def _league_collector(
+        self, collector: Collector, model: JointModel, opponents: Mapping[str, OpponentsConfig]
+    ) -> LeagueCollector:
+        context = self.context
+        if context.envs_per_actor:
+            policy, own = next(iter(opponents.items()))
+            problem = "snapshots play where the learner acts; expected runner.envs_per_actor=0"
+            raise ConfigError(f"policies.{policy}.opponents", problem, own.draw)
+        leagues = leagues_of(model, opponents, context.seeds.integer)
+        checkpoint = context.read_checkpoint()
+        saved = checkpoint.state["learners"]["learner"]["modules"] if checkpoint else ()
+        length = self.algorithm.epoch_length
+        return LeagueCollector(collector, model, leagues, self.learners, length, saved)
 
     def make_collector(
         self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
-    ) -> RolloutCollector | TurnCollector:
+    ) -> Collector:
         """A collector on the environments of this process; turns are such that losses need them."""
         learner_class = locate(self.algorithm.learner_class)
         needed = getattr(learner_class, "needs_old_log_probs", False)

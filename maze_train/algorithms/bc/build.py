@@ -223,16 +223,16 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         context: Everything that the algorithm is built from.
 
     Raises:
-        ConfigError: If a policy has a memory.
+        ConfigError: If a policy is recurrent.
     """
 
     def __init__(self, context: BuildContext[BCAlgorithmConfig]) -> None:
         super().__init__(context)
         own = {f"policies.{key}.model": policy.model for key, policy in context.policies.items()}
         for key, model in {"model": context.model, **own}.items():
-            if model is not None and model.memory is not None:
+            if model is not None and model.rnn is not None:
                 problem = "bc learns from single transitions; leave it out"
-                raise ConfigError(f"{key}.memory", problem)
+                raise ConfigError(f"{key}.rnn", problem)
         self._clonings: dict[str, _Cloning] = {}
 
     @cached_property

@@ -15,12 +15,13 @@ from maze_train.algorithms.off_policy.learner import OffPolicyLearner
 from maze_train.algorithms.off_policy.trainer import OffPolicy
 from maze_train.core.events import Event
 from maze_train.functional.losses import critic_loss, critic_loss_gradient
+from maze_train.learner.faster import FasterLosses, LossesByHand
 from maze_train.learner.part import HasPolicy, HasTargets
-from maze_train.learner.steps import LearnerEvents, statistics_of
+from maze_train.learner.steps import LearnerEvents
 from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by_hand
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable
 
     from maze_train.core.events import Statistics
     from maze_train.core.types import Tensor
@@ -43,6 +44,29 @@ DELTA = {"huber": 1.0, "squared": math.inf}
 """Errors from which on a loss is linear."""
 
 
+class ValuesByHand(LossesByHand):
+    """Losses and gradients of values by hand: walking a graph takes as long as all else."""
+
+    def supports(self, module_id: str) -> bool:
+        """Whether a module has a network of linear layers, whose loss is that of `DQNLearner`."""
+        model = self.learner.model(module_id)
+        is_known = type(self.learner) is DQNLearner  # a subclass may have another loss
+        return is_known and not model.num_quantiles and has_gradients_by_hand(model.policy)
+
+    def loss_and_backward(
+        self, module_id: str, batch: Transitions, statistics: Statistics
+    ) -> tuple[Tensor, Callable[[], object]]:
+        """Loss of the values, 0-d, and what adds its gradients to `.grad`."""
+        learner, actions = self.learner, batch.actions
+        model, delta = learner.model(module_id), DELTA[learner.config_of(module_id).loss]
+        outputs, backward = forward_and_backward(model.policy, model.inputs(batch.obs))
+        loss, errors = learner.loss_of_outputs(module_id, outputs, batch, statistics)
+        slopes = critic_loss_gradient(errors.unsqueeze(0), batch.weights, delta).squeeze(0)
+        choices = model.distribution.choices(actions)
+        gradient = torch.zeros_like(outputs).scatter_(-1, choices, slopes.unsqueeze(-1))
+        return loss, partial(backward, gradient, False)
+
+
 class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
     """Deep Q-learning: one gradient step of the values on each batch.
 
@@ -56,7 +80,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
     """
 
     required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasTargets)
-    _backward: Sequence[Callable[[], object]] = ()
+    by_hand_class: ClassVar[type[FasterLosses] | None] = ValuesByHand
 
     def model(self, module_id: str) -> DQNModel:
         """A module under its type."""
@@ -65,7 +89,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         return module
 
     @torch.no_grad()
-    def targets(self, model: DQNModel, batch: Transitions) -> Tensor:
+    def targets(self, model: DQNModel, batch: Transitions, config: DQNAlgorithmConfig) -> Tensor:
         """Targets of the values, `[n]`, or of M quantiles of the return, `[n, M]`.
 
         y = Σ γ^i r + γ^k Q'(s', a'),  a' = argmax_a Q(s', a), or Q' without `double_q`,
@@ -77,7 +101,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         """
         inputs = model.inputs(batch.next_obs)
         values: Tensor = model.target_policy(inputs)
-        judged = model.action_values(model.policy(inputs) if self.config.double_q else values)
+        judged = model.action_values(model.policy(inputs) if config.double_q else values)
         chosen = model.legal(judged, batch.next_obs).argmax(-1, keepdim=True)
         if model.num_quantiles:
             found = quantiles.taken(quantiles.of_actions(values, model.num_quantiles), chosen)
@@ -85,80 +109,42 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         # A final observation may have no legal action: the values themselves are finite.
         return torch.addcmul(batch.rewards, batch.discounts, values.gather(-1, chosen).squeeze(-1))
 
-    def compute_losses(
-        self, minibatch: Mapping[str, Transitions], statistics: Statistics
-    ) -> dict[str, Tensor]:
-        """The loss of each module; without a graph where gradients are taken by hand."""
-        self._backward = ()
-        # A subclass may have another loss.
-        if type(self) is not DQNLearner or not self.may_differentiate_by_hand:
-            return super().compute_losses(minibatch, statistics)
-        losses = {}
-        for key, batch in minibatch.items():
-            self.part.turn_to(key)
-            model = self.model(key)
-            with self.settings_of(key):
-                by_hand = not model.num_quantiles and has_gradients_by_hand(model.policy)
-                losses[key] = self._loss(model, batch, statistics_of(key, statistics), by_hand)
-        return losses
-
     def compute_loss_for_module(
         self, module_id: str, batch: Transitions, statistics: Statistics
     ) -> Tensor:
         """Loss of the values, 0-d."""
-        return self._loss(self.model(module_id), batch, statistics, by_hand=False)
+        model = self.model(module_id)
+        return self.loss_of_outputs(
+            module_id, model.policy(model.inputs(batch.obs)), batch, statistics
+        )[0]
 
-    def _loss(
-        self, model: DQNModel, batch: Transitions, statistics: Statistics, by_hand: bool
-    ) -> Tensor:
-        """Loss of the values, 0-d; by hand without a graph, whose walk takes as long as all else.
+    def loss_of_outputs(
+        self, module_id: str, outputs: Tensor, batch: Transitions, statistics: Statistics
+    ) -> tuple[Tensor, Tensor]:
+        """Loss of the values, 0-d, and their errors `[n]`; those of quantiles are of their means.
 
-        The gradients are then those that `_backward` writes.
+        Args:
+            module_id: The module.
+            outputs: What its network says of the observations, `[n, output_size]`.
+            batch: Transitions.
+            statistics: Statistics of the update.
         """
-        targets = self.targets(model, batch)
+        config, model = self.config_of(module_id), self.model(module_id)
+        actions: Any = batch.actions
+        targets, choices = self.targets(model, batch, config), model.distribution.choices(actions)
         if model.num_quantiles:
-            loss, errors = self._quantile_loss(model, batch, targets)
+            found = quantiles.taken(quantiles.of_actions(outputs, model.num_quantiles), choices)
+            loss = quantiles.quantile_loss(found, targets, batch.weights)
+            errors = found.detach().mean(1) - targets.mean(1)
         else:
-            loss, errors = self._value_loss(model, batch, targets, by_hand)
+            values, delta = outputs.unsqueeze(0), DELTA[config.loss]
+            loss, errors = critic_loss(values, choices, targets, batch.weights, delta)
+            errors = errors.squeeze(0)
         if batch.weights is not None:
             self.errors = self.part.gather(errors.abs())
         statistics.record(DQNEvents.critic_loss, loss)
         statistics.record(DQNEvents.critic_value, errors.mean() + targets.mean())
-        return loss
-
-    def _value_loss(
-        self, model: DQNModel, batch: Transitions, targets: Tensor, by_hand: bool
-    ) -> tuple[Tensor, Tensor]:
-        """Loss of the values, 0-d, and their errors `[n]`."""
-        actions: Any = batch.actions
-        delta, choices = DELTA[self.config.loss], model.distribution.choices(actions)
-        inputs = model.inputs(batch.obs)
-        q, backward = (
-            forward_and_backward(model.policy, inputs) if by_hand else (model.policy(inputs), None)
-        )
-        loss, errors = critic_loss(q.unsqueeze(0), choices, targets, batch.weights, delta)
-        if backward is not None:
-            slopes = critic_loss_gradient(errors, batch.weights, delta).squeeze(0).unsqueeze(-1)
-            gradient = torch.zeros_like(q).scatter_(-1, choices, slopes)
-            self._backward = (*self._backward, partial(backward, gradient, False))
-        return loss, errors.squeeze(0)
-
-    def _quantile_loss(
-        self, model: DQNModel, batch: Transitions, targets: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """Loss of the quantiles, 0-d, and the errors of their means `[n]`."""
-        actions: Any = batch.actions
-        outputs = model.policy(model.inputs(batch.obs))
-        everything = quantiles.of_actions(outputs, model.num_quantiles)
-        found = quantiles.taken(everything, model.distribution.choices(actions))
-        loss = quantiles.quantile_loss(found, targets, batch.weights)
-        return loss, found.detach().mean(1) - targets.mean(1)
-
-    def compute_gradients(self, losses: Mapping[str, Tensor]) -> None:
-        """Replace the gradients of the modules by those of their losses."""
-        super().compute_gradients(losses)
-        for backward in self._backward:
-            backward()
+        return loss, errors
 
 
 class DQN(OffPolicy):

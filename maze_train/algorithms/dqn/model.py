@@ -42,7 +42,7 @@ UNUSED = {
     "critic_hidden_sizes": "the values have the hidden_sizes",
     "shared_trunk": "there is one network",
     "trunk": "there is one network",
-    "memory": "policies with a memory learn from rollouts (a2c, ppo), not from single steps",
+    "rnn": "recurrent policies learn from rollouts (a2c, ppo), not from single steps",
     "distributions": "dqn acts at random or takes the best action",
     "value_transform": "values of actions are not transformed",
     "value_support": "distributions of returns are algorithm.num_quantiles",

@@ -12,7 +12,7 @@ from maze_train.core.events import Event, EventInterface
 from maze_train.functional.evolution import antithetic_gradient, shaped_returns
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.learner import Learner
-from maze_train.learner.modules import DEFAULT_OPTIMIZER
+from maze_train.learner.optimizers import DEFAULT_OPTIMIZER
 from maze_train.learner.steps import statistics_of
 from maze_train.nets.population import find_normalizer
 
@@ -20,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from maze_train.algorithms.es.config import ESAlgorithmConfig
-    from maze_train.collect.episode_player import PlayedEpisode
-    from maze_train.collect.members import ObservationMoments, SharedNoiseTable
-    from maze_train.collect.population import ESRolloutResult
+    from maze_train.algorithms.es.population import ESRolloutResult, SharedNoiseTable
+    from maze_train.collect.episode_player import ObservationMoments, PlayedEpisode
     from maze_train.core.events import Statistics
     from maze_train.core.types import Tensor
     from maze_train.learner.config import Progress
@@ -169,13 +168,9 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
         self._moving.clear()
         normalizer = find_normalizer(self.module) if self._moments else None
         if normalizer is not None:
-            normalizer.merge(reduce(merge_moments, map(_as_tensors, self._moments)))
+            parts = [Moments(*map(torch.as_tensor, part)) for part in self._moments]
+            normalizer.merge(reduce(merge_moments, parts))
             self._moments = ()
-
-
-def _as_tensors(part: ObservationMoments) -> Moments:
-    count = torch.tensor(float(part.count), dtype=torch.float64)
-    return Moments(count, torch.from_numpy(part.mean), torch.from_numpy(part.var))
 
 
 def _norm(parts: Sequence[Tensor]) -> Tensor:

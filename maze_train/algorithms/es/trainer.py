@@ -11,9 +11,15 @@ import torch
 
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESEvents, EvaluatedPopulation, PopulationEvents
+from maze_train.algorithms.es.population import (
+    NOISE_NBYTES,
+    ESDistributedRollouts,
+    MemberSettings,
+    SharedNoiseTable,
+    trained_size,
+)
+from maze_train.collect.episode_player import num_reals
 from maze_train.collect.episodes import FinishedEpisodes
-from maze_train.collect.members import SharedNoiseTable, num_reals
-from maze_train.collect.population import ESDistributedRollouts, MemberSettings, trained_size
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.learner.config import Progress, scheduled_value
@@ -33,7 +39,7 @@ if TYPE_CHECKING:
     import gymnasium
     from torch import nn
 
-    from maze_train.collect.population import ESRolloutResult
+    from maze_train.algorithms.es.population import ESRolloutResult
     from maze_train.core.events import Statistics
     from maze_train.training.build_context import BuildContext
 
@@ -153,9 +159,6 @@ class ESTrainer(Trainer):
 STATISTICS_STEPS, STATISTICS_ENVS = 128, 8
 """Steps of each environment per rollout of the untrained policy, and how many environments: not
 `runner.concurrency`, on which no number depends."""
-
-NOISE_NBYTES = 4
-"""Bytes of a number in the noise table."""
 
 
 class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):

@@ -23,7 +23,8 @@ from maze_train.functional.returns import scale_advantages
 from maze_train.functional.vtrace import importance_weights, vtrace
 
 if TYPE_CHECKING:
-    from maze_train.algorithms.actor_critic.accelerated import GradientsByHand
+    from collections.abc import Mapping
+
     from maze_train.core.events import Statistics
     from maze_train.core.types import Tensor
     from maze_train.data.rollout import Rollout
@@ -77,10 +78,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     """
 
     most_empty_updates: ClassVar[int] = 100
-    gradients_by_hand: ClassVar[GradientsByHand] = {
-        "compute_loss_for_module": {"loss_reduction": "mean"},
-        "outputs": {},
-    }
+    gradients_by_hand: ClassVar[Mapping[str, object]] = {"loss_reduction": "mean"}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._outputs: dict[str, tuple[Tensor, Tensor]] = {}
@@ -100,14 +98,14 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
                 "the rollout has no log_probs, expected those of the policy that acted: collect it "
                 "with RolloutCollector(..., records_log_probs=True)"
             )
-        # The policy's memory is that of the actor in the first row only.
+        # The recurrent state of the policy is that of the actor in the first row only.
         rollout = with_new_states(self.model(module_id), experience.to(self.device))
         prepared = super().preprocess(module_id, rollout, statistics)
         new = _new_columns(rollout)
         # Replayed observations are in the statistics already.
         self._observed[module_id] = new
         if prepared.num_units:
-            self._record_importance(prepared, rollout, statistics)
+            self._record_importance(prepared, rollout, self.config_of(module_id), statistics)
         if new.weights_seq_no is not None:
             lags = (self.weights_seq_no - new.weights_seq_no).float()
             statistics.record(ImpalaEvents.policy_lag_mean, lags.mean())
@@ -117,15 +115,14 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
         """Evaluate a model on a rollout; one pass serves the targets and the loss."""
         model = self.model(module_id)
-        # With a memory the loss reads sequences; networks with modes are in another one for it; one
-        # of several learners has the loss of some rows only, autocast and compile are for losses.
-        runs_again = self.modules_with_modes | self.accelerated
+        # The loss of recurrent policies reads sequences; networks with modes are in another one for
+        # it; one of several learners has the loss of some rows only; autocast is for losses.
         if (
             model.state_size
-            or module_id in runs_again
+            or module_id in self.modules.with_modes
+            or (self.faster is not None and module_id in self.faster.modules)
             or self.part.is_shared
             or self.settings.autocast != "none"
-            or self.compiled is not None
         ):
             return super().evaluate(module_id, rollout)
         evaluated, self._outputs[module_id] = evaluate_with_graph(model, rollout)
@@ -137,12 +134,16 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         return super().outputs(module_id, batch) if known is None else known
 
     def advantages_and_returns(
-        self, rollout: Rollout, evaluated: EvaluatedRollout, log_probs: Tensor
+        self,
+        rollout: Rollout,
+        evaluated: EvaluatedRollout,
+        log_probs: Tensor,
+        config: ImpalaAlgorithmConfig,
     ) -> tuple[Tensor, Tensor]:
         """V-trace advantages of the actions, and the V-trace targets of the critic."""
         assert rollout.log_probs is not None
-        bound = self.config.vtrace_clip_rho_threshold
-        discounts, lambdas = self.discounts_and_lambdas(rollout)
+        bound = config.vtrace_clip_rho_threshold
+        discounts, lambdas = self.discounts_and_lambdas(rollout, config)
         targets = vtrace(
             log_probs.view_as(rollout.log_probs) - rollout.log_probs,
             discounts,
@@ -151,7 +152,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
             evaluated.next_values,
             lambdas,
             clip_rho_threshold=bound,
-            clip_pg_rho_threshold=self.config.vtrace_clip_pg_rho_threshold,
+            clip_pg_rho_threshold=config.vtrace_clip_pg_rho_threshold,
             # No weight of later corrections above that of the first one, as the paper demands.
             clip_c_threshold=1.0 if bound is None else min(1.0, bound),
         )
@@ -162,14 +163,18 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         return scale_advantages(advantages)
 
     def _record_importance(
-        self, prepared: PreparedRollout, rollout: Rollout, statistics: Statistics
+        self,
+        prepared: PreparedRollout,
+        rollout: Rollout,
+        config: ImpalaAlgorithmConfig,
+        statistics: Statistics,
     ) -> None:
         """Statistics of the importance weights of transitions."""
         assert rollout.log_probs is not None
         log_rhos = prepared.old_log_probs - rollout.log_probs.flatten()
         rhos = importance_weights(prepared.transitions(log_rhos))
         statistics.record(ImpalaEvents.rho_mean, rhos.mean())
-        bound = self.config.vtrace_clip_rho_threshold
+        bound = config.vtrace_clip_rho_threshold
         if bound is not None:
             # Without older policies all weights are 1, but for what batches of other sizes round.
             clipped = rhos > bound * (1.0 + 1e-4)
@@ -185,7 +190,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     ) -> Tensor:
         """The weighted sum of policy loss, value loss and entropy bonus, 0-d."""
         loss = super().compute_loss_for_module(module_id, batch, statistics)
-        if self.config.loss_reduction == "mean":
+        if self.config_of(module_id).loss_reduction == "mean":
             return loss
         return loss * self.part.whole_size(batch.size)
 

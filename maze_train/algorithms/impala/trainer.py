@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from maze_train.algorithms.actor_critic.trainer import ActorCriticBuilder
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.learner import ActorEvents, ActorTimeEvents
-from maze_train.collect.actors import DistributedActors
+from maze_train.collect.actors import Actors, DistributedActors
 from maze_train.data.rollout_slots import RolloutReplay
-from maze_train.data.turns import PolicyRolloutsReplay
+from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.training.build_context import close_quietly
-from maze_train.training.builder import actor_env_maker
+from maze_train.training.builder import build_actors
 from maze_train.training.events import TimeEvents
+from maze_train.training.models import states_by_module
 from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class IMPALA(Trainer):
         model: The model that the learner updates.
         services: Tracker, evaluator, model selection, limits, checkpoints.
         actors: Collect rollouts; they have begun with `model`.
-        replay: Keeps rollouts to learn from again; None: none are kept.
+        replay: Keeps rollouts to learn from again, by module id.
     """
 
     algorithm_config: ImpalaAlgorithmConfig
@@ -47,11 +48,11 @@ class IMPALA(Trainer):
         self,
         *args: Any,
         actors: DistributedActors,
-        replay: RolloutReplay | PolicyRolloutsReplay | None = None,
+        replay: Mapping[str, RolloutReplay],
     ) -> None:
         super().__init__(*args)
         self.actors = actors
-        self.replay: Any = replay
+        self.replay = replay
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
         """Take a batch of rollouts, learn from it, and send the weights to the actors."""
@@ -61,10 +62,9 @@ class IMPALA(Trainer):
         gathered = self.actors.gather(config.actors_batch_size, self.interruption.check)
         collected = time.perf_counter()
         gathered.episodes.record(statistics)
-        batch, steps = gathered.rollout, gathered.episodes.steps
+        batch, steps = gathered.rollouts, gathered.episodes.steps
         self.check_lost(steps)
-        if self.replay is not None:
-            batch = self.replay.mix(batch)
+        batch |= {key: replay.mix(batch[key]) for key, replay in self.replay.items()}
         if self.learners.settings.queue_size:
             ended_updates = self.learners.async_update(batch, progress, steps, self._send)
         else:
@@ -97,46 +97,29 @@ class IMPALA(Trainer):
         return {
             **super().state_dict(),
             "actors": self.actors.state_dict(),
-            "replay": None if self.replay is None else self.replay.state_dict(),
+            "replay": {key: replay.state_dict() for key, replay in self.replay.items()},
         }
 
     def load_experience(self, state: dict[str, Any]) -> None:
         """Put the actors and the kept rollouts where they were."""
         self.actors.load_state_dict(state["actors"])
-        if self.replay is not None:
-            self.replay.load_state_dict(state["replay"])
+        saved = states_by_module(state["replay"], self.replay)
+        for key, replay in self.replay.items():
+            replay.load_state_dict(saved[key])
 
 
 class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
     """Builds actors that collect experience, and a learner that takes it in as it comes."""
 
     @cached_property
-    def actors(self) -> DistributedActors:
+    def source(self) -> Actors:
         """Actors that collect experience, closed at the end of the run.
 
         In this process they take turns, so no rollout waits, the policy lags only as far as
         `broadcast_interval` makes it, and the numbers are the same each time. Elsewhere they act
         while the learner learns; what is learned from depends on which of them is faster.
         """
-        context, config = self.context, self.algorithm
-        actors = DistributedActors(
-            actor_env_maker(context, self.envs_per_actor),
-            config.num_actors,
-            self.envs_per_actor,
-            config.n_rollout_steps,
-            context.seeds.integer,
-            context.place,
-            queue_size=config.queue_size,
-            allow_new_episodes=context.checkpoint.allow_new_episodes,
-            info_keys=context.info_keys,
-        )
-        context.closing.callback(close_quietly, actors)
-        return actors
-
-    @property
-    def source(self) -> Any:
-        """The actors."""
-        return self.actors.actors
+        return build_actors(self.context, self.algorithm.num_actors, self.envs_per_actor)
 
     @property
     def envs_per_actor(self) -> int:
@@ -146,34 +129,35 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
     @property
     def spaces(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
-        return self.actors.spaces
+        return self.source.spaces
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """Actors that know the model, and a replay of rollouts if there is to be one."""
-        self.actors.begin(model, self.model_maker())
-        replay: Any = None
-        if self.algorithm.replay_size:
-            members: dict[str, list[str]] | None = getattr(model, "members", None)
-            if members is None:
-                replay = self._replay(1, "replay")
-            else:
-                replay = PolicyRolloutsReplay(
-                    {
-                        policy: self._replay(len(agents), f"replay/{policy}")
-                        for policy, agents in members.items()
-                        if agents
-                    }
-                )
-        return {"actors": self.actors, "replay": replay}
-
-    def _replay(self, num_agents: int, stream: str) -> RolloutReplay:
-        """Keeps the rollouts of that many agents with one policy."""
-        return RolloutReplay(
-            self.algorithm.replay_size,
-            self.algorithm.num_replayed,
-            self.envs_per_actor * num_agents,
-            self.context.seeds.integer(stream),
+        context = self.context
+        actors = DistributedActors(
+            self.source,
+            model,
+            self.model_maker(),
+            self.algorithm.n_rollout_steps,
+            context.seeds.integer,
+            queue_size=self.algorithm.queue_size,
+            allow_new_episodes=context.checkpoint.allow_new_episodes,
+            info_keys=context.info_keys,
         )
+        context.closing.callback(close_quietly, actors)
+        config, members = self.algorithm, getattr(model, "members", None)
+        columns = {key: len(agents) for key, agents in (members or {}).items() if agents}
+        replay = {
+            key: RolloutReplay(
+                config.replay_size,
+                config.num_replayed,
+                self.envs_per_actor * count,
+                context.seeds.integer(f"replay/{key}" if members else "replay"),
+            )
+            for key, count in (columns or {DEFAULT_MODULE: 1}).items()
+            if config.replay_size
+        }
+        return {"actors": actors, "replay": replay}
 
     def before_training(self, trainer: Trainer) -> None:
         """Gather statistics of observations in separate environments unless the model has them."""

@@ -111,8 +111,8 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         if self.gradient_steps % self.target_update_interval == 0:
             learned = {key for (key, _), own in self.optimizers.items() if own in self.active}
             for module_id in learned:
-                with self.settings_of(module_id):
-                    self.modules[module_id].update_targets(self.config.tau)  # type: ignore[operator]  # see the class
+                tau = self.config_of(module_id).tau
+                self.modules[module_id].update_targets(tau)  # type: ignore[operator]  # see the class
 
     def observe(self, experience: Rollout | Mapping[str, Rollout]) -> None:
         """Take the observations of a rollout into the running statistics of its module.
@@ -120,7 +120,7 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         Args:
             experience: Rollout of the only module, or of modules by id.
         """
-        for key, rollout in self._by_module(experience).items():
+        for key, rollout in self.modules.by_id(experience).items():
             normalizer: Any = getattr(self.modules[key], "normalizer", None)
             if normalizer is not None and self.may_learn(key):
                 normalizer.update(rollout.to(self.device).acted_on(normalizer.keys))
@@ -163,7 +163,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """One optimizer each for policy and critics."""
-        config, model = self.config, self.model(module_id)
+        config, model = self.config_of(module_id), self.model(module_id)
         critic_lr = config.lr if config.critic_lr is None else config.critic_lr
         parts = {POLICY: (model.policy, config.lr), CRITICS: (model.critics, critic_lr)}
         for name, (part, lr) in parts.items():
@@ -194,15 +194,15 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         self, module_id: str, batch: Transitions, statistics: Statistics
     ) -> Tensor:
         """The sum of the losses of critics and, when it is its turn, of the policy, 0-d."""
-        model = self.model(module_id)
+        config, model = self.config_of(module_id), self.model(module_id)
         with torch.no_grad():
             inputs = model.inputs(batch.obs)
         features = model.critics.encode(inputs)
-        loss = self.critic_loss(model, batch, features, statistics)
+        loss = self.critic_loss(model, batch, features, config, statistics)
         if not self.with_policy:
             return loss
         features = tree_map(torch.Tensor.detach, features)
-        return loss + self.policy_loss(model, batch, inputs, features, statistics)
+        return loss + self.policy_loss(model, batch, inputs, features, config, statistics)
 
     def after_gradient_step(self) -> None:
         """Move the targets, when it is their turn."""
@@ -210,7 +210,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         self.with_policy = self.updates_policy
 
     @abstractmethod
-    def targets(self, model: Model, batch: Transitions) -> Tensor:
+    def targets(self, model: Model, batch: Transitions, config: PolicyConfig) -> Tensor:
         """Targets of the critics: values y of the stored actions, without a graph, `[n]`."""
 
     @abstractmethod
@@ -220,6 +220,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         batch: Transitions,
         inputs: TensorTree,
         features: Any,
+        config: PolicyConfig,
         statistics: Statistics,
     ) -> Tensor:
         """Loss of the policy, 0-d; critics are constants.
@@ -229,14 +230,20 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
             batch: Transitions.
             inputs: What networks read of their observations.
             features: What `critics.encode` makes of these, without a graph.
+            config: Settings of the module.
             statistics: Statistics of the update.
         """
 
     def critic_loss(
-        self, model: Model, batch: Transitions, features: Any, statistics: Statistics
+        self,
+        model: Model,
+        batch: Transitions,
+        features: Any,
+        config: PolicyConfig,
+        statistics: Statistics,
     ) -> Tensor:
         """Loss of the critics, 0-d; `features` are what `critics.encode` makes of observations."""
-        targets = self.targets(model, batch)
+        targets = self.targets(model, batch, config)
         actions = model.actions
         q = model.critics.values(features, actions.critic_input(batch.actions))
         loss, errors = critic_loss(q, actions.choices(batch.actions), targets, batch.weights)
@@ -252,11 +259,11 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
     def before_compiled_loss(self, module_id: str, batch: Transitions) -> None:
         """Draw the random numbers of targets and of the policy's own actions."""
         model, n = self.model(module_id), len(batch.rewards)
+        num_draws = self.num_draws(self.config_of(module_id))
         self._noise = ()
-        self._noise = tuple(self.draw_noise(model, n) for _ in range(self.num_draws))
+        self._noise = tuple(self.draw_noise(model, n) for _ in range(num_draws))
 
-    @property
-    def num_draws(self) -> int:
+    def num_draws(self, config: PolicyConfig) -> int:
         """How often the next loss draws noise, for all its samples each time."""
         return 0
 

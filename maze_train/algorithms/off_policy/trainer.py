@@ -10,8 +10,7 @@ import torch
 
 from maze_train.algorithms.off_policy.config import BUFFERS, OffPolicyConfig
 from maze_train.algorithms.off_policy.learner import ReplayEvents, ReplayTimeEvents
-from maze_train.collect.collector import RolloutCollector
-from maze_train.collect.initial_policies import GivenPolicy, RandomAgents, RandomPolicy
+from maze_train.collect.fixed_policies import GivenPolicy, RandomAgents, RandomPolicy
 from maze_train.core.errors import ConfigError, DatasetError, SpaceError, TrainingError
 from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, Given, build_target, locate
@@ -20,7 +19,7 @@ from maze_train.data.datasets import open_dataset
 from maze_train.data.replay import BaseReplayBuffer, UniformReplayBuffer
 from maze_train.data.replay_columns import ReplayLayout
 from maze_train.data.trajectories import trajectories_as_rollout
-from maze_train.data.turns import PolicyReplayBuffers, TurnReplayBuffer
+from maze_train.data.turns import TurnReplayBuffer
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.learner.config import scheduled_value
 from maze_train.learner.modules import DEFAULT_MODULE
@@ -31,7 +30,7 @@ from maze_train.training.build_context import close_quietly
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.contexts import available_disk, available_memory, readable_nbytes
 from maze_train.training.events import TimeEvents
-from maze_train.training.models import modules_of
+from maze_train.training.models import modules_of, states_by_module
 from maze_train.training.trainer import Trainer
 
 if TYPE_CHECKING:
@@ -41,9 +40,10 @@ if TYPE_CHECKING:
     from gymnasium import Env
     from torch import nn
 
-    from maze_train.collect.collector import TurnCollector
+    from maze_train.collect.collector import Collector
     from maze_train.core.events import Event, Statistics
     from maze_train.core.types import TensorTree
+    from maze_train.data.replay import Transitions
     from maze_train.data.rollout import Rollout
     from maze_train.distributions.base import Distribution
     from maze_train.envs.vector import MazeVectorEnv
@@ -64,8 +64,8 @@ class OffPolicy(Trainer):
         learners: The learners.
         model: The model that the learner updates and the collector acts with.
         services: Tracker, evaluator, model selection, limits, checkpoints.
-        collector: Collects rollouts, of several agents by policy.
-        replay_buffer: Holds transitions.
+        collector: Collects rollouts.
+        replay_buffers: Hold transitions, by module id.
         initial_policy: Policy that acts until `initial_buffer_size` transitions were collected; of
             several agents, in that many steps of the environments.
     """
@@ -76,16 +76,16 @@ class OffPolicy(Trainer):
     def __init__(
         self,
         *args: Any,
-        collector: RolloutCollector | TurnCollector,
-        replay_buffer: BaseReplayBuffer | PolicyReplayBuffers,
+        collector: Collector,
+        replay_buffers: Mapping[str, BaseReplayBuffer],
         initial_policy: RandomPolicy | GivenPolicy | RandomAgents,
     ) -> None:
         super().__init__(*args)
-        self.collector: Any = collector
-        self.replay_buffer: Any = replay_buffer
+        self.collector = collector
+        self.replay_buffers = replay_buffers
         self.gradient_steps = 0
         self._initial_policy = initial_policy
-        self._stored = len(replay_buffer)
+        self._stored = self.stored
         # Those among the stored transitions that gradient steps are due for.
         self._learned_from = 0
 
@@ -99,18 +99,19 @@ class OffPolicy(Trainer):
             update_s = self._learn(progress, statistics)
 
         if self._fills_buffer:
-            rollout, episodes = self.collector.collect(self._initial_policy)
+            rollouts, episodes = self.collector.collect(self._initial_policy)
         else:
-            rollout, episodes = self.collector.collect(self.model, meanwhile=learn)
+            rollouts, episodes = self.collector.collect(self.model, meanwhile=learn)
         episodes.record(statistics)
         steps: int = episodes.steps
         self.check_lost(steps)
-        self.replay_buffer.add_rollout(rollout)
+        for key in rollouts.keys() & self.replay_buffers.keys():
+            self.replay_buffers[key].add_rollout(rollouts[key])
         self._stored += steps
         if not self._fills_buffer:
             self._learned_from += steps
-        self.learners.foreach_learner(lambda learner: learner.observe(rollout))  # type: ignore[attr-defined]  # an OffPolicyLearner
-        statistics.record(ReplayEvents.size, float(len(self.replay_buffer)))
+        self.learners.foreach_learner(lambda learner: learner.observe(rollouts))  # type: ignore[attr-defined]  # an OffPolicyLearner
+        statistics.record(ReplayEvents.size, float(self.stored))
         statistics.record(TimeEvents.collect_s, time.perf_counter() - started - update_s)
         statistics.record(TimeEvents.env_s, self.collector.env_s)
         statistics.record(TimeEvents.update_s, update_s)
@@ -136,6 +137,11 @@ class OffPolicy(Trainer):
         statistics.record(how, value)
 
     @property
+    def stored(self) -> int:
+        """Number of transitions that can be sampled."""
+        return sum(map(len, self.replay_buffers.values()))
+
+    @property
     def _fills_buffer(self) -> bool:
         return self._stored < self.algorithm_config.initial_buffer_size
 
@@ -148,48 +154,60 @@ class OffPolicy(Trainer):
     def _learn(self, progress: Progress, statistics: Statistics) -> float:
         """Take the gradient steps that are due; returns the seconds that it took."""
         started = time.perf_counter()
-        buffer, sample_s = self.replay_buffer, 0.0
-        buffer.set_progress(progress.fraction)
+        sample_s = 0.0
+        for buffer in self.replay_buffers.values():
+            buffer.set_progress(progress.fraction)
         for _ in range(self.gradient_steps_due):
             before = time.perf_counter()
-            batch = buffer.sample_batch(self.algorithm_config.batch_size)
+            batches = {
+                key: buffer.sample_batch(self.algorithm_config.batch_size)
+                for key, buffer in self.replay_buffers.items()
+                if len(buffer)
+            }
             sample_s += time.perf_counter() - before
-            statistics.merge(self.learners.update(batch, progress))
+            statistics.merge(self.learners.update(batches, progress))
             self.gradient_steps += 1
-            if getattr(batch, "weights", None) is not None:
-                errors = self.learners.foreach_learner(lambda learner: learner.errors)[0]  # type: ignore[attr-defined]  # an OffPolicyLearner
-                if errors is None:
-                    raise TrainingError(
-                        "the replay buffer sorts transitions by their errors, of which the loss "
-                        "says none: set learner.errors = |Q - y|, [n], in it, or "
-                        "algorithm.replay_buffer=uniform"
-                    )
-                # Those of a gradient step that was left out are meaningless.
-                finite = errors.isfinite()
-                buffer.update_priorities(batch.indices[finite], errors[finite])
+            for key, batch in batches.items():
+                if batch.weights is not None:
+                    self._update_priorities(self.replay_buffers[key], batch)
         picks = self.gradient_steps * self.algorithm_config.batch_size / self._stored
         statistics.record(ReplayEvents.picks_per_transition, picks)
         statistics.record(ReplayTimeEvents.sample_s, sample_s)
         return time.perf_counter() - started
+
+    def _update_priorities(self, buffer: Any, batch: Transitions) -> None:
+        """Tell a buffer that sorts transitions by their errors those of the last gradient step."""
+        errors = self.learners.foreach_learner(lambda learner: learner.errors)[0]  # type: ignore[attr-defined]  # an OffPolicyLearner
+        if errors is None:
+            raise TrainingError(
+                "the replay buffer sorts transitions by their errors, of which the loss says none: "
+                "set learner.errors = |Q - y|, [n], in it, or algorithm.replay_buffer=uniform"
+            )
+        # Those of a gradient step that was left out are meaningless.
+        finite = errors.isfinite()
+        buffer.update_priorities(batch.indices[finite], errors[finite])
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that influences later numbers; valid between two updates."""
         return {
             **super().state_dict(),
             "collector": self.collector.state_dict(),
-            "replay_buffer": self.replay_buffer.state_dict(),
+            "replay_buffer": {key: own.state_dict() for key, own in self.replay_buffers.items()},
             "initial_policy": self._initial_policy.state_dict(),
             "transitions": (self._stored, self._learned_from, self.gradient_steps),
         }
 
     def load_experience(self, state: dict[str, Any]) -> None:
-        """Put the replay buffer and the environments where they were."""
-        self.replay_buffer.load_state_dict(state["replay_buffer"])
+        """Put the replay buffers and the environments where they were."""
+        saved = states_by_module(state["replay_buffer"], self.replay_buffers)
+        for key, buffer in self.replay_buffers.items():
+            buffer.load_state_dict(saved[key])
         self._initial_policy.load_state_dict(state["initial_policy"])
         self._stored, self._learned_from, self.gradient_steps = state["transitions"]
         lost = torch.from_numpy(self.collector.load_state_dict(state["collector"]))
         if lost.any():
-            self.replay_buffer.interrupt()
+            for buffer in self.replay_buffers.values():
+                buffer.interrupt()
 
 
 KEY = "algorithm.initial_demonstration_trajectories"
@@ -269,34 +287,37 @@ class Source:
 
 
 class OffPolicyBuilder(AlgorithmBuilder[Config]):
-    """Builds what collects transitions, the replay buffer, and the policy that acts first."""
+    """Builds what collects transitions, the replay buffers, and the policy that acts first."""
 
     def prepare(self, model: nn.Module) -> None:
-        """Build learner and replay buffer.
+        """Build learner and replay buffers.
 
         Raises:
-            ConfigError: If the replay buffer does not fit where it is to lie, or a part that the
+            ConfigError: If a replay buffer does not fit where it is to lie, or a part that the
                 configuration names is not of the right kind.
         """
         acting: Any = model
         self._buffer_node = self.algorithm.replay_buffer_node
-        if agent_spaces(*self.spaces) is not None:
-            self._prepare_for_agents(acting)
-            return
+        has_agents = agent_spaces(*self.spaces) is not None
+        if has_agents:
+            self._check_for_agents()
+            self._buffer_node = {**self._buffer_node, TARGET: Given(TurnReplayBuffer)}
         demonstrations = self._demonstrations(acting)
-        space, num_envs = self.env.single_observation_space, self.env.num_envs
-        source = Source(acting, space, num_envs, self._reached_size(demonstrations))
-        self._sources = {DEFAULT_MODULE: source}
+        self._sources = self._sources_of(acting, demonstrations)
         self._check_buffers_fit()
         super().prepare(model)
-        self._buffer = self._build_buffer(source, "replay")
-        self._buffer.use_environment(self._single_env)
+        self._buffers = {
+            key: self._build_buffer(source, f"replay/{key}" if has_agents else "replay")
+            for key, source in self._sources.items()
+        }
+        for buffer in self._buffers.values():
+            buffer.use_environment(self._single_env)
         self._initial_policy = self._build_initial_policy(acting)
         if demonstrations is not None:
             self._add_demonstrations(acting, demonstrations)
 
-    def _prepare_for_agents(self, model: Any) -> None:
-        """Build the learner of all policies, and a replay buffer for each of them."""
+    def _check_for_agents(self) -> None:
+        """Refuse settings that are for one agent."""
         config = self.algorithm
         if locate(self._buffer_node[TARGET]) is not UniformReplayBuffer:
             problem = "turns of several agents are drawn uniformly; expected uniform"
@@ -305,10 +326,15 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             if getattr(config, key) is not None:
                 problem = "is for one agent, the environment has several; expected null"
                 raise ConfigError(f"algorithm.{key}", problem, getattr(config, key))
-        self._buffer_node = {**self._buffer_node, TARGET: Given(TurnReplayBuffer)}
+
+    def _sources_of(self, model: Any, demonstrations: Rollout | None) -> dict[str, Source]:
+        """What fills the replay buffer of each module that learns."""
         space: Any = self.env.single_observation_space
         num_envs = self.env.num_envs
-        self._sources = {
+        if not hasattr(model, "members"):
+            size = self._reached_size(demonstrations)
+            return {DEFAULT_MODULE: Source(model, space, num_envs, size)}
+        return {
             policy: Source(
                 model.by_policy[policy],
                 flat_space_of(space, agents[0]),
@@ -318,29 +344,20 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             for policy, agents in model.members.items()
             if agents and hasattr(model.by_policy[policy], "update_targets")  # else it never learns
         }
-        self._check_buffers_fit()
-        super().prepare(model)
-        buffers: Any = PolicyReplayBuffers(
-            {
-                policy: self._build_buffer(source, f"replay/{policy}")
-                for policy, source in self._sources.items()
-            }
-        )
-        self._buffer = buffers
-        self._initial_policy = self._build_initial_policy(model)
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """A collector on the environments of this process, the buffer, and the first policy."""
+        """A collector on the environments of this process, the buffers, and the first policy."""
         acting: Any = model
         if self.context.checkpoint.is_on:
             size = readable_nbytes(self._buffer_nbytes)
             notify(f"checkpoints hold the replay buffer, which grows to {size}")
         collector = self.make_collector(self.algorithm.n_rollout_steps, acting, at_end=True)
-        if isinstance(collector, RolloutCollector):
-            collector.keeps_terminal_obs = self._buffer.keeps_terminal_obs
+        collector.keeps_terminal_obs |= any(
+            own.keeps_terminal_obs for own in self._buffers.values()
+        )
         return {
             "collector": collector,
-            "replay_buffer": self._buffer,
+            "replay_buffers": self._buffers,
             "initial_policy": self._initial_policy,
         }
 
@@ -379,12 +396,13 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     def _add_demonstrations(self, model: OffPolicyModel, rollout: Rollout) -> None:
         """Begin the replay buffer with demonstrations."""
-        self._buffer.add_rollout(rollout)
-        self._buffer.interrupt()
-        if len(self._buffer) < rollout.num_samples:
+        buffer = self._buffers[DEFAULT_MODULE]
+        buffer.add_rollout(rollout)
+        buffer.interrupt()
+        if len(buffer) < rollout.num_samples:
             raise ConfigError(
                 "algorithm.replay_buffer_size",
-                f"holds {len(self._buffer)} of the {rollout.num_samples} transitions of the "
+                f"holds {len(buffer)} of the {rollout.num_samples} transitions of the "
                 "demonstrations: raise it",
                 self.algorithm.replay_buffer_size,
             )

@@ -17,20 +17,19 @@ from maze_train.functional.losses import (
     clip_fraction,
     clipped_surrogate_loss,
 )
-from maze_train.learner.config import Progress, scheduled_value
+from maze_train.learner.config import Progress, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from torch import nn
 
-    from maze_train.algorithms.actor_critic.accelerated import GradientsByHand
     from maze_train.algorithms.actor_critic.batch import (
         ActorCriticBatch,
         EvaluatedRollout,
         PreparedRollout,
     )
-    from maze_train.core.events import Statistics
+    from maze_train.core.events import Event, Statistics
     from maze_train.core.types import Tensor
     from maze_train.data.rollout import Rollout
     from maze_train.nets.actor_critic import ActorCriticModel
@@ -45,8 +44,11 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     Source: Schulman et al. (2017), arXiv:1707.06347, eq. 7 and algorithm 1.
     """
 
-    gradients_by_hand: ClassVar[GradientsByHand] = {"value_loss": {"value_clip_range": 0.0}}
-    clip_range = 0.0
+    scheduled_settings: ClassVar[Mapping[str, Event]] = {
+        **ActorCriticLearner.scheduled_settings,
+        "clip_range": ActorCriticEvents.clip_range,
+    }
+    gradients_by_hand: ClassVar[Mapping[str, object]] = {"value_clip_range": 0.0}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._divergences: list[Tensor] = []
@@ -56,27 +58,18 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         """Refuse a module that this learner or its value clipping cannot train."""
         super().check_module(module_id, module)
         head: Any = module.value_head
-        if self.config.value_clip_range > 0 and head.support:
+        value_clip_range = self.config_of(module_id).value_clip_range
+        if value_clip_range > 0 and head.support:
             raise ConfigError(
                 "algorithm.value_clip_range",
                 "a categorical critic (model.value_support) has no value clipping; expected 0",
-                self.config.value_clip_range,
+                value_clip_range,
             )
-
-    def set_schedules(self, progress: Progress) -> None:
-        """Set scheduled coefficients and the clipping."""
-        super().set_schedules(progress)
-        self.clip_range = scheduled_value(self.config.clip_range, progress)
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Set schedules."""
         super().before_gradient_based_update(progress, statistics)
         self._divergences.clear()  # an update before may have failed
-
-    def report_settings(self, statistics: Statistics) -> None:
-        """Record scheduled coefficients and the clipping."""
-        super().report_settings(statistics)
-        statistics.record(ActorCriticEvents.clip_range, self.clip_range)
 
     def old_log_probs(
         self, model: ActorCriticModel, rollout: Rollout, evaluated: EvaluatedRollout
@@ -93,7 +86,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     def minibatches(
         self, prepared: Mapping[str, PreparedRollout], statistics: Statistics
     ) -> Iterator[Mapping[str, ActorCriticBatch]]:
-        """Every sample once per pass, in a new order each time; with a memory, every sequence."""
+        """Every sample, or sequence if recurrent, once per pass, in a new order each time."""
         rollouts = {key: rollout for key, rollout in prepared.items() if rollout.num_units}
         for optimization_epoch in range(self.config.n_optimization_epochs):
             if optimization_epoch and self.config.recompute_advantages:
@@ -130,34 +123,44 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         log_probs: Tensor,
         advantages: Tensor,
         batch: ActorCriticBatch,
+        config: PPOAlgorithmConfig,
         statistics: Statistics,
     ) -> Tensor:
         """Clipped surrogate loss, 0-d."""
+        clip_range = number(config.clip_range)
         log_ratios = log_probs - batch.old_log_probs
         divergence = approximate_kl(log_ratios)
-        if self.config.target_kl > 0:
+        if config.target_kl > 0:
             self._divergences.append(self.part.mean(divergence))
         events, size = ActorCriticEvents, batch.size
         statistics.record(events.approximate_kl, divergence, size)
-        statistics.record(events.clip_fraction, clip_fraction(log_ratios, self.clip_range), size)
-        return clipped_surrogate_loss(log_ratios, advantages, self.clip_range)
+        statistics.record(events.clip_fraction, clip_fraction(log_ratios, clip_range), size)
+        return clipped_surrogate_loss(log_ratios, advantages, clip_range)
 
     def policy_loss_gradient(
-        self, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch
+        self,
+        log_probs: Tensor,
+        advantages: Tensor,
+        batch: ActorCriticBatch,
+        config: PPOAlgorithmConfig,
     ) -> Tensor:
         """Gradient of the policy loss: -r A / n where that is not clipped, else 0, `[n]`."""
         log_ratios = log_probs - batch.old_log_probs
-        bounds = torch.add(advantages, advantages.abs(), alpha=self.clip_range)
+        bounds = torch.add(advantages, advantages.abs(), alpha=number(config.clip_range))
         gains = log_ratios.clamp(max=MAX_LOG_RATIO).exp().mul_(advantages)
         inside = (gains <= bounds) & (log_ratios <= MAX_LOG_RATIO)
         return gains.mul_(inside).mul_(-1.0 / gains.numel())
 
     def value_loss(
-        self, model: ActorCriticModel, raw_values: Tensor, batch: ActorCriticBatch
+        self,
+        model: ActorCriticModel,
+        raw_values: Tensor,
+        batch: ActorCriticBatch,
+        config: PPOAlgorithmConfig,
     ) -> Tensor:
         """Loss of the critic, 0-d, clipped if the settings say so."""
         return model.value_head.loss(
-            raw_values, batch.targets, batch.old_values, self.config.value_clip_range
+            raw_values, batch.targets, batch.old_values, config.value_clip_range
         )
 
     def should_stop(self, statistics: Statistics) -> bool:

@@ -71,7 +71,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
     def configure_optimizers_for_module(self, module_id: str) -> None:
         """One optimizer each for policy, critics, and temperatures that are tuned."""
         super().configure_optimizers_for_module(module_id)
-        config, model = self.config, self.model(module_id)
+        config, model = self.config_of(module_id), self.model(module_id)
         with torch.no_grad():
             model.log_temperatures.fill_(math.log(config.entropy_coef))
         model.log_temperatures.requires_grad_(config.entropy_tuning)
@@ -96,13 +96,14 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         statistics.record(SACEvents.entropy_coef, _temperatures(self.model(module_id)).mean())
         return super().compute_loss_for_module(module_id, batch, statistics)
 
-    @property
-    def num_draws(self) -> int:
+    def num_draws(self, config: SACAlgorithmConfig) -> int:
         """One of the targets, and one of the policy."""
         return 1 + self.with_policy
 
     @torch.no_grad()
-    def targets(self, model: SoftActorCriticModel, batch: Transitions) -> Tensor:
+    def targets(
+        self, model: SoftActorCriticModel, batch: Transitions, config: SACAlgorithmConfig
+    ) -> Tensor:
         """Targets y = Σ γ^i r + γ^k V'(s'), with the values of the target critics, `[n]`."""
         inputs = model.inputs(batch.next_obs)
         params = model.params_of(inputs, batch.next_obs)
@@ -117,6 +118,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         batch: Transitions,
         inputs: TensorTree,
         features: Any,
+        config: SACAlgorithmConfig,
         statistics: Statistics,
     ) -> Tensor:
         """Loss of the policy and of temperatures that are tuned, 0-d; critics are constants."""
@@ -128,8 +130,8 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         entropies = model.actions.neg_log_probs(sample)
         statistics.record(SACEvents.policy_loss, loss)
         statistics.record(SACEvents.policy_entropy, entropies.sum(1).mean())
-        if self.config.entropy_tuning:
-            loss = loss + self._temperature_loss(model, params, entropies, statistics)
+        if config.entropy_tuning:
+            loss = loss + self._temperature_loss(model, params, entropies, config, statistics)
         return loss
 
     def _temperature_loss(
@@ -137,11 +139,12 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         model: SoftActorCriticModel,
         params: Tensor,
         entropies: Tensor,
+        config: SACAlgorithmConfig,
         statistics: Statistics,
     ) -> Tensor:
         """Loss of the temperatures, 0-d."""
         targets = model.actions.target_entropies(
-            params.detach(), self.config.target_entropy_multiplier, DISCRETE_SHARE
+            params.detach(), config.target_entropy_multiplier, DISCRETE_SHARE
         )
         loss = temperature_loss(model.log_temperatures, entropies, targets)
         statistics.record(SACEvents.target_entropy, targets.sum(-1).mean())

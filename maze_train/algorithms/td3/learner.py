@@ -56,20 +56,18 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
         """Gradient steps from one update of the targets to the next."""
         return self.config.target_update_interval * self.config.policy_update_interval
 
-    @property
-    def num_draws(self) -> int:
+    def num_draws(self, config: TD3AlgorithmConfig) -> int:
         """The noise of target actions, if there is any."""
-        return int(self.config.target_noise_stddev > 0)
+        return int(config.target_noise_stddev > 0)
 
     @torch.no_grad()
-    def targets(self, model: TD3Model, batch: Transitions) -> Tensor:
+    def targets(self, model: TD3Model, batch: Transitions, config: TD3AlgorithmConfig) -> Tensor:
         """Targets of the critics, `[n]`.
 
         y = Σ γ^i r + γ^k min_e Q'_e(s', a'),  a' = clip(μ'(s') + clip(σ ε, -c, c), -1, 1)
 
         Source: Fujimoto et al. (2018), arXiv:1802.09477, eq. 10, 14 and 15.
         """
-        config = self.config
         inputs = model.inputs(batch.next_obs)
         actions = model.actions_of(model.target_policy, inputs)
         if config.target_noise_stddev:
@@ -85,6 +83,7 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
         batch: Transitions,
         inputs: TensorTree,
         features: Any,
+        config: TD3AlgorithmConfig,
         statistics: Statistics,
     ) -> Tensor:
         """Loss of the policy, 0-d: L = -mean(Q_1(s, μ(s))), the critic is a constant.

@@ -1,4 +1,7 @@
-"""Videos of episodes: H.264 in MP4, by the ffmpeg that the package imageio-ffmpeg brings."""
+"""What is kept of episodes: trajectories, and videos.
+
+Videos are H.264 in MP4, written by the ffmpeg that the package imageio-ffmpeg brings.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,76 @@ import numpy as np
 from maze_train.core.errors import EnvError, MissingExtraError, RunDirectoryError
 from maze_train.core.files import fsync_directory
 from maze_train.core.targets import import_extra
+from maze_train.core.types import as_tree, leaves_by_key
+from maze_train.data.trajectories import Trajectory
+from maze_train.spaces.describe import flat_spaces
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import gymnasium
 
-    from maze_train.core.types import Array
+    from maze_train.core.types import Array, ArrayTree
+    from maze_train.envs.stepped import EnvSlots
+
+
+class EpisodeRecording:
+    """Observations and actions of an episode, copied step by step.
+
+    Observations and actions have the types of their spaces, rewards are float64.
+
+    Args:
+        slots: The environments; the episode has just begun in one of them.
+        slot: Which one.
+    """
+
+    def __init__(self, slots: EnvSlots, slot: int) -> None:
+        spaces = flat_spaces(slots.single_action_space)
+        self._dtypes = {key: np.dtype(leaf.dtype) for key, leaf in spaces.items()}
+        self._obs: list[dict[str, Array]] = []
+        self._actions: list[dict[str, Array]] = []
+        self._rewards: list[float] = []
+        self._observe(slots, slot)
+
+    def _observe(self, slots: EnvSlots, slot: int) -> None:
+        self._obs.append({key: column[slot].copy() for key, column in slots.obs.items()})
+
+    def act(self, actions: ArrayTree, slot: int) -> None:
+        """Record the action of the next step.
+
+        Args:
+            actions: As the environments get them, `[rows, ...]` by leaf.
+            slot: Which row.
+        """
+        columns = leaves_by_key(actions)
+        self._actions.append(
+            {key: np.array(columns[key][slot], dtype) for key, dtype in self._dtypes.items()}
+        )
+
+    def step(self, slots: EnvSlots, slot: int, *, ended: bool) -> None:
+        """Record the reward, and what is observed next unless the episode ended."""
+        self._rewards.append(float(slots.rewards[slot]))
+        if not ended:
+            self._observe(slots, slot)
+
+    def trajectory(self, slots: EnvSlots, slot: int) -> Trajectory | None:
+        """The whole episode, which has just ended; None: it is lost, which may be found here."""
+        last_obs = None if slots.lost[slot] else slots.last_observation(slot)
+        if last_obs is None:
+            return None
+        return Trajectory(
+            obs=_stacked([*self._obs, last_obs]),
+            actions=_stacked(self._actions),
+            rewards=np.array(self._rewards, np.float64),
+            terminated=bool(slots.terminations[slot]),
+            truncated=bool(slots.truncations[slot]),
+            seed=slots.seeds[slot],
+        )
+
+
+def _stacked(rows: list[dict[str, Array]]) -> ArrayTree:
+    found = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
+    return as_tree(found, "" not in found)
 
 
 DEFAULT_FPS = 30.0

@@ -1,11 +1,10 @@
-"""Agents whose actions come from models or from a population, and the workers that play it."""
+"""A population of perturbed policies: its noise, its members, and the workers that play them."""
 
 from __future__ import annotations
 
-import copy
-from contextlib import contextmanager
+from contextlib import closing
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -13,131 +12,198 @@ import numpy as np
 import torch
 
 from maze_train.collect.actor_worker import WeightsReader, WeightsWriter, weights_nbytes
-from maze_train.collect.episode_player import PlaySettings
-from maze_train.collect.members import (
+from maze_train.collect.episode_player import (
     EpisodeTask,
-    MemberActions,
     ObservationMoments,
-    PairDraws,
-    SlotAgent,
+    PlaySettings,
+    PopulationAgent,
 )
 from maze_train.collect.player import PlayerPool
-from maze_train.core.errors import ConfigError
-from maze_train.nets.actor_critic import ActorCriticModel
-from maze_train.nets.joint import JointModel
-from maze_train.nets.policy_model import PolicyModel
-from maze_train.nets.population import build_population, find_normalizer, row_blocks
-from maze_train.spaces.tensors import as_tensors
+from maze_train.core.checks import check_at_least
+from maze_train.core.errors import ConfigError, ShapeError, TrainingError
+from maze_train.nets.population import find_normalizer
 from maze_train.workers.places import Portable
+from maze_train.workers.pool import SharedMemory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterator
+    from collections.abc import Callable, Generator
 
     from torch import nn
 
     from maze_train.collect.episode_player import PlayedEpisode
-    from maze_train.collect.members import SharedNoiseTable
     from maze_train.collect.player import MakeEnv
-    from maze_train.core.types import Array, ArrayTree, TensorTree
+    from maze_train.core.types import Array, Tensor, TensorTree
     from maze_train.envs.stepped import EnvSlots
     from maze_train.nets.normalization import ObservationNormalizer
     from maze_train.workers.places import Place
 
 
-class PopulationAgent(SlotAgent):
-    """Copies of a model act, one in each slot.
-
-    Actions do not depend on what else is played, nor on the row, to the bit; see `nets.population`.
-
-    Args:
-        model: An `ActingModel` or `RecurrentModel` that is a module, on the CPU.
-        rows: Number of slots, >= 1.
-        deterministic: Whether the most likely action is taken instead of a sampled one.
-        noise_stddev: See `MemberActions`.
-    """
-
-    def __init__(
-        self, model: Any, rows: int, deterministic: bool, noise_stddev: float = 0.0
-    ) -> None:
-        self._population = build_population(model, rows)
-        self._actions = MemberActions(
-            model.distribution, rows, deterministic=deterministic, noise_stddev=noise_stddev
-        )
-
-    def begin(self, row: int, task: EpisodeTask) -> None:
-        """Begin an episode, see `SlotAgent`."""
-        self._population.forget(row)
-        self._actions.begin(row, task.action_seed)
-
-    def act(self, count: int, slots: EnvSlots) -> ArrayTree:
-        """Actions of the first slots, see `SlotAgent`."""
-        obs = self._observe(count, slots)
-        with torch.no_grad(), one_thread():
-            return self._actions.choose(self._population.params(count, obs), count)
-
-    def _observe(self, count: int, slots: EnvSlots) -> TensorTree:
-        return first_observations(slots, count)
-
-    def swap(self, i: int, j: int) -> None:
-        """Exchange two rows, see `SlotAgent`."""
-        self._population.swap(i, j)
-        self._actions.swap(i, j)
+NOISE_NBYTES = 4
+"""Bytes of a number in the noise table."""
 
 
-class ModelAgent(PopulationAgent):
-    """A model acts, with a copy of the weights that it has now; see `PopulationAgent`.
+class SharedNoiseTable:
+    """Standard normal numbers in memory that several processes map.
+
+    A piece of `dim` numbers at a random index serves as one vector of noise, so processes exchange
+    indices instead of vectors. The numbers are one stream of one generator,
+    `numpy.random.default_rng(seed)`: no part of the table repeats another one. Pieces may overlap.
+
+    No one writes to the numbers, though nothing prevents it: all processes would see it. A worker
+    that gets the table as an argument of a call maps the same memory.
 
     Args:
-        model: The model; it is copied to the CPU, in the mode of evaluation.
-        rows: Number of slots, >= 1.
-        deterministic: Whether the most likely action is taken instead of a sampled one.
+        count: How many numbers, >= 1.
+        seed: Seed of the numbers, >= 0.
+
+    Attributes:
+        array: All numbers, [count] float32; not to be written.
+
+    Raises:
+        ConfigError: If an argument is out of range.
+
+    Source: Salimans et al. (2017), arXiv:1703.03864, section 2.1.
     """
 
-    def __init__(self, model: nn.Module, rows: int, deterministic: bool = True) -> None:
-        own: Any = copy.deepcopy(acting_part(model)).cpu().eval()
-        super().__init__(own, rows, deterministic)
-        trained = [p.detach().reshape(-1) for p in own.parameters() if p.requires_grad]
-        if trained:
-            self._population.weights[:] = torch.cat(trained).numpy()
+    def __init__(self, count: int = 10_000_000, seed: int = 0) -> None:
+        check_at_least("count", count, 1)
+        check_at_least("seed", seed, 0)
+        self._lay_over(SharedMemory(count * NOISE_NBYTES), count, seed)
+        np.random.default_rng(seed).standard_normal(dtype=np.float32, out=self.array)
+
+    def _lay_over(self, memory: SharedMemory, count: int, seed: int) -> None:
+        self._memory, self.count, self.seed = memory, count, seed
+        self.array: Array = np.ndarray(count, np.float32, buffer=memory.buffer)
+        self._numbers = torch.from_numpy(self.array)
+
+    def __getstate__(self) -> tuple[Any, ...]:
+        return self._memory, self.count, self.seed
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self._lay_over(*state)
+
+    def close(self) -> None:
+        """Close the memory for further workers; again does nothing.
+
+        The numbers stay as long as this object, or a view of them, does.
+        """
+        self._memory.close()
+
+    def check_dim(self, dim: int) -> None:
+        """Refuse a policy for which the table has no two different pieces.
+
+        Args:
+            dim: Number of parameters of the policy.
+
+        Raises:
+            ConfigError: Unless `count` > `dim`.
+        """
+        if self.count <= dim:
+            raise ConfigError(
+                "algorithm.noise_table_size",
+                f"expected more than {dim}, the number of parameters of the policy, "
+                "and better a hundred times as many",
+                self.count,
+            )
+
+    def get(self, index: int, dim: int) -> Tensor:
+        """One vector of noise.
+
+        Args:
+            index: Where it begins, in [0, count - dim].
+            dim: Its length, in [1, count].
+
+        Returns:
+            A view of the table, [dim] float32; not to be written.
+
+        Raises:
+            ShapeError: If the vector would begin before the table or end behind it.
+        """
+        last = self._last_index(dim)
+        if not 0 <= index <= last:
+            raise ShapeError(
+                f"index = {index}: expected one in [0, {last}], "
+                f"where {dim} of {self.count} numbers begin"
+            )
+        return self._numbers[index : index + dim]
+
+    def sample_index(
+        self, generator: np.random.Generator, dim: int, size: int | None = None
+    ) -> Any:
+        """Draw where vectors of noise begin: every place in [0, count - dim] is as likely.
+
+        Args:
+            generator: Source of the random numbers.
+            dim: Length of the vectors, in [1, count].
+            size: How many; None: a single one.
+
+        Returns:
+            An index for `get`, or [size] int64.
+
+        Raises:
+            ShapeError: If the table holds no vector of that length.
+        """
+        drawn = generator.integers(0, self._last_index(dim), size=size, endpoint=True)
+        return int(drawn) if size is None else drawn
+
+    def _last_index(self, dim: int) -> int:
+        if not 1 <= dim <= self.count:
+            raise ShapeError(f"dim = {dim}: expected one in [1, {self.count}], the table's size")
+        return self.count - dim
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the seed and the size, which determine the numbers."""
+        return {"seed": self.seed, "count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Make sure that `state` is that of a table of the same numbers.
+
+        Raises:
+            TrainingError: If seed or count differ: indices would mean other noise.
+        """
+        own = self.state_dict()
+        if state != own:
+            raise TrainingError(f"the noise table is that of {own}, the state is that of {state}")
 
 
-def acting_part(model: nn.Module) -> nn.Module:
-    """An actor-critic without its critic, also among several agents; others as they are."""
-    if type(model) is JointModel:
-        policies = {key: acting_part(own) for key, own in model.by_policy.items()}
-        return JointModel(policies, model.agents)
-    # The exact type: a subclass may act in another way.
-    if type(model) is not ActorCriticModel:
-        return model
-    return PolicyModel(model.policy, **model.around)
+PAIRS_PER_BLOCK = 64
+"""Pairs whose random numbers are drawn together: a generator takes longer to make than to use."""
 
 
-def first_observations(slots: EnvSlots, count: int) -> TensorTree:
-    """The observations of the first slots, with rows up to a whole block of them.
+BLOCKS_KEPT = 64
+"""Blocks that are kept until they are asked for again."""
+
+
+class PairDraws:
+    """The episodes of members: all chance in them follows from iteration and number of the pair.
+
+    So it makes no difference who plays them, nor when.
 
     Args:
-        slots: The environments, with at least `row_blocks(count)` rows.
-        count: How many slots.
-
-    Returns:
-        Observations as networks read them, `[row_blocks(count), ...]`.
+        seed: Seed of the run.
+        table: The noise table.
+        dim: Number of parameters.
     """
-    columns: Any = {key: column[: row_blocks(count)] for key, column in slots.obs.items()}
-    return as_tensors(slots.single_observation_space, columns.get("", columns))
 
+    def __init__(self, seed: int, table: SharedNoiseTable, dim: int) -> None:
+        self._seed, self._table, self._dim = seed, table, dim
+        self._block = lru_cache(BLOCKS_KEPT)(self._draw_block)
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread of PyTorch: several may add up in another order."""
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    def task(self, iteration: int, member: int) -> EpisodeTask:
+        """The episode of a member; both of a pair have the same numbers."""
+        number, offset = divmod(member // 2, PAIRS_PER_BLOCK)
+        return EpisodeTask(member, *self._block(iteration, number)[offset])
+
+    def _draw_block(self, iteration: int, number: int) -> list[tuple[int, int, int]]:
+        """Seeds of the episodes, seeds of the actions, and places of the noise."""
+        sequence = np.random.SeedSequence(self._seed, spawn_key=(iteration, number))
+        generator = np.random.default_rng(sequence)
+        n = PAIRS_PER_BLOCK
+        indices = self._table.sample_index(generator, self._dim, n)
+        env_seeds = generator.integers(2**32, size=n)
+        action_seeds = generator.integers(2**63, size=n)
+        columns = env_seeds.tolist(), action_seeds.tolist(), indices.tolist()
+        return list(zip(*columns, strict=True))
 
 
 @dataclass(frozen=True)
@@ -239,23 +305,23 @@ class MemberAgent(PopulationAgent):
 class _Observed:
     """Moments of the observations of each member, by Welford's method, float64.
 
-    Each row is computed entry by entry, so that it does not depend on the others.
+    Each row is computed entry by entry, so that it does not depend on the others. `batch_moments`
+    and `merge_moments` of `functional.moments` take the samples of one row instead.
     """
 
     def __init__(self, normalizer: ObservationNormalizer, rows: int) -> None:
         self._keys = normalizer.keys
         size = len(normalizer.mean)
-        self._count = np.zeros((rows, 1))
-        self._mean = np.zeros((rows, size))
-        self._squares = np.zeros((rows, size))
+        self._sums = np.zeros((rows, 1 + 2 * size))
+        parts = np.split(self._sums, [1, 1 + size], axis=1)
+        self._count, self._mean, self._squares = parts
 
     def forget(self, row: int) -> None:
         """Begin an episode."""
-        for column in (self._count, self._mean, self._squares):
-            column[row] = 0.0
+        self._sums[row] = 0.0
 
     def take_in(self, count: int, obs: TensorTree) -> None:
-        """Store the observations of the first members."""
+        """Add the observations of the first members."""
         leaves = obs if isinstance(obs, dict) else {"": obs}
         parts = [leaves[key][:count].reshape(count, -1).numpy() for key in self._keys]
         x = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).astype(np.float64)
@@ -269,15 +335,14 @@ class _Observed:
 
     def moments(self, row: int) -> ObservationMoments:
         """Moments of the episode of a member."""
-        count = float(self._count[row, 0])
+        count = self._count[row, 0].copy()
         return ObservationMoments(
-            int(count), self._mean[row].copy(), self._squares[row] / max(count, 1.0)
+            count, self._mean[row].copy(), self._squares[row] / max(count, 1.0)
         )
 
     def swap(self, i: int, j: int) -> None:
         """Exchange two members."""
-        for column in (self._count, self._mean, self._squares):
-            column[[i, j]] = column[[j, i]]
+        self._sums[[i, j]] = self._sums[[j, i]]
 
 
 REPORT_S = 0.005
@@ -343,8 +408,7 @@ class ESDistributedRollouts(PlayerPool):
         *,
         on_non_finite: str = "raise",
     ) -> None:
-        self.noise_table = noise_table
-        self.settings = settings
+        self.noise_table, self.settings = noise_table, settings
         self._draws: PairDraws | None = None
         self._writer: WeightsWriter | None = None
         super().__init__(env_factory, num_envs, PlaySettings(), place, on_non_finite, REPORT_S)
@@ -391,30 +455,22 @@ class ESDistributedRollouts(PlayerPool):
         """
         assert self._draws is not None, "begin() comes first"
         assert self._writer is not None
-        draws = self._draws
+        task_of = partial(self._draws.task, iteration)
 
-        def task_of(member: int) -> EpisodeTask:
-            drawn = draws.draw(iteration, member // 2)
-            return EpisodeTask(member, drawn.env_seed, drawn.action_seed, drawn.noise_index)
+        def limit_of(member: int) -> int:
+            # All that can play at once, so that none waits for the next question.
+            ahead = 0 if member < 2 * expected else self._queue.capacity // 2
+            return 2 * max(expected, member // 2 + 1 + ahead)
 
-        self.waiting.clear()
         self._writer.publish(iteration)
         self._pool.publish(self._weights, self._writer.newest())
-        self._queue.begin(
-            noise_stddev, task_of=task_of, seed_of=lambda member: task_of(member).seed
+        found = self._play(
+            self._next_round(), count(), task_of, limit_of, lambda steps: idle(), noise_stddev
         )
-        try:
+        with closing(found):
             for pair in count():
-                # All that can play at once, so that none waits for the next question.
-                ahead = 0 if pair < expected else self._queue.capacity // 2
-                limit = 2 * max(expected, pair + 1 + ahead)
-                while not {2 * pair, 2 * pair + 1} <= self.waiting.keys():
-                    self._queue.advance(limit, self._note)
-                    idle()
-                members = (self.waiting.pop(2 * pair), self.waiting.pop(2 * pair + 1))
-                yield ESRolloutResult(pair, draws.draw(iteration, pair).noise_index, members)
-        finally:
-            self._queue.drop()
+                members = (next(found), next(found))
+                yield ESRolloutResult(pair, task_of(2 * pair).noise_index, members)
 
     def close(self) -> None:
         """Close the environments; calling it again does nothing."""

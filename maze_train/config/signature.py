@@ -1,0 +1,92 @@
+"""The signature of settings that this user wrote: these need no `trust`.
+
+It is the last line of the settings, a comment: HMAC-SHA256 (RFC 2104) over all bytes before it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import secrets
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+LINE = "# signature of the user who made this: "
+KEY, KEY_NBYTES = "key", 32
+
+
+def config_home() -> Path:
+    """The folder of this package in the user's directory for configuration."""
+    home = os.environ.get("XDG_CONFIG_HOME", "")
+    base = Path(home) if os.path.isabs(home) else Path(os.path.expanduser("~/.config"))
+    return base / "maze_train"
+
+
+def signed(text: str) -> str:
+    """Settings with the signature of this user; without one where no key can be stored."""
+    try:
+        return text + _signature(text, _key(make=True))
+    except OSError:
+        return text
+
+
+def is_signed(text: str) -> bool:
+    """Whether this user signed the settings, and nobody changed them since."""
+    settings, line, _ = text.rpartition(LINE)
+    if not line:
+        return False
+    try:
+        expected = settings + _signature(settings, _key())
+    except OSError:
+        return False
+    return hmac.compare_digest(text.encode(), expected.encode())
+
+
+def _signature(text: str, key: bytes) -> str:
+    return f"{LINE}{hmac.new(key, text.encode(), hashlib.sha256).hexdigest()}\n"
+
+
+def _key(make: bool = False) -> bytes:
+    """The key of this user.
+
+    Raises:
+        OSError: If there is none, it cannot be made, or it is not a private file of this user. No
+            link is followed.
+    """
+    home = config_home()
+    if make:
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        if make:
+            _make_key(folder)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        with os.fdopen(os.open(KEY, flags, dir_fd=folder), "rb") as file:
+            found = os.fstat(file.fileno())
+            is_private = found.st_uid == os.geteuid() and not found.st_mode & 0o077
+            key = file.read(KEY_NBYTES + 1) if stat.S_ISREG(found.st_mode) else b""
+    finally:
+        os.close(folder)
+    if not is_private or len(key) != KEY_NBYTES:
+        raise OSError(f"{home / KEY} is not a key of this user")
+    return key
+
+
+def _make_key(folder: int) -> None:
+    """Make the key in a folder that is open; one that is there stays."""
+    with suppress(FileNotFoundError):
+        os.stat(KEY, dir_fd=folder, follow_symlinks=False)
+        return
+    beside = f".{KEY}.{secrets.token_hex(8)}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with os.fdopen(os.open(beside, flags, 0o600, dir_fd=folder), "wb") as file:
+        file.write(secrets.token_bytes(KEY_NBYTES))
+        file.flush()
+        os.fsync(file.fileno())
+    try:
+        with suppress(FileExistsError):  # another process was faster
+            os.link(beside, KEY, src_dir_fd=folder, dst_dir_fd=folder)
+    finally:
+        os.unlink(beside, dir_fd=folder)

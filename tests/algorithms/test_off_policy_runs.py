@@ -1,0 +1,66 @@
+"""Algorithms with replay: the same numbers in processes, and models that are refused."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+from update_problems import BOX, SMALL
+
+from maze_train import MazeTrainError, train
+from maze_train.algorithms.dqn.model import build_dqn
+from maze_train.algorithms.td3.model import build_td3
+from maze_train.nets.config import ModelConfig
+from maze_train.nets.critics import build_soft_actor_critic
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("algorithm", "env"), [("td3", "Pendulum-v1"), ("dqn", {"_target_": "test_dqn.Doors"})]
+)
+def test_a_run_has_the_same_numbers_in_processes(tmp_path, algorithm, env):
+    """Noise of actions and targets, and what explores with the epsilon of the moment."""
+    rows = []
+    for name, place in (("dev", {}), ("local", {"runner": "local", "runner.n_workers": 2})):
+        result = train(env, algorithm, run_dir=tmp_path / name, **SMALL, **place)
+        rows.append(
+            [{k: v for k, v in r.items() if not k.startswith("time/")} for r in result.history]
+        )
+    assert rows[0] == rows[1]
+    assert rows[0][-1]["train/gradient_steps"] > 0
+
+
+CHOICE, REACH = spaces.Discrete(3, start=2), spaces.Box(-3.0, 1.0, (2,), np.float64)
+DUELING = partial(build_dqn, dueling=True)
+LSTM = {"rnn": {"cell": "lstm"}}
+TRANSFORM = {"value_transform": {"_target_": "maze_train.ReduceScaleValueTransform"}}
+
+REFUSED = [
+    (build_dqn, spaces.MultiDiscrete([2, 3]), {}, r"MultiDiscrete.*: choose algorithm=sac or"),
+    (build_dqn, spaces.MultiBinary(2), {}, r"needs one Discrete action.*MultiBinary"),
+    (build_dqn, spaces.Dict({"a": CHOICE}), {}, r"needs one Discrete action.*Dict"),
+    (build_dqn, BOX, {}, r"needs one Discrete action.*Box"),
+    (build_dqn, CHOICE, LSTM, r"model\.rnn = .*single steps"),
+    (build_dqn, CHOICE, {"value_support": [0, 9]}, r"value_support.*num_quantiles; leave it"),
+    (build_dqn, CHOICE, {"critic": {"_target_": "x.Y"}}, r"model\.critic = .*model\.policy"),
+    (build_dqn, CHOICE, {"distributions": {"Discrete": "categorical"}}, r"model\.distributions"),
+    (DUELING, CHOICE, {"policy": {"_target_": "x.Y"}}, r"algorithm\.dueling = True: .*leave it"),
+    (build_td3, CHOICE, {}, r"the action space is Discrete\(3, start=2\): choose algorithm=sac"),
+    (build_td3, spaces.Dict({"gear": CHOICE, "turn": REACH}), {}, "part 'gear' .* is Discrete"),
+    (build_td3, spaces.Box(-np.inf, np.inf, (1,)), {}, "needs finite bounds"),
+    (build_td3, REACH, {"distributions": {"Box": "beta"}}, r"distributions\.Box = 'beta': .*leave"),
+    (build_td3, REACH, LSTM, r"model\.rnn = .*single steps"),
+    (build_soft_actor_critic, REACH, {"shared_trunk": True}, "leave it out"),
+    (build_soft_actor_critic, REACH, LSTM, "leave it out"),
+    (build_soft_actor_critic, REACH, {"value_support": [-3, 3]}, "leave it out"),
+    (build_soft_actor_critic, REACH, TRANSFORM, "leave it out"),
+]
+
+
+@pytest.mark.parametrize(("build", "action_space", "model", "message"), REFUSED)
+def test_spaces_and_models_that_are_refused(build, action_space, model, message):
+    """By name, with a remedy: what has no meaning is not ignored."""
+    with pytest.raises(MazeTrainError, match=message):
+        build(ModelConfig(**model), BOX, action_space, 0)
