@@ -155,9 +155,6 @@ def test_who_learns_is_part_of_the_state():
     frozen.load_state_dict(source.state_dict())
     assert frozen.modules.frozen == set()
     assert frozen.get_optimizer("opponent").optimizer.state
-    state = {key: value for key, value in source.state_dict().items() if "frozen" not in key}
-    target.load_state_dict(state)  # of an older version
-    assert target.modules.frozen == {"opponent"}
 
 
 def test_a_function_that_says_who_learns_is_no_part_of_the_state():

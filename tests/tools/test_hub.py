@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import importlib
 import json
 import os
@@ -282,9 +283,10 @@ def stranger(trained: TrainingResult, **settings: Any) -> dict[str, bytes]:
 def test_a_hostile_repository_runs_nothing(hub: HubServer, trained: TrainingResult) -> None:
     """Neither a pickle, nor what settings name, nor files with names that lead upwards."""
     files = stranger(trained)
-    score = json.dumps({"score": 1.0, "epoch": 1}).encode()
+    pickled = pickle.dumps(Opens())
+    score = json.dumps({"score": 1.0, "sha256": hashlib.sha256(pickled).hexdigest()}).encode()
     shell = {"_target_": "subprocess.getoutput", "cmd": "touch marker"}
-    hub.publish("x/pickle", {**files, "policy.pt": pickle.dumps(Opens()), "score.json": score})
+    hub.publish("x/pickle", {**files, "policy.pt": pickled, "score.json": score})
     hub.publish("x/target", stranger(trained, policy=shell))
     others = ("../marker", "a/../../../marker", "policy.pt/../../marker", "hostile.py", "best/x.pt")
     hub.publish("x/paths", {**files, **dict.fromkeys(others, b"x")})
