@@ -336,7 +336,7 @@ def test_what_can_not_be_built(tmp_path):
 @slow
 @pytest.mark.parametrize(("kind", "bits_of"), [(Episodes, bits), (Rollouts, pair_bits)])
 @pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
-@pytest.mark.parametrize("after", everyday(1, [1, 0, 7]))
+@pytest.mark.parametrize("after", everyday(1, [1, 0]))
 def test_killed_processes(no_file_is_left, kind, bits_of, victims, after, capfd):
     """In the middle of episodes; others play them again, and no one sees a difference."""
     with closing(kind()) as here:

@@ -49,7 +49,8 @@ def test_from_each_checkpoint(tmp_path, capsys, case):
         result = go_on(resume=run_dir / "checkpoints" / f"epoch_{epoch:06d}")
         assert result.summary.env_steps == steps
         assert_equal_runs(run_dir, whole)
-        assert parts_of(run_dir / last).keys() == parts_of(whole / last).keys()
+        newest = (run_dir / "checkpoints" / "latest").read_text(encoding="utf-8").strip()
+        assert parts_of(run_dir / "checkpoints" / newest).keys() == parts_of(whole / last).keys()
     assert "new episodes" not in capsys.readouterr().err
 
 

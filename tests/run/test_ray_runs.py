@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -62,12 +64,15 @@ COMMAND = [
 ANOTHER_RAY = "import ray; ray.init(address='local', num_cpus=1); print(flush=True); input()"
 
 
-def test_one_machine(tmp_path: Path) -> None:
+def test_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a user begins: without an address, with several learners, next to another program's Ray.
 
     The numbers are those of `dev`, the logs are named, and the process ends by itself.
     """
     pytest.importorskip("ray")
+    # Clusters of other tests write their address into the usual folder; paths of sockets are short.
+    folder = tempfile.mkdtemp(prefix="ray")
+    monkeypatch.setenv("RAY_TMPDIR", folder)
     other = subprocess.Popen(
         [sys.executable, "-c", ANOTHER_RAY],
         stdin=subprocess.PIPE,
@@ -94,6 +99,7 @@ def test_one_machine(tmp_path: Path) -> None:
                 timeout=2 * PATIENCE_S,
             )
             assert result.returncode == 0, result.stderr
+    shutil.rmtree(folder, ignore_errors=True)
     assert rows(tmp_path / "ray") == rows(tmp_path / "dev")
     first, *others = result.stderr.splitlines()
     assert first.startswith("ray: no cluster runs, so Ray was started on this machine: 1 machine, ")

@@ -30,7 +30,7 @@ def trained(
     tmp_path: Path, algorithm: dict[str, Any], steps: int, memory: dict[str, Any] | None
 ) -> Any:
     """Train with evaluations of 60 greedy episodes."""
-    model = {"hidden_sizes": [32], "memory": memory}
+    model = {"hidden_sizes": [32], "rnn": memory}
     return learn(tmp_path, Recall, algorithm, steps, 60, model=model)
 
 

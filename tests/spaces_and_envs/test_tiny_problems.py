@@ -131,8 +131,7 @@ def solved(tmp_path: Path, make: Any, algorithm: str, steps: int) -> Any:
 def test_observations(tmp_path: Path, problem: tuple[str, str]) -> None:
     """All questions are answered rightly."""
     kind, algorithm = problem
-    steps = 8_000 if "image" in kind else 10_000
-    assert solved(tmp_path, QUESTIONS[kind], algorithm, steps) == STEPS
+    assert solved(tmp_path, QUESTIONS[kind], algorithm, 10_000) == STEPS
 
 
 @pytest.mark.learning
