@@ -334,19 +334,21 @@ def test_what_can_not_be_built(tmp_path):
 
 
 @slow
-@pytest.mark.parametrize(("kind", "bits_of"), [(Episodes, bits), (Rollouts, pair_bits)])
+@pytest.mark.parametrize(
+    ("kind", "bits_of", "count"), [(Episodes, bits, 40), (Rollouts, pair_bits, 12)]
+)
 @pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
-@pytest.mark.parametrize("after", everyday(1, [1, 0]))
-def test_killed_processes(no_file_is_left, kind, bits_of, victims, after, capfd):
+@pytest.mark.parametrize("after", everyday(1, [1, 0, 7]))
+def test_killed_processes(no_file_is_left, kind, bits_of, count, victims, after, capfd):
     """In the middle of episodes; others play them again, and no one sees a difference."""
     with closing(kind()) as here:
-        expected = here.take(12, 12) if kind is Rollouts else here.take(12)
+        expected = here.take(count, count) if kind is Rollouts else here.take(count)
     with closing(kind(n_workers=2, num_envs=6, on_worker_failure="restart")) as there:
-        with there.generate(12) as results:
+        with there.generate(count) as results:
             found = [bits_of(next(results)) for _ in range(after)]
             for victim in victims:
                 os.kill(processes_of(there.of)[victim].pid, signal.SIGKILL)
-            found += map(bits_of, islice(results, 12 - after))
+            found += map(bits_of, islice(results, count - after))
         assert found == expected
         assert there.of.worker_restarts == len(victims)
         told = capfd.readouterr().err
