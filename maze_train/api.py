@@ -151,19 +151,21 @@ def load_learner(
     env: Callable[..., Env[Any, Any]] | None = None,
     **changes: Any,
 ) -> Learner[Any, Any, Any]:
-    """The learner of a run, as it was in a checkpoint: networks, optimizers, who learns.
+    """Load the learner of a run from a checkpoint: networks, optimizers, and the ids that learn.
 
-    It is built from the configuration of the run; environments are made in this process for their
-    spaces, and closed.
+    It is built from the configuration of the run. Environments are made in this process to read
+    their spaces, and closed.
 
     Args:
-        run_dir: Directory of a run, whose newest checkpoint counts, or of one of its checkpoints.
-        trust: Modules that the configuration of somebody else may name: their code is run.
+        run_dir: Directory of a run, to load its newest checkpoint, or of one of its checkpoints.
+        trust: Modules that the configuration may import if another user made the run: their code
+            is run.
         env: The environment, if it was a function or class that has no importable name.
         **changes: Settings that do not change numbers, such as `**{"algorithm.device": "cpu"}`.
 
     Raises:
-        ConfigError: If it names what is neither of this package nor of PyTorch, nor trusted.
+        ConfigError: If the configuration names a module that is not trusted, and not part of this
+            package or PyTorch.
         RunDirectoryError: If there is no checkpoint, or a file is damaged.
     """
     refuse_import()
@@ -173,18 +175,20 @@ def load_learner(
 
 
 def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) -> TrainedPolicy:
-    """The best policy of a run.
+    """Load the best policy of a run.
 
     Args:
         run_dir: Directory of a run, or of one saved policy (`<run dir>/policies/epoch_<n>`);
             `<run dir>@final` and `<run dir>@epoch_<n>` name those of checkpoints, and
             `hf://<owner>/<name>[@<revision>]` one on the Hugging Face hub.
-        trust: Modules that define its networks, if somebody else made it: their code is run.
+        trust: Modules that the configuration may import for networks if another user made the
+            run: their code is run.
         **objects: Parts of the policy that were given in Python, by their keys:
             `**{"model.policy": MyNet}`.
 
     Raises:
-        ConfigError: If it names what is neither of this package nor of `torch.nn`, nor trusted.
+        ConfigError: If the configuration names a module that is not trusted, and not part of this
+            package or `torch.nn`.
         RunDirectoryError: If no policy was saved there, or a file is damaged.
     """
     saved = read_saved_policy(run_dir, trust, objects=objects)
@@ -194,20 +198,20 @@ def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) 
 def make_env(
     run_dir: str | Path, trust: Sequence[str] = (), training: bool = False, **kwargs: Any
 ) -> Env[Any, Any]:
-    """One environment of a run, with its wrappers.
+    """Make one environment of a run, with its wrappers.
 
         env = make_env("outputs/a", render_mode="human")
 
     Args:
         run_dir: Directory of a run, or of one saved policy.
-        trust: Modules that define environment and wrappers, if somebody else made it: their code
-            is run.
-        training: Whether it is as in training, with the wrappers for training only.
-        **kwargs: Arguments of the environment, over those of the run.
+        trust: Modules that the configuration may import for environment and wrappers if another
+            user made the run: their code is run.
+        training: Whether the wrappers for training only are applied as well.
+        **kwargs: Arguments of the environment; they replace those of the run.
 
     Raises:
-        ConfigError: If it names what is neither of this package or gymnasium, nor trusted, or was
-            made in Python.
+        ConfigError: If the configuration names a module that is not trusted, and not part of this
+            package or gymnasium, or an object that was passed in Python.
         EnvError: If it cannot be built.
         RunDirectoryError: If the configuration is missing or damaged.
     """
@@ -227,20 +231,21 @@ def evaluate(
     max_episode_steps: int | None = None,
     concurrency: int = 8,
 ) -> RolloutSummary:
-    """Play episodes with a policy, and return numbers over them; nothing is written.
+    """Play episodes with a policy and return a summary; no file is written.
 
         evaluate(load_policy("outputs/a"), "CartPole-v1", n_episodes=100).return_mean
 
     Args:
-        policy: What `run_rollout` takes: a loaded policy, an object with `act(observation)`, a
+        policy: A policy as in `run_rollout`: a loaded policy, an object with `act(observation)`, a
             function of the observation, or `"random"`.
         env: A registered id, an `EnvConfig`, the `env` section as a mapping, or a class or function
             that makes an environment, such as `lambda: make_env("outputs/a")`.
         n_episodes: Episodes, >= 1.
         seed: Seed of the first episode; the others have the next ones.
         deterministic: Whether a model takes the most likely action instead of a sampled one.
-        max_episode_steps: Steps after which an episode is truncated; None: as the environment says.
-        concurrency: Episodes that are played at a time; it changes no number.
+        max_episode_steps: Steps after which an episode is truncated; None: the limit of the
+            environment.
+        concurrency: Number of episodes played at the same time; results do not depend on it.
 
     Raises:
         ConfigError: If an argument is wrong, or policy and environment do not fit.

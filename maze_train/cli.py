@@ -113,7 +113,7 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
 
 
 def _find_modules_here() -> None:
-    """Let a user's own environment lie where the command is called.
+    """Make modules in the current directory importable, for custom environments.
 
     Raises:
         ConfigError: If the working directory was removed.

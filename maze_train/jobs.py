@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 class Job:
-    """Does what a composed configuration says; called by Hydra, several times in a sweep.
+    """Runs a composed configuration; called by Hydra, several times in a sweep.
 
     Errors do not go through Hydra, which would stop a sweep and print them in its own way: they are
     printed here, and kept for the exit code.
@@ -62,7 +62,7 @@ class Job:
         self.__dict__.update(state, _pid=None)
 
     def __call__(self, composed: DictConfig) -> float:
-        """Train, play, compare, search or export, and return what a sweeper optimises.
+        """Train, play, compare, search or export, and return the value that a sweeper optimises.
 
         Of training, this is the best metric; of a rollout, the mean return; of a search, the value
         of its best trial; of all else, and after a failure, NaN.
@@ -138,7 +138,7 @@ class Job:
 
 
 def do(composed: DictConfig, name: str | None, directory: str | None, given: Any) -> float:
-    """Do what a composed configuration is for.
+    """Run a composed configuration.
 
     Args:
         composed: Hydra's configuration.

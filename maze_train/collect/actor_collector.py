@@ -171,8 +171,8 @@ class ActorCollector(Collector):
                 failures += 1
                 failed = part[len(found)] if failures > 1 and len(found) < len(part) else None
                 self._restart(failure.with_traceback(None), failed)
-                for told in found if method == "collect" else ():
-                    self._actors.states[told.actor] = told.state
+                for collected in found if method == "collect" else ():
+                    self._actors.states[collected.actor] = collected.state
                 self._send(worker, method, part[len(found) :], allow_new_episodes=True)
         return found
 

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 
 SeedOf: TypeAlias = "Callable[[int, int], tuple[int, int]]"
-"""Gives the seeds of episodes and of actions of an actor that started over so many times."""
+"""Maps an actor and its number of restarts to its seeds of episodes and of actions."""
 
 CALLS = {
     "collect": "a step of a rollout",
     "load_state_dict": "putting its environments back",
     "set_policy": "building its policy",
-    "state_dict": "telling its state",
+    "state_dict": "reporting its state",
 }
 """Names of calls in messages."""
 
@@ -44,8 +44,8 @@ class Actors:
     """Actors of one learner, spread over workers in this process or elsewhere.
 
     An actor is a few environments and a policy, and its numbers depend on nothing else: so it makes
-    no difference how many of them a worker has. Who asks them for rollouts either waits for all of
-    them (`ActorCollector`), or takes what is finished (`DistributedActors`).
+    no difference how many of them a worker has. `ActorCollector` waits for the rollouts of all
+    actors; `DistributedActors` takes the finished ones.
 
     Args:
         make_env: Builds the environments of one actor, where it lives.
@@ -225,7 +225,7 @@ class StepCounts:
 
     @property
     def in_flight(self) -> int:
-        """Those that are queued, or in a rollout that is under way."""
+        """Number of steps in the queue and in running rollouts."""
         return self.made - self.trained - self.dropped
 
 
@@ -393,7 +393,7 @@ class DistributedActors:
         """Let the next actors of this process collect a rollout each."""
         for i in range(count):
             actor, self._turn = self._turn, (self._turn + 1) % self.num_actors
-            self._take_in(actor, self._pool.ask(actor, "collect", actor, i // self.num_actors))
+            self._record(actor, self._pool.ask(actor, "collect", actor, i // self.num_actors))
 
     def _look(self, timeout_s: float) -> None:
         """Receive the messages of actors elsewhere, and repair those that failed."""
@@ -402,20 +402,20 @@ class DistributedActors:
             timeout_s = 0.0
             for actor in ready:
                 try:
-                    self._take_in(actor, self._pool.receive(actor))
+                    self._record(actor, self._pool.receive(actor))
                 except WorkerFailedError as failure:
                     self._repair(failure.with_traceback(None))
         self._queue = deque(sorted(self._queue, key=lambda queued: queued.finished))
 
-    def _take_in(self, actor: int, told: Any) -> None:
+    def _record(self, actor: int, result: Any) -> None:
         """Record a result: a rollout, or the spaces of a new actor."""
         if not self._is_acting[actor]:
             actors = self.actors
-            check_spaces(actor * actors.num_envs, told, actors.spaces)
+            check_spaces(actor * actors.num_envs, result, actors.spaces)
             self._let_act(actor)
-        elif told is not None:
+        elif result is not None:
             self._settled[actor] += self._num_rows
-            self._queue.append(told)
+            self._queue.append(result)
 
     def _count_made(self) -> None:
         self.counts.made = self._made_before + sum(map(self._pool.steps, range(self.num_actors)))
@@ -433,9 +433,9 @@ class DistributedActors:
         self._settled[actor] += lost
         self.counts.dropped += lost
         self._is_acting[actor] = False
-        told = f"{failure.text}; {lost} steps of its rollout are dropped"
+        description = f"{failure.text}; {lost} steps of its rollout are dropped"
         try:
-            self._pool.restart(failure, told, "and its environments begin new episodes")
+            self._pool.restart(failure, description, "and its environments begin new episodes")
         except BaseException:
             self.close()
             raise
@@ -458,7 +458,7 @@ class DistributedActors:
     def state_dict(self) -> dict[str, Any]:
         """Counts, published weights, how often actors started over; in this process, all of them.
 
-        Of actors elsewhere, environments and rollouts in flight are not kept.
+        The environments and rollouts in flight of other processes are not saved.
         """
         actors = None
         if not self._is_remote:
@@ -493,7 +493,7 @@ class DistributedActors:
             self._let_act(actor)
 
     def _begin_anew(self) -> None:
-        """Continue with new episodes in all environments, without what was in flight."""
+        """Continue with new episodes in all environments; rollouts in flight are dropped."""
         dropped = self.counts.in_flight
         self.counts.dropped += dropped
         for actor in range(self.num_actors):

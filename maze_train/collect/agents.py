@@ -249,7 +249,7 @@ class UniformPolicy:
         self._generator = np.random.default_rng()
 
     def reset(self, seed: int) -> None:
-        """Begin an episode: what is drawn in it follows from the seed, >= 0."""
+        """Begin an episode: its random numbers follow from the seed, >= 0."""
         seeds = Seeds(seed)
         self._action.space.seed(seeds.integer("actions") % 2**31)
         self._generator = seeds.generator("legal actions")
@@ -347,16 +347,16 @@ class RolloutGenerator(RolloutPlayer):
         with RolloutGenerator("CartPole-v1", load_policy(run_dir)) as generator:
             trajectories = generator.rollout(100)
 
-    An episode follows from the policy and its seed, to the bit: not from `concurrency`, `n_workers`
-    or what else is played. To be closed; it is a context manager that does so.
+    An episode depends on the policy and its seed only, to the bit; not on `concurrency`,
+    `n_workers` or other episodes. Call `close` at the end, or use it as a context manager.
 
     Args:
         env: A registered id, an `EnvConfig`, a factory, or a class or function that returns an
             environment. Wrappers for training are left out.
         policy: The policy: `"random"`; a model, or an object with a model as its attribute `model`,
             such as a `TrainedPolicy`; an object with a method `act(observation)`, a function of one
-            observation, or a class of such objects. See `PolicyAgent`. Of an object, each
-            environment gets a copy. Models act with the weights that they have now.
+            observation, or a class of such objects. See `PolicyAgent`. Each environment gets a copy
+            of an object. Models act with their current weights.
         deterministic: Whether a model takes the most likely action instead of a sampled one.
         concurrency: Episodes that are played at a time, >= 1.
         n_workers: Processes that play them; 0: this one.
@@ -415,11 +415,11 @@ class RolloutGenerator(RolloutPlayer):
         """Play episodes and return them, without those that were lost.
 
         Args:
-            n_episodes: How many, >= 1.
-            seeds: Their seeds, that many; None: the next ones, so that another call plays others.
+            n_episodes: Number of episodes, >= 1.
+            seeds: One seed for each; None: the next seeds, so that each call plays new episodes.
 
         Raises:
-            ConfigError: If these are not as described, or the settings record nothing.
+            ConfigError: If an argument is invalid, or the settings record nothing.
             EnvError: If an environment or the policy raises or returns something invalid.
             WorkerError: If a process fails and is not started again.
         """

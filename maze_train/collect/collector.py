@@ -249,7 +249,7 @@ class RolloutCollector(Collector):
         action_seed: Seed of the actions.
         device: Where the policy lives.
         allow_new_episodes: Whether an environment that cannot be put back where a state says
-            begins a new episode; else that is an error.
+            begins a new episode; otherwise that is an error.
         records_log_probs: See `Collector`.
         on_step: Called after each step of the environments; what it raises goes through, and ends
             the rollout half-way: the environments can then only be closed.

@@ -1,4 +1,4 @@
-"""Plays episodes in slots of environments, in one process: who acts, and what is kept of them."""
+"""Plays episodes in slots of environments, in one process, and records them."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class SlotAgent(ABC):
 
         Args:
             count: How many slots.
-            slots: The environments, with what they observe.
+            slots: The environments with their current observations.
 
         Returns:
             `[rows, ...]` with at least `count` rows, or a flat dict of such arrays when the action
@@ -216,7 +216,7 @@ class MemberActions:
 class PopulationAgent(SlotAgent):
     """Copies of a model act, one in each slot.
 
-    Actions do not depend on what else is played, nor on the row, to the bit; see `nets.population`.
+    Actions do not depend on other episodes, nor on the row, to the bit; see `nets.population`.
 
     Args:
         model: An `ActingModel` or `RecurrentModel` that is a module, on the CPU.
@@ -359,7 +359,7 @@ class PlayedEpisode:
 
 @dataclass(frozen=True)
 class PlaySettings:
-    """Settings of the episodes, and of what is kept of them."""
+    """Settings of the episodes and of their records."""
 
     deterministic: bool = True
     """Whether the most likely action is taken instead of a sampled one. It describes the

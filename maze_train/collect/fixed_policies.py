@@ -302,7 +302,7 @@ class FixedPolicy(nn.Module):
         self.distribution: Any = policy.distribution
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FixedPolicy:
-        """Itself: there are no weights, and the object of a user may not take to copies."""
+        """Itself: there are no weights, and the object of a user may not be copyable."""
         return self
 
     def policy_params(self, obs: TensorTree) -> Tensor:

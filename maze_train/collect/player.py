@@ -181,7 +181,7 @@ class PlayerPool:
         return sum(map(self._pool.steps, range(self._num_workers)))
 
     def _next_round(self) -> int:
-        """Call off what is played; returns the number of the next round."""
+        """Cancel the running episodes; returns the number of the next round."""
         self._round += 1
         return self._round
 
@@ -243,20 +243,20 @@ class PlayerPool:
 
 WINDOW = 2
 """Episodes that are begun before the first one that is not done, for each that can be played at a
-time: what is done waits in memory until it is its turn."""
+time: finished episodes wait in memory for their turn."""
 
 
 class RolloutPlayer(PlayerPool):
     """Plays the episodes of given seeds in any order, and returns them in the order of the seeds.
 
-    An episode follows from the policy, its seed and the settings, to the bit: not from who plays
-    it, nor from what else is played. The exception are environments which a reset with a seed does
-    not make forget what was before, such as `BipedalWalker-v3`. To be closed; it is a context
+    An episode follows from the policy, its seed and the settings, to the bit: not from the worker
+    that plays it, nor from other episodes. The exception are environments which a reset with a seed
+    does not make forget what was before, such as `BipedalWalker-v3`. To be closed; it is a context
     manager that does so.
 
     Episodes of a worker that fails are given to others, or to the one that takes its place with
-    `on_worker_failure="restart"`, and come out the same. One that fails again after that ends it
-    all: when it raised for the second time, or when the third worker died or hung with it.
+    `on_worker_failure="restart"`, and come out the same. If it fails again after that, the iterator
+    ends: when it raised for the second time, or when the third worker died or hung with it.
 
     Args:
         env_factory: Builds an environment.
@@ -299,7 +299,7 @@ class RolloutPlayer(PlayerPool):
     def play(
         self, seeds: Sequence[int], on_step: Callable[[int], object] | None = None
     ) -> Iterator[PlayedEpisode]:
-        """Play an episode for each seed; calls off what an earlier call still plays.
+        """Play an episode for each seed; cancels the episodes of an earlier call.
 
         Args:
             seeds: Seeds >= 0. Episode j of these has the number j.
@@ -344,7 +344,7 @@ class RolloutPlayer(PlayerPool):
 
 
 def action_seed_of(action_seed: int, seed: int) -> int:
-    """Seed of what an agent does by chance in an episode, in [0, 2^32).
+    """Seed of the random choices of an agent in an episode, in [0, 2^32).
 
     Args:
         action_seed: See `PlaySettings`.

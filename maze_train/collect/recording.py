@@ -1,4 +1,4 @@
-"""What is kept of episodes: trajectories, and videos.
+"""Recordings of episodes: trajectories, and videos.
 
 Videos are H.264 in MP4, written by the ffmpeg that the package imageio-ffmpeg brings.
 """
@@ -62,7 +62,7 @@ class EpisodeRecording:
         )
 
     def step(self, slots: EnvSlots, slot: int, *, ended: bool) -> None:
-        """Record the reward, and what is observed next unless the episode ended."""
+        """Record the reward, and the next observation unless the episode ended."""
         self._rewards.append(float(slots.rewards[slot]))
         if not ended:
             self._observe(slots, slot)
@@ -167,7 +167,7 @@ class VideoWriter:
             self.discard()
 
     def _messages(self, process: subprocess.Popen[bytes]) -> str:
-        """Let ffmpeg come to its end; returns its messages."""
+        """Let ffmpeg finish; returns its messages."""
         try:
             _, found = process.communicate(timeout=END_S)
         except subprocess.TimeoutExpired as error:
@@ -175,7 +175,7 @@ class VideoWriter:
         return found[-1000:].decode(errors="replace").strip()
 
     def discard(self) -> None:
-        """Stop writing and remove what is not finished; calling it again does nothing."""
+        """Stop writing and remove the unfinished file; calling it again does nothing."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()

@@ -91,8 +91,8 @@ class ExportConfig:
     """Of several agents the one whose policy it is; null: all of them in one file."""
 
     trust: list[str] = field(default_factory=list)
-    """Modules of networks and environments that the configuration of `run` may name if somebody
-    else made it: their code is run."""
+    """Modules of networks and environments that the configuration of `run` may import if another
+    user made the run: their code is run."""
 
     def __post_init__(self) -> None:
         convert_fields(self)
@@ -137,8 +137,8 @@ class PushConfig:
     may be a path or a secret, and is left out."""
 
     trust: list[str] = field(default_factory=list)
-    """Modules other than this package and PyTorch that the configuration of `run` may name if
-    somebody else made it, such as `[my_nets]`: their code is run."""
+    """Modules other than this package and PyTorch that the configuration of `run` may import if
+    another user made the run, such as `[my_nets]`: their code is run."""
 
     def __post_init__(self) -> None:
         convert_fields(self)

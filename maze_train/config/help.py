@@ -51,7 +51,7 @@ Options
                                -cn push: a policy to the Hugging Face hub;
                                -cn search: settings that make the best runs
   --cfg job                    print the configuration, do not run
-  --info defaults|searchpath   tell where the configuration comes from
+  --info defaults|searchpath   show where the configuration comes from
   -sc install=bash             print the shell completion: eval "$(maze-run -sc install=bash)"
   --version, -h, --help, --hydra-help
 """

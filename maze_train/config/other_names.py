@@ -99,7 +99,7 @@ OTHER_NAMES = {
     "video": "capture_video save_video record_video",
     "render": "render_mode no_render",
 }
-"""Our settings, each with what others call it."""
+"""Our settings, each with its names in other libraries."""
 
 
 def ours_for(word: str) -> list[str]:

@@ -49,7 +49,7 @@ class RolloutConfig:
     """
 
     env: EnvConfig | None = None
-    """The environment; null: that of the run. With `run` only what is given differs from it."""
+    """The environment; null: that of the run. With `run`, settings given here change that one."""
 
     runner: RunnerConfig = field(default_factory=DevRunnerConfig)
     """Place of the episodes: `runner=dev` in this process, `runner=local` in several.
@@ -65,7 +65,7 @@ class RolloutConfig:
     """Seeds of the episodes, one each, >= 0, in place of `n_episodes` and `seed`."""
 
     deterministic: bool = True
-    """Whether a trained policy takes its most likely action; else actions are sampled."""
+    """Whether a trained policy takes its most likely action; otherwise actions are sampled."""
 
     max_episode_steps: int = 30_000
     """Steps after which an episode is cut, and counts as far as it came; 0: never. A smaller limit
@@ -100,7 +100,7 @@ class RolloutConfig:
 
     trust: list[str] = field(default_factory=list)
     """Modules other than this package, PyTorch and gymnasium that the configuration of `run` may
-    name if somebody else made it, such as `[my_envs, my_nets]`: their code is run."""
+    import if another user made the run, such as `[my_envs, my_nets]`: their code is run."""
 
     def __post_init__(self) -> None:
         convert_fields(self)

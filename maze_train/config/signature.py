@@ -33,7 +33,7 @@ def signed(text: str) -> str:
 
 
 def is_signed(text: str) -> bool:
-    """Whether this user signed the settings, and nobody changed them since."""
+    """Whether this user signed the settings, and they were not changed since."""
     settings, line, _ = text.rpartition(LINE)
     if not line:
         return False
@@ -52,8 +52,8 @@ def _key(make: bool = False) -> bytes:
     """The key of this user.
 
     Raises:
-        OSError: If there is none, it cannot be made, or it is not a private file of this user. No
-            link is followed.
+        OSError: If the key is missing, cannot be made, or is not a private file of this user.
+            Links are not followed.
     """
     home = config_home()
     if make:
@@ -79,14 +79,14 @@ def _make_key(folder: int) -> None:
     with suppress(FileNotFoundError):
         os.stat(KEY, dir_fd=folder, follow_symlinks=False)
         return
-    beside = f".{KEY}.{secrets.token_hex(8)}"
+    temporary = f".{KEY}.{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with os.fdopen(os.open(beside, flags, 0o600, dir_fd=folder), "wb") as file:
+    with os.fdopen(os.open(temporary, flags, 0o600, dir_fd=folder), "wb") as file:
         file.write(secrets.token_bytes(KEY_NBYTES))
         file.flush()
         os.fsync(file.fileno())
     try:
         with suppress(FileExistsError):  # another process was faster
-            os.link(beside, KEY, src_dir_fd=folder, dst_dir_fd=folder)
+            os.link(temporary, KEY, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
-        os.unlink(beside, dir_fd=folder)
+        os.unlink(temporary, dir_fd=folder)

@@ -155,7 +155,7 @@ class ProcessJob:
     """File for all that it prints."""
 
     work: Callable[[], JobRecord | None]
-    """Called in its process; gives its record, None if it has not come to one."""
+    """Called in its process; gives its record; None if it has not finished."""
 
 
 @dataclass
@@ -176,7 +176,7 @@ class StartedJob:
 
     @property
     def log(self) -> Path:
-        """File with what it printed."""
+        """File with its output."""
         return self.job.log
 
     @property
@@ -467,7 +467,7 @@ class LocalLauncher(Launcher):
         return partial(self._run, config)
 
     def _run(self, config: DictConfig) -> JobRecord | None:
-        """Run a job in its process; returns its record, if it has come to one."""
+        """Run a job in its process; returns its record if it has finished."""
         assert self._context is not None
         before = len(self._task.records)
         with suppress(SystemExit):  # of the job, which has a record then

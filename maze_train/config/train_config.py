@@ -196,7 +196,7 @@ class TrainConfig:
 
     trust: list[str] = field(default_factory=list)
     """Modules other than this package, PyTorch and gymnasium that the configuration of the run in
-    `resume` or `base_run` may name if somebody else made it, such as `[my_envs, my_nets]`: their
+    `resume` or `base_run` may import if another user made it, such as `[my_envs, my_nets]`: their
     code is run."""
 
     def __post_init__(self) -> None:

@@ -41,7 +41,7 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one come
 def config_to_dict(config: Any) -> dict[str, Any]:
     """A configuration dataclass as plain values for YAML.
 
-    `load_config` turns those of a `TrainConfig` into an equal one, `build_dataclass` those of any.
+    `load_config` rebuilds a `TrainConfig` from the result, `build_dataclass` any other dataclass.
     """
     dumped = _dump(config, type(config))
     assert isinstance(dumped, dict)

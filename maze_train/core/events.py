@@ -141,9 +141,9 @@ class _Total:
 class Statistics:
     """Collects values of events and reduces each event to one number.
 
-    `record` only appends: tensors stay on their device, and no value is looked at before `reduce`,
+    `record` only appends: tensors stay on their device, and no value is read before `reduce`,
     `merge` or `state_dict`, which copy all tensors of a device and type to the host at once.
-    NaN is not hidden: a mean, sum, maximum or minimum that meets one is NaN.
+    NaN is not hidden: a mean, sum, maximum or minimum over a NaN is NaN.
     """
 
     __slots__ = ("_pending", "_totals")
@@ -178,7 +178,7 @@ class Statistics:
                 self.record(event, number)
 
     def merge(self, other: Statistics) -> None:
-        """Add everything that `other` recorded, as if it had been recorded here, after ours.
+        """Add all values of `other`, as if they had been recorded here after the others.
 
         Exact: means are merged by their sums and weights, not as means of means.
         """
@@ -216,7 +216,7 @@ class Statistics:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, which `state_dict` returned; what was recorded here is lost."""
+        """Restore `state`, a result of `state_dict`; values recorded before are dropped."""
         self._pending = []
         self._totals = {tag: _Total(**total) for tag, total in state.items()}
 

@@ -33,7 +33,7 @@ _HELD: dict[Path, tuple[Path, int]] = {}
 
 @contextmanager
 def held(directory: Path, mark: Path) -> Iterator[None]:
-    """Keep what is written below a directory from making it again once it was moved or removed.
+    """Refuse to write below a directory after it was moved or removed.
 
     Args:
         directory: The directory.
@@ -172,15 +172,15 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         OSError: If the file cannot be written; `path` is then as it was.
     """
     make_folders(path.parent)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with _new_file(beside) as file:
+        with _new_file(temporary) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except BaseException:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 
@@ -197,7 +197,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 
 def _new_file(path: Path) -> IO[bytes]:
-    """A file that takes the place of what was there: a link is not followed."""
+    """A file that replaces an existing one: a link is not followed."""
     path.unlink(missing_ok=True)
     return path.open("xb")
 

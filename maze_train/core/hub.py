@@ -61,7 +61,7 @@ def hub_package() -> Any:
 def fetched(name: str) -> Path:
     """The files of a policy in a repository, in the cache of the hub's library.
 
-    If the hub cannot be reached, what was downloaded before is used, and a line says so. For a
+    If the hub cannot be reached, an earlier download is used, and a line says so. For a
     commit that was, the hub is not asked.
 
     Args:

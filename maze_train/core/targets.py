@@ -51,7 +51,7 @@ class Given(str):
         return self  # the configuration names the object, and owns no copy of it
 
     def is_made(self, kind: type | None = None) -> bool:
-        """Whether the object is the part itself; else it is called to make one."""
+        """Whether the object is the part itself; otherwise it is called to make one."""
         if isinstance(self.value, type):
             return False
         return not callable(self.value) or (kind is not None and isinstance(self.value, kind))

@@ -75,7 +75,7 @@ def is_on(x: Tensor, device: torch.device) -> bool:
 
 
 def on_device(columns: T, device: torch.device) -> T:
-    """A dataclass of tensors, or trees of them, on a device; what else it holds stays."""
+    """A dataclass of tensors, or trees of them, on a device; the other entries stay."""
     record: Any = columns
     given = {field.name: getattr(record, field.name) for field in fields(record)}
     moved = {

@@ -96,7 +96,7 @@ def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajecto
         ends = list(source.storage.get_episode_metadata(source.episode_indices))
     except FileNotFoundError as error:
         raise DatasetError(
-            f"{name} is not on this machine: 'minari list local' tells which are, and 'minari "
+            f"{name} is not on this machine: 'minari list local' lists those that are, and 'minari "
             f"download {dataset_id}' gets one"
         ) from error
     except (ImportError, *UNREADABLE) as error:
@@ -204,22 +204,22 @@ def save_minari(
     given = (algorithm_name, author, author_email, code_permalink, description)
     details = dict(zip(DETAILS, given, strict=True))
     namespace = dataset_id.rpartition("/")[0]
-    beside: Path | None = None
+    temporary: Path | None = None
     try:
         path: Path = local.get_dataset_path(dataset_id)
         if path.exists():
             raise DatasetError(f"{path} exists: choose another name or version, or delete it")
         if namespace and namespace not in namespaces.list_local_namespaces():
             namespaces.create_namespace(namespace)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.mkdir(parents=True)
-        _write(dataset, beside / "data", dataset_id, details)
-        os.rename(beside, path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.mkdir(parents=True)
+        _write(dataset, temporary / "data", dataset_id, details)
+        os.rename(temporary, path)
     except UNREADABLE as error:
         raise DatasetError(f"minari:{dataset_id} could not be written: {error!r}") from error
     finally:
-        if beside is not None:  # no longer there if all went well
-            shutil.rmtree(beside, ignore_errors=True)
+        if temporary is not None:  # no longer there if all went well
+            shutil.rmtree(temporary, ignore_errors=True)
     return path
 
 
@@ -331,9 +331,9 @@ def open_dataset(
         source: A directory; `minari:<id>` for a Minari data set of this machine; or a mapping with
             the key `_target_` that names a function (see `targets.build_target`), which returns a
             `TrajectoryDataset` or `Trajectory` objects.
-        observation_space: Of one environment; for `Trajectory` objects, which say nothing of it.
-        action_space: Likewise.
-        mmap: See `TrajectoryDataset.open`, as for the next two; they are for directories.
+        observation_space: Space of one environment, for `Trajectory` objects: they have no spaces.
+        action_space: Space of one environment, for `Trajectory` objects.
+        mmap: See `TrajectoryDataset.open`; like the next two for directories only.
         verify: Whether files are compared with their digests.
         on_damaged: Treatment of damaged parts.
 

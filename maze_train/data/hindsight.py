@@ -11,7 +11,7 @@ from gymnasium import spaces
 from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import EnvError, SpaceError, TrainingError
 from maze_train.data.replay import UniformReplayBuffer
-from maze_train.data.replay_memory import BESIDE, ENDS, TERMINATED, VALID
+from maze_train.data.replay_memory import ENDS, FINAL_OBS, TERMINATED, VALID
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,8 +115,8 @@ class HindsightReplayBuffer(UniformReplayBuffer):
     An episode that is lost or interrupted is over with its last step, and of one whose first steps
     are overwritten the others count.
 
-    `use_environment` has to be called first. Rewards and ends of what is stored are compared with
-    what the functions of the environment give for it.
+    `use_environment` has to be called first. Stored rewards and ends are compared with the results
+    of the functions of the environment.
 
     Args:
         buffer_size: As for `UniformReplayBuffer`.
@@ -289,9 +289,9 @@ class HindsightReplayBuffer(UniformReplayBuffer):
         """Achieved and desired goals after the steps at positions `[k]`, `[k, ...]` each."""
         memory = self._memory
         leaves = memory.observations(positions + self.num_envs, GOALS)
-        beside = np.flatnonzero(memory.flags[positions % memory.ring.size] & BESIDE)
-        if beside.size:
-            memory.put_final_obs(leaves, beside, positions[beside])
+        at_final = np.flatnonzero(memory.flags[positions % memory.ring.size] & FINAL_OBS)
+        if at_final.size:
+            memory.put_final_obs(leaves, at_final, positions[at_final])
         return leaves[ACHIEVED].cpu().numpy(), leaves[DESIRED].cpu().numpy()
 
 

@@ -14,7 +14,7 @@ from maze_train.core.checks import check_at_least, check_between, check_one_of, 
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
 from maze_train.core.types import as_tree, leaves_by_key, tree_map
 from maze_train.data.replay_columns import STORAGES, ReplayLayout
-from maze_train.data.replay_memory import BESIDE, ENDS, TERMINATED, VALID, ReplayMemory
+from maze_train.data.replay_memory import ENDS, FINAL_OBS, TERMINATED, VALID, ReplayMemory
 from maze_train.data.rollout import Rollout
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Transition:
 
 
 class BaseReplayBuffer(ABC):
-    """Takes experience in the order of time and gives samples of it."""
+    """Stores experience in the order of time and returns samples of it."""
 
     keeps_terminal_obs: ClassVar[bool] = False
     """Whether rollouts need the last observations of terminated episodes as well."""
@@ -151,14 +151,14 @@ class BaseReplayBuffer(ABC):
         """Say that all environments begin new episodes before the next rollout."""
 
     def reserve(self, n_transitions: int) -> None:  # noqa: B027
-        """Announce the most transitions that will come, before the first; limits memory."""
+        """Limit memory to the transitions that will be stored; called before the first one."""
 
     def use_environment(self, make_env: Callable[[], gymnasium.Env[Any, Any]]) -> None:  # noqa: B027
-        """Read from an environment what only it can show, before the first rollout.
+        """Read properties of the environment before the first rollout.
 
         Args:
-            make_env: Gives an environment of those that collect, in this process, which no one
-                steps.
+            make_env: Makes an environment like those that collect, in this process; it is not
+                stepped.
         """
 
     @abstractmethod
@@ -170,7 +170,7 @@ class BaseReplayBuffer(ABC):
         """Number of transitions that can be sampled."""
 
     def update_priorities(self, indices: Tensor, errors: Tensor) -> None:  # noqa: B027
-        """Take the errors of predictions for samples; buffers without priorities ignore them.
+        """Update priorities from prediction errors of samples; other buffers ignore them.
 
         Args:
             indices: `Transitions.indices`, `[n]`.
@@ -182,7 +182,7 @@ class BaseReplayBuffer(ABC):
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """All that later samples depend on."""
+        """Return everything that later samples depend on."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -228,7 +228,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         rewards = Σ_{i<k} gamma^i r_{t+i},  discounts = gamma^k,  next_obs = o_{t+k}
 
     with k = n_steps, or less where the episode ended before, or nothing more is known of it. After
-    a terminal step the discount is 0; in all other cases the value of `next_obs` is to be added.
+    a terminal step the discount is 0; in all other cases the value of `next_obs` has to be added.
 
     Args:
         buffer_size: Transitions that are kept, >= 1; rounded down to full rows of B.
@@ -343,7 +343,7 @@ class UniformReplayBuffer(BaseReplayBuffer):
         return self._gather(self._draw(n_samples))
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later samples depend on; `segments` are to be read before the buffer changes."""
+        """All that later samples depend on; Read `segments` before the buffer changes."""
         return {
             **self._memory.state_dict(),
             "continues": self._continues,
@@ -407,9 +407,9 @@ class UniformReplayBuffer(BaseReplayBuffer):
         memory, n_samples = self._memory, len(positions)
         rewards, discounts, last, flags = walk
         leaves = memory.observations(np.concatenate([positions, last + self.num_envs]))
-        (beside,) = (flags & BESIDE).nonzero()
-        if beside.size:
-            memory.put_final_obs(leaves, n_samples + beside, last[beside])
+        (at_final,) = (flags & FINAL_OBS).nonzero()
+        if at_final.size:
+            memory.put_final_obs(leaves, n_samples + at_final, last[at_final])
         halves = {key: x.tensor_split(2) for key, x in self._on_device(leaves).items()}
         indices = positions % memory.ring.size
         layout, weights = memory.layout, self._weights(indices)

@@ -304,7 +304,7 @@ class KeptObservations:
         return int(self._positions[self._begin : self._end].searchsorted(position))
 
     def _make_room(self, needed: int) -> None:
-        """Move what is kept to the front, of larger memory unless half of it stays free."""
+        """Move the kept rows to the front, of larger memory unless half of it stays free."""
         size = len(self._positions)
         size = size if 2 * needed <= size else 2 * needed
         kept = slice(self._begin, self._end)

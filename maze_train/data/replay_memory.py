@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from maze_train.data.rollout import Rollout
 
 
-VALID, TERMINATED, TRUNCATED, BESIDE = 1, 2, 4, 8
+VALID, TERMINATED, TRUNCATED, FINAL_OBS = 1, 2, 4, 8
 """Bits of the flags of a row: it is a transition; how it ended; the observation after it is not in
 the next row but stored separately."""
 
@@ -30,7 +30,7 @@ NONE = np.empty(0, np.int64)
 """No position."""
 
 LARGE = ("obs/", "actions/")
-"""Columns that lie where the storage says."""
+"""Columns that are kept in the storage of the settings."""
 
 
 SEGMENT_NBYTES = 2**21
@@ -40,9 +40,9 @@ MAX_SEGMENTS = 256
 class ReplayMemory:
     """Rows of transitions in a ring that stores every observation once.
 
-    Row r holds the observation before an action, the action and what it brought. The observation
-    after the action is that of row r + 1; the newest row, `head`, holds an observation only. True
-    last observations of truncated episodes are stored separately.
+    Row r holds the observation before an action, the action, its reward and its end. The
+    observation after the action is that of row r + 1; the newest row, `head`, holds an observation
+    only. True last observations of truncated episodes are stored separately.
 
     Args:
         layout: Layout of the stored columns.
@@ -96,8 +96,8 @@ class ReplayMemory:
             for key, n in layout.frame_stack.items()
         }
         self._final_obs = KeptObservations(layout.obs)
-        self._beside = {"final": self._final_obs}
-        self._beside |= {f"stacks/{key}": column.kept for key, column in self._stacks.items()}
+        self._separate = {"final": self._final_obs}
+        self._separate |= {f"stacks/{key}": column.kept for key, column in self._stacks.items()}
         row_nbytes = layout.nbytes // self.ring.num_slots
         self._segment_slots = max(
             -(-self.ring.num_slots // MAX_SEGMENTS), SEGMENT_NBYTES // max(1, row_nbytes), 1
@@ -236,9 +236,9 @@ class ReplayMemory:
         self._make_room(self.head + 1)
         self.flags[:] = 0
         self._versions[:] = 0
-        beside = [self._load_segment(int(name), part) for name, part in state["segments"].items()]
-        for name, kept in self._beside.items():
-            kept.restore([_below(name, content) for content in beside])
+        segments = [self._load_segment(int(name), part) for name, part in state["segments"].items()]
+        for name, kept in self._separate.items():
+            kept.restore([_below(name, content) for content in segments])
         self.num_valid = int((self.flags & VALID).sum())
 
     def _check(self, rollout: Rollout) -> None:
@@ -305,7 +305,7 @@ class ReplayMemory:
         num_envs, turn = self.ring.num_envs, self.ring.size
         first = (self.head // self.ring.num_slots) * turn + slots.start * num_envs
         stop = first + (slots.stop - slots.start) * num_envs
-        for name, kept in self._beside.items():
+        for name, kept in self._separate.items():
             before, now = kept.between(first - turn, stop - turn), kept.between(first, stop)
             for part in now:
                 content[f"{name}/{part}"] = np.concatenate([before[part], now[part]])
@@ -359,10 +359,10 @@ def _flags(rollout: Rollout, keeps_terminal: bool) -> tuple[Array, Array, Array]
     valid = np.ones(shape, bool) if rollout.valid is None else rollout.valid.numpy()
     terminated = terminated & valid
     truncated = truncated & valid & ~terminated
-    beside = np.zeros(shape, bool)
-    beside.flat[positions] = True
-    beside &= valid & (keeps_terminal | ~terminated)
-    missing = (truncated | (keeps_terminal & terminated)) & ~beside
+    at_final = np.zeros(shape, bool)
+    at_final.flat[positions] = True
+    at_final &= valid & (keeps_terminal | ~terminated)
+    missing = (truncated | (keeps_terminal & terminated)) & ~at_final
     if missing.any():
         step, env = np.argwhere(missing)[0]
         how = "truncated" if truncated[step, env] else "terminated"
@@ -370,7 +370,8 @@ def _flags(rollout: Rollout, keeps_terminal: bool) -> tuple[Array, Array, Array]
             f"step {step} of environment {env} was {how}: expected its last observation in "
             "final_obs, and its position in final_positions"
         )
-    flags[:-1] = valid * VALID + terminated * TERMINATED + truncated * TRUNCATED + beside * BESIDE
+    flags[:-1] = valid * VALID + terminated * TERMINATED + truncated * TRUNCATED
+    flags[:-1] += at_final * FINAL_OBS
     order = np.argsort(positions)
-    order = order[beside.flat[positions[order]]]
+    order = order[at_final.flat[positions[order]]]
     return flags, positions[order], order

@@ -120,7 +120,7 @@ class RolloutSlot:
             rollout: A rollout of the layout, on any device, without `replayed`.
 
         Raises:
-            ShapeError: If a column is not one of the layout; the slot is to be written again then.
+            ShapeError: If a column is not one of the layout; the slot has to be written again then.
         """
         tensors = _tensors_of(rollout)
         needed = {name for name in self._tensors if name[0] not in OPTIONAL}

@@ -333,7 +333,7 @@ class TrajectoryWriter:
         part_nbytes: Size from which a part is written, in bytes, > 0. Writing it takes about twice
             that in memory, in addition to the episodes.
         part_seconds: Age of the first episode in memory from which a part is written, in seconds,
-            > 0. It is looked at when an episode is added.
+            > 0. It is checked when an episode is added.
 
     Raises:
         ConfigError: If `part_nbytes` or `part_seconds` is not > 0.

@@ -65,13 +65,13 @@ class TransitionData:
 
     Where an environment has several agents, they are those of some of them: what an agent observed
     and did in the steps in which it acted. These are the beginnings of its turns, see
-    `TurnSplitter`; what a turn brought, and how it ended, is of no interest here.
+    `TurnSplitter`; rewards and ends of turns are not needed here.
 
     Args:
         dataset: The data set.
         episodes: Numbers of the episodes, growing.
         from_env: Turns actions of the environment into the agent's own: `Distribution.from_env`.
-        in_memory: Whether everything is converted once and kept in memory; else batches are read
+        in_memory: Whether everything is converted once and kept in memory; if not, batches are read
             from the (mapped) arrays of the data set each time. The batches are the same.
         agents: Agents with the same spaces whose transitions they are; none: there is one agent.
 

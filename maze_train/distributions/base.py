@@ -114,7 +114,7 @@ class Distribution(ABC):
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = None
-    """The type of space that the family is made for; None means that it checks for itself."""
+    """The type of space that the family supports; None: its constructor checks the space."""
     param_size: int
     """Size of the last dimension of `params`."""
     noise_size: int

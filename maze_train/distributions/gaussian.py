@@ -145,7 +145,7 @@ class GaussianFamily(Distribution):
 
     Args:
         space: The action space.
-        state_dependent_std: Whether the network computes log σ; else it is a free parameter.
+        state_dependent_std: Whether the network computes log σ; otherwise it is a free parameter.
         initial_log_std: Start of log σ. With a state-dependent std it is added to what the network
             computes.
         log_std_min: Lower limit of a state-dependent log σ.
@@ -247,7 +247,7 @@ class DiagonalGaussian(GaussianFamily):
 
     Args:
         space: The action space; any bound may be infinite.
-        state_dependent_std: Whether the network computes log σ; else it is a free parameter.
+        state_dependent_std: Whether the network computes log σ; otherwise it is a free parameter.
         initial_log_std: Start of log σ. With a state-dependent std it is added to what the network
             computes.
         log_std_min: Lower limit of a state-dependent log σ.
@@ -327,7 +327,7 @@ class SquashedGaussian(GaussianFamily):
 
     Args:
         space: The action space; all bounds must be finite.
-        state_dependent_std: Whether the network computes log σ; else it is a free parameter.
+        state_dependent_std: Whether the network computes log σ; otherwise it is a free parameter.
         initial_log_std: Start of log σ. With a state-dependent std it is added to what the network
             computes.
         log_std_min: Lower limit of a state-dependent log σ.

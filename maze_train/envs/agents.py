@@ -60,14 +60,14 @@ class Turn:
 class MultiAgentEnv(ABC):
     """Base of environments with several agents.
 
-    One that cannot be put back by its seed and its actions has `state_dict()`, which returns plain
-    values and arrays, and `load_state_dict(state)`.
+    An environment whose episodes do not follow from seed and actions alone should also define
+    `state_dict()`, which returns plain values and arrays, and `load_state_dict(state)`.
 
     Attributes:
         possible_agents: Names of all agents that may ever act, in a fixed order; any text without
             `/`.
         metadata: As gymnasium has it: `render_modes`, `render_fps`.
-        render_mode: What `render` returns, as gymnasium has it.
+        render_mode: Kind of result of `render`, as in gymnasium.
     """
 
     possible_agents: Sequence[str]
@@ -76,11 +76,11 @@ class MultiAgentEnv(ABC):
 
     @abstractmethod
     def observation_space(self, agent: str) -> spaces.Space[Any]:
-        """The space of the observations of an agent, the same at any time."""
+        """Return the observation space of an agent; it never changes."""
 
     @abstractmethod
     def action_space(self, agent: str) -> spaces.Space[Any]:
-        """The space of the actions of an agent, the same at any time."""
+        """Return the action space of an agent; it never changes."""
 
     @abstractmethod
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
@@ -99,7 +99,7 @@ class MultiAgentEnv(ABC):
         return None
 
     def close(self) -> None:  # noqa: B027  # most have nothing to do
-        """Give back what the environment holds, such as windows."""
+        """Release resources such as windows."""
 
 
 class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
@@ -311,7 +311,7 @@ def nearest_to_zero(leaf: Any) -> Any:
 
 
 def check_form(turn: Any) -> None:
-    """Refuse what is not a turn.
+    """Refuse a result that is not a turn.
 
     Raises:
         EnvError: Naming what it is, and what was expected.
@@ -332,7 +332,7 @@ def check_form(turn: Any) -> None:
 
 
 def check_mapping(what: str, value: Any) -> None:
-    """Refuse what is not a mapping by agent.
+    """Refuse a result that is not a mapping by agent.
 
     Raises:
         EnvError: Naming what it is.

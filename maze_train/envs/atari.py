@@ -284,7 +284,7 @@ def checked_game(env: gymnasium.Env[Any, Any]) -> Any:
     ale = getattr(game, "ale", None)
     if not isinstance(ale, interface):
         raise ConfigError(
-            "env.preprocessing", f"is for Atari games only, and {env} is none: set it to none"
+            "env.preprocessing", f"is for Atari games only, not for {env}: set it to none"
         )
     if layer is not game:
         raise ConfigError(

@@ -68,7 +68,7 @@ IN_USE: WeakSet[VectorEnv[Any, Any, Any]] = WeakSet()
 
 @dataclass(frozen=True)
 class Backend:
-    """A vector environment, and what is known about it."""
+    """A vector environment and its properties."""
 
     env: VectorEnv[Any, Any, Any]
     is_atari: bool = False

@@ -38,8 +38,8 @@ class EnvFactory:
 
     Args:
         config: Settings of the environment.
-        training: Whether the environments are to be trained on; else what is for training only is
-            left out.
+        training: Whether the environments are for training; otherwise wrappers for training only
+            are left out.
     """
 
     config: EnvConfig
@@ -106,7 +106,7 @@ class EnvFactory:
         return env
 
     def for_evaluation(self) -> EnvFactory:
-        """Builds the same environments without what is for training only."""
+        """Builds the same environments without the parts for training only."""
         return replace(self, training=False)
 
 

@@ -39,7 +39,7 @@ SHIMMY = (
 
 
 def explained(error: BaseException) -> str:
-    """Describe what an environment raised, with the remedy where it is known.
+    """Describe an exception of an environment, with the remedy if it is known.
 
     Every caller that catches all exceptions of an environment gets its message here.
 

@@ -255,7 +255,7 @@ class ForeignVectorEnv(MazeVectorEnv):
             close_all([env])
 
     def _step_env(self) -> tuple[Columns, Array, Array, Array, dict[str, Any]]:
-        """Step the environment, and bring what it returned into our types."""
+        """Step the environment, and convert the results to our types."""
         taken = {key: column.copy() for key, column in self._buffers.actions.items()}
         try:
             obs, rewards, terminated, truncated, infos = self._env.step(self._action.build(taken))

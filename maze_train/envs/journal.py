@@ -43,7 +43,7 @@ STATELESS = (
     known.ReshapeObservation,
     known.ResizeObservation,
 )
-"""Wrappers of gymnasium that remember nothing but what a reset with a seed brings back."""
+"""Wrappers of gymnasium whose state a reset with a seed restores."""
 
 REMEMBERED: dict[type[Any], tuple[str, ...]] = {
     known.TimeLimit: ("_elapsed_steps",),
@@ -272,8 +272,8 @@ class Journal:
 
         Args:
             indices: The environments.
-            continuing: Those whose new episode continues with the game of the old one, so that it
-                can not be replayed alone.
+            continuing: Those whose new episode continues the game of the old one, and cannot be
+                replayed alone.
         """
         now = self._first + self._row
         for i in indices:

@@ -92,8 +92,8 @@ class PettingZooAgents(MultiAgentEnv):
     def __init__(self, env: Any) -> None:
         if getattr(env, "possible_agents", None) is None:
             raise EnvError(
-                f"{env} does not tell its possible_agents: expected a list of all agents that may "
-                "ever act, because policies are made for them beforehand"
+                f"{env} has no possible_agents: expected a list of all agents that may ever act, "
+                "because policies are made for them beforehand"
             )
         self.env = env
         self.possible_agents: Sequence[str] = tuple(env.possible_agents)
@@ -275,7 +275,7 @@ def by_agent(method: str, result: Any, names: Sequence[str]) -> tuple[Mapping[st
 
     Args:
         method: Its name.
-        result: What it returned.
+        result: The returned value.
         names: Names of what is expected.
 
     Raises:

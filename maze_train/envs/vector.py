@@ -40,7 +40,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     from its own seed, see `maze_train.core.seeding.EpisodeSeeds`.
 
     A step has two halves, so that the caller can compute while environments are on their way:
-    `step_async` sends the actions, and `step_wait` waits for what they bring. `step` is both. What
+    `step_async` sends the actions, and `step_wait` waits for the results. `step` is both. What
     works meanwhile are the worker processes of `SubprocVectorEnv`; other vector environments do all
     of the work in `step_wait`. Between the two only `close` may be called, and the numbers in
     internal buffers mean nothing.
@@ -60,8 +60,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     Args:
         copy: Whether to return copies of the observations.
-        step_infos: Whether to return the infos of every step and autoreset; else only those of
-            reset and `final_info`.
+        step_infos: Whether to return the infos of every step and autoreset; otherwise only those
+            of reset and `final_info`.
 
     Attributes:
         env_observation_space: Observation space of one environment, as the environment gives it.
@@ -75,8 +75,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         can_be_restored: Whether the running episodes can be kept: not those of vector environments
             of other packages.
         first_env: Number of the first environment in messages.
-        tell: Shows a line for people about unexpected behaviour of environments; None: no one reads
-            it.
+        notify: Prints a line about unexpected behaviour of environments; None: it is not printed.
     """
 
     root_seed: int | None = None
@@ -160,7 +159,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     @abstractmethod
     def _finish_step(self) -> StepResult:
-        """Do what is left of a step after its actions were put into the buffers."""
+        """Finish a step after its actions were put into the buffers."""
 
     def _check_not_stepping(self, call: str) -> None:
         if self._is_stepping and not self.closed:
@@ -201,8 +200,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     def _not_restored(self, call: str) -> EnvError:
         return EnvError(
             f"{call}: the running episodes of {type(self).__name__} cannot be kept, because "
-            "vector environments of others neither tell their state nor take one seed per "
-            "episode: use env.backend=gymnasium"
+            "vector environments of other packages neither return their state nor take one seed "
+            "per episode: use env.backend=gymnasium"
         )
 
     def _describe(

@@ -184,7 +184,7 @@ class EnvWorker(SteppedEnvs):
                 episode.
 
         Returns:
-            The environments that did not do the same again, and what was different.
+            The environments whose replay differed, and how.
 
         Raises:
             EnvError: If an environment raises or returns something invalid.
@@ -261,7 +261,7 @@ class EnvWorker(SteppedEnvs):
         return seed
 
     def _begin_anew(self, i: int, options: dict[str, Any] | None) -> dict[str, Any]:
-        """Start an episode that has nothing to do with what was before; returns the info."""
+        """Start an episode that is independent of earlier ones; returns the info."""
         try:
             return self._begin_game(i, seed=self._next_seed(i), options=options)
         except BaseException as error:
@@ -314,7 +314,7 @@ class EnvWorker(SteppedEnvs):
             self._begin_anew(i, None)
 
     def _replay(self, i: int, record: EpisodeRecord) -> str | None:
-        """Play an episode again; returns what was different."""
+        """Play an episode again; returns the difference."""
         env, seeds = self.envs[i], self._seeds[i]
         seeds.episodes_started = record.base_episodes - 1
         self._let_go(i)

@@ -97,7 +97,7 @@ def normalized_returns(returns: Tensor) -> Tensor:
 
 
 def shaped_returns(returns: Tensor, shaping: str) -> Tensor:
-    """Utilities of returns: what a step shall increase instead of the returns themselves.
+    """Utilities of returns: the quantity that a step increases in place of the returns.
 
     Args:
         returns: Finite returns of any real dtype and any shape, at least one.

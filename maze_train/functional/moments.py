@@ -36,7 +36,8 @@ def batch_moments(batch: Tensor) -> Moments:
         batch: Samples of any real dtype, `[N, ...]`, N >= 0.
 
     Returns:
-        Moments of the shape of one sample. What is not finite makes its entries NaN or infinite.
+        Moments of the shape of one sample. Values that are not finite make their entries NaN or
+        infinite.
 
     Raises:
         ShapeError: If there is no first dimension.

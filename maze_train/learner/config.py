@@ -140,7 +140,7 @@ class LearnerGroupConfig:
     gathered; 0: each update is waited for. >= 0."""
 
     drop_when_full: bool = False
-    """Whether a batch is dropped, and counted, when that many wait; else it waits for room."""
+    """Whether a batch is dropped and counted when the queue is full; otherwise it waits."""
 
     def __post_init__(self) -> None:
         convert_fields(self)
@@ -262,7 +262,7 @@ class GradientSettings:
     module_settings: ClassVar[tuple[str, ...]] = (
         *("lr", "lr_scheduler", "optimizer", "max_grad_norm", "grad_clip_by"),
     )
-    """Settings, in addition to those of its bases, that a module may have of its own."""
+    """Settings, in addition to those of its bases, that a module may override."""
 
     lr_scheduler: dict[str, Any] | None = None
     """Scheduler of PyTorch of a learning rate that is a number, called after each update (with a
@@ -275,7 +275,7 @@ class GradientSettings:
 
     freeze: list[Freeze] = field(default_factory=list)
     """Parameters that do not learn, always (`[trunk]`) or in some updates (`[{params: [trunk],
-    stop: 100}]`); they and their moments stay as they are."""
+    stop: 100}]`); they and their moments do not change."""
 
     loss_function: dict[str, Any] | None = None
     """A loss that takes the place of the algorithm's: `{_target_: my_package.my_loss, key: value}`,
@@ -328,7 +328,7 @@ def gradient_settings(config: Any) -> GradientSettings:
 
 
 def settings_for_module(config: Any, module_id: str, own: Mapping[str, Any]) -> Any:
-    """Settings of an algorithm, of any class, with those that a module has of its own.
+    """Settings of an algorithm, of any class, with the overrides of one module.
 
     Raises:
         ConfigError: If one is unknown, is not a setting of a module, or has a wrong value.

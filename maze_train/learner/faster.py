@@ -45,7 +45,7 @@ class FasterLosses(ABC):
     """
 
     modules: Collection[str] = ()
-    """Ids of the modules that are taken in this update."""
+    """Ids of the modules that this update computes by this object."""
 
     def __init__(self, learner: AnyLearner) -> None:
         self.learner = learner
@@ -189,13 +189,13 @@ class CompiledLosses(Compiled):
         return loss  # type: ignore[no-any-return]  # of what is compiled
 
     def _recorded(self, module_id: str, batch: Any) -> tuple[Tensor, list[Record]]:
-        """The loss, and what it records: graphs hold no statistics."""
+        """The loss and the statistics that it records: graphs hold no statistics."""
         recorder = _Recorder()
         return self.learner.loss_of(module_id, batch, recorder), recorder.records
 
 
 class _Recorder:
-    """Notes what a loss records in its `Statistics`."""
+    """Keeps the values that a loss records in its `Statistics`."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []

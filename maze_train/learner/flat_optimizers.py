@@ -63,7 +63,7 @@ class Optimizer(torch.optim.Optimizer, ABC):
             group: The settings: `lr` and the others of `defaults`.
 
         Returns:
-            What is added to the parameter, in the shape of the gradient: a new tensor.
+            The value added to the parameter, in the shape of the gradient: a new tensor.
         """
 
     @overload
@@ -81,7 +81,7 @@ class Optimizer(torch.optim.Optimizer, ABC):
                 there.
 
         Returns:
-            What the closure returned.
+            The result of the closure.
         """
         loss = None
         if closure is not None:

@@ -33,17 +33,17 @@ class LearnerGroup:
 
     All get the same experience, and have the same weights and the same state to the bit. Each
     computes a part of the values of experience and every n-th sample of a minibatch; one exchange
-    per gradient step sums the gradients (see `Shard`). The first learner, whose modules act and are
-    saved, is that of this process. The others are started at the first call that needs them.
+    per gradient step sums the gradients (see `Shard`). The first learner runs in this process; its
+    modules act and are saved. The others are started at the first call that needs them.
 
-    A learner that dies or hangs is started again where `place` says so: all learners then continue
-    from before the update.
+    If `place` allows it, a learner that dies or hangs is started again: all learners then repeat
+    the update.
 
     Args:
         learner: The first learner.
         settings: Settings of the group; a number: that many learners, and defaults.
-        place: Where the workers of the run live; None: in this process, and the learners in
-            processes of this machine.
+        place: Where the workers of the run are started; None: learners are processes of this
+            machine.
 
     Raises:
         ConfigError: If the modules cannot be trained by several learners, or there are too few
@@ -107,8 +107,8 @@ class LearnerGroup:
     ) -> Statistics:
         """Let the learners learn from a copy of experience, in a thread, and continue meanwhile.
 
-        The modules may change at any time then: who acts needs its own weights, which `after`
-        may give away. All other methods wait until the updates have ended.
+        The modules may change at any time then: actors need their own copy of the weights, which
+        `after` may send. All other methods wait until the updates have ended.
 
         Args:
             experience: The experience.
@@ -131,7 +131,7 @@ class LearnerGroup:
         return self._queue.put(experience, progress, size, after)
 
     def wait(self) -> Statistics:
-        """Wait for the updates of `async_update`; statistics of those that were not returned."""
+        """Wait for the updates of `async_update`; returns the statistics that are left."""
         if self._queue is None:
             return Statistics()
         self._queue.wait()
@@ -152,7 +152,7 @@ class LearnerGroup:
         return [function(first)] if self._others is None else self._others.apply(function)
 
     def shutdown(self) -> None:
-        """End the other learners and what waits; they start again when needed.
+        """End the other learners and drop waiting experience; they start again when needed.
 
         Calling it again does nothing.
         """
@@ -197,9 +197,9 @@ class LearnerGroup:
 
     @property
     def policies_to_train(self) -> Chosen:
-        """Who learns from now on: ids, or a function of id and experience; None: all modules.
+        """The modules that learn: ids, or a function of id and experience; None: all.
 
-        Setting it raises a ConfigError for an id of no module.
+        Setting an unknown id raises a ConfigError.
         """
         return self._learner.policies_to_train
 
@@ -223,7 +223,7 @@ class LearnerGroup:
         return {"learner": self._learner.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, of however many learners."""
+        """Restore `state`, of any number of learners."""
         self._learner.load_state_dict(state["learner"])
         self._change()
 

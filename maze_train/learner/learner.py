@@ -44,8 +44,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     `postprocess_gradients` -> `apply_gradients` -> then `weights_seq_no += 1` ->
     `after_gradient_based_update`.
 
-    A subclass says what experience is prepared to (`preprocess`), how it is cut (`minibatches`) and
-    what the loss of a module is (`compute_loss_for_module`).
+    A subclass defines how experience is prepared (`preprocess`), how it is cut (`minibatches`) and
+    the loss of a module (`compute_loss_for_module`).
 
     Args:
         modules: The independently trained modules by id; one module alone gets the id `default`.
@@ -61,11 +61,11 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     scheduled_settings: ClassVar[Mapping[str, Event]] = {}
     """Settings of losses that may follow a schedule, and the events that report their values."""
     most_empty_updates: ClassVar[int] = 1
-    """Updates in a row without a gradient step, as none was finite, after which training ends."""
+    """Updates in a row without any finite gradient after which training ends."""
     by_hand_class: ClassVar[type[FasterLosses] | None] = None
-    """Computes losses and gradients faster than autograd, where it can; a reader can skip it."""
+    """Computes losses and gradients faster than autograd, if it can; a reader can skip it."""
     gradients_by_hand: ClassVar[Mapping[str, object]] = {}
-    """Settings with which `by_hand_class` is right for the losses that this class defines. A
+    """Settings for which `by_hand_class` computes the losses that this class defines. A
     subclass that has its own losses, and no such attribute, is left to autograd."""
 
     config: Any
@@ -74,7 +74,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     part: Part = Part()
     """Part of each minibatch that this learner computes."""
     made_from: tuple[tuple[Any, ...], dict[str, Any]]
-    """Arguments of the constructor, of which other processes make a learner like this one."""
+    """Arguments of the constructor; other processes make a learner like this one with them."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Note the arguments."""
@@ -114,7 +114,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
     @property
     def module(self) -> nn.Module:
-        """The module of ordinary training, which has one."""
+        """The only module, in training with one policy."""
         return self.modules[DEFAULT_MODULE]
 
     # -- one update ------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         Args:
             minibatches: Minibatches of the only module, or of modules by id; each is asked for when
                 the step before is taken, until there are no more.
-            progress: See `update`, as for what is returned and raised.
+            progress: See `update`, also for results and exceptions.
         """
         statistics = Statistics()
         self.before_gradient_based_update(progress, statistics)
@@ -229,7 +229,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         check_finite(self.modules, f"update {self.weights_seq_no}")
 
     def forget_episodes(self, envs: Tensor) -> None:
-        """Forget running episodes of environments, `[B]` bool, that were lost, if any are known."""
+        """Reset statistics of running episodes in environments `[B]` whose episode was lost."""
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, before everything: learning rates, frozen parameters, schedules."""
@@ -261,13 +261,13 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """The minibatches of one update, by module."""
 
     def num_minibatches(self, prepared: Mapping[str, Prepared]) -> int:
-        """How many minibatches an update has at most."""
+        """The largest number of minibatches of an update."""
         return 1
 
     def shard(self, batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
-        """The part of a minibatch that the learner `rank` of `count` computes.
+        """Return the part of a minibatch that the learner `rank` of `count` computes.
 
-        What a loss takes of the whole minibatch has to be made of it here.
+        Values of a loss that depend on the whole minibatch have to be computed here.
 
         Returns:
             Samples `rank`, `rank + count`, ..., or any others in place of an empty set; their
@@ -289,7 +289,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         return losses
 
     def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
-        """The loss of a module: its own, else that of the settings, else that of the algorithm."""
+        """The loss of a module: the first of its own, of the settings, and of the algorithm."""
         if module_id in self.modules.with_loss:
             module: Any = self.modules[module_id]
             loss = module.compute_self_supervised_loss(batch, statistics)
@@ -309,8 +309,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     ) -> Tensor | Mapping[str, Tensor]:
         """Forward pass and loss of one module on one minibatch, 0-d.
 
-        Or the terms of the loss, 0-d each, by names, under which they are reported: the loss is
-        their sum. Settings of the module are `config_of(module_id)`.
+        It may return terms by name instead, 0-d each: the loss is their sum, and each is reported
+        under its name. `config_of(module_id)` has the settings of the module.
         """
 
     def should_stop(self, statistics: Statistics) -> bool:
@@ -320,7 +320,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
         """The optimizers that take part in a gradient step: those of modules that have a loss.
 
-        Others must not step: their momentum would move what has no gradient.
+        The others must not step: their momentum would move parameters without a gradient.
         """
         return [o for (module_id, _), o in self.optimizers.items() if module_id in losses]
 
@@ -374,9 +374,9 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
         Args:
             module_id: Its id, without `/`.
-            module: The module; or what makes it, called without arguments; or its weights by name,
-                such as `get_weights` and saved policies have them, for a copy of another module.
-            **how: Whether it is frozen, what it is like, and its settings, see `HowAdded`.
+            module: The module; or a function without arguments that makes it; or weights by name,
+                such as those of `get_weights` and saved policies, for a copy of another module.
+            **how: Whether it is frozen, the module it resembles, and its settings; see `HowAdded`.
 
         Returns:
             The module, on the device of the learner.
@@ -416,15 +416,15 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self.modules.forget(module_id)
 
     def check_module(self, module_id: str, module: nn.Module) -> None:
-        """Refuse a module that lacks what this learner needs of those that learn.
+        """Check that a module has the attributes that this learner needs.
 
         Raises:
-            ConfigError: If it does, with the missing names.
+            ConfigError: If some are missing, with their names.
         """
         check_apis(type(self).__name__, self.required_apis, module_id, module)
 
     def freeze_module(self, module_id: str, frozen: bool = True) -> None:
-        """Freeze or unfreeze a module; its optimizers stay as they are meanwhile.
+        """Freeze or unfreeze a module; the state of its optimizers is kept.
 
         Raises:
             ConfigError: If there is no such module, or it lacks what this learner needs.
@@ -476,7 +476,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         params: Sequence[nn.Parameter],
         lr_or_lr_schedule: float | Schedule | Sequence[Sequence[float]] | None = None,
     ) -> None:
-        """Give some parameters of a module an optimizer; none that require no gradient.
+        """Register an optimizer of parameters of a module, without those that need no gradient.
 
         Args:
             module_id: The module.
@@ -518,11 +518,11 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def get_optimizers_for_module(
         self, module_id: str = DEFAULT_MODULE
     ) -> list[tuple[str, ModuleOptimizer]]:
-        """Name and optimizer of all of a module, in the order of registration."""
+        """All optimizers of a module with their names, in the order of registration."""
         return [(name, o) for (owner, name), o in self.optimizers.items() if owner == module_id]
 
     def held_parameters(self, progress: Progress) -> list[nn.Parameter]:
-        """The parameters that stay as they are in the next update: those of `algorithm.freeze`."""
+        """The parameters that do not change in the next update: those of `algorithm.freeze`."""
         return self.modules.frozen_parameters(self.settings.freeze, progress.updates)
 
     # -- state -----------------------------------------------------------------------------------
@@ -541,14 +541,15 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             self.modules.known(module_id).load_state_dict(dict(state))
 
     def state_dict(self) -> dict[str, Any]:
-        """Weights, optimizers, who learns, random generator and counters."""
+        """Return weights, optimizers, ids that learn, random generator and counters."""
         return state_of(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`.
 
         Raises:
-            ConfigError: If it is the state of other modules, or a function said who learns.
+            ConfigError: If it is the state of other modules, or a function chose the ids that
+                learned.
         """
         load_state(self, state)
 
@@ -558,11 +559,14 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         *,
         not_components: Collection[str] = (),
     ) -> dict[str, Any]:
-        """State of some components, in the form of `state_dict`; see `components.select`."""
+        """Return the state of some components, in the form of `state_dict`.
+
+        `components.select` describes the arguments.
+        """
         return select(self.state_dict(), components, not_components)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
-        """Take over components, all or some of `get_state`; the others stay as they are.
+        """Restore components from all or some of `get_state`; the others do not change.
 
         Raises:
             ConfigError: If the learner has no such component.
@@ -570,11 +574,11 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self.load_state_dict(merged(self.state_dict(), state))
 
     def save_to_path(self, path: str | Path, *args: Any, **kwargs: Any) -> None:
-        """Write what `get_state` gives for the arguments to a file, whole or not at all."""
+        """Write the result of `get_state` for the arguments to a file, whole or not at all."""
         write(self.get_state(*args, **kwargs), path)
 
     def restore_from_path(self, path: str | Path, component: str | None = None) -> None:
-        """Take over the state of a file of `save_to_path`, or one component of it.
+        """Restore the state, or one component of it, from a file of `save_to_path`.
 
         Raises:
             ConfigError: If the file has no such component, or the learner has none.
@@ -584,7 +588,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
     @classmethod
     def from_checkpoint(cls, path: str | Path, *args: Any, **kwargs: Any) -> Self:
-        """A new learner, made from the arguments, with the state of a file of `save_to_path`.
+        """Make a learner from the arguments, with the state of a file of `save_to_path`.
 
         Raises:
             ConfigError: If the path is the directory of a run, whose learner `load_learner` reads.

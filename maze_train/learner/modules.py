@@ -230,7 +230,7 @@ class LearnerModules(dict[str, nn.Module]):
         return self[module_id]
 
     def by_id(self, given: Data | Mapping[str, Data]) -> dict[str, Data]:
-        """What is given for the only module, or for modules by id, by id.
+        """Values by module id, from such a mapping or from the value of the only module.
 
         Raises:
             ConfigError: If there is no such module.

@@ -128,7 +128,7 @@ class FlatParameters:
     """Moves parameters, and their gradients, into two flat vectors; each parameter becomes a view.
 
     Clipping, the optimizer step, weight broadcast and gradient exchange are then one operation each
-    instead of one per layer. The parameters stay what they were for everybody else.
+    instead of one per layer. The parameters stay the same objects for all other users.
 
     Args:
         params: Parameters of one dtype and device, none of them twice.
@@ -258,7 +258,7 @@ class ModuleOptimizer:
             problem = "expected one of the parameters that are given with it, and of no others"
             raise ConfigError("optimizer", problem, type(optimizer).__name__)
         if any(factor != 1.0 for factor in self._lr_factors):
-            problem = "expected none: an optimizer of PyTorch has groups, and rates, of its own"
+            problem = "expected none: set rates in the parameter groups of the PyTorch optimizer"
             raise ConfigError("algorithm.lr_factors", problem)
         self._lr_factors = [1.0] * len(optimizer.param_groups)
         return optimizer

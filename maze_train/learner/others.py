@@ -200,7 +200,7 @@ def open_store(address: Address, count: int, timeout_s: float, listener: int | N
         address: Where learners meet.
         count: Number of learners.
         timeout_s: Seconds that they may take.
-        listener: Descriptor of the socket of the store, for who has it; None for all others.
+        listener: Descriptor of the socket of the store, in the process that has it, or None.
     """
     timeout = timedelta(seconds=timeout_s)
     if not address.host:
@@ -312,8 +312,8 @@ def _on_gpu(make: Callable[..., Any], number: int) -> Any:
     if not count:
         raise ConfigError(
             "runner.gpus_per_learner",
-            "a learner is to use a GPU, and lives where there is none; expected 1 (or a part of "
-            "one), so that it lives where one is reserved for it, or algorithm.device=cpu",
+            "a learner is to use a GPU, and its machine has no GPU; expected 1 (or a part of one), "
+            "so that Ray reserves one for it, or algorithm.device=cpu",
         )
     return make(device=f"cuda:{number % count}")
 

@@ -97,7 +97,7 @@ class Shard(Part):
         return self._size
 
     def draw(self, draw: Callable[[int], Tensor], size: int) -> Tensor:
-        """This part of what is drawn for the whole minibatch."""
+        """This part of the random numbers of the whole minibatch."""
         return own_rows(draw(self._size), self.rank, self.count)
 
     def mean(self, value: Tensor) -> Tensor:
@@ -258,7 +258,7 @@ def unpack(memory: SharedMemory, content: bytes, sizes: Sequence[int]) -> Any:
     """The value of a parcel.
 
     Args:
-        memory: What the worker took last.
+        memory: The last item that the worker took.
         content: The value without its arrays.
         sizes: Bytes of these.
     """

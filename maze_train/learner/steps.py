@@ -1,4 +1,4 @@
-"""What becomes of the gradients of an update: steps, if they are finite; statistics of these."""
+"""Gradient steps of an update, taken if gradients are finite, and their statistics."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class SampleCounts:
     given: int = 0
     trained: int = 0
     queued: int = 0
-    """Those that wait, or are learned from now."""
+    """Number of batches that wait or are learned from now."""
     dropped: int = 0
     """Those that found the queue full, or were given up at the end or after a failure."""
 
@@ -52,7 +52,7 @@ class UpdateQueue:
     Args:
         update: Makes an update, in the thread.
         size: Experience that may wait, that of the running update not included, >= 1.
-        drops: Whether experience is dropped when so much waits; else its giver waits.
+        drops: Whether experience is dropped when the queue is full; otherwise the caller waits.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class UpdateQueue:
             Statistics of the updates that ended since they were taken last.
 
         Raises:
-            BaseException: What an update before it raised; what waited is dropped then.
+            BaseException: The exception of an earlier update; what waited is dropped then.
         """
         with self._changed:
             if not self._drops:
@@ -102,7 +102,7 @@ class UpdateQueue:
         """Wait until all updates have ended.
 
         Raises:
-            BaseException: What one of them raised.
+            BaseException: The exception of one of them.
         """
         if threading.current_thread() is self._thread:
             raise TrainingError("an update cannot wait for its own end: call this after it")

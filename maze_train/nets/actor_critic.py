@@ -148,7 +148,7 @@ class ActorCriticModel(PolicyModel):
         return self._masked(self.policy(features), obs), self.raw_values(features, obs)
 
     def raw_values(self, features: TensorTree, obs: TensorTree) -> Tensor:
-        """Output of the critic, `[..., output_size]`, from what it shares with the policy."""
+        """Output of the critic, `[..., output_size]`, from the features shared with the policy."""
         values: Tensor = self.critic(features)
         return values
 
@@ -201,7 +201,7 @@ def build_actor_critic(
 
 
 def build_critic(config: ModelConfig, space: spaces.Space[Any], head: ValueHead) -> nn.Module:
-    """Its own network, or a linear layer on what it shares with the policy."""
+    """A separate network, or a linear layer on the features shared with the policy."""
     config = resolve(config, space)
     if config.shared_trunk:
         return head_of_trunk(config, head.output_size, VALUE_GAIN)

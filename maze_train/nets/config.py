@@ -84,7 +84,7 @@ class ModelConfig:
     shared_trunk: bool | None = None
     """Whether policy and critic share all hidden layers (one trunk, two heads). null: true with
     `rnn`, and where observations hold images, unless `policy`, `critic` or `critic_hidden_sizes`
-    are set or `hidden_sizes` is `[]`; else false, as always with replay (SAC, TD3, DQN)."""
+    are set or `hidden_sizes` is `[]`; otherwise, and always with replay (SAC, TD3, DQN), false."""
 
     centralized_critic: bool | None = None
     """Whether the critic reads the observations of all agents, as in MAPPO (Yu et al., 2021), while
@@ -118,17 +118,17 @@ class ModelConfig:
     `{_target_: my_package.MyDistribution}`."""
 
     policy: dict[str, Any] | None = None
-    """Own policy network, `{_target_: my_package.MyNet, key: value}`: called with
+    """Custom policy network, `{_target_: my_package.MyNet, key: value}`: called with
     `observation_space` and `output_size`, maps observations to `[..., output_size]`. null: a
     template network."""
 
     critic: dict[str, Any] | None = None
-    """Own critic network, called like `policy`; for SAC also with `action_size`, and maps
+    """Custom critic network, called like `policy`; for SAC also with `action_size`, and maps
     observations and numbers that describe an action to `[..., output_size]`. null: a template
     network."""
 
     trunk: dict[str, Any] | None = None
-    """Own shared trunk, called with `observation_space` and `output_size` (the last of
+    """Custom shared trunk, called with `observation_space` and `output_size` (the last of
     `hidden_sizes`); needs `shared_trunk: true`. null: a template network."""
 
     value_transform: dict[str, Any] | None = None

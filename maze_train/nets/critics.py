@@ -157,7 +157,7 @@ class TemplateCritics(nn.Module):
         """Values, `[E, N, output_size]`, of what `encode` gave and actions.
 
         Args:
-            features: What `encode` gave.
+            features: The result of `encode`.
             actions: Numbers that describe an action, `[N, action_size]`.
             first: Critics to ask, from the first one on; None: all E.
         """

@@ -249,7 +249,7 @@ class NormalizerOfAll(ObservationNormalizer):
     """Normalises the observations of an agent, and those of all agents for its critic.
 
     Args:
-        space: What the policy reads.
+        space: The input of the policy.
         others: Normalises what the critic reads in addition; a part of the critic.
         config: Settings.
     """

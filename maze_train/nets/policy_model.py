@@ -152,7 +152,7 @@ def input_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
         return space
     parts = OrderedDict((k, leaf) for k, leaf in space.spaces.items() if not is_mask_key(k))
     if not parts:
-        raise SpaceError(f"{space} holds masks only: expected something to act on besides")
+        raise SpaceError(f"{space} holds masks only: expected something to act on as well")
     return Dict(parts)
 
 

@@ -239,7 +239,7 @@ def with_policies(
     """The policies that a rollout names, and for all other agents those of its run.
 
     Args:
-        base: What plays for agents that are not named.
+        base: The policy of agents that are not named.
         config: The configuration, with `policies`.
         spaces: Observation and action space of the environment.
 
@@ -446,7 +446,7 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
             if policy.fits
         }
         if not any(opponents[name].keys() - {seat} for seat in seats):
-            problem = f"it is for no agent besides one that learns; there are {', '.join(named)}"
+            problem = f"no agent other than one that learns can play it; agents: {', '.join(named)}"
             raise ConfigError(key, problem, source)
     return OpponentEvaluator(
         lambda num_envs: builder.context.make_env(num_envs, training=False),

@@ -66,7 +66,7 @@ class RolloutResult:
 
 
 class RolloutRunner:
-    """Plays episodes with a policy, and writes what came of them.
+    """Plays episodes with a policy, and writes the results.
 
     An episode is a function of the policy and its seed: `runner`, its processes and environments
     make no difference.
@@ -101,7 +101,7 @@ class RolloutRunner:
     def run(self) -> RolloutResult:
         """Play all episodes.
 
-        Whatever ends the rollout, the episodes up to there are written.
+        The episodes that were played are written, also after an error or a signal.
 
         Raises:
             ConfigError: Before anything is written, if policy, environment and settings do not fit.

@@ -65,16 +65,15 @@ if TYPE_CHECKING:
 
 
 class TrainingRunner:
-    """Builds everything that a configuration asks for, trains, and cleans up.
+    """Builds the parts of a run from its configuration, trains, and cleans up.
 
-    `config.algorithm` names the builder of its algorithm, `config.runner` the place where workers
-    live.
+    `config.algorithm` names the builder of the algorithm, `config.runner` the place of the workers.
 
     Args:
-        prepared: The configuration, and what the run begins with; see `prepare`.
+        prepared: The configuration and the initial state of the run; see `prepare`.
 
     Attributes:
-        callbacks: Callbacks of the run; one may add some that are not among its settings.
+        callbacks: Callbacks of the run; callers may add others to those of the settings.
 
     Raises:
         ConfigError: If parts of the configuration do not fit.
@@ -89,7 +88,7 @@ class TrainingRunner:
         self.run_dir: Path | None = None
         self.config_text = config_text(self.config)
         self._outputs = Path("outputs").absolute()  # an environment may change the directory
-        self._tell_once = cache(lambda text: notify(f"note: {text}"))
+        self._notify_once = cache(lambda text: notify(f"note: {text}"))
         self._final_evaluator: Evaluator | None = None
         self._closing = contextlib.ExitStack()
         self.callbacks: list[Callback] = []
@@ -123,7 +122,7 @@ class TrainingRunner:
             has_checkpoint=self.prepared.checkpoint is not None,
             read_checkpoint=self._read_checkpoint,
             closing=self._closing,
-            notify=self._tell_once,
+            notify=self._notify_once,
         )
 
     def _read_checkpoint(self) -> Checkpoint | None:
@@ -144,7 +143,7 @@ class TrainingRunner:
         self._closing.close()
 
     def restored_learner(self) -> Learner[Any, Any, Any]:
-        """The learner as it is in the checkpoint from which the run continues.
+        """Return the learner with the state of the checkpoint from which the run continues.
 
         Raises:
             RunDirectoryError: If there is no checkpoint, or all are damaged.
@@ -172,7 +171,7 @@ class TrainingRunner:
         Raises:
             ConfigError: Before anything is written, if the parts of the configuration do not fit.
             Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; a checkpoint was saved.
-            MazeTrainError: If training failed; what was written up to then stays.
+            MazeTrainError: If training failed; results up to then are kept.
             RunDirectoryError: If another process trains in the directory, or every checkpoint of a
                 run that is continued is damaged.
         """
@@ -185,7 +184,7 @@ class TrainingRunner:
             if self.resumed_dir is None:
                 check_is_free(self.config.run_dir)
                 for note in start_notes(self.config, self.builder.spaces[0]):
-                    self._tell_once(note)  # first: networks for large images take their time
+                    self._notify_once(note)  # first: networks for large images take their time
             builder = self.builder
             for base in self.prepared.bases:
                 base.check_spaces(builder.spaces)
@@ -223,7 +222,7 @@ class TrainingRunner:
         write_config(run_dir, self.config_text)
         selection = self._build_model_selection(model, run_dir)
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
-        clock = UpdateClock(self._contexts(run_dir), self._tell_once)
+        clock = UpdateClock(self._contexts(run_dir), self._notify_once)
         interruption = Interruption(clock.remaining)
         services = TrainerServices(
             tracker=tracker,
@@ -256,7 +255,7 @@ class TrainingRunner:
         acting: Any = model.cpu()
         policy = TrainedPolicy(acting, *self.builder.spaces, seed)
         for note in end_notes(rows, config.tracking.info_keys, self.builder, policy):
-            self._tell_once(note)
+            self._notify_once(note)
         return TrainingResult(run_dir, summary, tracker.history, policy, missing)
 
     def _train(

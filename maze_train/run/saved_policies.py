@@ -39,14 +39,14 @@ class SavedPolicy:
     """A saved policy, read from its directory; it can be sent to other processes.
 
     Attributes:
-        directory: Where it lies.
+        directory: Its directory.
         config: Configuration of the run that saved it.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
         weights: Weights by name, on the CPU.
         score: Score that selected it: `score` (null: none) and `epoch`; empty if it is not known.
-        whole: The policies of all agents, and its id among them, where it is one of several that
-            cannot be built alone: its critic sees all agents. None: it can be.
+        whole: The policies of all agents and its id among them, if it cannot be built alone because
+            its critic sees all agents. None: it can be built alone.
     """
 
     directory: Path
@@ -72,7 +72,7 @@ class SavedPolicy:
         return self.directory
 
     def of_agent(self, policy: str) -> SavedPolicy:
-        """One of several policies, as that of a run with one agent.
+        """Return one of several policies, in the form of a run with one agent.
 
         Raises:
             RunDirectoryError: If there is no such policy with networks; empty: the only one.
@@ -112,7 +112,7 @@ class SavedPolicy:
         )
 
     def advice(self, algorithm: AlgorithmConfig, model: ModelConfig) -> str:
-        """Say how networks come to fit the weights.
+        """Return advice how to build networks that fit the weights.
 
         Args:
             algorithm: Algorithm that builds networks of other shapes.
@@ -204,7 +204,7 @@ def read_saved_policy(
 
 
 class _Read(NamedTuple):
-    """What the files of a saved policy hold; its configuration is not trusted yet."""
+    """The contents of the files of a saved policy; its configuration is not trusted yet."""
 
     stored: StoredSettings
     spaces: tuple[Any, Any]

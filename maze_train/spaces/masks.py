@@ -78,7 +78,7 @@ class MaskLayout:
             obs: Observation of one environment by leaf; others than masks are not read.
 
         Returns:
-            None when every choice has a legal action; else a sentence that names the first part
+            None when every choice has a legal action, or a sentence that names the first part
             without one.
         """
         for leaf, starts in self._starts.items():

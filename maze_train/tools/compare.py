@@ -250,7 +250,7 @@ def _check_envs(config: CompareConfig, envs: set[str]) -> None:
 
 
 def _check_ignored(config: CompareConfig, keys: set[str]) -> None:
-    """Warn about what is no setting of the runs, and no section of settings."""
+    """Warn about names that are neither a setting of the runs nor a section of settings."""
     for name in config.ignore:
         if not any(is_within(key, [name]) for key in keys):
             meant = did_you_mean(nearest(name, keys, count=1))

@@ -140,7 +140,7 @@ def spread(name: str, strata: Sequence[Array], n: int) -> Figures:
 
 
 def _reached(curve: tuple[Array, Array, Array], threshold: float, mode: str) -> tuple[float, float]:
-    """Steps and seconds at the first value that is as good as the threshold; else infinity."""
+    """Steps and seconds at the first value that is as good as the threshold, or infinity."""
     steps, seconds, values = curve
     good = np.flatnonzero(values >= threshold if mode == "max" else values <= threshold)
     return (float(steps[good[0]]), float(seconds[good[0]])) if len(good) else (math.inf, math.inf)

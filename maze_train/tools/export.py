@@ -268,7 +268,7 @@ def _check_networks(model: Any) -> None:
         raise ConfigError("policy", "has no networks, which alone can be exported", type(model))
     for name, module in modules_of(model).items():
         if isinstance(module, FixedPolicy):
-            problem = "acts at random, or by code of its own, which cannot be exported"
+            problem = "acts at random, or by custom code, which cannot be exported"
             remedy = "name one of the agents with networks, agent=<name>"
             raise ConfigError(f"policies.{name}.source", f"{problem}; {remedy}")
 
@@ -362,7 +362,7 @@ def _drawn(leaf: spaces.Space[Any]) -> Array:
 def differences(
     policy: TrainedPolicy, step: PolicyStep, run: Function, observations: Mapping[str, Array]
 ) -> Differences:
-    """Compare what a file does with what the policy does, for batches of two sizes.
+    """Compare the outputs of a file and of the policy, for batches of two sizes.
 
     A memory continues through the steps; the file is given that of the policy.
 
@@ -488,16 +488,16 @@ def export_policy(
     env: Any = None,
     observations: Mapping[str, Array] | None = None,
 ) -> Export:
-    """Write a policy as one file, after its content was compared with the policy.
+    """Export a policy to one file, after comparing the outputs of both.
 
     Args:
         policy: The policy.
-        output: The file; one that is there is replaced.
+        output: The file; an existing one is replaced.
         format: `onnx` or `torch_export`.
-        agent: Of several agents the one whose policy it is; None: all of them in one file.
-        env: Environment in which both are compared, as `RolloutGenerator` takes it; None:
+        agent: With several agents, the agent whose policy is exported; None: all in one file.
+        env: Environment whose observations both are compared on, as for `RolloutGenerator`; None:
             observations are drawn from the observation space.
-        observations: Observations by leaf, `[1000, ...]`, in place of both.
+        observations: Observations by leaf, `[1000, ...]`, instead of those of `env`.
 
     Raises:
         ConfigError: If an argument is wrong, or a policy has no networks.

@@ -97,7 +97,7 @@ def score_of(run_dir: Path, epoch: int | None) -> Score | None:
 
 
 def _row_of(run_dir: Path, epoch: int | None) -> Mapping[str, float]:
-    """The metrics of an epoch; empty: there are none."""
+    """The metrics of an epoch; empty if the run has none."""
     return next((row for row in read_rows(run_dir / METRICS) if row.get(EPOCH) == epoch), {})
 
 
@@ -109,7 +109,7 @@ def model_card(
     Args:
         saved: The policy.
         settings: Those that others get.
-        name: What `load_policy` takes.
+        name: The argument of `load_policy`.
         files: Names of the picture and the film, as far as they are there.
     """
     task, epoch = task_name(settings), saved.score.get("epoch")
@@ -301,8 +301,9 @@ def push_to_hub(
         pushed = push_to_hub("outputs/a", "me/cartpole-ppo", private=True)
         policy = load_policy(pushed.name)
 
-    What goes there: the policy, its metrics and curve, a film if there is one, and a card. Of the
-    configuration that is what the policy needs, without texts that may be a path or a secret.
+    It uploads the policy, its metrics and learning curve, a video if there is one, and a card. The
+    uploaded configuration has the settings of the policy only, without texts that may be a path or
+    a secret.
 
     Args:
         run: Directory of a run, whose best policy is pushed, of one saved policy, or the result of

@@ -199,7 +199,7 @@ def _with_loss(
 def _stopped(
     directory: Path, settings: Mapping[str, Any], rows: Sequence[MetricsRow], error: str
 ) -> str:
-    """Return why a run did not come to its end; empty: it did, or the reason is unknown."""
+    """Return why a run did not finish; empty: it did, or the reason is unknown."""
     path = directory / SUMMARY_FILE
     if not path.exists():
         is_written = settings.get("tracking", {}).get("summary", False)

@@ -97,7 +97,7 @@ def open_journal(directory: Path) -> BaseStorage:
 
 @contextmanager
 def reading_journal(directory: Path) -> Iterator[None]:
-    """Let what a journal holds, and Optuna does not expect, be an error of the study's directory.
+    """Turn content of a journal that Optuna does not expect into an error of the study's directory.
 
     Raises:
         RunDirectoryError: If reading it fails in the block.
@@ -139,7 +139,7 @@ def open_study(storage: BaseStorage, mode: str) -> Study:
 
 
 def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
-    """Write what the trials of a study have in common, or compare it with what was written.
+    """Write the common settings of the trials of a study, or compare them with the file.
 
     Raises:
         ConfigError: If the study in the directory is one of other settings.
@@ -163,7 +163,7 @@ def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
             continue  # a setting of a newer version
         if str(before.get(key)) != str(now.get(key)) and not is_within(key, MAY_DIFFER):
             problem = f"the study in {directory} has {before.get(key)}; to continue with it, "
-            problem += "set it so; else name another directory: study=<directory>"
+            problem += "set it so, or name another directory: study=<directory>"
             raise ConfigError(key, problem, now.get(key))
 
 

@@ -104,7 +104,7 @@ class Space:
         """Optuna's parameters for the settings as they are.
 
         Raises:
-            ConfigError: If one does not lie in its range.
+            ConfigError: If a value is outside its range.
         """
         values, params = config_to_dict(config), {}
         for key, found in self.ranges.items():

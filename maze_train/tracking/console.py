@@ -272,7 +272,7 @@ class ConsoleWriter(MetricsWriter):
             self._display.say(f"  {name:<{width}}  {text}")
 
     def close(self) -> None:
-        """Show what is still held back, and give the terminal back."""
+        """Show the output that is held back, and restore the terminal."""
         try:
             if self._display.has_bar or self._has_more:
                 self._show(self._clock())

@@ -76,7 +76,7 @@ class RunInfo:
 
 
 class MetricsWriter:
-    """Base of writers: a writer overrides what it needs; the rest does nothing.
+    """Base class of writers: a subclass overrides the methods it needs; the others do nothing.
 
     The order of calls is `start`, any number of `write`, `advance` and `sync`, `finish` if training
     finished, and `close` in any case. A writer holds all its state itself, so that several
@@ -85,19 +85,19 @@ class MetricsWriter:
     """
 
     recovers: ClassVar[bool] = False
-    """Whether the writer keeps what it could not write, and tries again at the next call."""
+    """Whether the writer keeps rows that it could not write, and tries again at the next call."""
 
     is_kept: ClassVar[bool] = True
-    """Whether what it writes is a result of the run, which must not be missing at the end."""
+    """Whether its files are results of the run, which must not be missing at the end."""
 
     filename: str = ""
     """File below the run directory, for messages; empty: several files, or none."""
 
     def start(self, run: RunInfo) -> None:
-        """Get ready for the rows of a run."""
+        """Prepare to write the rows of a run."""
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Take the row of an epoch that ended."""
+        """Write the row of a finished epoch."""
 
     def advance(self, progress_fraction: float, env_steps: int) -> None:
         """Note progress within an epoch.
@@ -111,7 +111,7 @@ class MetricsWriter:
         """Put all rows on disk: a checkpoint is about to be written that counts on them."""
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Take the outcome of the run: plain values by name."""
+        """Write the outcome of the run: plain values by name."""
 
     def close(self) -> None:
         """Release files, threads and the terminal; may be called more than once."""

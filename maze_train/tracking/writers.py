@@ -145,7 +145,7 @@ class LearningCurveWriter(MetricsWriter):
         self._rows = list(run.past_rows)
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Keep what is drawn of a row."""
+        """Keep the values of a row that are drawn."""
         wanted = (EPOCH, ENV_STEPS, TRAIN_RETURN, EVAL_RETURN, EVAL_RETURN_STD, *LOSSES)
         self._rows.append({key: row[key] for key in row if key in wanted or key.startswith(LEAGUE)})
         if EVAL_RETURN in row:
@@ -382,7 +382,7 @@ class TensorBoardWriter(MetricsWriter):
             self._writer.flush()
 
     def close(self) -> None:
-        """Write what is left and end the thread of the event file."""
+        """Write the remaining rows and end the thread of the event file."""
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.close()

@@ -116,8 +116,8 @@ class BuildContext(Generic[Config]):
         is_trial: Whether the run is a short trial of everything.
         has_checkpoint: Whether the run continues from a checkpoint, which brings the experience.
         read_checkpoint: Reads that checkpoint; None without a checkpoint.
-        closing: Closes at the end of the run what is registered here.
-        tell: Shows a line to the user.
+        closing: Closes the objects registered here at the end of the run.
+        notify: Prints a line for the user.
     """
 
     algorithm: Config

@@ -46,7 +46,7 @@ def build_actors(
     """Build actors, closed at the end of the run.
 
     Args:
-        context: What the run is built from.
+        context: Settings, environment and services of the run.
         num_actors: How many.
         num_envs: Environments of each.
         **workers: Further arguments of `Actors`.
@@ -99,7 +99,9 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         """
 
     def prepare(self, model: nn.Module) -> None:
-        """Build what may fail before there is a run directory: learner, replay buffer, actors.
+        """Build the parts that may fail: learner, replay buffer, actors.
+
+        A run calls it before it makes its directory.
 
         Raises:
             ConfigError: If a part that the configuration names is not of the right kind, or does
@@ -137,7 +139,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     @property
     def step_label(self) -> str:
-        """Name of the counted steps, for people."""
+        """Name of the counted steps, in messages."""
         return "environment steps"
 
     @property
@@ -160,7 +162,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         )
 
     def build_model(self) -> nn.Module:
-        """The model for the spaces of the environment; it has no effect on anything else."""
+        """The model for the spaces of the environment; building it changes nothing else."""
         return self.model_maker()()
 
     def build_trainer(self, model: nn.Module, services: TrainerServices) -> Trainer:
@@ -187,10 +189,10 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return [self._build_evaluator(n_episodes, "evaluation")] if n_episodes else []
 
     def build_final_evaluator(self) -> Evaluator | None:
-        """Build what tests policies after training; None: there is no test.
+        """Build the evaluator of the test after training; None: there is no test.
 
         Raises:
-            ConfigError: If there is nothing to play in.
+            ConfigError: If the run has no environment.
         """
         n_episodes = self.context.evaluation.final_episodes
         return self._build_evaluator(n_episodes, "final test") if n_episodes else None
@@ -284,18 +286,18 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         num_steps: int,
         acting: ActingModel | RecurrentModel,
     ) -> None:
-        """Take statistics of observations before training, if there are too few yet.
+        """Gather statistics of observations before training, unless there are enough already.
 
         Training begins with new episodes.
 
         Args:
-            normalizers: Normaliser of each module that takes them; None: it has none.
+            normalizers: Normaliser of each module; None for a module without one.
             num_steps: Steps of each environment per rollout.
             acting: Chooses the actions.
 
         Raises:
-            TrainingError: If every step of a rollout was lost, or no one acts of whom there are too
-                few; else this would never end.
+            TrainingError: If every step of a rollout was lost, or no agent acts that needs more
+                observations; this would never end.
         """
         waiting = {
             key: own

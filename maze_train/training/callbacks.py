@@ -116,10 +116,10 @@ class TrainingView:
 
 
 class Callback:
-    """Base of callbacks: one overrides what it needs; the rest does nothing.
+    """Base class of callbacks: a subclass overrides the methods it needs; the others do nothing.
 
-    Random numbers that a callback draws from the global generators change nothing in training. What
-    raises in one ends the run with a `CallbackError`, after a checkpoint was saved.
+    A callback may draw from the global random generators: training is not affected. An exception
+    in a callback ends the run with a `CallbackError`, after a checkpoint was saved.
 
     Raises:
         ConfigError: If a subclass has a method `on_...` that nothing calls.
@@ -134,26 +134,26 @@ class Callback:
                 raise ConfigError(f"{cls.__name__}.{name}", problem)
 
     def on_run_start(self, run: TrainingView) -> None:
-        """Take the run before its first update, or where it continues."""
+        """Called before the first update, and when a run is continued."""
 
     def on_update_end(self, run: TrainingView) -> None:
-        """Take the run after an update."""
+        """Called after each update."""
 
     def on_epoch_end(self, run: TrainingView) -> None:
-        """Take the run after an epoch and its evaluation, before its row is written."""
+        """Called after each epoch and its evaluation, before its row of metrics is written."""
 
     def on_checkpoint(self, run: TrainingView) -> None:
-        """Take the run after a checkpoint was written, which is `run.checkpoint`."""
+        """Called after a checkpoint was written; `run.checkpoint` is its path."""
 
     def on_run_end(self, run: TrainingView) -> None:
-        """Take the run at its end, also after an error or a signal, as `run.stop_reason` says."""
+        """Called at the end, also after an error or a signal; `run.stop_reason` says why."""
 
     def state_dict(self) -> dict[str, Any]:
-        """State for checkpoints: plain values, arrays and tensors by name."""
+        """Return the state for checkpoints: plain values, arrays and tensors by name."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`, in a run that is continued."""
+        """Restore `state` when a run is continued."""
 
 
 class Callbacks:
@@ -216,7 +216,7 @@ class Callbacks:
         self._view._row = None
 
     def check(self) -> None:
-        """Raise what a callback raised; the state of training is whole where this is called.
+        """Raise the exception of a callback; the state of training is whole where this is called.
 
         Raises:
             CallbackError: It names class and method.
@@ -261,8 +261,8 @@ class StopAtReturn(Callback):
 
     Args:
         threshold: Return at which training ends.
-        metric: Metric that is compared, where it is reported: `eval/episode_return_mean`, or that
-            of another evaluator.
+        metric: Metric to compare: `eval/episode_return_mean`, or one of another evaluator. Epochs
+            that do not report it are skipped.
     """
 
     def __init__(self, threshold: float, metric: str = "eval/episode_return_mean") -> None:
@@ -271,7 +271,7 @@ class StopAtReturn(Callback):
         self._last: float | None = None
 
     def on_run_start(self, run: TrainingView) -> None:
-        """End a run that is continued, and had reached it."""
+        """End a continued run that had reached the threshold already."""
         self._stop_if_reached(run)
 
     def on_epoch_end(self, run: TrainingView) -> None:
@@ -280,7 +280,7 @@ class StopAtReturn(Callback):
         self._stop_if_reached(run)
 
     def on_run_end(self, run: TrainingView) -> None:
-        """Warn if there was nothing to compare."""
+        """Warn if no epoch reported the metric."""
         if self._last is None and run.history:
             names = ", ".join(name for name in run.history[-1] if "/" in name)
             warn(f"StopAtReturn never saw {self.metric}; the last epoch reported {names}")

@@ -32,7 +32,7 @@ BLOCK_BYTES = 1 << 20
 
 
 class DamagedError(Exception):
-    """A checkpoint is not what was written; says which file and what is wrong."""
+    """A checkpoint is not what was written; names the file and the fault."""
 
 
 @dataclass(frozen=True)

@@ -271,7 +271,7 @@ class EvaluationConfig:
                 raise ConfigError(f"evaluators[{i}]", "expected the key _target_", node)
 
     def _check_opponents(self) -> None:
-        """Refuse what is no opponent; directories become absolute paths."""
+        """Refuse a value that is no opponent; directories become absolute paths."""
         if self.opponents and not self.n_episodes:
             raise ConfigError("opponents", "needs n_episodes > 0", list(self.opponents))
         found = {}
@@ -314,7 +314,7 @@ class CheckpointConfig:
 
     interval_minutes: float = 0.0
     """Minutes after which there is a checkpoint at the latest, also within an epoch; 0: no limit.
-    With both intervals 0 there are no checkpoints at all, else there is always one at the end, and
+    With both intervals 0 there are no checkpoints; otherwise one is always written at the end, and
     one when a signal ends the run."""
 
     keep_last: int = 2
@@ -325,7 +325,7 @@ class CheckpointConfig:
 
     allow_new_episodes: bool = False
     """Whether environments that cannot be put back where they were begin new episodes when a run
-    is continued; else that is an error."""
+    is continued; otherwise that is an error."""
 
     def __post_init__(self) -> None:
         convert_fields(self)

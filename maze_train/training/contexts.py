@@ -144,7 +144,7 @@ class UpdateProfiler:
             self.stop()
 
     def stop(self) -> None:
-        """Write the trace of what was watched so far; again does nothing."""
+        """Write the trace up to now; again does nothing."""
         profile, self._profile = self._profile, None
         if profile is None:
             return
@@ -285,8 +285,8 @@ class UpdateClock(Contexts):
     update is expected to take as long as the one before.
 
     Args:
-        around: What else holds in the parts of a run.
-        tell: Shows the line about updates that are long.
+        around: The other contexts of a run.
+        notify: Prints the line about long updates.
         clock: Time in seconds, any origin.
     """
 
@@ -298,12 +298,12 @@ class UpdateClock(Contexts):
     ) -> None:
         self.training, self.testing = around.training, around.testing  # type: ignore[method-assign]
         self._around = around
-        self._tell = notify
+        self._notify = notify
         self._clock = clock
         self._began: float | None = None
         self._expected_s = 0.0
         """Seconds of the running update; 0: not known yet."""
-        self._is_told = False
+        self._is_reported = False
 
     def watch(self, learner: Learner[Any, Any, Any]) -> None:
         """Measure the first minibatch that the learner asks for."""
@@ -332,7 +332,7 @@ class UpdateClock(Contexts):
         finally:
             self._began = None
         self._expected_s = self._clock() - began
-        self._tell_if_long()
+        self._notify_if_long()
 
     def remaining(self) -> str:
         """How long the running update still takes, as a part of a line; empty: not known."""
@@ -344,9 +344,9 @@ class UpdateClock(Contexts):
     def _expect(self, first_s: float, others: int) -> None:
         if self._began is not None and others > 0:
             self._expected_s = self._clock() - self._began + others * first_s
-            self._tell_if_long()
+            self._notify_if_long()
 
-    def _tell_if_long(self) -> None:
-        if self._expected_s >= LONG_UPDATE_S and not self._is_told:
-            self._is_told = True
-            self._tell(f"an update takes about {duration(self._expected_s)}")
+    def _notify_if_long(self) -> None:
+        if self._expected_s >= LONG_UPDATE_S and not self._is_reported:
+            self._is_reported = True
+            self._notify(f"an update takes about {duration(self._expected_s)}")

@@ -58,15 +58,15 @@ MOST_LOST = 10
 
 
 class Evaluator(ABC):
-    """Judges a policy and leaves training as it was."""
+    """Evaluates a policy without any effect on training."""
 
     @abstractmethod
     def evaluate(self, policy: Any) -> dict[str, float]:
-        """Metrics of a policy by name, such as `eval/episode_return_mean`.
+        """Return metrics of a policy by name, such as `eval/episode_return_mean`.
 
         Args:
-            policy: A model that acts. Those of `evaluation.evaluators` get a `TrainedPolicy`, with
-                `act`, `values` and `probabilities`, that has the attributes of its model as well.
+            policy: The model. Evaluators of `evaluation.evaluators` get a `TrainedPolicy` with
+                `act`, `values` and `probabilities`; it has the attributes of its model as well.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -300,8 +300,8 @@ class OwnEvaluator(Evaluator):
         try:
             found = self._evaluator.evaluate(EvaluatedPolicy(policy, *self._spaces))
         except Exception as error:
-            name, told = type(self._evaluator).__qualname__, f"{type(error).__name__}: {error}"
-            raise CallbackError(f"{self._key}: {name}.evaluate failed: {told}") from error
+            name, reason = type(self._evaluator).__qualname__, f"{type(error).__name__}: {error}"
+            raise CallbackError(f"{self._key}: {name}.evaluate failed: {reason}") from error
         if not isinstance(found, Mapping):
             problem = f"evaluate() gave {found!r}; expected numbers by name"
             raise ConfigError(self._key, problem)
@@ -394,7 +394,7 @@ def earlier_test(
 SAME_SCORE = (
     "note: the first two policies have the same mean return. Where agents play against each other "
     "what one gains another one loses: while scores are equal, the newest policy counts as the "
-    "best one. evaluation.opponents={random: random} tells policies apart"
+    "best one. evaluation.opponents={random: random} gives scores that differ"
 )
 
 
@@ -413,7 +413,7 @@ class BestModelSelection(ModelSelectionBase):
 
     Args:
         model: The policy that is being trained.
-        save: Writes weights and what is known of their score into a directory; None: weights are
+        save: Writes weights and their score into a directory; None: weights are
             kept in memory only.
         best_dir: Where the best policy is written to.
         dump_dir: Where `epoch_<n>` directories of regular dumps go.

@@ -126,7 +126,7 @@ class Interrupted(KeyboardInterrupt):
 
     Args:
         number: Number of the signal.
-        at_once: Whether it was asked for twice, so that nothing is to be finished first.
+        at_once: Whether it was requested twice, so that nothing is finished first.
 
     Attributes:
         checkpoint: From where the run can be continued, once it was saved.
@@ -148,7 +148,7 @@ class Interruption:
     takes no signals.
 
     Args:
-        remaining: How long what is finished first still takes, as a part of a line.
+        remaining: Remaining time of the work that is finished first, as part of a line.
     """
 
     def __init__(self, remaining: Callable[[], str] = str) -> None:

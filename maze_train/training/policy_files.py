@@ -182,8 +182,8 @@ def _checked_space(data: dict[str, Any]) -> spaces.Space[Any]:
 class TrainedPolicy:
     """A policy that acts on observations as the environment gives them.
 
-    A recurrent policy remembers from one call to the next: call `reset` where an episode
-    begins. A batch of another size starts over.
+    A recurrent policy keeps its state from one call to the next: call `reset` when an episode
+    begins. A batch of another size resets it.
 
     Args:
         model: The model with its weights.
@@ -209,11 +209,10 @@ class TrainedPolicy:
         self._actor: Actor | None = None
 
     def reset(self, ended: Any = None) -> None:
-        """Forget what was seen; call it where an episode begins.
+        """Reset the recurrent state; call it when an episode begins.
 
         Args:
-            ended: For a batch of environments: in which of them an episode ended, `[n]` bool. None:
-                in all.
+            ended: For a batch: in which environments an episode ended, `[n]` bool; None: in all.
 
         Raises:
             ShapeError: If `ended` has another size than the last batch.
@@ -228,7 +227,7 @@ class TrainedPolicy:
 
     @torch.no_grad()
     def act(self, observation: Any, deterministic: bool = True) -> Any:
-        """The action for one observation, or the actions for a batch of them.
+        """Return the action for one observation, or the actions for a batch.
 
         Args:
             observation: One observation of the space, or a batch with one leading dimension (for
@@ -258,9 +257,10 @@ class TrainedPolicy:
 
     @torch.no_grad()
     def values(self, observation: Any) -> Any:
-        """State values in units of (scaled) returns: of A2C, PPO and IMPALA those of the critic.
+        """Return state values in units of (scaled) returns.
 
-        Of DQN that of the best action. Nothing is remembered.
+        For A2C, PPO and IMPALA they come from the critic; for DQN they are the values of the best
+        actions. The recurrent state does not change.
 
         Args:
             observation: As for `act`; for recurrent policies, the one after the last acted on.
@@ -283,9 +283,9 @@ class TrainedPolicy:
 
     @torch.no_grad()
     def probabilities(self, observation: Any) -> Any:
-        """Probabilities of discrete actions; of DQN they are those of its exploration.
+        """Return probabilities of discrete actions; for DQN those of its exploration.
 
-        Nothing is remembered.
+        The recurrent state does not change.
 
         Args:
             observation: As for `values`.

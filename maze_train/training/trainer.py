@@ -119,16 +119,16 @@ class Trainer(ABC):
 
     @abstractmethod
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
-        """Get experience and learn from it, once; returns the environment steps that it took."""
+        """Collect experience and learn from it, once; returns the number of environment steps."""
 
     def check_lost(self, num_samples: int) -> None:
-        """Refuse to continue when updates bring nothing but lost episodes, again and again.
+        """Stop training after several updates that had lost episodes only.
 
         Args:
             num_samples: Transitions of an update.
 
         Raises:
-            TrainingError: If it is the last of `MOST_LOST_UPDATES` in a row without any.
+            TrainingError: If `MOST_LOST_UPDATES` updates in a row had no transition.
         """
         self._lost_updates = 0 if num_samples else self._lost_updates + 1
         if self._lost_updates == MOST_LOST_UPDATES:
@@ -144,8 +144,8 @@ class Trainer(ABC):
         """Train until a limit is reached.
 
         Args:
-            n_epochs: Epochs to train from here on instead of `limits.n_epochs`; the other limits
-                hold. >= 1.
+            n_epochs: Epochs to train in this call, >= 1, in place of `limits.n_epochs`; the other
+                limits apply.
 
         Raises:
             ConfigError: If nothing would end training.
@@ -278,7 +278,7 @@ class Trainer(ABC):
             self.callbacks.call(hook, row)
 
     def _check(self) -> None:
-        """Raise what is to end training: its state is whole here."""
+        """Raise the error that ends training: its state is whole here."""
         self.interruption.check()
         if self.callbacks is not None:
             self.callbacks.check()
@@ -310,7 +310,7 @@ class Trainer(ABC):
             raise
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate the current policy; training continues as if nothing had happened."""
+        """Evaluate the current policy, without any effect on training."""
         if self.evaluator is None:
             return {}
         metrics = self.evaluator.evaluate(self.model)
@@ -433,7 +433,7 @@ class TrainerServices:
         limits: When to stop; None: those of the algorithm.
         evaluation_interval: Epochs from one evaluation to the next.
         selection_metric: Metric that `model_selection` is reported.
-        contexts: What holds in an update.
+        contexts: The contexts of an update.
         checkpoints: Writes where training stands; None: nothing is written.
         interruption: Says whether a signal came; None: signals are not handled.
         callbacks: Called while training continues.

@@ -47,7 +47,7 @@ class WorkerFailedError(Exception):
         error: The error of the configuration that it is.
         final: Whether starting the worker again is no remedy.
         seed: Seed of the episode that failed, where the error names one.
-        raised: Whether a method of the worker raised; else it died or hung.
+        raised: Whether a method of the worker raised; otherwise it died or hung.
     """
 
     def __init__(
@@ -83,7 +83,8 @@ class WorkerContext:
 
     Attributes:
         steps: Environment steps that it counted.
-        is_remote: Whether results travel, so that it is worth while to return several at once.
+        is_remote: Whether results are sent between processes, so that returning several at once
+            saves time.
     """
 
     is_remote = False
@@ -121,7 +122,7 @@ class PrivateMemory:
 class WorkerPool(ABC):
     """Workers 0, 1, ..., n - 1: plain objects whose methods are called by name.
 
-    A worker is what a function makes of its `WorkerContext`. It knows nothing of the place where it
+    A function makes a worker from its `WorkerContext`. It knows nothing of the place where it
     lives. The calls of one worker are done one after the other in the order in which they were
     made, those of several at the same time where the place allows it. Results are received in the
     order of the calls of a worker.
@@ -199,9 +200,9 @@ class WorkerPool(ABC):
     def allocate(self, nbytes: int) -> SharedMemory | PrivateMemory:
         """Zeroed memory that the workers see when it is an argument of a call.
 
-        Where workers have no part in it, each has its own copy. What was written then travels
-        with calls and results: from here what `sends` and `publish` name, from a worker what its
-        method `written()` names after a call, if it has one: arrays that are views of memory.
+        Where workers have no part in it, each has its own copy. Written values are sent with calls
+        and results: from here what `sends` and `publish` name, from a worker what its method
+        `written()` names after a call, if it has one: arrays that are views of memory.
 
         The caller closes it.
         """
@@ -220,12 +221,12 @@ class WorkerPool(ABC):
         """End a worker, which makes no further step then; calling it again does nothing."""
 
     @abstractmethod
-    def restart(self, failure: WorkerFailedError, told: str, outlook: str) -> None:
+    def restart(self, failure: WorkerFailedError, description: str, outlook: str) -> None:
         """Start a worker that failed again, or close the pool.
 
         Args:
             failure: The failure.
-            told: Description of the failure.
+            description: Description of the failure.
             outlook: Fate of its work, for the warning.
 
         Raises:
@@ -273,7 +274,7 @@ class WorkerPool(ABC):
 class InlinePool(WorkerPool):
     """Workers in this process; each call is done when its result is asked for.
 
-    What a worker raises goes through as it is.
+    Exceptions of a worker are passed on unchanged.
 
     Args:
         make_workers: Makes the workers, one function each.
@@ -352,7 +353,7 @@ class InlinePool(WorkerPool):
     def stop(self, index: int) -> None:
         """Do nothing: no step is made between two calls."""
 
-    def restart(self, failure: WorkerFailedError, told: str, outlook: str) -> None:
+    def restart(self, failure: WorkerFailedError, description: str, outlook: str) -> None:
         """Never called: what workers raise goes through."""
         raise AssertionError("a worker in this process is not started again") from failure
 

@@ -342,12 +342,12 @@ def describe_failure(error: BaseException) -> dict[str, Any]:
     message = str(error) if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
     cause = error.__cause__ or error
     trace = traceback.format_exception(cause) if foreign_cause(error) else []
-    told = error if isinstance(error, (ConfigError, MissingExtraError)) else None
+    known = error if isinstance(error, (ConfigError, MissingExtraError)) else None
     return {
         "text": message,
         "trace": "".join(trace),
-        "error": told,
-        "final": told is not None or getattr(cause, "is_final", False),
+        "error": known,
+        "final": known is not None or getattr(cause, "is_final", False),
         "seed": getattr(error, "seed", None),
         "raised": True,
     }

@@ -233,7 +233,7 @@ class WorkerProcess(RemoteWorker):
         self.process.close()
 
     def kill(self) -> None:
-        """Kill the process, and do not wait for its end."""
+        """Kill the process without waiting for its end."""
         self.process.kill()
         if self._lost_sight():
             with suppress(ProcessLookupError):

@@ -37,7 +37,7 @@ NEWS_S = 0.2
 """Seconds between two questions for the steps of a call that runs."""
 
 PULSE_S = 5.0
-"""Seconds that a worker that lives may take to say so."""
+"""Seconds within which a living worker has to answer."""
 
 MACHINE_LOST = "its machine is lost, or cannot be reached"
 
@@ -180,17 +180,17 @@ class RemoteActor(RemoteWorker):
             self.pending.clear()
             return WorkerFailedError(self.index, self.session.head_lost, final=True)
         self.kill()
-        told, unreachable = " ".join(str(error).split()), self._ray.exceptions.ActorUnavailableError
+        text, unreachable = " ".join(str(error).split()), self._ray.exceptions.ActorUnavailableError
         if getattr(error, "_actor_init_failed", False):
-            how = f"{told.rpartition(' ^')[2].lstrip('^ ')}: {REMEDY}"
-        elif "its node has died" in told or isinstance(error, unreachable):
+            how = f"{text.rpartition(' ^')[2].lstrip('^ ')}: {REMEDY}"
+        elif "its node has died" in text or isinstance(error, unreachable):
             how = MACHINE_LOST
         else:
             how = "its process ended; was memory exhausted?"
         return WorkerFailedError(self.index, f"{self.name} died in {what} ({how})")
 
     def quit(self) -> Any:
-        """Ask it to close its worker; what comes when that is done."""
+        """Ask it to close its worker; returns the reference of its result."""
         self.cancel()
         return self._handle.close.remote()
 
@@ -295,7 +295,7 @@ class RayPool(RemotePool[RemoteActor]):
             self._new = ""
 
     def _given(self, index: int, memory: Any) -> int:
-        """The number of a piece of memory that a worker gets, with what was published of it."""
+        """The number of a piece of memory for a worker, with its published content."""
         number = id(memory)  # of what this pool keeps
         if number not in self._memories:
             self._memories[number] = memory

@@ -86,7 +86,7 @@ class RayWorker:
             method: Its name.
             content: Its arguments.
             numbers: Numbers of the memory in the arguments.
-            sent: What was written into memory.
+            sent: The values written into memory.
             mail: Calls of `write` that come before this call.
         """
         return self._reply(self._call, method, content, numbers, sent, mail)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 BUILDING = "building its environments"
-"""Name of what comes before all calls, unless the names of calls have another one for it."""
+"""Name of the start of a worker in messages, unless the names of calls have another one."""
 
 CLOSE_GRACE_S = 5.0
 """Seconds that workers may take to close before they are killed."""
@@ -112,7 +112,7 @@ class RemoteWorker(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """Kill it, and do not wait for its end."""
+        """Kill it without waiting for its end."""
 
     def hung(self, what: str, timeout_s: float) -> WorkerFailedError:
         """Kill the worker, which did not finish something in time; returns what happened."""
@@ -185,13 +185,13 @@ class RemotePool(WorkerPool, Generic[Remote]):
         """Make a worker end the calls that it was sent."""
         self._remote[index].cancel()
 
-    def restart(self, failure: WorkerFailedError, told: str, outlook: str) -> None:
+    def restart(self, failure: WorkerFailedError, description: str, outlook: str) -> None:
         """Start a worker again, or close the pool."""
         try:
-            self._check_restart(failure, told)
+            self._check_restart(failure, description)
             self.restarts += 1
             warn(
-                f"{told}; it is started again (restart {self.restarts} of at most "
+                f"{description}; it is started again (restart {self.restarts} of at most "
                 f"{self.max_worker_restarts}), {outlook}{failure.appendix}"
             )
             self.stop(failure.index)
@@ -200,7 +200,7 @@ class RemotePool(WorkerPool, Generic[Remote]):
             self.close()
             raise
 
-    def _check_restart(self, failure: WorkerFailedError, told: str) -> None:
+    def _check_restart(self, failure: WorkerFailedError, description: str) -> None:
         spent = self.restarts >= self.max_worker_restarts
         if self.may_restart and not failure.final and not spent:
             return
@@ -209,7 +209,8 @@ class RemotePool(WorkerPool, Generic[Remote]):
         limit = f"max_worker_restarts = {self.max_worker_restarts}"
         reason = limit if self.may_restart else "on_worker_failure = fail"
         raise WorkerError(
-            f"{told} (workers were restarted {self.restarts} times; {reason}){failure.appendix}"
+            f"{description} (workers were restarted {self.restarts} times; {reason})"
+            f"{failure.appendix}"
         )
 
 

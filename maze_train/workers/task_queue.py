@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 
 POLL_S = 0.1
-"""Longest wait for news of the workers, in seconds."""
+"""Longest wait for a result of the workers, in seconds."""
 
 CALLS_AHEAD = 2
 """Calls that a worker has at a time, so that it need not wait for the next one."""
@@ -28,7 +28,7 @@ MOST_RAISES = 2
 MOST_DEATHS = 3
 """Number of workers that may die or hang during a task before it ends the run."""
 
-SEEDS_TOLD = 8
+MAX_LISTED_SEEDS = 8
 """Seeds that a message names at most."""
 
 
@@ -94,7 +94,7 @@ class TaskQueue(Generic[Result]):
 
         Args:
             *args: What `begin_round` of the workers gets.
-            task_of: Gives what a worker is to know of a task, by its number.
+            task_of: Gives the description of a task for its worker, by number.
             seed_of: Gives the seed of a task.
         """
         self._round, self._task_of, self._seed_of = args, task_of, seed_of
@@ -119,7 +119,7 @@ class TaskQueue(Generic[Result]):
         """Hand out tasks, and wait a while for results; repair workers that failed.
 
         Args:
-            limit: Tasks 0, ..., limit - 1 are to be done; it never falls within a round.
+            limit: Tasks 0, ..., limit - 1 are done; it never falls within a round.
             take: Called with each result at once, since another worker may fail meanwhile.
 
         Raises:
@@ -189,11 +189,11 @@ class TaskQueue(Generic[Result]):
         """
         index = failure.index
         state = self._states[index]
-        told = failure.text + self._blame(state, failure)
+        description = failure.text + self._blame(state, failure)
         outlook = f"and its {len(state.tasks)} episodes are played again, with the same numbers"
         self._again = sorted([*self._again, *state.tasks])
         self._states[index] = _WorkerState()
-        self._pool.restart(failure, told, outlook)
+        self._pool.restart(failure, description, outlook)
         self._prepare(index, "describe")
         for method, args in self._setup:
             self._prepare(index, method, *args)
@@ -219,20 +219,20 @@ class TaskQueue(Generic[Result]):
             return ""
         if failure.seed is None:
             suspects, counts, most = set(state.tasks), self._deaths, MOST_DEATHS
-            told = f"; it had the episodes with the seeds {self._seeds_told(suspects)}"
+            description = f"; it had the episodes with the seeds {self._list_seeds(suspects)}"
         else:
             suspects = {task for task in state.tasks if self._seed_of(task) == failure.seed}
-            counts, most, told = self._raises, MOST_RAISES, ""
+            counts, most, description = self._raises, MOST_RAISES, ""
         counts.update(suspects)
         if all(counts[task] < most for task in suspects):
-            return told
+            return description
         failure.final = True
-        return f"{told}; it failed when it was played again, too"
+        return f"{description}; it failed when it was played again, too"
 
-    def _seeds_told(self, tasks: set[int]) -> str:
+    def _list_seeds(self, tasks: set[int]) -> str:
         seeds = list(dict.fromkeys(self._seed_of(task) for task in sorted(tasks)))
-        rest = ", ..." if len(seeds) > SEEDS_TOLD else ""
-        return ", ".join(map(str, seeds[:SEEDS_TOLD])) + rest
+        rest = ", ..." if len(seeds) > MAX_LISTED_SEEDS else ""
+        return ", ".join(map(str, seeds[:MAX_LISTED_SEEDS])) + rest
 
 
 class _WorkerState:

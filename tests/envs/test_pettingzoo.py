@@ -343,7 +343,7 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
         (lambda: Walkers(hides=True), r"the agents \['c'\] are in `agents` of the environment"),
         (Returns, r"obs names the agents \['a'\], which have ended before in this episode"),
         (lambda: Rounds(leaves=False), r"agent 'p' has ended, and step\(None\) does not remove"),
-        (type("Nameless", (Rounds,), {"possible_agents": None}), "not tell its possible_agents"),
+        (type("Nameless", (Rounds,), {"possible_agents": None}), "has no possible_agents"),
         (walking("step", None), r"step\(\) returned NoneType None: expected \(observations, rew"),
         (
             walking("step", ({},) * 4),

@@ -302,7 +302,7 @@ def test_what_can_not_be_exported(tmp_path, monkeypatch):
     with pytest.raises(MissingExtraError, match=r"format=onnx needs .*'onnx.*maze-train\[onnx\]"):
         export_policy(policy, tmp_path / "policy")
     random = TrainedPolicy(random_policy(VECTOR, FORCE), VECTOR, FORCE)
-    with pytest.raises(ConfigError, match="acts at random, or by code of its own"):
+    with pytest.raises(ConfigError, match="acts at random, or by custom code"):
         export_policy(random, tmp_path / "policy")
     assert list(tmp_path.iterdir()) == []
 

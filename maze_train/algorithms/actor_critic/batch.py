@@ -42,7 +42,7 @@ def evaluate_rollout(
 ) -> EvaluatedRollout:
     """Run a model over all observations of a rollout, a part at a time.
 
-    A recurrent model starts at each step from what it remembered when the step was taken.
+    A recurrent model starts at each step from the recurrent state that was stored with it.
 
     Args:
         model: The model.
@@ -152,7 +152,7 @@ ADVANTAGES, TARGETS, OLD_VALUES, OLD_LOG_PROBS = range(4)
 
 @dataclass(frozen=True, slots=True)
 class ActorCriticBatch:
-    """n samples of a rollout; those of recurrent networks lie in sequences."""
+    """n samples of a rollout; recurrent networks get them in sequences."""
 
     obs: TensorTree
     """Observations, `[n, ...]`; `[L * n, ...]` in sequences, transitions or not."""
@@ -337,7 +337,7 @@ class PreparedRollout:
 def _episode_starts(rollout: Rollout) -> Tensor:
     """Whether the recurrent state is cleared before a step, `[T, B]`.
 
-    It is not before the first one, because `hidden_states` knows what is remembered there.
+    It is not cleared before the first step: `hidden_states` has the state there.
     """
     fresh = rollout.fresh
     starts = torch.zeros_like(fresh)

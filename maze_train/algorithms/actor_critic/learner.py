@@ -290,7 +290,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
             advantages: Advantages, normalised if the settings say so, `[n]`.
             batch: The minibatch.
             config: Settings of the module.
-            statistics: Takes what is worth reporting.
+            statistics: Statistics of the update; values to report are recorded here.
         """
         return policy_gradient_loss(log_probs, advantages)
 

@@ -97,7 +97,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
             )
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """A collector of rollouts, in which policies may play against their snapshots."""
+        """A collector of rollouts; policies may play against their snapshots."""
         acting: Any = model
         collector = self.make_collector(self.algorithm.n_rollout_steps, acting)
         policies = self.context.policies.items()
@@ -123,7 +123,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
     def make_collector(
         self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
     ) -> Collector:
-        """A collector on the environments of this process; turns are such that losses need them."""
+        """A collector on the environments of this process, with the rows that the loss needs."""
         learner_class = locate(self.algorithm.learner_class)
         needed = getattr(learner_class, "needs_old_log_probs", False)
         turns["records_log_probs"] = needed

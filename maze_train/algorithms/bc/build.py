@@ -74,7 +74,7 @@ def check_legal(
 
     Args:
         observation_space: Observation space of one environment, or of the agents.
-        action_space: Action space, likewise.
+        action_space: Action space of one environment, or of the agents.
         distribution: The family of action distributions.
         data: The transitions.
 
@@ -106,7 +106,7 @@ def check_legal(
 
 
 def warn_of_scale(distribution: Distribution, data: TransitionData) -> None:
-    """Say where actions are far larger or smaller than what a Gaussian policy begins with."""
+    """Warn about actions far larger or smaller than those of a new Gaussian policy."""
     _, actions = next(data.blocks())
     empty = torch.zeros(1, distribution.param_size)
     for key, part, _, own in parts_of(distribution, empty, actions):

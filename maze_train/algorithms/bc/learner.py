@@ -74,7 +74,7 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
         module: The policy, or several by id.
         config: Settings.
         loss: The loss, or that of each module by id.
-        metrics: Further metrics of the actions, likewise; None: no metrics.
+        metrics: Further metrics of the actions, one or by id; None: no metrics.
         device: Where the policy and its updates live.
     """
 
@@ -336,7 +336,7 @@ class BCLoss:
 def balanced_weights(
     distribution: Distribution, batches: Iterable[TensorTree]
 ) -> dict[str, Tensor]:
-    """Weights of choices that give all choices of a kind the same say.
+    """Weights that give all choices of a kind the same influence.
 
     w_c = Σ_c' n_c' / (K n_c), for a choice c that was made n_c times, among the K of its kind that
     were made at all. The mean of the weights over the data is 1. Those never made have weight 0.

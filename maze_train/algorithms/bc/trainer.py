@@ -55,7 +55,7 @@ class BCTrainer(Trainer):
     def epoch_length(self) -> int:
         """Updates per epoch: those of a pass over the data, unless the settings say otherwise.
 
-        Of several policies, the pass of the one with the most data.
+        With several policies, the policy with the most data counts.
         """
         passes = [loader.batches_per_pass for loader in self.loaders.values()]
         return self.algorithm_config.epoch_length or max(passes)

@@ -37,7 +37,7 @@ class DQNAlgorithmConfig(OffPolicyConfig):
 
     double_q: bool = True
     """Whether the trained network chooses the action whose value in the target network is the
-    target; else the target network chooses it too."""
+    target; otherwise the target network chooses it too."""
 
     dueling: bool = False
     """Whether the last hidden layer and the output are split into a stream for the value of the
@@ -52,7 +52,7 @@ class DQNAlgorithmConfig(OffPolicyConfig):
     beyond."""
 
     epsilon: float | Schedule | None = None
-    """Probability of a random action while experience is collected, in [0, 1]: a number, or a
+    """Probability of a random action during collection, in [0, 1]: a number, or a
     schedule such as `{points: [[0, 1], [50000, 0.05]], by: env_steps}`. null: from 1 to 0.05 over
     the first tenth of the run."""
 

@@ -125,7 +125,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
 
         Args:
             module_id: The module.
-            outputs: What its network says of the observations, `[n, output_size]`.
+            outputs: Outputs of its network for the observations, `[n, output_size]`.
             batch: Transitions.
             statistics: Statistics of the update.
         """

@@ -133,7 +133,7 @@ class DQNModel(ModelWithTargets):
         self.register_buffer("epsilon", torch.ones(()))
 
     def action_values(self, outputs: Tensor) -> Tensor:
-        """Values of all actions, `[..., n]`, from what a network gives of them."""
+        """Values of all actions, `[..., n]`, from outputs of the network."""
         if not self.num_quantiles:
             return outputs
         return quantiles.of_actions(outputs, self.num_quantiles).mean(-1)

@@ -224,7 +224,7 @@ class MemberAgent(PopulationAgent):
     """Members of a population act, each with weights that follow from its number.
 
     The member of an even number 2 k has the parameters θ + σε of pair k, member 2 k + 1 has θ - σε;
-    both play the episode with the same seed. What a member does follows from θ, σ, ε, the
+    both play the episode with the same seed. The actions of a member follow from θ, σ, ε, the
     statistics of observations and the seeds: not from which others are played with it.
 
     Parameters are perturbed, buffers are not. Statistics of observations stay as they are while
@@ -364,7 +364,7 @@ class ESRolloutResult:
 
     @property
     def lost(self) -> bool:
-        """Whether one of the episodes was given up; then neither counts."""
+        """Whether one of the episodes was given up; both are left out then."""
         return any(member.lost for member in self.members)
 
     @property

@@ -141,7 +141,7 @@ class ESTrainer(Trainer):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that influences later numbers, and what was counted."""
+        """Everything that influences later numbers, and the counters."""
         return {
             **super().state_dict(),
             "noise_table": self.rollouts.noise_table.state_dict(),
@@ -228,7 +228,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
 
     @property
     def num_slots(self) -> int:
-        """Number of members that play at a time, none of them for nothing."""
+        """Number of members that play at the same time, at most as many as an update uses."""
         count = self.context.concurrency
         if self.algorithm.n_timesteps_per_update:
             return count
@@ -259,7 +259,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
         self.rollouts.begin(model, self.model_maker())
 
     def _check_agents(self, model: nn.Module) -> None:
-        """Refuse what is for one agent only."""
+        """Refuse settings that are for one agent only."""
         if find_normalizer(model) is not None:
             problem = "members of several agents take no statistics of observations; expected none"
             mode = self.context.model.normalization.mode
@@ -289,7 +289,7 @@ def build_member(
         build_policy: Builds the policy that a configuration asks for.
         deterministic: Whether members take the most likely action. State-independent parameters
             that make no difference to it are frozen then.
-        frozen: Ids of policies that stay as they are.
+        frozen: Ids of policies that are not trained.
     """
     model = build_policy()
     for policy in frozen:

@@ -196,7 +196,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
 
 
 def _new_columns(rollout: Rollout) -> Rollout:
-    """The rollout without what was learned from before, which comes last."""
+    """The rollout without its last rows, which were replayed."""
     if rollout.replayed is None:
         return rollout
     return select_envs(rollout, slice(0, int(rollout.replayed.logical_not().sum())))

@@ -117,7 +117,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
 
         In this process they take turns, so no rollout waits, the policy lags only as far as
         `broadcast_interval` makes it, and the numbers are the same each time. Elsewhere they act
-        while the learner learns; what is learned from depends on which of them is faster.
+        while the learner learns; the order of the rollouts depends on the speed of the actors.
         """
         return build_actors(self.context, self.algorithm.num_actors, self.envs_per_actor)
 
@@ -132,7 +132,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         return self.source.spaces
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """Actors that know the model, and a replay of rollouts if there is to be one."""
+        """Actors with the model, and a replay of rollouts if the settings ask for one."""
         context = self.context
         actors = DistributedActors(
             self.source,

@@ -228,7 +228,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         Args:
             model: The model.
             batch: Transitions.
-            inputs: What networks read of their observations.
+            inputs: Parts of the observations that the networks read.
             features: What `critics.encode` makes of these, without a graph.
             config: Settings of the module.
             statistics: Statistics of the update.

@@ -176,11 +176,11 @@ class OffPolicy(Trainer):
         return time.perf_counter() - started
 
     def _update_priorities(self, buffer: Any, batch: Transitions) -> None:
-        """Tell a buffer that sorts transitions by their errors those of the last gradient step."""
+        """Give a buffer that sorts transitions by their errors those of the last gradient step."""
         errors = self.learners.foreach_learner(lambda learner: learner.errors)[0]  # type: ignore[attr-defined]  # an OffPolicyLearner
         if errors is None:
             raise TrainingError(
-                "the replay buffer sorts transitions by their errors, of which the loss says none: "
+                "the replay buffer sorts transitions by their errors, which the loss does not set: "
                 "set learner.errors = |Q - y|, [n], in it, or algorithm.replay_buffer=uniform"
             )
         # Those of a gradient step that was left out are meaningless.
@@ -328,7 +328,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                 raise ConfigError(f"algorithm.{key}", problem, getattr(config, key))
 
     def _sources_of(self, model: Any, demonstrations: Rollout | None) -> dict[str, Source]:
-        """What fills the replay buffer of each module that learns."""
+        """Sources of experience by module id: one fills the replay buffer of each module."""
         space: Any = self.env.single_observation_space
         num_envs = self.env.num_envs
         if not hasattr(model, "members"):
