@@ -60,8 +60,12 @@ def raises(error: BaseException) -> Callable[[TrainConfig], float]:
             {"algorithm.lr": 1e-3, "env.id": "CartPole-v1", "algorithm.name": "ppo"},
         ),
         (
-            (*PPO, "total_steps=1e6", "algorithm.n_epochs=20_000"),
-            {"total_steps": 1_000_000, "algorithm.n_epochs": 20_000},
+            (*PPO, "total_steps=1e6", "algorithm.n_epochs=20_000", "algorithm.batch_size=1k"),
+            {
+                "total_steps": 1_000_000,
+                "algorithm.n_epochs": 20_000,
+                "algorithm.batch_size": 1_000,
+            },
         ),
         (
             ("+experiment=ppo/CartPole-v1", "algorithm.gamma=0.9"),

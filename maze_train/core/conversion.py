@@ -1,8 +1,9 @@
 """Turns plain values into what the type hints of a configuration dataclass ask for.
 
-Values come from YAML, the command line or Python, so `1e6` is an integer and `"1e-3"` a number;
-beyond that nothing is guessed: `yes` is no boolean, 1.5 no integer, 5 no string. The constructors
-of settings do the same by `convert_fields`, so that it makes no difference who calls them.
+Values come from YAML, the command line or Python, so `1e6`, `10k` and `1.5M` are integers and
+`"1e-3"` a number; beyond that nothing is guessed: `yes` is no boolean, 1.5 no integer, 5 no string.
+The constructors of settings do the same by `convert_fields`, so that it makes no difference who
+calls them.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ ConfigT = TypeVar("ConfigT")
 
 TUPLE = "_tuple_"
 """The only key of a mapping that stands for a tuple, which YAML does not have."""
+
+ENDINGS = {"k": "e3", "m": "e6"}
+"""Endings of integers such as 10k and 1.5M, in lower case."""
 
 SHORT_FORMS = {str: "from_text", list: "from_list", tuple: "from_list"}
 """Methods by which a dataclass is made from a short form, by the type of this."""
@@ -268,6 +272,8 @@ def _convert_scalar(value: Any, hint: Any, path: str) -> Any:
 
 def _integer(value: Any) -> int | None:
     if isinstance(value, str):
+        ending = value[-1:].lower()
+        value = value[:-1] + ENDINGS[ending] if ending in ENDINGS else value
         try:
             return int(value)
         except ValueError:
