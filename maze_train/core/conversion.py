@@ -9,6 +9,7 @@ calls them.
 from __future__ import annotations
 
 import os
+import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -17,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
-from maze_train.core.targets import TARGET, locate
+from maze_train.core.targets import TARGET, locate, target_name
 
 ConfigT = TypeVar("ConfigT")
 
@@ -76,7 +77,7 @@ def build_dataclass(cls: type[ConfigT], node: Mapping[str, Any], path: str = "")
         ConfigError: If a key is unknown or missing, or a value has a wrong type or is out of range.
     """
     if not isinstance(node, Mapping):
-        raise ConfigError(path, "expected a mapping", node)
+        raise ConfigError(path, f"expected a mapping{_written(path, node)}", node)
     values = dict(node)
     if TARGET in values and TARGET not in field_of_key(cls):
         cls = subclass_named(values.pop(TARGET), cls, join(path, TARGET))
@@ -196,7 +197,8 @@ def _convert_dataclass(value: Any, cls: type[Any], path: str) -> Any:
             except ConfigError as error:
                 raise error.below(path) from None
     if not isinstance(value, Mapping):
-        raise ConfigError(path, f"expected {_describe(cls)}", value)
+        how = _written(path, value, field_of_key(cls))
+        raise ConfigError(path, f"expected {_describe(cls)}{how}", value)
     return build_dataclass(cls, value, path)
 
 
@@ -242,13 +244,15 @@ def _shapes(hint: Any) -> tuple[Any, ...]:
 
 def _convert_list(value: Any, item: Any, path: str) -> list[Any]:
     if not isinstance(value, (list, tuple)):
-        raise ConfigError(path, "expected a list", value)
+        is_part = isinstance(value, str) and get_origin(item) is dict
+        how = _written(f"{path}[0]", value) if is_part else ""
+        raise ConfigError(path, f"expected a list{how}", value)
     return [convert(entry, item, f"{path}[{i}]") for i, entry in enumerate(value)]
 
 
 def _convert_dict(value: Any, item: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(path, "expected a mapping", value)
+        raise ConfigError(path, f"expected a mapping{_written(path, value)}", value)
     return {str(key): convert(entry, item, join(path, key)) for key, entry in value.items()}
 
 
@@ -306,6 +310,18 @@ def _describe(hint: Any) -> str:
     if is_dataclass(hint):
         return f"a mapping with the keys {', '.join(field_of_key(hint))}"  # type: ignore[arg-type]
     return "a list" if get_origin(hint) is list else "a mapping"
+
+
+def _written(path: str, value: Any, keys: Iterable[str] = ()) -> str:
+    """How a mapping is written at a place; a text that names a class becomes its target."""
+    place = re.sub(r"\[\d+\]$", "", path)
+    name = target_name(value)
+    key, content = (TARGET, name) if name else (next(iter(keys), "key"), "value")
+    text, code = f"{{{key}: {content}}}", f'{{"{key}": "{content}"}}'
+    if place != path:
+        text, code = f"[{text}]", f"[{code}]"
+    last = place.rpartition(".")[2]
+    return f"; in YAML {last}: {text}, for a shell '{place}={text}', in Python {code}"
 
 
 def _plain(value: Any, path: str) -> Any:
