@@ -28,7 +28,7 @@ from maze_train.training.policy_files import TrainedPolicy
 from maze_train.workers.process import refuse_import
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from gymnasium import Env
@@ -53,7 +53,9 @@ def train(
     | dict[str, Any]
     | None = None,
     algorithm: str | dict[str, Any] | None = None,
-    **overrides: Any,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> TrainingResult:
     """Train a policy, or continue training one.
 
@@ -67,9 +69,10 @@ def train(
             for no environment, with algorithms that learn from recorded episodes.
         algorithm: The name of an algorithm (by default ppo), or its settings as a mapping with
             `_target_`.
-        **overrides: Settings by top-level name: `total_steps=50_000`, `seed=1`, `runner="local"`,
-            or sections, `evaluation={"n_episodes": 20}`; single values by dotted names as on the
-            command line: `**{"algorithm.lr": 1e-3}`. With `resume=<run directory>` and no
+        overrides: Settings by dotted name as on the command line: `{"algorithm.lr": 1e-3}`.
+        **settings: Settings by top-level name: `total_steps=50_000`, `seed=1`, `runner="local"`,
+            or sections, `evaluation={"n_episodes": 20}`. Dotted names may be among them, too,
+            `**{"algorithm.lr": 1e-3}`. With `resume=<run directory>` and no
             `algorithm`, they change the settings of that run. Where a setting names a class or
             function, it may be given, or the object itself: `callbacks=[StopAtReturn(475)]`,
             `model={"policy": MyNet}`; one that no name leads to is given again with `resume`.
@@ -84,23 +87,24 @@ def train(
         MazeTrainError: If training failed.
     """
     refuse_import()
+    settings = {**settings, **(overrides or {})}
     for name, key in SHORT.items():
-        if name in overrides:
-            overrides[key] = overrides.pop(name)
+        if name in settings:
+            settings[key] = settings.pop(name)
     given: dict[str, Any] = {} if env is None else {"env": env}  # recorded episodes need none
     if not isinstance(env, str | dict | None):
         named = asdict(EnvFactory.from_any(env).config)
-        # A mapping, so that overrides of single values can be merged into it.
+        # A mapping, so that settings of single values can be merged into it.
         given["env"] = {key_of_field(key): value for key, value in named.items()}
-    if algorithm is None and overrides.get("resume") not in (None, AUTO):
+    if algorithm is None and settings.get("resume") not in (None, AUTO):
         if not isinstance(env, str | dict | EnvConfig | None):
             given = {"env._target_": given["env"][TARGET]}
-        changes = {**overrides, **given}
+        changes = {**settings, **given}
         return TrainingRunner(prepare(configure(changes, changes))).run()
-    runner = overrides.get("runner")
+    runner = settings.get("runner")
     if isinstance(env, VectorEnv) and not (isinstance(runner, dict) and "concurrency" in runner):
         given["runner.concurrency"] = env.num_envs
-    config = configure({**given, "algorithm": algorithm or "ppo", **overrides})
+    config = configure({**given, "algorithm": algorithm or "ppo", **settings})
     return TrainingRunner(prepare(config)).run()
 
 

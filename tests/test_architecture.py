@@ -38,6 +38,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("tools",),
     ("jobs",),
     ("cli", "api", "compat"),
+    ("__main__",),
 )
 """Rooms by floor, from the ground. A room imports lower floors only."""
 

@@ -60,8 +60,12 @@ def raises(error: BaseException) -> Callable[[TrainConfig], float]:
             {"algorithm.lr": 1e-3, "env.id": "CartPole-v1", "algorithm.name": "ppo"},
         ),
         (
-            (*PPO, "total_steps=1e6", "algorithm.n_epochs=20_000"),
-            {"total_steps": 1_000_000, "algorithm.n_epochs": 20_000},
+            (*PPO, "total_steps=1e6", "algorithm.n_epochs=20_000", "algorithm.batch_size=1k"),
+            {
+                "total_steps": 1_000_000,
+                "algorithm.n_epochs": 20_000,
+                "algorithm.batch_size": 1_000,
+            },
         ),
         (
             ("+experiment=ppo/CartPole-v1", "algorithm.gamma=0.9"),
@@ -150,6 +154,22 @@ def test_what_is_given_is_what_the_runner_gets(
             "hydra.run.dir = 'a': has no effect: a run goes to run_dir=<directory>",
         ),
         (("-cn", "nothing"), "-cn = 'nothing': there is no nothing.yaml in "),
+        (("-cn", "compair"), "did you mean compare? available: compare, export, push, rollout"),
+        (("algorithm=ppo", "env=tictactoe_v3"), "did you mean pettingzoo:classic/tictactoe_v3"),
+        (("algorithm=ppo", "env=math:Grid"), "did you mean env._target_=math.Grid?"),
+        (("algorithm=my.Config",), "no such option; did you mean algorithm._target_=my.Config?"),
+        (
+            (*PPO, "env.wrappers=my.W"),
+            "a list; in YAML wrappers: [{_target_: my.W}], for a shell 'env.wrappers=[{_target_: my"
+            '.W}]\', in Python [{"_target_": "my.W"}]',
+        ),
+        (
+            (*PPO, "model.policy=my:Net"),
+            "a mapping; in YAML policy: {_target_: my.Net}, for a shell 'model.policy={_target_: my"
+            '.Net}\', in Python {"_target_": "my.Net"}',
+        ),
+        ((*PPO, "env.kwargs=3"), "for a shell 'env.kwargs={key: value}', in Python {"),
+        ((*PPO, "model.rnn=3"), "cell, size, layers; in YAML rnn: {cell: value}, for a shell 'mod"),
         (("--config-dir", "nowhere"), "Additional config directory"),
     ],
 )
@@ -313,6 +333,18 @@ def test_files_of_the_user_are_named_in_messages(
     assert "broken.yaml" in capfd.readouterr().err
     assert maze_run("--help", *own) == 0
     assert "algorithm=mine" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("line", ["/algorithm: pppo", "/algorithms: ppo", "algorithm: ppo"])
+def test_a_wrong_override_in_a_file_is_named_with_its_line(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], line: str
+) -> None:
+    """Of an option that does not exist, of a group, and one that lacks its slash."""
+    text = f"# @package _global_\ndefaults:\n  - override /env: CartPole-v1\n  - override {line}\n"
+    maze_run.write("own/experiment/mine.yaml", text)
+    assert maze_run("--config-dir", "own", "experiment=mine") == 2
+    told = f"error: own/experiment/mine.yaml, line 4: {line.partition(':')[0].lstrip('/')}"
+    assert told in capfd.readouterr().err
 
 
 def test_a_primary_config_and_groups_of_the_user(

@@ -24,7 +24,7 @@ from maze_train.core.conversion import (
     subclass_named,
 )
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
-from maze_train.core.targets import TARGET, Given
+from maze_train.core.targets import TARGET, Given, target_name
 
 PARTS: Mapping[str, str] = MappingProxyType(
     {
@@ -180,7 +180,10 @@ def build_config(cls: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
     except UnknownKeyError as error:
         keys, word = list(keys_of(cls, values)), error.key.rpartition(".")[2]
         meant = [key for key in ours_for(word) if key in keys]
-        meant = meant or [key for key in keys if key.rpartition(".")[2] == word]
+        if not meant:
+            meant = [key for key in keys if key.rpartition(".")[2] == word]
+            if "kwargs" in error.allowed and not nearest(word, error.allowed, count=1):
+                meant.insert(0, join(error.key.rpartition(".")[0], f"kwargs.{word}"))
         if not meant:
             raise
         raise UnknownKeyError.of(error.key, error.value, error.allowed, meant) from None
@@ -210,7 +213,9 @@ def choose_one(group: str, folders: Iterable[str] = ()) -> ConfigError:
 def unknown_option(group: str, name: str, folders: Iterable[str] = ()) -> ConfigError:
     """The error for an option that does not exist: the nearest one, and all of them."""
     folders = list(folders)
-    hint = did_you_mean(nearest(name, list_options(group, folders), count=1), "", " ")
+    path = target_name(name)
+    close = [f"{group}.{TARGET}={path}"] if path else nearest(name, list_options(group, folders), 1)
+    hint = did_you_mean(close, "", " ")
     return ConfigError(group, f"no such option; {hint}available:{_listing(group, folders)}", name)
 
 

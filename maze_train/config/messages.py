@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import yaml
@@ -13,6 +15,7 @@ from maze_train.config.loading import unknown_option
 from maze_train.config.options import group_names, list_options, shipped_root
 from maze_train.config.overrides import as_typed, config_folders
 from maze_train.core.errors import ConfigError, MissingExtraError, SpaceError, did_you_mean, nearest
+from maze_train.core.targets import TARGET, target_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,11 +41,11 @@ def explain(error: BaseException, argv: Sequence[str] = ()) -> str:
             available, and overrides are shown in his spelling.
     """
     if isinstance(error, MissingConfigException):
-        return str(_missing_config(error, config_folders(argv)))
+        return _line_of(error, argv) + str(_missing_config(error, config_folders(argv)))
     if isinstance(error, OverrideParseException):
         return as_typed(f"{error.override}: cannot be read: {_first_line(error)}", argv)
     if isinstance(error, HydraException):
-        return as_typed(_composition(error), argv)
+        return _line_of(error, argv) + as_typed(_composition(error), argv)
     if isinstance(error, OmegaConfBaseException):
         key = f"{error.full_key}: " if error.full_key else ""
         return f"{key}{_first_line(error)}"
@@ -65,6 +68,29 @@ def unsettable(error: BaseException) -> ConfigError | None:
     return None
 
 
+def _line_of(error: HydraException, argv: Sequence[str]) -> str:
+    """File and line of an `override /<group>: <name>` that Hydra refuses; else an empty text."""
+    folders = [*config_folders(argv), str(shipped_root())]
+    group, _, name = (getattr(error, "missing_cfg_file", "") or "").rpartition("/")
+    if "No match in the defaults list" in str(error):
+        group, name = _not_overridden(str(error)), ""
+    wanted = re.compile(rf"\s*-?\s*override\s+/?{re.escape(group)}\s*:\s*{re.escape(name)}")
+    chosen = re.findall(r"experiment=(\S+)", " ".join(argv)) if group else []
+    for option in chosen:
+        for path in (Path(folder, "experiment", f"{option}.yaml") for folder in folders):
+            lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+            for number, line in enumerate(lines, 1):
+                if wanted.match(line):
+                    return f"{path}, line {number}: "
+    return ""
+
+
+def _not_overridden(text: str) -> str:
+    """The group that Hydra could not override, as the user named it."""
+    found = text.split("Could not override '")[1].partition("'")[0].partition("@")[0]
+    return found.removeprefix("experiment/")
+
+
 def _first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0].strip()
 
@@ -74,8 +100,11 @@ def _missing_config(error: MissingConfigException, folders: Sequence[str]) -> Co
     missing = (error.missing_cfg_file or "").removesuffix(".yaml")
     group, slash, name = missing.partition("/")
     if not slash:
-        searched = ", ".join([*folders, str(shipped_root())])
-        return ConfigError("-cn", f"there is no {missing}.yaml in {searched}", missing)
+        searched = [*folders, str(shipped_root())]
+        names = sorted({path.stem for folder in searched for path in Path(folder).glob("*.yaml")})
+        hint = did_you_mean(nearest(missing, names, count=1))
+        problem = f"there is no {missing}.yaml in {', '.join(searched)}{hint or ';'}"
+        return ConfigError("-cn", f"{problem} available: {', '.join(names)}", missing)
     if group == "env":
         return _unknown_environment(name, folders)
     if group in group_names():
@@ -86,13 +115,19 @@ def _missing_config(error: MissingConfigException, folders: Sequence[str]) -> Co
 
 
 def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
+    from maze_train.envs.pettingzoo import nearest_names
     from maze_train.envs.registered import missing_package, nearest_ids
 
     missing = missing_package(env_id)
     if missing is not None:
         return ConfigError("env", str(missing), env_id)
     own = [name for name in list_options("env", folders) if name != "default"]
-    close = list(dict.fromkeys([*nearest(env_id, own), *nearest_ids(env_id)]))
+    path = target_name(env_id)
+    if path:
+        close = [f"env.{TARGET}={path}"]
+    else:
+        close = [*nearest(env_id, own), *nearest_names(env_id), *nearest_ids(env_id)]
+        close = list(dict.fromkeys(close))
     hint = did_you_mean(close) or "."
     return ConfigError(
         "env",
@@ -109,7 +144,9 @@ def _composition(error: HydraException) -> str:
         override = text.partition("'")[2].removesuffix("'")
         return f"{override}: a value with commas: add -m for one run each, or write a list [a,b]"
     if "No match in the defaults list" in text:
-        group = text.split("'")[1]
+        group = _not_overridden(text)
+        if text.startswith("In 'experiment/") and "@" in text:
+            return f"{group}: groups of an experiment begin with a slash: override /{group}"
         return (
             f"{group}: the primary config (-cn) has no choice of this name; "
             f"set single values ({group}.<key>=<value>) instead"

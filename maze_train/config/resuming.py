@@ -135,7 +135,8 @@ def continued(
         config: The configuration.
         directory: Directory of the run.
         checkpoint: From where it continues. Its settings are those that the run had, whatever has
-            become of its `config.yaml`; None: those of that file.
+            become of its `config.yaml`; None: those of that file, and any may differ, as the run
+            begins again.
 
     Raises:
         ConfigError: If a setting differs that influences the numbers of the run.
@@ -157,7 +158,7 @@ def continued(
             and not _is_given_again(before.get(key), now.get(key))
         ]
     )
-    refused = [key for key in changed if _matters(key, config)]
+    refused = [key for key in changed if checkpoint is not None and _matters(key, config)]
     free = [key for key in changed if key not in (*refused, "resume", "run_dir", "trust")]
     table = _table(before, now, {**dict.fromkeys(refused, "refused"), **dict.fromkeys(free, "")})
     if refused:

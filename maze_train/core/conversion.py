@@ -1,13 +1,15 @@
 """Turns plain values into what the type hints of a configuration dataclass ask for.
 
-Values come from YAML, the command line or Python, so `1e6` is an integer and `"1e-3"` a number;
-beyond that nothing is guessed: `yes` is no boolean, 1.5 no integer, 5 no string. The constructors
-of settings do the same by `convert_fields`, so that it makes no difference who calls them.
+Values come from YAML, the command line or Python, so `1e6`, `10k` and `1.5M` are integers and
+`"1e-3"` a number; beyond that nothing is guessed: `yes` is no boolean, 1.5 no integer, 5 no string.
+The constructors of settings do the same by `convert_fields`, so that it makes no difference who
+calls them.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass, replace
@@ -16,12 +18,15 @@ from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
-from maze_train.core.targets import TARGET, locate
+from maze_train.core.targets import TARGET, locate, target_name
 
 ConfigT = TypeVar("ConfigT")
 
 TUPLE = "_tuple_"
 """The only key of a mapping that stands for a tuple, which YAML does not have."""
+
+ENDINGS = {"k": "e3", "m": "e6"}
+"""Endings of integers such as 10k and 1.5M, in lower case."""
 
 SHORT_FORMS = {str: "from_text", list: "from_list", tuple: "from_list"}
 """Methods by which a dataclass is made from a short form, by the type of this."""
@@ -72,7 +77,7 @@ def build_dataclass(cls: type[ConfigT], node: Mapping[str, Any], path: str = "")
         ConfigError: If a key is unknown or missing, or a value has a wrong type or is out of range.
     """
     if not isinstance(node, Mapping):
-        raise ConfigError(path, "expected a mapping", node)
+        raise ConfigError(path, f"expected a mapping{_written(path, node)}", node)
     values = dict(node)
     if TARGET in values and TARGET not in field_of_key(cls):
         cls = subclass_named(values.pop(TARGET), cls, join(path, TARGET))
@@ -192,7 +197,8 @@ def _convert_dataclass(value: Any, cls: type[Any], path: str) -> Any:
             except ConfigError as error:
                 raise error.below(path) from None
     if not isinstance(value, Mapping):
-        raise ConfigError(path, f"expected {_describe(cls)}", value)
+        how = _written(path, value, field_of_key(cls))
+        raise ConfigError(path, f"expected {_describe(cls)}{how}", value)
     return build_dataclass(cls, value, path)
 
 
@@ -238,13 +244,15 @@ def _shapes(hint: Any) -> tuple[Any, ...]:
 
 def _convert_list(value: Any, item: Any, path: str) -> list[Any]:
     if not isinstance(value, (list, tuple)):
-        raise ConfigError(path, "expected a list", value)
+        is_part = isinstance(value, str) and get_origin(item) is dict
+        how = _written(f"{path}[0]", value) if is_part else ""
+        raise ConfigError(path, f"expected a list{how}", value)
     return [convert(entry, item, f"{path}[{i}]") for i, entry in enumerate(value)]
 
 
 def _convert_dict(value: Any, item: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(path, "expected a mapping", value)
+        raise ConfigError(path, f"expected a mapping{_written(path, value)}", value)
     return {str(key): convert(entry, item, join(path, key)) for key, entry in value.items()}
 
 
@@ -268,6 +276,8 @@ def _convert_scalar(value: Any, hint: Any, path: str) -> Any:
 
 def _integer(value: Any) -> int | None:
     if isinstance(value, str):
+        ending = value[-1:].lower()
+        value = value[:-1] + ENDINGS[ending] if ending in ENDINGS else value
         try:
             return int(value)
         except ValueError:
@@ -300,6 +310,18 @@ def _describe(hint: Any) -> str:
     if is_dataclass(hint):
         return f"a mapping with the keys {', '.join(field_of_key(hint))}"  # type: ignore[arg-type]
     return "a list" if get_origin(hint) is list else "a mapping"
+
+
+def _written(path: str, value: Any, keys: Iterable[str] = ()) -> str:
+    """How a mapping is written at a place; a text that names a class becomes its target."""
+    place = re.sub(r"\[\d+\]$", "", path)
+    name = target_name(value)
+    key, content = (TARGET, name) if name else (next(iter(keys), "key"), "value")
+    text, code = f"{{{key}: {content}}}", f'{{"{key}": "{content}"}}'
+    if place != path:
+        text, code = f"[{text}]", f"[{code}]"
+    last = place.rpartition(".")[2]
+    return f"; in YAML {last}: {text}, for a shell '{place}={text}', in Python {code}"
 
 
 def _plain(value: Any, path: str) -> Any:

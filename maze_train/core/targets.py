@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -77,6 +78,15 @@ def script_name() -> str:
 def is_target(node: Any) -> bool:
     """Whether a configuration node names an object to build."""
     return isinstance(node, dict) and TARGET in node
+
+
+def target_name(value: Any) -> str:
+    """The dotted path in a text that may name a class or function, or an empty text.
+
+    `my_module:MyEnv-v0`, an id that gymnasium imports a module for, is none.
+    """
+    is_name = isinstance(value, str) and re.fullmatch(r"[A-Za-z_]\w*([.:][A-Za-z_]\w*)+", value)
+    return str(value).replace(":", ".") if is_name else ""
 
 
 def locate(path: str, key: str = TARGET) -> Any:

@@ -336,6 +336,15 @@ def module_named(env_id: str) -> str:
     raise ConfigError("env.id", problem, env_id)
 
 
+def nearest_names(env_id: str) -> list[str]:
+    """Ids of installed environments whose name is near an id without family; none without extra."""
+    try:
+        names = {known.rpartition("/")[2]: PREFIX + known for known in installed()}
+    except MissingExtraError:
+        return []
+    return [names[near] for near in nearest(env_id, names, count=1)]
+
+
 def installed() -> dict[str, str]:
     """The modules of all environments that are installed, by `family/name`.
 

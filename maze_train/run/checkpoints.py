@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ from maze_train.config.overrides import shell_word
 from maze_train.config.resuming import checkpoint_name
 from maze_train.config.signature import is_signed
 from maze_train.config.stored import given_in_python, modules_to_trust
-from maze_train.config.writing import CHECKPOINTS, config_text, writable
+from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, config_text, writable
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import remove_leftovers
 from maze_train.core.notices import warn
@@ -78,8 +79,8 @@ class RunCheckpoints:
     def take_up(self) -> Checkpoint | None:
         """Load that checkpoint, and remove what killed processes left.
 
-        Without a checkpoint the run begins again, and what it has written so far is put aside. The
-        run directory must be locked.
+        Without a checkpoint a run begins again, and what it has written so far is put aside; in an
+        empty directory there is nothing to do. The run directory must be locked.
 
         Raises:
             RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
@@ -100,16 +101,20 @@ class RunCheckpoints:
 
 
 def put_aside(run_dir: Path) -> None:
-    """Move the results of a run that begins again into a directory below it.
+    """Move the results of a run that begins again into a directory below it, if there are any.
+
+    Its settings stay until those of the new run take their place, so that it can begin once more.
 
     Raises:
         ConfigError: If they cannot be moved.
     """
-    if not (run_dir / METRICS).exists() and not (run_dir / BEST).exists():
+    found = [path for name in RESULTS for path in sorted(run_dir.glob(name))]
+    if not found or not (run_dir / CONFIG_FILE).exists():
         return
     with writable("run_dir", run_dir):
         aside = new_directory(run_dir / "before")
-        for path in [path for name in RESULTS for path in sorted(run_dir.glob(name))]:
+        shutil.copy(run_dir / CONFIG_FILE, aside)
+        for path in found:
             path.rename(aside / path.name)
     warn(
         f"{run_dir} has no checkpoint: the run begins again, at step 0; what it had "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -9,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, writable
 from maze_train.core.errors import ConfigError
-from maze_train.core.files import check_held
+from maze_train.core.files import check_held, read_regular
 from maze_train.core.notices import notify
+from maze_train.tracking.services import FAILURES
 
 if TYPE_CHECKING:
     from maze_train.tracking.tracker import Tracker
@@ -29,7 +31,7 @@ def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:
     latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
     stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
     if latest is None:
-        notify(f"{stopped}; there is no checkpoint")
+        notify(f"{stopped}; there is no checkpoint: a run in this directory begins again")
     elif not latest.is_dir():
         notify(f"{stopped}; the last checkpoint, {latest}, was moved or removed")
     else:
@@ -82,12 +84,16 @@ BEST, METRICS, SUMMARY = "best", "metrics.csv", "summary.json"
 def check_is_free(run_dir: str | Path | None) -> None:
     """Refuse a directory for a new run that holds one already, or the remains of one.
 
+    One that failed before its first checkpoint does not count: there is nothing to continue.
+
     Raises:
         ConfigError: If it does.
     """
     if run_dir is None:
         return
     if (Path(run_dir) / CONFIG_FILE).exists():
+        if not any((Path(run_dir) / CHECKPOINTS).glob("*")) and _has_failed(Path(run_dir)):
+            return
         problem = "holds a run already; continue it with resume=auto, name another directory, or "
         raise ConfigError("run_dir", f"{problem}remove it", str(run_dir))
     left = [name for name in (CHECKPOINTS, BEST, METRICS) if (Path(run_dir) / name).exists()]
@@ -98,6 +104,15 @@ def check_is_free(run_dir: str | Path | None) -> None:
             "(best/ has a copy) to continue it, or name another directory",
             str(run_dir),
         )
+
+
+def _has_failed(run_dir: Path) -> bool:
+    """Whether a run says that it failed, or has written no result at all."""
+    try:
+        reason = json.loads(read_regular(run_dir / SUMMARY))["stop_reason"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return not any((run_dir / name).exists() for name in (METRICS, BEST, SUMMARY))
+    return reason in FAILURES
 
 
 def make_run_dir(run_dir: str | None, default_parent: Path) -> Path:

@@ -213,12 +213,9 @@ class TrainingRunner:
     ) -> TrainingResult:
         """Train in a directory that no other process uses."""
         config = self.config
-        is_on, is_resumed = config.checkpoint.is_on, self.resumed_dir is not None
-        saved: RunCheckpoints | None = None
-        if is_on or is_resumed:
-            keep, mode = config.checkpoint, self.selection_mode
-            saved = RunCheckpoints(run_dir, config.resume, keep, mode, self.config_text)
-        resumed = saved.take_up() if saved and is_resumed else None
+        keep, mode = config.checkpoint, self.selection_mode
+        saved = RunCheckpoints(run_dir, config.resume, keep, mode, self.config_text)
+        resumed = saved.take_up()
         write_config(run_dir, self.config_text)
         selection = self._build_model_selection(model, run_dir)
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
@@ -237,7 +234,7 @@ class TrainingRunner:
             evaluation_interval=config.evaluation.interval,
             selection_metric=self.builder.selection_metric,
             contexts=clock,
-            checkpoints=saved.schedule(resumed) if saved and is_on else None,
+            checkpoints=saved.schedule(resumed) if keep.is_on else None,
             interruption=interruption,
             callbacks=self.callbacks,
         )

@@ -172,7 +172,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             model: Result of `build_model`, after `prepare`.
             services: Tracker, evaluator, model selection, limits, checkpoints.
         """
-        trainer: Trainer = locate(self.algorithm.trainer_class)(
+        trainer: Trainer = locate(self.algorithm.trainer_class, "algorithm.trainer_class")(
             self.algorithm, self.learners, model, services, **self.trainer_parts(model)
         )
         return trainer

@@ -279,7 +279,9 @@ def make_model(
         ConfigError: If the algorithm does not learn for several agents, policies do not fit them,
             or a network cannot be built.
     """
-    build = partial(locate(algorithm.model_builder), **algorithm.model_settings)
+    build = partial(
+        locate(algorithm.model_builder, "algorithm.model_builder"), **algorithm.model_settings
+    )
     several = agent_spaces(observation_space, action_space)
     if several is None:
         if policies:
@@ -319,7 +321,9 @@ def learner_maker(
                 "algorithm whose settings say has_snapshots"
             )
             raise ConfigError(f"policies.{policy}.opponents", problem, own.opponents.draw)
-    make_learner: Callable[..., Learner[Any, Any, Any]] = locate(algorithm.learner_class)
+    make_learner: Callable[..., Learner[Any, Any, Any]] = locate(
+        algorithm.learner_class, "algorithm.learner_class"
+    )
     if policies or chosen is not None:
         make_learner = partial(learner_with_frozen, make_learner, policies, chosen)
     return make_learner

@@ -19,6 +19,7 @@ from maze_train.data.state_files import dumps, loads
 from maze_train.learner.config import Progress
 from maze_train.tracking.tracker import RunInfo, Tracker
 from maze_train.training.callbacks import Callbacks
+from maze_train.training.config import AlgorithmConfig
 from maze_train.training.evaluators import check_metric
 from maze_train.training.events import TimeEvents
 from maze_train.training.generators import generator_states, load_generator_states
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
+    from typing_extensions import Self
 
     from maze_train.learner.group import LearnerGroup
     from maze_train.training.callbacks import Callback
     from maze_train.training.checkpoints import Checkpoints
-    from maze_train.training.config import AlgorithmConfig
     from maze_train.training.evaluators import BestModelSelection, Evaluator
 
 
@@ -74,6 +75,20 @@ class Trainer(ABC):
         model: The policy, for evaluation.
         services: Tracker, evaluator, model selection, limits, checkpoints.
     """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Refuse the arguments that other libraries give: `PPO("MlpPolicy", "CartPole-v1")`."""
+        if args and not isinstance(args[0], AlgorithmConfig):
+            given = [*args[1:], *kwargs.values(), "CartPole-v1"]
+            env = next(value for value in given if isinstance(value, str))
+            name = cls.__name__.removesuffix("Trainer")
+            raise TypeError(
+                f"{name} is the loop of a run, which makes it. To train, and to act:\n"
+                "    from maze_train import train\n"
+                f'    result = train("{env}", "{name.lower()}", total_steps=100_000)\n'
+                "    action = result.policy.act(observation)"
+            )
+        return super().__new__(cls)
 
     def __init__(
         self,

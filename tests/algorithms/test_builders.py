@@ -67,8 +67,17 @@ class NotABuilder(A2CAlgorithmConfig):
     builder_class: ClassVar[str] = "maze_train.A2C"
 
 
-def test_what_is_no_builder_is_refused() -> None:
+class WithoutLearner(A2CAlgorithmConfig):
+    """Names a learner that does not exist."""
+
+    learner_class: ClassVar[str] = "maze_train.A2CLerner"
+
+
+def test_what_is_no_builder_or_learner_is_refused() -> None:
     """By name, with what is expected."""
+    missing = r"algorithm\.learner_class = 'maze_train\.A2CLerner': .* did you mean A2CLearner"
+    with pytest.raises(ConfigError, match=missing):
+        prepared_model(make(algorithm={"_target_": "test_builders.WithoutLearner"}))
     with pytest.raises(ConfigError, match=r"subclass of maze_train\.AlgorithmBuilder"):
         make(algorithm={"_target_": "test_builders.NotABuilder"})
     assert not issubclass(locate(NotABuilder.builder_class), AlgorithmBuilder)

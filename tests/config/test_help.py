@@ -20,10 +20,11 @@ def test_help_lists_choices_and_examples(capfd: pytest.CaptureFixture[str]) -> N
     assert max(map(len, text.splitlines())) <= 130
 
 
-def test_the_version_is_that_of_the_package(capfd: pytest.CaptureFixture[str]) -> None:
-    """`--version` names the program and its version."""
-    assert main(["--version"]) == 0
-    assert re.fullmatch(r"maze-run \d+\.\d+\.\d+\S*\n", capfd.readouterr().out)
+def test_the_version_is_that_of_the_package() -> None:
+    """`python -m maze_train` is the program, whose name and version `--version` says."""
+    command = [sys.executable, "-m", "maze_train", "--version"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout
+    assert re.fullmatch(r"maze-run \d+\.\d+\.\d+\S*\n", said)
 
 
 WRONG = (

@@ -73,6 +73,9 @@ def build(**values: Any) -> Settings:
         ("count", 3, 3),
         ("count", 1e6, 1_000_000),
         ("count", "1e6", 1_000_000),
+        ("count", "10k", 10_000),
+        ("count", "1M", 1_000_000),
+        ("limit", "1.001m", 1_001_000),
         ("rate", 1, 1.0),
         ("rate", "1e-3", 1e-3),
         ("flag", True, True),
@@ -109,6 +112,8 @@ def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, exp
         ("count", 1.5, "top.count = 1.5: expected an integer"),
         ("count", True, "top.count = True: expected an integer"),
         ("count", "inf", "top.count = 'inf': expected an integer"),
+        ("count", "1e3k", "top.count = '1e3k': expected an integer"),
+        ("rate", "10m", "top.rate = '10m': expected a number"),
         ("rate", "fast", "top.rate = 'fast': expected a number"),
         ("flag", 1, "top.flag = 1: expected true or false"),
         (

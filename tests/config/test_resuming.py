@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -40,6 +41,12 @@ def run_dir(tmp_path):
     config = config_to_dict(load_config(BASE))
     (directory / "config.yaml").write_text(yaml.safe_dump(config))
     return directory
+
+
+def checkpoint(run_dir: Path) -> Any:
+    """What `continued` reads of a checkpoint, with the settings of the run."""
+    path = run_dir / "checkpoints" / "epoch_000003"
+    return SimpleNamespace(path=path, settings=(run_dir / "config.yaml").read_text())
 
 
 SHARED = {
@@ -116,7 +123,7 @@ def test_settings_that_may_not_change(run_dir, runner, key, value, was):
     """The error names the key, both values, and the remedy."""
     values = {**BASE, "runner": runner, "run_dir": str(run_dir), "resume": "auto", key: value}
     with pytest.raises(ConfigError, match=f"{was}.*changes its numbers.*start a new run") as caught:
-        continued(load_config(values), run_dir)
+        continued(load_config(values), run_dir, checkpoint(run_dir))
     assert caught.value.key.startswith(key) or key.startswith(caught.value.key)
 
 
@@ -124,19 +131,19 @@ def test_tuples_were_once_stored_as_lists(run_dir):
     """A run that has a list continues with the tuple of the same values, and with no other."""
     path = run_dir / "config.yaml"
     path.write_text(path.read_text().replace("kwargs: {}", "kwargs: {size: [8, 4]}"))
-    continued(load_config({**BASE, "env.kwargs.size": (8, 4)}), run_dir)
+    continued(load_config({**BASE, "env.kwargs.size": (8, 4)}), run_dir, checkpoint(run_dir))
     with pytest.raises(ConfigError, match=r"env\.kwargs\.size = \[4, 8\]: .* has \[8, 4\]"):
-        continued(load_config({**BASE, "env.kwargs.size": (4, 8)}), run_dir)
+        continued(load_config({**BASE, "env.kwargs.size": (4, 8)}), run_dir, checkpoint(run_dir))
 
 
 def test_several_changes_are_all_named(run_dir):
     """One message is enough to put all of them right, and says which ones need not be."""
     values = {**BASE, "algorithm.gamma": 0.5, "total_steps": 7, "seed": 9, "run_dir": str(run_dir)}
     with pytest.raises(ConfigError) as caught:
-        continued(load_config(values), run_dir)
+        continued(load_config(values), run_dir, checkpoint(run_dir))
     assert caught.value.problem.splitlines() == [
-        f"the run in {run_dir} has 0.99, and this setting changes its numbers: leave it as it was, "
-        "or start a new run; all that differ:",
+        f"checkpoint {checkpoint(run_dir).path} has 0.99, and this setting changes its numbers: "
+        "leave it as it was, or start a new run; all that differ:",
         "  setting          before  now",
         "  algorithm.gamma  0.99    0.5  refused",
         "  seed             3       9    refused",
@@ -177,7 +184,7 @@ def test_settings_of_the_run_with_changes(run_dir):
     assert config.runner.name == "local"
     assert (config.runner.concurrency, config.runner.torch_threads) == (4, 2)
     assert config.runner.n_workers == 3
-    continued(config, run_dir)
+    continued(config, run_dir, checkpoint(run_dir))
 
 
 @pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "seed: 1", "\x00", "runner: 3"])
@@ -194,5 +201,6 @@ def test_a_run_of_an_older_version_has_the_defaults_of_new_settings(run_dir):
     node = yaml.safe_load(path.read_text())
     del node["checkpoint"], node["algorithm"]["on_non_finite"], node["algorithm"]["gamma"]
     path.write_text(yaml.safe_dump(node))
-    config = continued(load_config({**BASE, "run_dir": str(run_dir), "resume": "auto"}), run_dir)
+    config = load_config({**BASE, "run_dir": str(run_dir), "resume": "auto"})
+    config = continued(config, run_dir, checkpoint(run_dir))
     assert config.algorithm.gamma == 0.99

@@ -17,6 +17,7 @@ import pytest
 import torch
 import yaml
 from killed_runs import assert_equal_runs, differences, final_state, rows_of
+from short_runs import summary as summary_of
 from strangers import change
 
 from maze_train import Evaluator, MetricsWriter, load_policy, run_rollout, train
@@ -182,6 +183,27 @@ def test_before_the_first_checkpoint_a_run_begins_again(tmp_path, whole, capsys)
     assert warning in capsys.readouterr().err
     assert (rows_of(before), (before / "best" / "score.json").read_bytes()) == (rows, score)
     assert points(run_dir) == [64, 128, 192, 256]
+
+
+@pytest.mark.parametrize("resume", [None, "auto", "run"])
+def test_a_run_that_failed_before_its_first_checkpoint_blocks_nothing(tmp_path, capsys, resume):
+    """Begun again, with any setting changed; its files are set aside, with its settings."""
+    run_dir = tmp_path / "run"
+    with pytest.raises(KeyboardInterrupt):
+        start(run_dir, **tracking(StoppingWriter))
+    again = {"tracking": QUIET, "algorithm.lr": 0.02, **ONE_EPOCH}
+    if resume == "run":
+        train(resume=run_dir, **again)
+    else:
+        start(run_dir, resume=resume, **again)
+    (before,) = (run_dir / "before").iterdir()
+    assert f"begins again, at step 0; what it had written is in {before}" in capsys.readouterr().err
+    assert summary_of(before)["stop_reason"] == "interrupted"
+    assert summary_of(run_dir)["stop_reason"] == "n_epochs"
+    settings = [yaml.safe_load((path / "config.yaml").read_text()) for path in (before, run_dir)]
+    assert settings[0]["algorithm"]["lr"] != settings[1]["algorithm"]["lr"] == 0.02
+    with pytest.raises(ConfigError, match="holds a run already"):
+        start(run_dir)
 
 
 def test_a_trial_is_continued(tmp_path):

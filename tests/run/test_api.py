@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from own_envs import SpacesEnv
 from short_runs import short_run, written_config
 from torch import nn
 
+import maze_train
 from maze_train import (
     EnvConfig,
     EnvFactory,
@@ -87,11 +89,28 @@ def test_settings_are_given_by_section_and_by_dotted_name() -> None:
         runner={"concurrency": 2},
         total_steps=np.int64(80),  # numbers of a notebook are often numpy's
         tracking={"progress": "quiet", "plot": False},
-        **{"model.hidden_sizes": [3], "env.kwargs.length": np.int64(2)},
+        overrides={"model.hidden_sizes": [3]},
+        **{"env.kwargs.length": np.int64(2)},
     )
     assert (result.summary.env_steps, result.summary.updates) == (80, 4)
-    assert result.policy.model.policy.net is not None
+    assert written_config(str(result.run_dir))["model"]["hidden_sizes"] == [3]
     assert result.history[-1]["eval/episode_length_mean"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "settings", "line"),
+    [
+        ("PPO", ("MlpPolicy", "Acrobot-v1"), {}, 'train("Acrobot-v1", "ppo", total_steps=100_000)'),
+        ("SAC", (nn.Linear,), {"env": "Pendulum-v1"}, 'train("Pendulum-v1", "sac", '),
+        ("ESTrainer", ("MlpPolicy",), {}, 'train("CartPole-v1", "es", '),
+    ],
+)
+def test_arguments_of_other_libraries_are_answered_with_the_call(
+    name: str, arguments: Any, settings: Any, line: str
+) -> None:
+    """With a line to paste."""
+    with pytest.raises(TypeError, match=re.escape(line)):
+        getattr(maze_train, name)(*arguments, **settings)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
                 "learner_group.n_learners=2",
             ]
             result = subprocess.run(
-                [sys.executable, "-m", "maze_train.cli", *command],
+                [sys.executable, "-m", "maze_train", *command],
                 cwd=tmp_path,
                 capture_output=True,
                 text=True,

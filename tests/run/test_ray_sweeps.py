@@ -229,7 +229,7 @@ def test_nothing_is_left_of_a_sweep(number: signal.Signals, tmp_path: Path) -> N
     """Ctrl-C lets runs save; they end with the process of the sweep, however that ends."""
     pytest.importorskip("ray")
     (tmp_path / "waiting_env.py").write_text(WAITING)
-    command = [sys.executable, "-m", "maze_train.cli", *SWEEP, "seed=1,2", "total_steps=10_000_000"]
+    command = [sys.executable, "-m", "maze_train", *SWEEP, "seed=1,2", "total_steps=10_000_000"]
     command += ["hydra/launcher=ray", "hydra.launcher.address=local", "hydra.launcher.n_jobs=2"]
     command += ["env.wrappers=[{_target_: waiting_env.Waiting}]"]
     with Popen(command, cwd=tmp_path, stderr=PIPE, text=True, start_new_session=True) as sweep:

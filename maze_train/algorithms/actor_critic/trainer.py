@@ -124,7 +124,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
     ) -> Collector:
         """A collector on the environments of this process, with the rows that the loss needs."""
-        learner_class = locate(self.algorithm.learner_class)
+        learner_class = locate(self.algorithm.learner_class, "algorithm.learner_class")
         needed = getattr(learner_class, "needs_old_log_probs", False)
         turns["records_log_probs"] = needed
         turns["multiple"] = self.algorithm.sequence_length or 1

@@ -1,0 +1,7 @@
+"""`python -m maze_train` is `maze-run`."""
+
+import sys
+
+from maze_train.cli import main
+
+sys.exit(main())
