@@ -1,12 +1,13 @@
-"""Films and curves of the gallery: trains presets, films each policy, writes docs/images/gallery.
+"""Films and curves of the gallery: trains presets, films each policy, writes docs/images/.
 
     python benchmarks/gallery.py [--runs outputs/gallery] [--only ppo sac] [--seed 0]
 
 Each run is `maze-run experiment=<preset>`, some of them shorter, with a test of 20 episodes after
 training; runs that are there already are not repeated, so the pictures can be made again in a
-minute. A film is one episode of the best policy, with a seed that no evaluation had, as a GIF; the
-curve is that of the run. `docs/gallery.md` shows them, and has the rows that are printed. Needs the
-extra `video`.
+minute. A film is an episode of the best policy, or a few, with seeds that no evaluation had, as a
+GIF; the curve is that of the run. `docs/gallery.md` shows them, and has the rows that are printed.
+The curve over seeds of the front page is drawn from the runs in `benchmarks/scores/`. Needs the
+extras `video`, `box2d`, `minigrid` and `pettingzoo`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,19 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from PIL import Image
 
 from maze_train import run_rollout
 from maze_train.collect.recording import ffmpeg_path
+from maze_train.tracking.writers import decorate, new_figure, save_picture
 
-PICTURES = Path(__file__).parents[1] / "docs" / "images" / "gallery"
+ROOT = Path(__file__).parents[1]
+PICTURES = ROOT / "docs" / "images" / "gallery"
+FRONT_PAGE = "ppo/LunarLander-v3"
 MAX_NBYTES = 300_000
 CURVE_WIDTH = 800
+SHORT_SELF_PLAY = ("total_steps=150_000", "evaluation.interval=5")
 HANGING = 1_004
 """Seed of an episode of Pendulum-v1 that begins with the pendulum at rest below."""
 
@@ -45,7 +51,13 @@ class Entry:
     """Width of the film in pixels."""
 
     film_seed: int = 1_000
-    """Seed of the episode that is filmed."""
+    """Seed of the first episode that is filmed."""
+
+    episodes: int = 1
+    """Episodes that are filmed, one after the other."""
+
+    frame_rate: int = 0
+    """Steps per second in the film; 0: those of the environment."""
 
     settings: tuple[str, ...] = ()
     """Changes of the preset, as on the command line."""
@@ -57,13 +69,16 @@ class Entry:
 
 
 ENTRIES = [
-    Entry("ppo/CartPole-v1"),
-    Entry("a2c/CartPole-v1"),
+    Entry("ppo/LunarLander-v3", seconds=10, width=300),
+    Entry("ppo/BipedalWalker-v3", seconds=10, width=300),
+    Entry("ppo/MiniGrid-DoorKey-5x5-v0", width=180, frame_rate=4, episodes=3),
+    Entry("ppo/tictactoe_v3", width=180, frame_rate=1, episodes=2, settings=SHORT_SELF_PLAY),
+    Entry("a2c/Acrobot-v1", width=180),
     Entry("impala/CartPole-v1"),
     Entry("sac/Pendulum-v1", width=180, film_seed=HANGING),
     Entry("td3/Pendulum-v1", width=180, film_seed=HANGING, settings=("total_steps=12_000",)),
-    Entry("es/CartPole-v1"),
-    Entry("dqn/Acrobot-v1", width=180),
+    Entry("es/MountainCarContinuous-v0"),
+    Entry("dqn/LunarLander-v3", seconds=10),
 ]
 
 
@@ -78,22 +93,29 @@ def train(entry: Entry, run: Path, seed: int) -> None:
 
 
 def film(entry: Entry, run: Path) -> int:
-    """Play one episode of the best policy, and write it as a GIF; returns its bytes."""
+    """Play episodes of the best policy, and write them as a GIF; returns its bytes."""
     target = PICTURES / f"{entry.name}.gif"
     with tempfile.TemporaryDirectory() as place:
         output = Path(place, "rollout")
         run_rollout(
             str(run),
-            n_episodes=1,
+            n_episodes=entry.episodes,
             seed=entry.film_seed,
             video=True,
             output_dir=str(output),
             progress="quiet",
         )
-        (source,) = (output / "videos").glob("*.mp4")
-        scale = f"fps=15,scale={entry.width}:-2:flags=area"
+        sources = Path(place, "films.txt")
+        films = sorted((output / "videos").glob("*.mp4"))
+        sources.write_text("".join(f"file '{film}'\n" for film in films))
+        scale = f"scale={entry.width}:-2:flags=area"
+        if entry.frame_rate:  # each step is shown
+            frames = f"setpts=N/{entry.frame_rate}/TB,fps={entry.frame_rate}"
+        else:
+            frames = "fps=15"
         palette = "split[a][b];[a]palettegen=max_colors=48[p];[b][p]paletteuse=dither=none"
-        arguments = ["-i", str(source), "-t", str(entry.seconds), "-vf", f"{scale},{palette}"]
+        arguments = ["-f", "concat", "-safe", "0", "-i", str(sources)]
+        arguments += ["-vf", f"{frames},{scale},{palette}", "-t", str(entry.seconds)]
         command = [ffmpeg_path(), "-y", "-loglevel", "error", *arguments, str(target)]
         subprocess.run(command, check=True)
     return target.stat().st_size
@@ -107,6 +129,24 @@ def curve(entry: Entry, run: Path) -> int:
         small = picture.convert("RGB").resize((CURVE_WIDTH, height), Image.Resampling.LANCZOS)
         small.quantize(256).save(target, optimize=True)
     return target.stat().st_size
+
+
+def draw_seeds(preset: str) -> None:
+    """Draw the returns of all seeds of a preset, and their mean, from its rows of scores."""
+    lines = (ROOT / "benchmarks" / "scores" / f"{preset}.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "seed" in row]
+    figure = new_figure(6.0, 4.0)
+    axes = figure.add_subplot()
+    curves = [(np.array(row["curve"][0]), np.array(row["curve"][2])) for row in rows]
+    for steps, returns in curves:
+        axes.plot(steps, returns, color="#9aa5b1", linewidth=1.0)
+    grid = np.linspace(0, min(steps[-1] for steps, _ in curves), 60)
+    mean = np.mean([np.interp(grid, *curve) for curve in curves], axis=0)
+    first = max(steps[0] for steps, _ in curves)
+    axes.plot(grid[grid >= first], mean[grid >= first], color="#1f6feb", linewidth=2.5)
+    decorate(axes, "environment steps", f"return, {len(curves)} seeds and their mean")
+    name = preset.split("/")[1]
+    save_picture(figure, ROOT / "docs" / "images" / f"seeds-{name}.png", dpi=100)
 
 
 def row(entry: Entry, run: Path) -> str:
@@ -127,6 +167,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     PICTURES.mkdir(parents=True, exist_ok=True)
+    draw_seeds(FRONT_PAGE)
     chosen = [
         entry
         for entry in ENTRIES

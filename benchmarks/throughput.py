@@ -1,11 +1,12 @@
 """Environment steps per second of PPO against Stable-Baselines3, same settings, in one run.
 
-    python benchmarks/throughput.py [--rounds 3] [--seconds 12] [--only CartPole-v1]
+    python benchmarks/throughput.py [--rounds 3] [--seconds 12] [--only CartPole-v1] [--picture]
 
 Each measurement is a fresh process, ours and the peer's in turn, so that a drift of the machine's
 speed touches both. A measurement warms up for two updates, then trains for about the given time;
 start-up, evaluation and files are outside of it on both sides. The table shows medians over the
-rounds and the median of the ratios of neighbours.
+rounds and the median of the ratios of neighbours. All of them together become
+`benchmarks/throughput.json`, and the picture that the documentation shows; `--picture` draws only.
 """
 
 from __future__ import annotations
@@ -17,6 +18,11 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+FIGURES = ROOT / "benchmarks" / "throughput.json"
+PICTURE = ROOT / "docs" / "images" / "speed.png"
 
 
 @dataclass(frozen=True)
@@ -158,7 +164,8 @@ def run_process(who: str, env: str, runner: str, arguments: argparse.Namespace) 
 
 
 def compare(arguments: argparse.Namespace) -> None:
-    """Measure all workloads and print the table."""
+    """Measure the workloads and print the table; all of them are kept, and drawn."""
+    figures: dict[str, tuple[int, int, float]] = {}
     print(
         f"{'workload':28} {'ours':>10} {'SB3':>10} {'ratio':>7}   "
         "share of time in collection, observations of a rollout"
@@ -171,15 +178,42 @@ def compare(arguments: argparse.Namespace) -> None:
                 peers.append(run_process("peer", env, runner, arguments))
             rates = [[r["steps_per_second"] for r in side] for side in (ours, peers)]
             ratio = statistics.median(a / b for a, b in zip(*rates, strict=True))
+            medians = [round(statistics.median(side)) for side in rates]
+            figures[f"{env} {runner}"] = (medians[0], medians[1], round(ratio, 2))
             shares = [statistics.median(r["collect_share"] for r in side) for side in (ours, peers)]
             megabytes = [side[0]["rollout_mb"] for side in (ours, peers)]
             print(
-                f"{env + ' ' + runner:28} {statistics.median(rates[0]):10,.0f} "
-                f"{statistics.median(rates[1]):10,.0f} {ratio:7.2f}   "
+                f"{env + ' ' + runner:28} {medians[0]:10,} {medians[1]:10,} {ratio:7.2f}   "
                 f"ours {shares[0]:.0%}, SB3 {shares[1]:.0%}; "
                 f"ours {megabytes[0]:.2f} MB, SB3 {megabytes[1]:.2f} MB",
                 flush=True,
             )
+    if len(figures) == len(SETTINGS) * len(VECTOR_ENVS):
+        FIGURES.write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        draw()
+
+
+def draw() -> None:
+    """Draw the figures that are kept: a bar for each side of a workload, on its own scale."""
+    from maze_train.tracking.writers import TEXT_COLOR, new_figure, save_picture
+
+    figures = json.loads(FIGURES.read_text(encoding="utf-8"))
+    figure = new_figure(8.0, 0.55 * len(figures) + 0.7)
+    axes = figure.add_subplot()
+    for place, (name, (ours, peer, ratio)) in enumerate(figures.items()):
+        for shift, rate, color in ((-0.18, ours, "#0a8a7a"), (0.18, peer, "#9aa5b1")):
+            axes.barh(place + shift, rate / peer, 0.34, color=color)
+            text = f"{rate:,}" + (f"   {ratio:.2f} times as fast" if rate == ours else "")
+            axes.text(rate / peer + 0.05, place + shift, text, va="center", color=TEXT_COLOR)
+        axes.text(-0.05, place, name, ha="right", va="center", color=TEXT_COLOR)
+    axes.set_title(
+        "Steps per second of PPO: maze_train (green), Stable-Baselines3 (grey)",
+        loc="left", fontsize=11, color=TEXT_COLOR,
+    )  # fmt: skip
+    axes.set_xlim(0, 1.35 * max(ours / peer for ours, peer, _ in figures.values()))
+    axes.invert_yaxis()
+    axes.set_axis_off()
+    save_picture(figure, PICTURE, dpi=100)
 
 
 def main() -> None:
@@ -195,8 +229,12 @@ def main() -> None:
     )
     parser.add_argument("--only", choices=list(SETTINGS))
     parser.add_argument("--runner", choices=VECTOR_ENVS)
+    parser.add_argument("--picture", action="store_true", help="draw the figures that are kept")
     parser.add_argument("--one", choices=("ours", "peer"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.picture:
+        draw()
+        return
     if arguments.one is None:
         compare(arguments)
         return

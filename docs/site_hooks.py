@@ -1,4 +1,7 @@
-"""Hooks of the site: a reference of the public names, and titles of blocks that are files."""
+"""Hooks of the site: a reference of the public names, tabs, equations, titles of blocks.
+
+Pages are written so that they read well on GitHub; what it cannot show is made here.
+"""
 
 from __future__ import annotations
 
@@ -7,43 +10,94 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from latex2mathml.converter import convert
 from mkdocs.structure.files import File
 
-STUB = Path(__file__).parents[1] / "maze_train" / "__init__.pyi"
+PACKAGE = Path(__file__).parents[1] / "maze_train"
 IMPORT = re.compile(r"^from (maze_train\.(\w+)\S*) import (\w+) as \w+", re.MULTILINE)
+VERSION = re.compile(r'^__version__ = "(.*)"$', re.MULTILINE)
 TABLE_ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
 CODE = re.compile(r"`([^`]*)`|([^`]+)")
 PIPE = r"\|"
 FILE_BLOCK = re.compile(r"^```(\w+) +([\w./-]+)$", re.MULTILINE)
+EQUATIONS = re.compile(r"^\$\$\n(.*?)\n\$\$$", re.DOTALL | re.MULTILINE)
+TABS = re.compile(r"^<!-- tabs:begin -->\n(.*?)^<!-- tabs:end -->$", re.DOTALL | re.MULTILINE)
+TAB = re.compile(r"^### (.+)\n", re.MULTILINE)
+SETTINGS = re.compile(r"^<!-- settings:begin .*? -->\n(.*?)^<!-- settings:end -->$", re.S | re.M)
+
+CALLED = (
+    *("train", "load_policy", "evaluate", "run_rollout", "make_env", "compare_runs", "search"),
+    *("export_policy", "push_to_hub", "open_dataset", "load_learner", "load_config"),
+    *("TrainingResult", "RolloutResult", "TrainedPolicy", "Learner", "LearnerGroup", "Callback"),
+    *("StopAtReturn", "TrainingView", "Evaluator", "MetricsWriter", "MultiAgentEnv", "EnvFactory"),
+    *("Trajectory", "TrajectoryWriter", "TrajectoryDataset", "ConfigError", "MazeTrainError"),
+)
+"""What people call, in the order of its page; all other names are on those of their rooms."""
 
 
 def public_names() -> dict[str, list[str]]:
-    """Dotted paths of the public names by room, as the stub of the package has them."""
+    """Dotted paths of the public names by page, as the stub of the package has them."""
+    found = IMPORT.findall((PACKAGE / "__init__.pyi").read_text(encoding="utf-8"))
+    homes = {name: module for module, _, name in found}
     rooms: dict[str, list[str]] = {}
-    for module, room, name in IMPORT.findall(STUB.read_text(encoding="utf-8")):
-        rooms.setdefault(room, []).append(f"{module}.{name}")
-    return dict(sorted(rooms.items()))
+    for module, room, name in found:
+        if name not in CALLED:
+            rooms.setdefault(room, []).append(f"{module}.{name}")
+    return {"calls": [f"{homes[name]}.{name}" for name in CALLED], **dict(sorted(rooms.items()))}
 
 
 def on_config(config: Any) -> Any:
-    """Add the pages of the reference to the navigation."""
-    config.nav.append({"Reference": [{room: f"api/{room}.md"} for room in public_names()]})
+    """Add the pages of the reference to the navigation, and the version to every page."""
+    first, *rooms = (f"api/{page}.md" for page in public_names())
+    modules = [{Path(page).stem: page} for page in rooms]
+    reference = {"Reference": [{"What you call": first}, {"By module": modules}]}
+    config.nav.insert(-2, reference)
+    (version,) = VERSION.findall((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
+    config.copyright = f"maze_train {version}, MIT licence"
     return config
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add a page for each room, which shows the docstrings of its public names."""
-    for room, names in public_names().items():
+    """Add the pages of the reference, which show the docstrings of public names."""
+    for page, names in public_names().items():
+        title = "What you call" if page == "calls" else page
         blocks = "\n".join(f"::: {name}\n" for name in names)
-        text = f"# {room}\n\n`from maze_train import ...`\n\n{blocks}"
-        files.append(File.generated(config, f"api/{room}.md", content=text))
+        text = f"# {title}\n\n`from maze_train import ...`\n\n{blocks}"
+        files.append(File.generated(config, f"api/{page}.md", content=text))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Show the file name of a block above it, and tables as their source reads on GitHub."""
+    """Tables as their source reads on GitHub, names of files, equations, tabs, settings."""
     markdown = TABLE_ROW.sub(lambda row: CODE.sub(_as_html, row[0]), markdown)
-    return FILE_BLOCK.sub(r'```\1 title="\2"', markdown)
+    markdown = FILE_BLOCK.sub(r'```\1 title="\2"', markdown)
+    markdown = EQUATIONS.sub(lambda match: equations(match[1]), markdown)
+    markdown = SETTINGS.sub(r'<div class="settings" markdown>\n\1\n</div>', markdown)
+    return TABS.sub(lambda match: _as_tabs(match[1]), markdown)
+
+
+def equations(latex: str) -> str:
+    r"""Lines of LaTeX, as `$$` holds them, as MathML; `&` aligns, `\\` ends a line."""
+    inner = re.sub(r"\\(begin|end)\{aligned\}", "", latex)
+    rows = []
+    for line in re.split(r"\\\\(?:\[\w+\])?", inner):
+        cells = [convert(cell.strip()) for cell in line.split("&")]
+        contents = (re.sub(r"^<math[^>]*>|</math>$", "", cell) for cell in cells)
+        rows.append("".join(f"<mtd>{content}</mtd>" for content in contents))
+    table = "".join(f"<mtr>{row}</mtr>" for row in rows)
+    namespace = "http://www.w3.org/1998/Math/MathML"
+    math = f'<math xmlns="{namespace}" display="block"><mtable displaystyle="true">{table}</mtable></math>'
+    return f'<div class="equations">{math}</div>'
+
+
+def _as_tabs(text: str) -> str:
+    """Headings with what follows each, as tabs."""
+    _, *parts = TAB.split(text)
+    tabs = []
+    for title, content in zip(parts[::2], parts[1::2], strict=True):
+        body = re.sub(r"^(?=.)", "    ", content.strip("\n"), flags=re.MULTILINE)
+        tabs.append(f'=== "{title}"\n\n{body}\n')
+    return "\n".join(tabs)
 
 
 def _as_html(match: re.Match[str]) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import importlib
 import importlib.util
+import json
 import pkgutil
 import re
 import shlex
@@ -81,12 +82,12 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 def test_every_page_can_be_reached() -> None:
-    """The overview links to all pages of docs/, and the menu of the site has them."""
-    overview = ROOT / "docs" / "index.md"
+    """The list of pages links to all of docs/, and the menu of the site has them."""
+    overview = ROOT / "docs" / "pages.md"
     linked = {(overview.parent / link).resolve() for link in LINK.findall(without_blocks(overview))}
     pages = set((ROOT / "docs").rglob("*.md"))
     assert pages - {overview} <= linked
-    menu = re.findall(r": ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    menu = re.findall(r"[:-] ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
     assert {str(page.relative_to(ROOT / "docs")) for page in pages} == set(menu)
 
 
@@ -105,9 +106,36 @@ def test_settings_are_there() -> None:
     assert found - keys == others
 
 
-def test_readme_names_the_test_command_of_ci() -> None:
-    """CI runs all tests with a command of the README."""
-    assert "`make test-all`" in (ROOT / "README.md").read_text(encoding="utf-8")
+def test_figures_of_speed_are_those_of_the_picture() -> None:
+    """The table of docs/benchmarks.md has the numbers that the picture of the front page shows."""
+    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+    figures = json.loads((ROOT / "benchmarks" / "throughput.json").read_text(encoding="utf-8"))
+    assert len(figures) == 6
+    for name, (ours, peer, ratio) in figures.items():
+        env, runner = name.split()
+        row = rf"^\| {env} `{runner}`.* \| {ours:,} \| {peer:,} \| {ratio:.2f} \|"
+        assert re.search(row, page, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
+def test_equations_become_mathml(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing of LaTeX is left in the equations of the site."""
+    pytest.importorskip("latex2mathml")
+    pytest.importorskip("mkdocs")
+    monkeypatch.syspath_prepend(ROOT / "docs")
+    hooks = importlib.import_module("site_hooks")
+    text = page.read_text(encoding="utf-8")
+    found = hooks.EQUATIONS.findall(text)
+    assert len(found) == len(re.findall(r"^\$\$$", text, re.MULTILINE)) / 2
+    for latex in found:
+        assert re.search(r"\\|\$|<mi>&<", hooks.equations(latex)) is None, latex
+
+
+def test_readme_is_short_and_names_the_test_command_of_ci() -> None:
+    """At most 100 lines; CI runs all tests with a command of the README."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 100
+    assert "`make test-all`" in readme
     assert "make --no-print-directory test-all\n" in (ROOT / ".ci/run").read_text(encoding="utf-8")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -12,13 +13,18 @@ from pathlib import Path
 
 import pytest
 
+import maze_train
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("maze_train", "conf", "pyproject.toml", "setup.py", "MANIFEST.in")
 TEXTS = ("README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff")
 NOT_SHIPPED = ("tests", "docs", "benchmarks")
-BUILD = "from setuptools import build_meta; print(build_meta.build_sdist('dist'))"
+BUILD = (
+    "from setuptools import build_meta as build; build.build_wheel('dist'); "
+    "print(build.build_sdist('dist'))"
+)
 TIMEOUT_S = 180
 
 
@@ -28,6 +34,8 @@ class Installation:
 
     target: Path
     archive: Path
+    build_log: str
+    """What the build of a wheel and of the archive wrote to standard error."""
 
     def python(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
         """Run a fresh interpreter that finds the installed package before any other."""
@@ -52,18 +60,31 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
             shutil.copytree(ROOT / name, sources / name, ignore=ignore)
         else:
             shutil.copy(ROOT / name, sources)
-    name = run(sys.executable, "-c", BUILD, cwd=sources).splitlines()[-1]
-    archive = sources / "dist" / name
+    built = run(sys.executable, "-W", "default", "-c", BUILD, cwd=sources)
+    archive = sources / "dist" / built.stdout.splitlines()[-1]
     pip = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-build-isolation"]
     run(*pip, "--no-index", "--target", str(target), str(archive), cwd=sources)
-    return Installation(target, archive)
+    return Installation(target, archive, built.stderr)
 
 
-def run(*command: str, cwd: Path) -> str:
-    """Output of a command, which has to succeed."""
+def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    """A command, which has to succeed."""
     result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert result.returncode == 0, result.stderr
-    return result.stdout
+    return result
+
+
+def test_the_build_warns_about_nothing(installation: Installation) -> None:
+    """Neither setuptools nor Python has a complaint."""
+    assert "Warning" not in installation.build_log
+
+
+def test_every_text_has_the_version() -> None:
+    """Changelog, citation and README are of the version of the package."""
+    version = maze_train.__version__
+    assert re.search(rf"^## {re.escape(version)} - ", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert f"\nversion: {version}\n" in (ROOT / "CITATION.cff").read_text()
+    assert f"version-{version}-" in (ROOT / "README.md").read_text()
 
 
 def test_the_source_distribution_holds_what_it_should(installation: Installation) -> None:
