@@ -64,6 +64,7 @@ COMMAND = [
 ANOTHER_RAY = "import ray; ray.init(address='local', num_cpus=1); print(flush=True); input()"
 
 
+@exhaustive
 def test_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a user begins: without an address, with several learners, next to another program's Ray.
 
