@@ -18,6 +18,7 @@ PHASES = {
     "sac, prioritised": ["update", "renaming"],
     "sac, demonstrations": ["rollout", "saving"],
     "impala, replay": SAMPLING,
+    "agents: ppo, league": ["update", "saving"],
     "es, more steps": PLAYING,
     "bc": PLAYING[1:],
 }
