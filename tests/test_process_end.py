@@ -111,17 +111,21 @@ def stop_reason(folder: Path) -> str:
     return str(json.loads((folder / "run/summary.json").read_text())["stop_reason"])
 
 
-on_each_runner = pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
+DEV = ("runner=dev",)
 
 
-@on_each_runner
 @pytest.mark.parametrize(
-    ("env", "code", "said", "reason"),
+    ("runner", "env", "code", "said", "reason"),
     [
         # A module where the command is called needs no PYTHONPATH.
-        ("near.Near", 0, r"stopped +total_steps", "total_steps"),
-        ("near.Broken", 1, "RuntimeError: the wheel came off", "error"),
+        (LOCAL, "near.Near", 0, r"stopped +total_steps", "total_steps"),
+        (DEV, "near.Broken", 1, "RuntimeError: the wheel came off", "error"),
+        pytest.param(
+            *(LOCAL, "near.Broken", 1, "RuntimeError: the wheel came off", "error"),
+            marks=pytest.mark.exhaustive,
+        ),
     ],
+    ids=["local, done", "dev, broken", "local, broken"],
 )
 def test_how_a_run_ends_by_itself(
     start: Start,
@@ -143,15 +147,14 @@ def test_how_a_run_ends_by_itself(
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "terminal"),
+    ("runner", "number", "code", "terminal"),
     [
-        (signal.SIGINT, 130, False),
-        pytest.param(signal.SIGINT, 130, True, marks=pytest.mark.exhaustive),
-        (signal.SIGTERM, 143, False),  # as a cluster sends it
+        (LOCAL, signal.SIGINT, 130, False),
+        (LOCAL, signal.SIGTERM, 143, False),  # as a cluster sends it
+        pytest.param(DEV, signal.SIGINT, 130, True, marks=pytest.mark.exhaustive),
     ],
-    ids=["ctrl-c, pipe", "ctrl-c, terminal", "sigterm"],
+    ids=["ctrl-c, pipe", "sigterm", "ctrl-c, terminal"],
 )
-@on_each_runner
 def test_a_run_that_is_asked_to_end(
     start: Start, tmp_path: Path, runner: tuple[str, ...], number: int, code: int, terminal: bool
 ) -> None:
@@ -173,10 +176,9 @@ def test_a_run_that_is_asked_to_end(
         assert process.output.rindex("\x1b[?25h") > process.output.rindex("\x1b[?25l")
 
 
-@on_each_runner
-def test_a_terminal_that_is_closed(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
+def test_a_terminal_that_is_closed(start: Start, tmp_path: Path) -> None:
     """SIGHUP to all processes, and nowhere to write to: a checkpoint, a summary, exit code 129."""
-    process = start(*ENDLESS, *runner, terminal=True)
+    process = start(*ENDLESS, *LOCAL, terminal=True)
     process.wait_for(r"epoch +[1-9]")
     process.stop_reading()
     os.killpg(process.popen.pid, signal.SIGHUP)
@@ -208,7 +210,7 @@ def test_the_main_process_is_killed(start: Start, start_method: str) -> None:
 
 
 @pytest.mark.exhaustive
-@on_each_runner
+@pytest.mark.parametrize("runner", [DEV, LOCAL], ids=["dev", "local"])
 def test_the_first_update_comes_soon(start: Start, runner: tuple[str, ...]) -> None:
     """The first update has ended after few seconds of computing; `pytest -rP` shows the time."""
     process = start(*ENDLESS, *runner)

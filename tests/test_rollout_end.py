@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from cases import everyday
 from leftovers import left_in
 from test_process_end import Start, start
 
@@ -38,7 +39,7 @@ def numbers(folder: Path) -> list[int]:
     return [int(row["number"]) for row in rows]
 
 
-@pytest.mark.parametrize("runner", [("runner=dev",), LOCAL], ids=["dev", "local"])
+@pytest.mark.parametrize("runner", everyday(1, [LOCAL, ("runner=dev",)]), ids=["local", "dev"])
 def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
     """Exit code 130 in 5 s, every episode up to there in all files, no process left.
 

@@ -7,7 +7,6 @@ import math
 from dataclasses import replace
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -215,39 +214,6 @@ def test_noise_is_a_weight_only_where_it_changes():
     assert changing - constant == {"exploration_noise_stddev"}
     rooms = {key.partition(".")[0] for key in constant}
     assert rooms == {"policy", "critics", "target_policy", "target_critics"}
-
-
-class Reach(gymnasium.Env[Any, Any]):
-    """Two Boxes act on an observation of two parts; episodes are cut after 7 steps."""
-
-    observation_space, action_space = PARTS, ARM
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        super().reset(seed=seed)
-        self.t = 0
-        return {"pose": self.np_random.normal(size=4), "gear": 2}, {}
-
-    def step(self, action: Any) -> Any:
-        assert ARM.contains(action)
-        self.t += 1
-        obs = {"pose": self.np_random.normal(size=4), "gear": 1}
-        return obs, -abs(float(action[0][0])), False, self.t == 7, {}
-
-
-def test_everything_that_replay_offers(tmp_path):
-    """Several steps, priorities, observations of a Dict that are normalised, several Boxes."""
-    more = {
-        "algorithm.n_step_returns": 3,
-        "algorithm.replay_buffer": {"_target_": "maze_train.PrioritizedReplayBuffer"},
-        "model.normalization.mode": "running",
-        "model.normalization.n_steps": 16,
-    }
-    env = {"_target_": "test_td3.Reach"}
-    result = train(env, "td3", run_dir=tmp_path / "run", **SMALL, **more)
-    row = result.history[-1]
-    assert row["train/critic_loss"] > 0
-    assert row["train/saturation"] >= 0
-    assert float(result.policy.model.normalizer.count) >= 64
 
 
 def test_the_target_of_a_policy_that_was_taken_over_is_its_copy(tmp_path):

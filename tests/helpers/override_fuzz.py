@@ -60,6 +60,7 @@ def bases(command: str) -> list[tuple[list[str], list[str]]]:
             for group, name in (("algorithm", algorithm), ("runner", runner))
         }
         keys = [*keys_of(TrainConfig, values), *group_names()]
+        given += ["runner.start_method=fork"] if runner == "local" else []
         argv = [f"algorithm={algorithm}", f"env={env}", f"runner={runner}", *given]
         return argv, keys
 

@@ -58,6 +58,17 @@ class Diary(Callback):
         self.updates, self.calls = state["updates"], state["calls"]
 
 
+class StopAtReturn(Callback):
+    """Ends training after the first evaluation with a mean return that is enough."""
+
+    def __init__(self, least: float) -> None:
+        self.least = least
+
+    def on_epoch_end(self, run: Any) -> None:
+        if run.metrics.get("eval/episode_return_mean", -np.inf) >= self.least:
+            run.stop("enough")
+
+
 class StopAt(Callback):
     """Ends training after an update; its state are the updates that it saw."""
 

@@ -40,6 +40,9 @@ ACTION_SPACES: dict[str, Any] = {
             "arm": spaces.Dict({"force": vector(-2.0, 2), "on": spaces.MultiBinary(2)}),
         }
     ),
+    "boxes": lambda: spaces.Tuple(
+        (vector(-2.0, 2), spaces.Dict({"turn": spaces.Box(-1.0, 1.0, (1, 2), np.float32)}))
+    ),
     "choice": lambda: spaces.Discrete(4),
     "choice and number": lambda: spaces.Dict(
         {"choice": spaces.Discrete(4), "number": spaces.Box(-200.0, 200.0, (1,), np.float32)}

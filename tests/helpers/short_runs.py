@@ -26,7 +26,12 @@ SMALL: dict[str, Any] = {
     "tracking.progress": "quiet",
     "tracking.plot": False,
 }
-PPO: dict[str, Any] = {"algorithm": "ppo", "algorithm.batch_size": 16, "algorithm.epoch_length": 2}
+PPO: dict[str, Any] = {
+    "algorithm": "ppo",
+    "algorithm.batch_size": 16,
+    "algorithm.epoch_length": 2,
+    "algorithm.n_optimization_epochs": 3,
+}
 A2C: dict[str, Any] = {"algorithm": "a2c", "algorithm.epoch_length": 2}
 SAC: dict[str, Any] = {
     "algorithm": "sac",

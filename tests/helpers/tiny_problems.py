@@ -5,11 +5,13 @@ Each shows how an environment with such a space is written; the best return is `
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from own_callbacks import StopAtReturn
 
 from maze_train import train
 
@@ -22,9 +24,18 @@ STEPS = 3
 QUIET = {"progress": "quiet", "plot": False, "tensorboard": False}
 
 
-def learn(tmp_path: Path, env: Any, algorithm: Any, steps: int, episodes: int, **keys: Any) -> Any:
-    """Train on a problem with evaluations of that many greedy episodes."""
+def learn(
+    tmp_path: Path,
+    env: Any,
+    algorithm: Any,
+    steps: int,
+    episodes: int,
+    enough: float = math.inf,
+    **keys: Any,
+) -> Any:
+    """Train until a return is enough, with evaluations of that many greedy episodes."""
     return train(
+        callbacks=[StopAtReturn(enough)],
         env=env,
         algorithm=algorithm,
         evaluation={"n_episodes": episodes, "concurrency": episodes},

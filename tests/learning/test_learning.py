@@ -9,9 +9,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from cases import everyday
 from goal_envs import PointToGoal
 from gymnasium import spaces
+from own_callbacks import StopAtReturn
 
 from maze_train import Callback, MultiAgentEnv, Turn, train
 
@@ -150,15 +150,11 @@ class Hints(MultiAgentEnv):
 
 
 class Rochambeau(MultiAgentEnv):
-    """Rock, paper, scissors, in which a rock that wins gets as many points as one says.
-
-    Equilibrium: each as often where that is 1, else 1/4, 1/2, 1/4 with 2.
-    """
+    """Rock, paper, scissors, in which a rock that wins gets two points: 1/4, 1/2, 1/4 is best."""
 
     possible_agents = ("left", "right")
 
-    def __init__(self, rock: float) -> None:
-        self.gains = np.array([[0, -1, rock], [1, 0, -1], [-rock, 1, 0]])
+    gains = np.array([[0, -1, 2], [1, 0, -1], [-2, 1, 0]])
 
     def observation_space(self, agent: str) -> spaces.Space[Any]:
         return spaces.Box(0.0, 1.0, (1,), np.float32)
@@ -221,22 +217,18 @@ SAMPLED_ES = {**ES, "deterministic": False}
 @pytest.mark.parametrize(
     ("env", "algorithm", "least", "steps"),
     [
-        problem("bandit", bandit, PPO, 1.0, 25_000, everyday=False),
         problem("bandit", bandit, A2C, 1.0, 25_000),
         problem("bandit", bandit, SAC, 1.0, 4_000, everyday=False),
         problem("bandit", bandit, DQN, 1.0, 4_000, everyday=False),
-        problem("parts", several_parts, PPO, 1.0, 25_000, everyday=False),
         problem("parts", several_parts, A2C, 1.0, 25_000, everyday=False),
         # Targets are reached to within about 0.1.
         problem("target", Target, PPO, -0.01, 50_000, everyday=False),
-        problem("target", Target, A2C, -0.01, 50_000, everyday=False),
         problem("target", Target, SAC, -0.01, 4_000),
         problem("target", Target, TD3, -0.01, 4_000),
         problem("target", Target, ES, -0.01, 16_000, everyday=False),
         problem("target, sampled", Target, SAMPLED_ES, -0.01, 16_000, everyday=False),
         # A late large reward is preferred to a small one that every step offers.
         problem("chain", Chain, PPO, 1.0, 25_000),
-        problem("chain", Chain, A2C, 1.0, 25_000, everyday=False),
         problem("chain", Chain, PATIENT_SAC, 1.0, 4_000, everyday=False),
         problem("chain", Chain, DQN, 1.0, 4_000),
         problem("chain, quantiles", Chain, {**DQN, "num_quantiles": 8}, 1.0, 4_000, everyday=False),
@@ -249,42 +241,36 @@ def test_small_problems_are_solved(
     tmp_path: Path, env: Any, algorithm: dict[str, Any], least: float, steps: int
 ) -> None:
     """The best return, or nearly."""
-    assert learn(tmp_path, env, algorithm, total_steps=steps).best_metric >= least
+    enough = [StopAtReturn(least)]
+    result = learn(tmp_path, env, algorithm, total_steps=steps, callbacks=enough)
+    assert result.best_metric >= least
 
 
 @pytest.mark.parametrize(
     ("algorithm", "steps"),
     [
         pytest.param(PPO, 25_000, id="ppo"),
-        pytest.param(A2C, 25_000, id="a2c", marks=pytest.mark.exhaustive),
         pytest.param(IMPALA, 25_000, id="impala", marks=pytest.mark.exhaustive),
-        pytest.param(PATIENT_SAC, 5_000, id="sac", marks=pytest.mark.exhaustive),
         pytest.param(DQN, 6_000, id="dqn", marks=pytest.mark.exhaustive),
     ],
 )
 def test_agents_find_a_language(tmp_path: Path, algorithm: dict[str, Any], steps: int) -> None:
     """Two independent learners, one of which hears nothing but the other."""
     policies = {agent: {"agents": [agent]} for agent in Hints.possible_agents}
-    result = learn(tmp_path, Hints, algorithm, total_steps=steps, policies=policies)
+    enough = [StopAtReturn(1.0)]
+    result = learn(
+        tmp_path, Hints, algorithm, total_steps=steps, policies=policies, callbacks=enough
+    )
     assert result.best_metric == 1.0
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ("rock", "equilibrium"),
-    [
-        pytest.param(1.0, [1 / 3, 1 / 3, 1 / 3], id="1"),
-        pytest.param(2.0, [0.25, 0.5, 0.25], id="2"),
-    ],
-)
-def test_self_play_is_an_equilibrium_on_average(
-    tmp_path: Path, rock: float, equilibrium: list[float]
-) -> None:
+def test_self_play_is_an_equilibrium_on_average(tmp_path: Path) -> None:
     """Each policy can be exploited, and is; over all updates they play the best mixture."""
     policies = Probabilities()
     learn(
         tmp_path,
-        lambda: Rochambeau(rock),
+        Rochambeau,
         {**PPO, "n_rollout_steps": 16, "batch_size": 64, "entropy_coef": 0.1, "epoch_length": 2},
         policies={
             "main": {"agents": ["left", "right"], "opponents": {"add_every": 1, "keep": 1000}}
@@ -294,7 +280,7 @@ def test_self_play_is_an_equilibrium_on_average(
         model={"hidden_sizes": [8]},
         total_steps=12_000,
     )
-    found = np.stack(policies.seen)
+    found, equilibrium = np.stack(policies.seen), [0.25, 0.5, 0.25]
     assert (found.max(0) > equilibrium + np.full(3, 0.2)).all()
     np.testing.assert_allclose(found.mean(0), equilibrium, atol=0.06)
 
@@ -334,21 +320,19 @@ def test_the_pole_is_balanced(
         algorithm=algorithm,
         total_steps=steps,
         seed=seed,
+        callbacks=[StopAtReturn(least)],
         tracking={"progress": "quiet", "plot": False, "tensorboard": False},
         run_dir=str(tmp_path / "run"),
     )
     assert result.best_metric >= least
 
 
-@pytest.mark.parametrize("algorithm", everyday(1, [PPO, A2C]), ids=["ppo", "a2c"])
 @pytest.mark.parametrize(
     ("terminates", "value"),
     [(False, 10.0), (True, np.mean([(1 - 0.9**k) / 0.1 for k in range(1, 11)]))],
     ids=["truncated", "terminated"],
 )
-def test_the_value_at_a_time_limit(
-    tmp_path: Path, algorithm: dict[str, Any], terminates: bool, value: float
-) -> None:
+def test_the_value_at_a_time_limit(tmp_path: Path, terminates: bool, value: float) -> None:
     """After a truncation the world continues: 1 / (1 - gamma); after a termination it does not.
 
     The observation says nothing about time, so the critic learns the mean over the ten steps.
@@ -356,7 +340,7 @@ def test_the_value_at_a_time_limit(
     result = learn(
         tmp_path,
         lambda: Endless(terminates),
-        {**algorithm, "gamma": 0.9, "gae_lambda": 1.0},
+        {**PPO, "gamma": 0.9, "gae_lambda": 1.0},
         evaluation={"n_episodes": 0},
         total_steps=40_000,
     )

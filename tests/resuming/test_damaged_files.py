@@ -76,6 +76,12 @@ def policy(name: str, directory: Path) -> Path:
     return directory / name
 
 
+def without_score(directory: Path) -> Path:
+    """Weights next to which no digest lies."""
+    policy("score.json", directory).unlink()
+    return directory / "policy.pt"
+
+
 def trajectories(name: str, directory: Path) -> Path:
     """A file of a data set of two parts."""
     with TrajectoryWriter(directory, DatasetMetadata(FLOATS, CHOICE), part_nbytes=1) as writer:
@@ -100,6 +106,7 @@ FORMATS = {
     "state": Format(partial(checkpoint, "state.pt"), load),
     "part of a state": Format(partial(checkpoint, ""), load),
     "policy": Format(partial(policy, "policy.pt"), in_directory(read_weights)),
+    "policy without a score": Format(without_score, in_directory(read_weights), False),
     "score": Format(partial(policy, "score.json"), in_directory(read_weights), False),
     "spaces": Format(partial(policy, "spaces.json"), in_directory(read_spaces), False),
     "data set": Format(
@@ -143,7 +150,8 @@ def replaced(path: Path, whole: bytes) -> Any:
 def pickled(path: Path, whole: bytes) -> Any:
     """Code in the place of the content."""
     yield path.write_bytes(pickle.dumps(Intruder()))
-    yield torch.save({"weights": Intruder()}, path)
+    for content in ({"weights": Intruder()}, [1, 2, 3]):
+        yield torch.save(content, path)
 
 
 def no_file(path: Path, whole: bytes) -> Any:

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cases import everyday
 from killed_runs import assert_equal_runs, maze_run, rows_of
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.slow
+exhaustive = pytest.mark.exhaustive
 
 COMMON = (
     "env._target_=faulty_envs.FaultyEnv", "algorithm=ppo", "seed=1", "run_dir=run", "resume=auto",
@@ -92,8 +94,8 @@ def test_a_signal(run, tmp_path):
             ],
         ),
         ("disk_full_for_a_while", 0, ["CSVWriter could not write, and will try again"]),
-        ("checkpoints_vanish", 0, []),  # they are written again
-        ("read_only", 1, ["could not be written"]),
+        pytest.param("checkpoints_vanish", 0, [], marks=exhaustive),  # they are written again
+        pytest.param("read_only", 1, ["could not be written"], marks=exhaustive),
     ],
 )
 def test_disks(run, undisturbed, tmp_path, prepare, code, told):
@@ -112,7 +114,7 @@ def test_disks(run, undisturbed, tmp_path, prepare, code, told):
         assert_equal_runs(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.parametrize("how", ["vanishes", "is_moved", "is_half_removed"])
+@pytest.mark.parametrize("how", everyday(1, ["is_moved", "vanishes", "is_half_removed"]))
 def test_a_run_directory_that_is_lost(run, undisturbed, tmp_path, how):
     """Each loss is reported, the run ends with code 1, and the directory is not made again.
 
@@ -150,7 +152,9 @@ BROKEN = (r"step 3 of the episode with seed \d+: Runtime", "the wheel came off")
         ((), "raise", (*BROKEN, r'faulty_envs\.py", line', "there is no checkpoint")),
         (LOCAL, "raise", (*BROKEN, *WORKER)),
         (LOCAL, "kill", (r"died in a step \(signal SIGKILL; was memory exhausted\?\)", *WORKER)),
-        (LOCAL, "hang", ("hangs: it did not finish a step within", *WORKER)),
+        pytest.param(
+            LOCAL, "hang", ("hangs: it did not finish a step within", *WORKER), marks=exhaustive
+        ),
         # Its episodes are lost each time; after that many restarts the run ends.
         ((*RESTART, "runner.max_worker_restarts=6"), "raise", ("max_worker_restarts|6 restarts",)),
         *((where, "constructor", ("the model file is missing",)) for where in ((), RESTART)),
@@ -165,7 +169,7 @@ def test_an_environment_that_fails(run, where, kind, said):
     assert time.monotonic() - started < 60
 
 
-@pytest.mark.parametrize("kind", ["raise", "kill", "hang"])
+@pytest.mark.parametrize("kind", everyday(1, ["kill", "raise", "hang"]))
 def test_a_worker_that_failed_once(run, undisturbed, tmp_path, kind):
     """Started again and put back by its journal: no number of the run changes."""
     marker = tmp_path / "happened"

@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from continued_runs import (
+from killed_runs import assert_equal_runs, final_state, maze_run
+from own_envs import SpacesEnv
+from own_parts import KeptReplay, diaries
+from run_cases import (
     FORK,
     FOUR_EPOCHS,
     LOCAL,
@@ -25,14 +28,11 @@ from continued_runs import (
     start,
     words,
 )
-from killed_runs import assert_equal_runs, final_state, maze_run
-from own_envs import SpacesEnv
-from own_parts import KeptReplay, diaries
 
 import maze_train.data.replay_memory as replay_memory
 from maze_train.core.errors import ConfigError, EnvError
 
-OWN = [Path(__file__).stem, "continued_runs", "own_envs", "own_parts"]
+OWN = [Path(__file__).stem, "run_cases", "own_envs", "own_parts"]
 TO_THE_END = {"algorithm.n_epochs": 0}
 NO_EVALUATION = {"evaluation.n_episodes": 0}
 

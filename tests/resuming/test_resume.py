@@ -10,10 +10,10 @@ import shutil
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import continued_runs
 import gymnasium
 import numpy as np
 import pytest
+import run_cases
 import torch
 import yaml
 from killed_runs import assert_equal_runs, differences, final_state, rows_of
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 QUIET = {"progress": "quiet", "plot": False}
 ONE_EPOCH, TWO_EPOCHS, TO_THE_END = ({"algorithm.n_epochs": n} for n in (1, 2, 0))
 TENSORBOARD = {"tracking.tensorboard": True}
-start = partial(continued_runs.start, "ppo")
+start = partial(run_cases.start, "ppo")
 
 
 def make_cartpole() -> Any:

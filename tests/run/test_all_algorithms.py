@@ -57,30 +57,6 @@ def test_the_seed_decides_every_number(algorithm: str) -> None:
     assert [row[metric] for row in rows("a")] != [row[metric] for row in rows("c")]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("algorithm", "env", "envs_per_actor"),
-    [
-        ("ppo", CARTPOLE, 0),
-        ("ppo", CARTPOLE, 1),
-        ("a2c", {"id": "Pendulum-v1", "max_episode_steps": 30}, 0),
-        ("a2c", DICT_ENV, 1),
-        ("sac", DICT_ENV, 0),
-    ],
-)
-def test_processes_change_no_number(
-    algorithm: str, env: dict[str, Any], envs_per_actor: int
-) -> None:
-    """Equal metrics, to the last digit, in one process and with 1 or 3 workers; ES has its own."""
-    more = {"env": env, "runner.concurrency": 5, "total_steps": 600}
-    more["runner.envs_per_actor"] = envs_per_actor
-    short_run("dev", algorithm, **more)
-    assert float(rows("dev")[-1]["train/episodes"]) > 0
-    for n_workers in (1, 3):
-        short_run(f"local{n_workers}", algorithm, **more, **FORK, **{"runner.n_workers": n_workers})
-        assert rows(f"local{n_workers}") == rows("dev")
-
-
 RARE = {"skipped_steps", "zeroed_gradients", "loss", "compile_s"}
 
 # What each algorithm reports, and what of it only where something is set or goes wrong.

@@ -64,7 +64,7 @@ def graphs(compiler: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", everyday(3, CASES))
+@pytest.mark.parametrize("case", everyday(1, CASES))
 def test_numbers_are_those_of_the_ordinary_way(case: str, graphs: Any) -> None:
     """All graphs are made in the first epoch, without a break; weights have their names."""
     algorithm, way, more, count = CASES[case]

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 from agent_envs import Pushers
-from cases import everyday
 from es_problems import WalkEnv
 from own_envs import SpacesEnv
 from short_runs import FORK, rows, short_run, summary
@@ -28,7 +27,6 @@ from maze_train.algorithms.es.trainer import STATISTICS_STEPS
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
 OWN = ["test_es_runs", "es_problems", "own_parts", "own_envs"]
-HYBRID = partial(WalkEnv, "box", "dict")
 
 
 class KilledEnv(WalkEnv):
@@ -155,51 +153,6 @@ def test_a_wrapper_acts_and_is_saved() -> None:
 
 
 # -- local ---------------------------------------------------------------------------------------
-
-EQUAL: dict[str, tuple[Any, dict[str, Any]]] = {
-    "CartPole": ("CartPole-v1", {}),
-    "normalised": (
-        WalkEnv,
-        {
-            "model.normalization.mode": "running",
-            "model.normalization.n_steps": 50,
-            "algorithm.n_timesteps_per_update": 300,
-        },
-    ),
-    "sampled, with noise": (
-        HYBRID,
-        {"algorithm.deterministic": False, "algorithm.action_noise_stddev": 0.2},
-    ),
-    "memory": (
-        HYBRID,
-        {"model": "vector_rnn", "model.rnn.size": 4, "algorithm.n_timesteps_per_update": 150},
-    ),
-    "wrapper": (WalkEnv, {"algorithm.policy_wrapper": {"_target_": "test_es_runs.Reckless"}}),
-    "Dict": (
-        partial(SpacesEnv, "dict", "dict"),
-        {"algorithm.deterministic": False, "algorithm.action_noise_stddev": 0.2},
-    ),
-}
-
-PLACES: dict[str, dict[str, Any]] = {
-    "dev, 3": {"runner.concurrency": 3},
-    "2 workers, 8": {**FORK, "runner.n_workers": 2, "runner.concurrency": 8},
-    "4 workers, 64": {**FORK, "runner.n_workers": 4, "runner.concurrency": 64},
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", everyday(1, EQUAL))
-def test_who_plays_makes_no_difference(case: str) -> None:
-    """Any number of processes and members at a time: equal metrics and best weights."""
-    made, more = EQUAL[case]
-    env = made if isinstance(made, str) else lambda: made()
-    es_run("dev", env, **more, **{"runner.concurrency": 8})
-    for name, place in PLACES.items():
-        es_run(name, env, **more, **place)
-        assert_equal_runs(name, "dev")
-    for row in rows("dev"):
-        assert all(math.isfinite(float(cell)) for cell in row.values() if cell)
 
 
 @pytest.mark.slow

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from short_runs import QUIET, rows, short_run, written_config
+from short_runs import rows, short_run, written_config
 
-from maze_train import PPOAlgorithmConfig, PPOLearner, load_policy, train
+from maze_train import PPOAlgorithmConfig, PPOLearner, load_policy
 from maze_train.core.errors import ConfigError
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -22,18 +22,15 @@ TURNS: dict[str, Any] = {
 
 
 def test_frozen_parts_and_factors_of_the_rate() -> None:
-    """They are written with the run, which continues with them, and change what is learned."""
+    """They are written with the run, and change what is learned."""
     short_run("whole", **TURNS)
     assert written_config("whole")["algorithm"]["freeze"][1]["params"] == ["policy"]
-    short_run("half", **TURNS | {"total_steps": 128})
-    train(resume="half", total_steps=192, trust=["own_envs"], **QUIET)
-    assert rows("half") == rows("whole")
     short_run("without", **TURNS | {"algorithm.lr_factors": {}})
     assert rows("without")[-1] != rows("whole")[-1]
 
 
 def test_settings_of_a_module_and_a_scheduler_of_torch() -> None:
-    """They are those of the only module; a run continues with them, without trust for PyTorch."""
+    """They are those of the only module."""
     own = {
         "optimizer": {"_target_": "torch.optim.SGD", "momentum": 0.9},
         "lr_scheduler": {"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 2},
@@ -43,9 +40,6 @@ def test_settings_of_a_module_and_a_scheduler_of_torch() -> None:
     overrides = {f"algorithm.overrides.default.{key}": value for key, value in own.items()}
     short_run("whole", **given, **overrides)
     assert rows("whole") == rows("plain")
-    short_run("half", **given | {"total_steps": 128}, **overrides)
-    train(resume="half", total_steps=192, trust=["own_envs"], **QUIET)
-    assert rows("half") == rows("whole")
     assert len({row["train/learning_rate"] for row in rows("whole")}) > 1
     message = r"algorithm.overrides.default.gama = 1: unknown; did you mean .*default.gamma\?"
     with pytest.raises(ConfigError, match=message):

@@ -33,13 +33,16 @@ from maze_train.core.targets import Given, build_target
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
-@pytest.mark.parametrize("name", ["dev", "local"])
 @pytest.mark.parametrize(
-    ("env", "length"),
+    ("name", "env", "length"),
     [
-        ({"_target_": "own_envs.SpacesEnv", "kwargs": {"length": 4}}, 4),
-        ({"_target_": "own_envs.make_env"}, 3),
-        ({"_target_": "own_envs.make_env", "kwargs": {"length": 6}, "max_episode_steps": 2}, 2),
+        ("dev", {"_target_": "own_envs.SpacesEnv", "kwargs": {"length": 4}}, 4),
+        ("dev", {"_target_": "own_envs.make_env"}, 3),
+        (
+            "local",
+            {"_target_": "own_envs.make_env", "kwargs": {"length": 6}, "max_episode_steps": 2},
+            2,
+        ),
     ],
 )
 def test_an_environment_of_ones_own(name: str, env: dict[str, Any], length: int) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from short_runs import FORK, rows, settings
+from short_runs import rows, settings
 
 from maze_train import load_policy, run_rollout, train
 from maze_train.core.errors import ConfigError
@@ -51,12 +51,9 @@ STILL: dict[str, Any] = {
 
 @pytest.mark.parametrize(("foe", "more"), STILL.values(), ids=STILL)
 def test_a_policy_that_does_not_learn(foe: dict[str, Any], more: dict[str, Any]) -> None:
-    """It acts, its turns are dropped, and a run that is continued has the same numbers."""
-    more = {**more, "checkpoint.interval": 1, "algorithm.lr": 0.01, "total_steps": 0}
-    run("whole", foe, **more, **{"algorithm.n_epochs": 4})
-    run("part", foe, **more, **{"algorithm.n_epochs": 2})
-    run("part", foe, **more, **{"algorithm.n_epochs": 4}, resume="part")
-    assert rows("part") == rows("whole")
+    """It acts, and its turns are dropped."""
+    more = {**more, "algorithm.lr": 0.01, "total_steps": 0}
+    run("whole", foe, **more, **{"algorithm.n_epochs": 2})
     found = rows("whole")[-1]
     assert found["train/main/policy_loss"]
     assert ("train/judge/policy_loss" in found) == ("policies_to_train" not in more)
@@ -88,18 +85,6 @@ def test_a_policy_remembers_while_replay_buffers_are_filled() -> None:
     counts = {"_target_": "own_policies.CountsTurns"}
     found = run("sac", {"source": counts}, "sac", **{"algorithm.n_rollout_steps": 3}).history
     assert found[-1]["train/gradient_steps"] > 0
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("has_connected")
-def test_several_learners_have_policies_that_do_not_learn() -> None:
-    """Frozen policies reach all learners, in processes as well."""
-    run("one", {"source": "random"})
-    run("two", {"source": "random"}, **FORK, **{"learner_group.n_learners": 2})
-    for one, two in zip(rows("one"), rows("two"), strict=True):
-        for name, cell in one.items():
-            if cell and name != "epoch":
-                assert float(two[name]) == pytest.approx(float(cell), rel=1e-4, abs=1e-5), name
 
 
 @pytest.mark.parametrize("frozen", [True, False])

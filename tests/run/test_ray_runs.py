@@ -29,11 +29,11 @@ CARTPOLE: dict[str, Any] = {"env": {"id": "CartPole-v1"}}
 TUPLES = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}}
 CASES: dict[str, dict[str, Any]] = {
     "ppo": {**CARTPOLE, "runner.concurrency": 5, "total_steps": 600},
-    "actors of ppo": {**CARTPOLE, "runner.concurrency": 4, "runner.envs_per_actor": 1},
-    "a2c": {
-        "env": {"id": "Pendulum-v1", "max_episode_steps": 30},
-        "runner.concurrency": 5,
-        "total_steps": 600,
+    "actors and learners of ppo": {
+        **CARTPOLE,
+        "runner.concurrency": 4,
+        "runner.envs_per_actor": 1,
+        "learner_group.n_learners": 2,
     },
     "sac": {"env": TUPLES, "runner.concurrency": 5, "total_steps": 600},
     "es": {**CARTPOLE, "evaluation.max_episode_steps": 50},
@@ -64,6 +64,7 @@ COMMAND = [
 ANOTHER_RAY = "import ray; ray.init(address='local', num_cpus=1); print(flush=True); input()"
 
 
+@exhaustive
 def test_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a user begins: without an address, with several learners, next to another program's Ray.
 
@@ -107,45 +108,32 @@ def test_one_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @exhaustive
-@pytest.mark.parametrize("algorithm", CASES)
-def test_machines_change_no_number(algorithm: str, on_two_machines: Any) -> None:
-    """Equal metrics, to the last digit, in one process and with 1, 2 or 4 workers."""
-    more = CASES[algorithm]
-    algorithm = algorithm.rpartition(" ")[2]
-    short_run("dev", algorithm, **more)
+@pytest.mark.parametrize(("case", "n_workers"), [("actors and learners of ppo", 2), ("sac", 3)])
+def test_machines_change_no_number(case: str, n_workers: int, on_two_machines: Any) -> None:
+    """Equal metrics, to the last digit, in one process and with workers on two machines.
+
+    Runs of PPO and ES have them as well where a machine is lost, below.
+    """
+    algorithm = case.rpartition(" ")[2]
+    short_run("dev", algorithm, **CASES[case])
     assert float(rows("dev")[-1]["train/episodes"]) > 0
-    for n_workers in (1, 2, 4):
-        spread = {"runner.n_workers": n_workers, "runner.placement": "SPREAD"}
-        short_run(f"ray{n_workers}", algorithm, **more, **RAY, **spread)
-        assert rows(f"ray{n_workers}") == rows("dev")
+    how = {**RAY, "runner.n_workers": n_workers, "runner.placement": "SPREAD"}
+    short_run("ray", algorithm, **CASES[case], **how, **{"runner.cpus_per_learner": 0.5})
+    assert rows("ray") == rows("dev")
 
 
 @exhaustive
 def test_rollouts(on_two_machines: Any) -> None:
     """The same episodes, whoever plays them."""
     play(**RANDOM, output_dir="dev", n_episodes=12)
-    for n_workers in (1, 4):
-        play(**RANDOM, **RAY, output_dir=f"ray{n_workers}", n_episodes=12, **{
-            "runner.n_workers": n_workers
-        })  # fmt: skip
-        assert episodes_of(f"ray{n_workers}") == episodes_of("dev")
+    play(**RANDOM, **RAY, output_dir="ray", n_episodes=12, **{"runner.n_workers": 3})
+    assert episodes_of("ray") == episodes_of("dev")
 
 
 @exhaustive
-def test_learners(on_two_machines: Any) -> None:
-    """Several learners that live on other machines have the numbers of those on this one."""
-    more = {**CASES["ppo"], "learner_group.n_learners": 3}
-    short_run("dev", **more)
-    short_run("ray", **more, **RAY, **{"runner.n_workers": 2, "runner.cpus_per_learner": 0.5})
-    assert rows("ray") == rows("dev")
-
-
-@exhaustive
-@pytest.mark.parametrize("action", ["box", "tuple"])
-def test_actors(action: str, on_two_machines: Any) -> None:
+def test_actors(on_two_machines: Any) -> None:
     """Actors of IMPALA learn from their rollouts, of which nothing is lost."""
-    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": action}}
-    result = short_run("run", "impala", env=env, total_steps=640, **RAY)
+    result = short_run("run", "impala", env=TUPLES, total_steps=640, **RAY)
     assert result.summary.env_steps == 640
     for row in result.history:
         assert all(math.isfinite(value) for value in row.values())

@@ -13,7 +13,7 @@ import own_parts
 import pytest
 from own_parts import AlwaysFirst, KeptReplay, diaries
 from recorded import record
-from short_runs import QUIET, everything, rows, settings, short_run
+from short_runs import FORK, QUIET, everything, rows, settings, short_run
 
 import maze_train.algorithms.off_policy.trainer as off_policy
 import maze_train.data.replay_columns as replay_columns
@@ -70,11 +70,10 @@ def test_what_is_stored_is_what_happened(
     """Each transition is one that an environment made; of a full buffer, the last ones are."""
     (tmp_path / "diaries").mkdir()
     kwargs = {"directory": str(tmp_path / "diaries"), "action": action}
-    workers = {"runner.n_workers": 2} if runner == "local" and concurrency > 1 else {}
+    workers = {"runner.n_workers": min(concurrency, 2)}
     result = sac_run(
         env={"_target_": "own_parts.DiaryEnv", "kwargs": kwargs},
-        runner=runner,
-        **workers,
+        **({**FORK, **workers} if runner == "local" else {}),
         **{
             "runner.concurrency": concurrency,
             "algorithm.replay_buffer": KEPT,

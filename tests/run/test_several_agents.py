@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from agent_envs import Heaps
 from cases import everyday
 from gymnasium.spaces import Box
 from own_parts import OwnNet
-from short_runs import FORK, rows, settings, short_run, written_config
+from run_cases import HEAPS, RECURRENT, start
+from short_runs import rows, settings, short_run, written_config
 
 from maze_train import (
     ConfigError,
-    JointEnv,
     TrainingError,
     load_learner,
     load_policy,
@@ -29,82 +29,24 @@ from maze_train.training.models import check_id, modules_of, policies_of_agents
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
-HEAPS = {"env": {"_target_": "agent_envs.Heaps"}, "total_steps": 384}
-"""Players act in turn; a referee comes and goes, with other spaces."""
-RECURRENT = {
-    "model.rnn": {"cell": "gru", "size": 6},
-    "algorithm.n_rollout_steps": 12,
-    "algorithm.sequence_length": 4,
-}
-NORMALISED = {"model.normalization.mode": "running", "model.normalization.n_steps": 20}
-OFF_POLICY = {"algorithm.n_rollout_steps": 3, "algorithm.replay_buffer_size": 90}
-"""Buffers wrap."""
-INITIAL = {
-    "algorithm.replay_buffer_size": 200,
-    "algorithm.initial_buffer_size": 160,
-    "algorithm.initial_action_repeat": 5,
-}
-"""Agents act at random beyond the third epoch, which ends while an action is repeated."""
-
-
-def meets_snapshots(**opponents: Any) -> dict[str, Any]:
-    """Settings with which the players meet snapshots of their policy."""
-    players = {"agents": ["first", "second"], "opponents": opponents}
-    return {"policies": {"main": players, "judge": {"agents": ["referee"]}}}
-
-
-EACH_EPOCH = meets_snapshots(add_every=1, keep=2, draw="by_strength")
-CASES: dict[str, dict[str, Any]] = {
-    "ppo": {},
-    "a2c": NORMALISED,
-    "ppo, memory": RECURRENT,
-    "ppo, actors": {**RECURRENT, "runner.envs_per_actor": 1},
-    "sac": {**OFF_POLICY, "algorithm.n_step_returns": 3},
-    "dqn": {**OFF_POLICY, **NORMALISED, **INITIAL},
-    "td3": {**OFF_POLICY, "env": {"_target_": "agent_envs.Pushers"}},
-    "impala": {"algorithm.broadcast_interval": 2},
-    "impala, memory": {**RECURRENT, "algorithm.replay_size": 3},
-    "ppo, centralised": {**RECURRENT, **NORMALISED, "model.centralized_critic": True},
-    "es": {},
-    "es, memory": {"model.rnn": {"cell": "gru", "size": 6}, "env.max_episode_steps": 9},
-    "impala, centralised": {"model.centralized_critic": True, "algorithm.replay_size": 3},
-    "ppo, league": EACH_EPOCH,
-    "ppo, league by win rate": meets_snapshots(
-        add_every=0, at_win_rate=0.4, least_episodes=3, keep=2
-    ),
-    "ppo, league, centralised": {**EACH_EPOCH, "model.centralized_critic": True},
-    "ppo, league, memory": {**EACH_EPOCH, **RECURRENT},
-}
-LEAGUES = [case for case in CASES if "league" in case]
-OFTEN = ["ppo, league", "ppo, centralised", "impala, memory", "dqn", "es, memory", *LEAGUES[1:]]
-ORDERED = sorted(CASES, key=lambda case: case not in OFTEN)
-
 
 def run(name: str, case: str, **more: Any) -> Any:
-    """A short run in which every turn of an episode may fall between two rollouts."""
-    algorithm = case.partition(",")[0]
-    like = "sac" if algorithm in ("dqn", "td3") else algorithm
-    given = {**HEAPS, "algorithm.n_rollout_steps": 13, **CASES[case], **more}
-    return train(**{**settings(like, **given), "algorithm": algorithm, "run_dir": name})
+    """A short run of several agents, by the name of its case."""
+    return start(f"agents: {case}", Path(name).absolute(), **more)
 
 
-@pytest.mark.parametrize("case", everyday(len(OFTEN), ORDERED))
-def test_a_run_that_goes_on_has_the_numbers_of_one_that_was_not_stopped(case: str) -> None:
-    """Turns that a rollout left open are in the checkpoint; snapshots, seats and ratings are."""
-    constant = {"algorithm.lr": 0.01, "checkpoint.interval": 1}
-    run("whole", case, **constant, **{"algorithm.n_epochs": 6, "total_steps": 0})
-    run("part", case, **constant, **{"algorithm.n_epochs": 3, "total_steps": 0})
-    run("part", case, **constant, **{"algorithm.n_epochs": 6, "total_steps": 0}, resume="part")
-    assert rows("part") == rows("whole")
-    assert len(rows("whole")) == 6
-    found = rows("whole")[-1].keys()
-    one = {name.split("/")[1] for name in found if re.match("train/.*(_loss|policy_norm)", name)}
-    names = {"main", "judge"} if case in LEAGUES else {"first", "referee"}
+@pytest.mark.parametrize("case", ["ppo", "td3", "ppo, league"])
+def test_metrics_of_each_policy_and_agent(case: str) -> None:
+    """Losses are those of policies; returns of evaluations are those of agents."""
+    run("run", case, **{"algorithm.n_epochs": 2})
+    found = rows("run")[-1].keys()
+    one = {name.split("/")[1] for name in found if re.match("train/.*_loss", name)}
+    names = {"main", "judge"} if "league" in case else {"first", "referee"}
     assert one == ({"left", "right"} if case == "td3" else names)
     assert any(name.startswith("eval/") and name.count("/") == 2 for name in found)
 
 
-@pytest.mark.parametrize("case", LEAGUES[:2])
+@pytest.mark.parametrize("case", ["ppo, league", "ppo, league by win rate"])
 def test_snapshots_that_are_kept_are_saved(case: str) -> None:
     """Two are, of five; they do not learn, and others can go on with what is saved."""
     more = {"algorithm.lr": 0.01, "checkpoint.interval": 1}
@@ -120,7 +62,7 @@ def test_snapshots_that_are_kept_are_saved(case: str) -> None:
     assert sum(module_id.startswith("main@") for module_id in modules) == 2
 
 
-@pytest.mark.parametrize("case", ["impala", "impala, memory", "ppo"])
+@pytest.mark.parametrize("case", ["impala", "impala, replay", "ppo"])
 def test_whoever_acted_learns(case: str) -> None:
     """With weights that stay, the recorded log-probabilities of each turn are those of now."""
     run("run", case, **{"algorithm.lr": 1e-12})
@@ -130,47 +72,6 @@ def test_whoever_acted_learns(case: str) -> None:
             assert last[f"train/{policy}/approximate_kl"] == pytest.approx(0.0, abs=1e-9)
         else:
             assert last[f"train/{policy}/rho_mean"] == pytest.approx(1.0, abs=1e-5)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", everyday(4, [x for x in ORDERED if "impala" not in x]))
-def test_processes_change_no_number(case: str) -> None:
-    """Environments in worker processes give the numbers of those in this one."""
-    run("dev", case)
-    for n_workers in (1, 2):
-        run(f"local{n_workers}", case, **FORK, **{"runner.n_workers": n_workers})
-        assert rows(f"local{n_workers}") == rows("dev")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("has_connected")
-@pytest.mark.parametrize("case", everyday(2, ["ppo", "ppo, league", "sac"]))
-def test_several_learners_have_the_numbers_of_one(case: str) -> None:
-    """Policies are trained side by side by two learners; snapshots come and go in both."""
-    # One result that rounding changes would change ratings, and who plays next.
-    more = {"algorithm.lr": 1e-4} if case in LEAGUES else {}
-    run("one", case, **more)
-    run("two", case, **FORK, **more, **{"learner_group.n_learners": 2})
-    for one, two in zip(rows("one"), rows("two"), strict=True):
-        for name, cell in one.items():
-            if cell and name != "epoch":
-                assert float(two[name]) == pytest.approx(float(cell), rel=1e-4, abs=1e-5), name
-
-
-@pytest.mark.parametrize("case", ["ppo", "sac"])
-def test_a_saved_policy_acts_for_all_agents(case: str) -> None:
-    """What is saved plays whole episodes, alone and in rollouts."""
-    run("run", case)
-    policy, env = load_policy("run"), JointEnv(Heaps())
-    obs, _ = env.reset(seed=3)
-    while obs["acts"].any():
-        action = policy.act(obs)
-        assert env.action_space.contains(action)
-        obs, _, terminated, truncated, info = env.step(action)
-    assert terminated or truncated
-    assert min(info["agent_returns"].values()) == -1.0
-    result = run_rollout(run="run", n_episodes=3, progress="quiet", trust=["agent_envs"])
-    assert len(result.episodes) == 3
 
 
 @pytest.mark.parametrize("mode", ["running", "estimated"])
@@ -215,9 +116,9 @@ def test_classic_environments_are_learned_continued_and_played(name: str) -> Non
         pytest.importorskip("hanabi_learning_environment" if "hanabi" in name else "rlcard")
     few = {"algorithm.lr": 0.01, "checkpoint.interval": 1, "evaluation.max_episode_steps": 30}
     few |= {"env": {"id": f"pettingzoo:classic/{name}"}, "total_steps": 0}
-    run("whole", "ppo", **few, **{"algorithm.n_epochs": 3})
-    run("part", "ppo", **few, **{"algorithm.n_epochs": 2})
-    run("part", "ppo", **few, **{"algorithm.n_epochs": 3}, resume="part")
+    run("whole", "ppo", **few, **{"algorithm.n_epochs": 2})
+    run("part", "ppo", **few, **{"algorithm.n_epochs": 1})
+    run("part", "ppo", **few, **{"algorithm.n_epochs": 2}, resume="part")
     assert rows("part") == rows("whole")
     for found in rows("whole"):
         losses = [float(cell) for key, cell in found.items() if "policy_loss" in key and cell]
@@ -346,31 +247,12 @@ def test_names_of_agents_that_look_like_patterns() -> None:
             r"env\.wrappers\[0\] = 'gymnasium.*': adds 'time' where all agents observe together",
         ),
     ],
-    ids=[
-        *(
-            "typo",
-            "left out",
-            "name",
-            "empty",
-            "dot",
-            "slash",
-            "at",
-            "colon",
-            "none",
-            "twice",
-            "statistics",
-            "chosen",
-            "priorities",
-        ),
-        *("demonstrations", "one agent", "no critic of states", "no one else", "a trunk"),
-        *("rewards", "scale", "further part"),
-    ],
 )
 def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> None:
     """Key, value, what is expected."""
     algorithm = str(overrides.pop("algorithm", "ppo"))
     with pytest.raises(ConfigError, match=problem):
-        short_run("run", algorithm, **{**HEAPS, "total_steps": 100, **overrides})
+        short_run("run", algorithm, **{"env": HEAPS, "total_steps": 100, **overrides})
 
 
 @pytest.mark.parametrize("base", ["ppo", "sac"])
@@ -380,7 +262,7 @@ def test_a_run_begins_with_the_policies_of_another(
     """Weights and networks of all policies are taken over; policies of other names do not fit."""
     run("base", base, **{"model.hidden_sizes": [6, 5], "model.activation": "relu"})
     more = {"base_run": "base", "algorithm.lr": 1e-12, "trust": ["agent_envs"]}
-    given = settings("impala", **HEAPS, **more, run_dir="run")
+    given = settings("impala", env=HEAPS, **more, run_dir="run")
     del given["model.hidden_sizes"]
     train(**given)
     assert "took over policies.first.policy" in capsys.readouterr().err

@@ -213,31 +213,6 @@ def test_the_files_hold_what_is_needed_to_act(tmp_path):
     assert any(value.any() for value in read_weights(tmp_path).values())
 
 
-class Trap:
-    """Runs code when it is unpickled."""
-
-    ran = False
-
-    def __reduce__(self):
-        return _spring, ()
-
-
-def _spring():
-    Trap.ran = True
-
-
-@pytest.mark.parametrize("content", [{"weights": Trap()}, [1, 2, 3]], ids=["code", "a list"])
-def test_hostile_weights_are_refused(tmp_path, content):
-    """Without a score, whose digest is that of other weights, nothing in them runs either."""
-    saved(tmp_path, "box-discrete")
-    torch.save(content, tmp_path / "policy.pt")
-    (tmp_path / "score.json").unlink()
-    with pytest.raises(RunDirectoryError, match=r"policy\.pt is damaged: expected tensors") as told:
-        read_weights(tmp_path)
-    assert not Trap.ran
-    assert "weights_only" not in str(told.value)
-
-
 @pytest.mark.parametrize("count", range(4))
 def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
     """The old weights or the new ones are there, with their own score or none."""

@@ -1,4 +1,4 @@
-"""Short runs of every algorithm, to be stopped and continued."""
+"""One table of short runs, for the claims that hold for every run: `CASES`."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ import gymnasium
 import numpy as np
 from killed_runs import differences, final_state, rows_of
 from recorded import cartpole_heuristic, record
+from rollouts import play
 
 from maze_train import Trajectory, load_policy, train
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-OWN = ["continued_runs", "goal_envs", "own_envs", "own_parts"]
+OWN = [
+    *("agent_envs", "goal_envs", "own_envs", "own_networks", "own_parts", "own_policies"),
+    "run_cases",
+]
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
     "runner": "dev",
@@ -46,7 +50,7 @@ OFF_POLICY: dict[str, Any] = {
     "total_steps": 4 * 64,
 }
 ALGORITHMS: dict[str, dict[str, Any]] = {
-    "ppo": {**A2C, "algorithm.batch_size": 16},
+    "ppo": {**A2C, "algorithm.batch_size": 16, "algorithm.n_optimization_epochs": 3},
     "a2c": A2C,
     "sac": {**OFF_POLICY, "algorithm.update_to_data_ratio": 0.3},
     "td3": {
@@ -93,7 +97,7 @@ ONE_EPOCH, TWO_EPOCHS, FOUR_EPOCHS = ({"algorithm.n_epochs": n} for n in (1, 2, 
 NORMALISED = {"model.normalization.mode": "running", "model.normalization.n_steps": 48}
 MEMORY = {"model": "vector_rnn", "model.rnn.size": 8}
 DICT_ENV = {"env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}}}
-DEMONSTRATIONS = {"_target_": "continued_runs.demonstrations"}
+DEMONSTRATIONS = {"_target_": "run_cases.demonstrations"}
 
 CASES: dict[str, dict[str, Any]] = {
     "ppo": {},
@@ -104,6 +108,17 @@ CASES: dict[str, dict[str, Any]] = {
         **NORMALISED,
         "algorithm.reward_scaling": True,
         "runner.envs_per_actor": 1,
+    },
+    "ppo, frozen parts": {
+        "algorithm.lr_factors": {"critic": 2.0},
+        "algorithm.freeze": ["*.bias", {"params": ["policy"], "period": 2, "stop": 1}],
+    },
+    "ppo, optimizer of torch": {
+        "algorithm.overrides.default.optimizer": {"_target_": "torch.optim.SGD", "momentum": 0.9},
+        "algorithm.overrides.default.lr_scheduler": {
+            "_target_": "torch.optim.lr_scheduler.StepLR",
+            "step_size": 2,
+        },
     },
     "a2c": {},
     "a2c, memory": MEMORY,
@@ -126,6 +141,12 @@ CASES: dict[str, dict[str, Any]] = {
         "model.normalization.n_steps": 100,
     },
     "td3": {},
+    "td3, several boxes": {
+        **NORMALISED,
+        "env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "boxes"}},
+        "algorithm.n_step_returns": 3,
+        "algorithm.replay_buffer": {"_target_": "maze_train.PrioritizedReplayBuffer"},
+    },
     "td3, hindsight": {
         "env": {"_target_": "goal_envs.PointToGoal", "kwargs": {"length": 7, "ends": True}},
         "algorithm.replay_buffer": "her",
@@ -177,6 +198,7 @@ CASES: dict[str, dict[str, Any]] = {
         "algorithm.optimizer": {"_target_": "torch.optim.Adam", "amsgrad": True},
     },
     "es, memory": {**MEMORY, **NORMALISED},
+    "es, wrapped": {"algorithm.policy_wrapper": {"_target_": "own_networks.Rule"}},
     "es, steps end it": {"total_steps": 700, "algorithm.n_epochs": 0, "algorithm.lr": "linear_0.1"},
     "bc": {},
     "bc, validation only": {"algorithm.epoch_length": 0, "evaluation.n_episodes": 0},
@@ -188,12 +210,99 @@ CASES: dict[str, dict[str, Any]] = {
 }
 """Settings by algorithm and what is particular."""
 
+HEAPS = {"_target_": "agent_envs.Heaps"}
+"""Players act in turn; a referee comes and goes, with other spaces."""
+RECURRENT = {
+    "model.rnn": {"cell": "gru", "size": 6},
+    "algorithm.n_rollout_steps": 12,
+    "algorithm.sequence_length": 4,
+}
+FEW = {
+    "algorithm.n_rollout_steps": 3,
+    "algorithm.epoch_length": 8,
+    "algorithm.replay_buffer_size": 90,  # it wraps
+}
+CENTRALIZED = {"model.centralized_critic": True}
+
+
+def meets_snapshots(**opponents: Any) -> dict[str, Any]:
+    """Settings with which the players meet snapshots of their policy."""
+    players = {"agents": ["first", "second"], "opponents": opponents}
+    return {"policies": {"main": players, "judge": {"agents": ["referee"]}}}
+
+
+def meets(**foe: Any) -> dict[str, Any]:
+    """Settings with which one player meets another policy."""
+    players = {"main": {"agents": ["first"]}, "foe": {"agents": ["second"], **foe}}
+    return {"policies": {**players, "judge": {"agents": ["referee"]}}}
+
+
+EACH_EPOCH = meets_snapshots(add_every=1, keep=2, draw="by_strength")
+OF_AGENTS: dict[str, dict[str, Any]] = {
+    "ppo": {},
+    "a2c": {"model.normalization.mode": "running", "model.normalization.n_steps": 20},
+    "ppo, memory": RECURRENT,
+    "ppo, actors": {**RECURRENT, "runner.envs_per_actor": 1},
+    "sac": {**FEW, "algorithm.n_step_returns": 3},
+    "dqn": {
+        **FEW,
+        **NORMALISED,
+        # Agents act at random beyond an epoch, which ends while an action is repeated.
+        "algorithm.replay_buffer_size": 200,
+        "algorithm.initial_buffer_size": 160,
+        "algorithm.initial_action_repeat": 5,
+    },
+    "td3": {**FEW, "env": {"_target_": "agent_envs.Pushers"}},
+    "impala": {"algorithm.broadcast_interval": 2},
+    "impala, replay": {**RECURRENT, "algorithm.replay_size": 3},
+    "impala, centralised, replay": {**CENTRALIZED, "algorithm.replay_size": 3},
+    "ppo, centralised": {**RECURRENT, **NORMALISED, **CENTRALIZED},
+    "es": {},
+    "es, memory": {"model.rnn": {"cell": "gru", "size": 6}, "env.max_episode_steps": 9},
+    "bc": {**NORMALISED, "algorithm.epoch_length": 5},
+    "ppo, random foe": meets(source="random"),
+    "ppo, own foe": meets(source={"_target_": "own_policies.TakesOne"}),
+    "ppo, frozen foe": meets(frozen=True),
+    "ppo, one learns": {**meets(), "policies_to_train": ["main"]},
+    "ppo, league": EACH_EPOCH,
+    "ppo, league by win rate": meets_snapshots(
+        add_every=0, at_win_rate=0.4, least_episodes=3, keep=2
+    ),
+    "ppo, league, centralised": {**EACH_EPOCH, **CENTRALIZED},
+    "ppo, league, memory": {**EACH_EPOCH, **RECURRENT},
+}
+"""The same for several agents. Every turn of an episode may fall between two rollouts."""
+CASES |= {
+    f"agents: {case}": {
+        "env": HEAPS,
+        **({} if case[:2] in ("es", "bc") else {"algorithm.n_rollout_steps": 13}),
+        "algorithm.n_epochs": 4,
+        "total_steps": 0,
+        **more,
+    }
+    for case, more in OF_AGENTS.items()
+}
+
+
+def algorithm_of(case: str) -> str:
+    """The algorithm that a case is about."""
+    return case.removeprefix("agents: ").partition(",")[0]
+
 
 def demonstrations(path: str = "") -> list[Trajectory]:
     """One demonstration on CartPole."""
     rng = np.random.default_rng(0)
     obs, actions = rng.normal(size=(8, 4)).astype(np.float32), rng.integers(0, 2, 7)
     return [Trajectory(obs, actions, np.ones(7), terminated=True, truncated=False)]
+
+
+def data_for(case: str, directory: Path) -> Path:
+    """Episodes that a clone learns from; those that are there stay."""
+    if not case.startswith("agents"):
+        return directory if directory.exists() else record_cartpole(directory)
+    if not directory.exists():
+        play(env=HEAPS, policy="random", record=True, n_episodes=12, output_dir=str(directory))
+    return directory / "trajectories"
 
 
 def record_cartpole(directory: Path, n_episodes: int = 10, **how: Any) -> Path:
@@ -204,11 +313,10 @@ def record_cartpole(directory: Path, n_episodes: int = 10, **how: Any) -> Path:
 
 def settings(case: str, run_dir: Path, **changes: Any) -> dict[str, Any]:
     """Settings of a run; the data set of BC lies next to its directory."""
-    algorithm = case.partition(",")[0]
+    algorithm = algorithm_of(case)
     given = {**SMALL, "algorithm": algorithm, **ALGORITHMS[algorithm], **CASES[case]}
     if algorithm == "bc":
-        data = run_dir.parent / "data"
-        given["runner.dataset"] = str(data if data.exists() else record_cartpole(data))
+        given["runner.dataset"] = str(data_for(case, run_dir.parent / "data"))
     return {**given, "run_dir": str(run_dir), **changes}
 
 
