@@ -215,7 +215,7 @@ def test_training_and_evaluation_environments():
     assert layers(evaluation()) == shared
     assert layers(BoundedEnvFactory(evaluation, 7)()) == ["TimeLimit", *shared]
     assert evaluation().observation_space == spaces.Box(0, 255, (4, 84, 84), np.uint8)
-    vector = SequentialVectorEnv([training])
+    vector = SequentialVectorEnv([game("SpaceInvaders")])
     assert vector.frame_stack == {"": 4}
     assert vector.monitored
     again = EnvFactory.from_any(evaluation, mode=0)
