@@ -15,19 +15,23 @@ import pytest
 import torch
 from actor_envs import ActorEnv, BrokenLaterEnv, FailsForSeedEnv, OddOneOutEnv
 from cases import everyday
-from es_problems import Rollouts, UnequalEnv, WalkEnv, bits, pair_bits
-from gymnasium import spaces
-from leftovers import has_ended
-from player_problems import (
+from es_problems import (
     PROBLEMS,
     RECORDED,
     Episodes,
     PictureEnv,
     ReusingEnv,
+    Rollouts,
+    UnequalEnv,
+    WalkEnv,
+    bits,
     closing_env,
     model_problem,
+    pair_bits,
     play_alone,
 )
+from gymnasium import spaces
+from leftovers import has_ended
 
 from maze_train.collect.agents import PolicyAgent, RandomAgent
 from maze_train.collect.episode_player import PlaySettings

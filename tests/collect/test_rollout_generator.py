@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from actor_envs import FailsForSeedEnv
 from cases import sweep
-from es_problems import UnequalEnv, WalkEnv, bits, model_for
-from player_problems import RememberingPolicy, closing_env
+from es_problems import RememberingPolicy, UnequalEnv, WalkEnv, bits, closing_env, model_for
 
 from maze_train.collect.agents import RolloutGenerator, model_of, spaces_of_policy
 from maze_train.collect.episode_player import PlaySettings

@@ -12,7 +12,7 @@ from functools import partial
 import numpy as np
 import pytest
 from actor_envs import FailsForSeedEnv
-from player_problems import PictureEnv, play_alone
+from es_problems import PictureEnv, play_alone
 
 from maze_train.collect import recording
 from maze_train.collect.agents import RandomAgent

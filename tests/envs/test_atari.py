@@ -15,7 +15,6 @@ from toy_envs import CountingEnv, LivesEnv
 
 from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
-from maze_train.core.seeding import EpisodeSeeds
 from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper, SignRewardWrapper
 from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.envs.monitoring import MonitoringWrapper
@@ -216,6 +215,9 @@ def test_training_and_evaluation_environments():
     assert layers(evaluation()) == shared
     assert layers(BoundedEnvFactory(evaluation, 7)()) == ["TimeLimit", *shared]
     assert evaluation().observation_space == spaces.Box(0, 255, (4, 84, 84), np.uint8)
+    vector = SequentialVectorEnv([game("SpaceInvaders")])
+    assert vector.frame_stack == {"": 4}
+    assert vector.monitored
     again = EnvFactory.from_any(evaluation, mode=0)
     assert layers(again()) == shared
     assert evaluation.for_evaluation() == evaluation
@@ -253,27 +255,6 @@ def test_lives_are_episodes_of_training_only():
     assert reports[0]["r"] > 0.0
     # The end of the game is followed by a new one.
     assert training.reset(seed=12)[1]["lives"] == 5
-
-
-def test_final_observation_of_a_truncated_game():
-    """It is the stack that the game ended with, newest screen last."""
-    factory = game("SpaceInvaders", max_num_frames_per_episode=101)
-    vector, alone = (
-        SequentialVectorEnv([factory]),
-        preprocessed("SpaceInvaders", max_num_frames_per_episode=101),
-    )
-    assert vector.frame_stack == {"": 4}
-    assert vector.monitored
-    vector.reset(seed=3)
-    alone.reset(seed=EpisodeSeeds(3, 0, 1).next())
-    screens = []
-    truncated = np.array([False])
-    while not truncated[0]:
-        screens.append(alone.step(1)[0])
-        _, _, terminated, truncated, infos = vector.step([1])
-    assert not terminated[0]
-    np.testing.assert_array_equal(infos["final_obs"][0], np.stack(screens[-4:]))
-    assert (screens[-1] != screens[-2]).any()
 
 
 # -- what is asked for -----------------------------------------------------------------------------

@@ -9,8 +9,17 @@ import pytest
 from cases import sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_envs import CountingEnv, LivesEnv, SpoiltEnv
-from vector_cases import ALL, FORKS, OTHER_MODES, PLACES, foreign, here
+from toy_envs import (
+    ALL,
+    FORKS,
+    OTHER_MODES,
+    PLACES,
+    CountingEnv,
+    LivesEnv,
+    SpoiltEnv,
+    foreign,
+    here,
+)
 
 from maze_train import EnvFactory
 from maze_train.core.errors import EnvError

@@ -11,7 +11,7 @@ import pytest
 from agent_envs import Heaps, Script
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
-from vector_cases import FORKS, PLACES, assert_equal_steps, assert_same, here, workers
+from toy_envs import FORKS, PLACES, assert_equal_steps, assert_same, here, workers
 
 from maze_train import EnvConfig, EnvFactory, JointEnv, RandomResetWrapper, Turn
 from maze_train.collect.agents import UniformPolicy

@@ -9,10 +9,13 @@ import gymnasium
 import numpy as np
 import pytest
 from cases import everyday, sweep
-from toy_envs import CountingEnv, FailingEnv, JitterEnv, NestedEnv
-from vector_cases import (
+from toy_envs import (
     FORKS,
     PLACES,
+    CountingEnv,
+    FailingEnv,
+    JitterEnv,
+    NestedEnv,
     actions_for,
     assert_equal_steps,
     assert_same,

@@ -9,8 +9,7 @@ import pytest
 from cases import sweep
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
-from toy_envs import CountingEnv
-from vector_cases import ALL, FORKS, OTHER_MODES, PLACES, here
+from toy_envs import ALL, FORKS, OTHER_MODES, PLACES, CountingEnv, here
 
 from maze_train.core.errors import EnvError, SpaceError
 
@@ -182,34 +181,14 @@ def play(vector: Any, steps: int) -> None:
         vector.step(actions(vector.num_envs))
 
 
-def test_last_observations_need_no_legal_action() -> None:
-    """Episodes end in states without legal actions, and the masks arrive as they are."""
-    vector = here([MaskedEnv] * 2)
-    play(vector, 4)
-    obs, _, terminated, _, infos = vector.step(actions(2))
-    assert terminated.all()
-    assert not infos["final_obs"][0]["action_mask/x"].any()
-    assert obs["action_mask/x"].tolist() == [[0, 1, 0]] * 2
-    play(vector, 20)
-
-
-@sweep(
-    "case",
-    [
-        ({"bad_step": 0}, 0, "failed in the reset of the episode.*no action of part 'x' is legal"),
-        (
-            {"bad_step": 2, "bad_episode": 1, "bad_part": "y"},
-            7,
-            "failed at step 2 of the episode.*no action of choice 1 of part 'y' is legal: entries "
-            "2 to 3 of the observation 'action_mask/y' are all 0",
-        ),
-    ],
-)
-def test_no_legal_action(case: tuple[dict[str, Any], int, str]) -> None:
+def test_no_legal_action():
     """The error names environment, step, part and choice."""
-    settings, steps, message = case
-    with pytest.raises(EnvError, match=rf"environment 1 {message}"):
-        play(here([MaskedEnv, lambda: MaskedEnv(**settings)]), steps)
+    message = (
+        "environment 1 failed at step 2 of the episode.*no action of choice 1 of part 'y' is "
+        "legal: entries 2 to 3 of the observation 'action_mask/y' are all 0"
+    )
+    with pytest.raises(EnvError, match=message):
+        play(here([MaskedEnv, lambda: MaskedEnv(bad_step=2, bad_episode=1, bad_part="y")]), 7)
 
 
 @pytest.mark.parametrize("make", [*ALL, *OTHER_MODES])

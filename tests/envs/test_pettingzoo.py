@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from cases import everyday
 from gymnasium import spaces
-from vector_cases import assert_equal_steps, here
+from toy_envs import assert_equal_steps, here
 
 from maze_train import EnvConfig, EnvFactory, JointEnv
 from maze_train.config.plugins import is_registered

@@ -16,6 +16,10 @@ import torch
 from cases import sweep
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_envs import (
+    ALL,
+    FORKS,
+    PLACES,
+    START_METHODS,
     AwkwardEnv,
     CountingEnv,
     FailingEnv,
@@ -23,12 +27,6 @@ from toy_envs import (
     OddInfoEnv,
     SpoiltEnv,
     ThreadCountingEnv,
-)
-from vector_cases import (
-    ALL,
-    FORKS,
-    PLACES,
-    START_METHODS,
     actions_for,
     assert_equal_steps,
     assert_same,

@@ -13,10 +13,13 @@ import time
 import numpy as np
 import pytest
 from cases import sweep
-from toy_envs import CountingEnv, FailingEnv, JitterEnv, NestedEnv
-from vector_cases import (
+from toy_envs import (
     FORKS,
     START_METHODS,
+    CountingEnv,
+    FailingEnv,
+    JitterEnv,
+    NestedEnv,
     actions_for,
     assert_equal_steps,
     here,

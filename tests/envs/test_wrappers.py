@@ -8,8 +8,7 @@ import pytest
 from cases import sweep
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
-from toy_envs import AwkwardEnv, CountingEnv, NestedEnv
-from vector_cases import FORKS, PLACES, here
+from toy_envs import FORKS, PLACES, AwkwardEnv, CountingEnv, NestedEnv, here
 
 from maze_train import ConfigError, EnvConfig, EnvFactory, SelectEntriesWrapper, SpaceError
 from maze_train.core.errors import EnvError

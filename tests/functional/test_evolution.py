@@ -11,7 +11,7 @@ import torch
 from cases import sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_evolution import slow_gradient, slow_normalized, slow_ranks
+from reference_es import slow_gradient, slow_normalized, slow_ranks
 
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
 from maze_train.functional.evolution import (

@@ -11,7 +11,7 @@ import torch
 from cases import sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_losses import slow_clipped_value_loss, slow_surrogate, slow_two_hot_loss
+from reference_returns import slow_clipped_value_loss, slow_surrogate, slow_two_hot_loss
 
 from maze_train.core.errors import ConfigError, ShapeError
 from maze_train.functional.losses import (

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from reference_losses import slow_two_hot
+from reference_returns import slow_two_hot
 
 from maze_train.core.errors import ConfigError, ShapeError
 from maze_train.functional.value_transforms import (

@@ -13,8 +13,14 @@ from cases import sweep
 from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_returns import make_trajectory, slow_advantages, slow_returns
-from reference_vtrace import Steps, make_steps, slow_vtrace
+from reference_returns import (
+    Steps,
+    make_steps,
+    make_trajectory,
+    slow_advantages,
+    slow_returns,
+    slow_vtrace,
+)
 
 from maze_train.core.errors import ConfigError, ShapeError
 from maze_train.distributions.mapping import distribution_for

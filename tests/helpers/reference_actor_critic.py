@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from gymnasium import spaces
-from reference_vtrace import Steps, slow_vtrace
+from reference_returns import Steps, slow_vtrace
 
 from maze_train.spaces.describe import flat_spaces
 

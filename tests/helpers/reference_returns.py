@@ -6,11 +6,17 @@ n-step returns, and an episode end is a `break`.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
+
+if TYPE_CHECKING:
+    from reference_returns import FloatArray
+
 
 FloatArray = npt.NDArray[np.float64]
 BoolArray = npt.NDArray[np.bool_]
@@ -94,3 +100,108 @@ def slow_returns(data: Trajectory, gamma: float, gae_lambda: float) -> FloatArra
                 result[t, b] += weight * _n_step_return(data, gamma, b, t, stop)
             result[t, b] += gae_lambda ** (end - t) * _n_step_return(data, gamma, b, t, end + 1)
     return result
+
+
+# -- Slow losses, written from the papers: one sample at a time, cases in place of min and max -----
+
+
+def slow_surrogate(log_ratios: FloatArray, advantages: FloatArray, clip_range: float) -> float:
+    """Negative mean of the smaller of the plain and the clipped objective."""
+    total = 0.0
+    for log_ratio, advantage in zip(log_ratios.flat, advantages.flat, strict=True):
+        ratio = math.exp(log_ratio)
+        clipped = min(max(ratio, 1.0 - clip_range), 1.0 + clip_range)
+        total += min(ratio * advantage, clipped * advantage)
+    return -total / log_ratios.size
+
+
+def slow_clipped_value_loss(
+    values: FloatArray, old_values: FloatArray, targets: FloatArray, clip_range: float
+) -> float:
+    """Mean of the larger of the plain and the clipped squared error."""
+    total = 0.0
+    for value, old, target in zip(values.flat, old_values.flat, targets.flat, strict=True):
+        clipped = old + min(max(value - old, -clip_range), clip_range)
+        total += max((value - target) ** 2, (clipped - target) ** 2)
+    return total / values.size
+
+
+def slow_two_hot(scalar: float, low: int, high: int) -> FloatArray:
+    """Two neighbouring integers share the weight in inverse proportion to their distance."""
+    scalar = min(max(scalar, low), high)
+    below = math.floor(scalar)
+    result = np.zeros(high - low + 1)
+    result[below - low] = 1.0 - (scalar - below)
+    if below < high:
+        result[below - low + 1] = scalar - below
+    return result
+
+
+def slow_two_hot_loss(logits: FloatArray, targets: FloatArray, low: int, high: int) -> float:
+    """Mean cross-entropy of softmax(logits) under the two-hot target, row by row."""
+    total = 0.0
+    for row, target in zip(logits, targets, strict=True):
+        normalizer = sum(math.exp(logit) for logit in row)
+        for weight, logit in zip(slow_two_hot(target, low, high), row, strict=True):
+            total -= weight * math.log(math.exp(logit) / normalizer)
+    return total / len(logits)
+
+
+# -- V-trace written from the paper, as sums -------------------------------------------------------
+
+
+FloatArray = npt.NDArray[np.float64]
+
+
+@dataclass
+class Steps:
+    """Arguments of V-trace, [T, ...] each, in its order."""
+
+    log_rhos: FloatArray
+    discounts: FloatArray
+    rewards: FloatArray
+    values: FloatArray
+    next_values: FloatArray
+    lambdas: FloatArray
+
+
+def make_steps(shape: tuple[int, ...], seed: int, scale: float = 2.0) -> Steps:
+    """Random steps: a fifth of the discounts and a fifth of the lambdas are 0."""
+    rng = np.random.default_rng(seed)
+    log_rhos = scale * rng.normal(size=shape)
+    rewards, values, next_values = rng.normal(size=(3, *shape))
+    discounts, lambdas = rng.uniform(0.3, 1.0, (2, *shape)) * (rng.random((2, *shape)) > 0.2)
+    return Steps(log_rhos, discounts, rewards, values, next_values, lambdas)
+
+
+def _clipped(ratio: float, threshold: float | None) -> float:
+    return ratio if threshold is None else min(threshold, ratio)
+
+
+def slow_vtrace(
+    steps: Steps, rho_bar: float | None, pg_rho_bar: float | None, c_bar: float | None
+) -> tuple[FloatArray, FloatArray]:
+    """Targets by eq. 1: V(x_s) + sum over t >= s of gamma^(t-s) (c_s ... c_(t-1)) delta_t.
+
+    Advantages by section 4.2: rho_s (r_s + gamma q_(s+1) - V(x_s)), where q mixes the target of the
+    next state with its value, by lambda.
+    """
+    shape = steps.rewards.shape
+    columns = [column.reshape(len(column), -1).T for column in vars(steps).values()]
+    targets, advantages = np.zeros((2, *columns[0].shape))
+    for n, (log_rho, gamma, r, v, v_next, lam) in enumerate(zip(*columns, strict=True)):
+        rho = np.exp(log_rho)
+        for s in range(len(r)):
+            targets[n, s] = v[s]
+            for t in range(s, len(r)):
+                weight = 1.0
+                for i in range(s, t):
+                    weight *= gamma[i] * lam[i] * _clipped(rho[i], c_bar)
+                error = r[t] + gamma[t] * v_next[t] - v[t]
+                targets[n, s] += weight * _clipped(rho[t], rho_bar) * error
+        for s in range(len(r)):
+            q = v_next[s]
+            if s + 1 < len(r):
+                q += lam[s] * (targets[n, s + 1] - v[s + 1])
+            advantages[n, s] = _clipped(rho[s], pg_rho_bar) * (r[s] + gamma[s] * q - v[s])
+    return targets.T.reshape(shape), advantages.T.reshape(shape)

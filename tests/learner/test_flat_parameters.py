@@ -47,20 +47,6 @@ def test_parameters_become_views_of_one_vector():
     assert all(p.is_leaf and p.requires_grad for p in net.parameters())
 
 
-def test_gradients_go_to_the_flat_vector():
-    """After a backward pass the flat gradient is the concatenation of the ordinary gradients."""
-    plain, net = make_net(), make_net()
-    flat = FlatParameters(list(net.parameters()))
-    loss_of(plain, 1).backward()
-    loss_of(net, 1).backward()
-    expected = torch.cat([p.grad.flatten() for p in plain.parameters()])
-    assert torch.equal(flat.grad, expected)
-    assert flat.vector.grad is flat.grad
-    flat.zero_grad()
-    assert not flat.grad.any()
-    assert not any(p.grad.any() for p in net.parameters())
-
-
 @pytest.mark.parametrize("part", ["whole", "layer"])
 def test_gradients_come_back_after_a_foreign_zero_grad(part):
     """`module.zero_grad()` drops gradients, here of a layer; the next `zero_grad` attaches them."""

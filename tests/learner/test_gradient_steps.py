@@ -35,9 +35,14 @@ def weights(learner):
 
 @pytest.mark.parametrize("bound", [0.05, 1000.0])
 @pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
-def test_the_norm_after_clipping_is_reported(by, bound):
-    """That of the gradient which is applied, whatever was clipped; empty without clipping."""
-    learner = LineLearner(make_net(), batch_size=10, max_grad_norm=bound, grad_clip_by=by)
+@pytest.mark.parametrize("name", ["Adam", "Rprop"])
+def test_the_norm_after_clipping_is_reported(name, by, bound):
+    """That of the gradient which is applied, whatever was clipped; empty without clipping.
+
+    Also where the parameters lie in one flat vector.
+    """
+    settings = {"optimizer": {"_target_": f"torch.optim.{name}"}, "grad_clip_by": by}
+    learner = LineLearner(make_net(), batch_size=10, max_grad_norm=bound, **settings)
     row = learner.update(make_data(), Progress()).reduce()
     params = list(make_net().parameters())
     for param, gradient in zip(params, gradients_of(make_net(), make_data()), strict=True):

@@ -72,24 +72,6 @@ def test_the_learning_rate_is_set_before_the_step():
         assert length == pytest.approx(rate * row["train/grad_norm"], rel=1e-5)
 
 
-def test_several_modules_learn_as_each_alone():
-    """Modules that share nothing get the weights that each would get in its own learner."""
-    both = two(batch_size=10)
-    data = {"a": make_data(0), "b": make_data(1)}
-    for _ in range(3):
-        both.update(data, Progress())
-    for index, key in enumerate(data):
-        alone = LineLearner({key: make_module(index)}, batch_size=10)
-        for _ in range(3):
-            alone.update({key: data[key]}, Progress())
-        torch.testing.assert_close(
-            get_flat_parameters(both.modules[key]),
-            get_flat_parameters(alone.modules[key]),
-            rtol=1e-5,
-            atol=1e-6,
-        )
-
-
 def test_unknown_modules_are_refused_before_anything_happens():
     """Experience without an id, or for a module that does not exist: there are others."""
     learner = two()

@@ -166,19 +166,6 @@ def test_a_learner_switches_modules_with_modes_alone():
     assert losses == ["loss a train"] * 6 + ["loss b eval"] * 6
 
 
-def test_a_module_is_evaluated_after_an_update_that_failed():
-    """Where a gradient is not finite, and where the update stopped early."""
-    data = make_data()
-    data[:, 2] = torch.nan
-    failing = LineLearner(Spy())
-    with pytest.raises(TrainingError):
-        failing.update(data, Progress())
-    stopping = LineLearner(Spy(), stop_at=0)
-    stopping.update(make_data(), Progress())
-    for learner in (failing, stopping):
-        assert learner.module.switches == [True, False]
-
-
 # -- precision of products -----------------------------------------------------------------------
 
 NAMES = ["highest", "high", "medium"]

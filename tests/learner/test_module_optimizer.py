@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from maze_train import ConfigError, Optimizer, Progress, Schedule, get_flat_parameters
+from maze_train import ConfigError, Progress, Schedule, get_flat_parameters
 from maze_train.core.targets import locate
 from maze_train.learner.optimizers import ELEMENTWISE, ModuleOptimizer
 
@@ -27,16 +27,6 @@ class HalfStep(torch.optim.Optimizer):
             for param in group["params"]:
                 if param.grad is not None:
                     param.sub_(group["lr"] * param.grad / param.numel())
-
-
-class Signs(Optimizer):
-    """An optimizer of a user on a base of the package, with an epsilon that it does not use."""
-
-    def __init__(self, params=None, lr=0.5, eps=1e-8):
-        super().__init__(params, {"lr": lr, "eps": eps})
-
-    def _compute_step(self, gradient, state, group):
-        return gradient.sign().mul_(-group["lr"])
 
 
 def make_params():
@@ -58,7 +48,7 @@ def step(optimizer, params, scale=1.0):
         ("torch.optim.Adagrad", 1e-5),
         ("maze_train.Adam", 1e-8),
         ("maze_train.RMSpropTF", 0.1),
-        (f"{OWN}.Signs", 1e-8),
+        ("test_flat_optimizers.Signs", 1e-8),
     ],
 )
 def test_epsilon_is_that_of_the_field_unless_given(target, eps):
@@ -106,7 +96,7 @@ FLAT = [
         else []  # an older PyTorch
     ),
     ("maze_train.RMSpropTF", {"momentum": 0.5}),
-    (f"{OWN}.Signs", {}),
+    ("test_flat_optimizers.Signs", {}),
 ]
 APART = [(f"{OWN}.HalfStep", {}), ("torch.optim.Rprop", {}), ("torch.optim.Adafactor", {})]
 

@@ -99,19 +99,3 @@ def test_sizes_of_hidden_layers():
     ):
         params = dict(build("box", **settings).layers.named_parameters())
         assert [p.shape[2] for key, p in params.items() if "weight" in key] == [*sizes, 3]
-
-
-def test_settings_reach_the_layers():
-    """Nonlinearity and initialisation are those of the configuration."""
-    critics = build("box", activation="relu", orthogonal_init=True)
-    weight = critics.layers.weight_0[0]
-    torch.testing.assert_close((weight @ weight.t()).detach(), 2 * torch.eye(5))
-    assert not critics.layers.bias_0.any()
-    plain = build("box", activation="relu", orthogonal_init=False)
-    assert plain.layers.bias_0.all()
-    params = dict(plain.layers.named_parameters())
-    with torch.no_grad():
-        params["bias_0"].fill_(-1e6)
-        expected = params["bias_1"].relu() @ params["weight_2"] + params["bias_2"]
-        found = plain(observations("box"), torch.randn(N, 2))
-    torch.testing.assert_close(found, expected.expand(2, N, 3))
