@@ -7,21 +7,15 @@ import sys
 from io import BytesIO, TextIOWrapper
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from command_lines import CommandLine, maze_run
+from command_lines import maze_run
 from omegaconf import OmegaConf
 
 from maze_train.config.options import shipped_root
 from maze_train.core.errors import ConfigError, SpaceError, TrainingError
 from maze_train.jobs import COMMANDS, command_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from maze_train.config.train_config import TrainConfig
 
 __all__ = ["maze_run"]
 
@@ -42,10 +36,10 @@ class MyConfig(PPOAlgorithmConfig):
 """
 
 
-def raises(error: BaseException) -> Callable[[TrainConfig], float]:
+def raises(error):
     """A training that fails."""
 
-    def train(config: TrainConfig) -> float:
+    def train(config):
         raise error
 
     return train
@@ -80,9 +74,7 @@ def raises(error: BaseException) -> Callable[[TrainConfig], float]:
         ),
     ],
 )
-def test_what_is_given_is_what_the_runner_gets(
-    maze_run: CommandLine, argv: tuple[str, ...], values: dict[str, Any]
-) -> None:
+def test_what_is_given_is_what_the_runner_gets(maze_run, argv, values):
     """Choices and values with or without plus, numbers as people write them, presets."""
     assert maze_run(*argv) == 0
     config = maze_run.configs[0]
@@ -153,9 +145,7 @@ def test_what_is_given_is_what_the_runner_gets(
         (("--config-dir", "nowhere"), "Additional config directory"),
     ],
 )
-def test_a_configuration_error_is_one_message(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
-) -> None:
+def test_a_configuration_error_is_one_message(maze_run, capfd, argv, message):
     """Exit code 2, one message with key, value and remedy, nothing trained, nothing created."""
     assert maze_run(*argv) == 2
     output = capfd.readouterr()
@@ -181,13 +171,13 @@ def test_a_configuration_error_is_one_message(
     ],
 )
 def test_the_exit_code_tells_what_happened(
-    maze_run: CommandLine,
-    capfd: pytest.CaptureFixture[str],
-    error: BaseException,
-    code: int,
-    message: str,
-    has_traceback: bool,
-) -> None:
+    maze_run,
+    capfd,
+    error,
+    code,
+    message,
+    has_traceback,
+):
     """Expected failures are reported in one message, surprises with their traceback."""
     maze_run.train = raises(error)
     assert maze_run(*PPO) == code
@@ -196,9 +186,7 @@ def test_the_exit_code_tells_what_happened(
     assert ("Traceback" in text) is has_traceback
 
 
-def test_the_traceback_is_shown_on_demand(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_traceback_is_shown_on_demand(maze_run, capfd, monkeypatch):
     """HYDRA_FULL_ERROR=1 adds the traceback; a run without best metric is no failure."""
     monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
     assert maze_run(*PPO, "total_steps=x") == 2
@@ -209,9 +197,7 @@ def test_the_traceback_is_shown_on_demand(
     assert maze_run(*PPO) == 0
 
 
-def test_a_sweep_runs_every_combination(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_runs_every_combination(maze_run, capfd):
     """Each job has a numbered directory below that of the sweep, which is named by its time."""
     assert maze_run("-m", "+algorithm=a2c,ppo", "env=CartPole-v1", "seed=0,1") == 0
     chosen = [(config.algorithm.name, config.seed) for config in maze_run.configs]
@@ -226,7 +212,7 @@ def test_a_sweep_runs_every_combination(
     assert lines[1] == "maze-run: job 1: algorithm=a2c env=CartPole-v1 seed=1"
 
 
-def test_a_sweep_keeps_a_given_run_directory(maze_run: CommandLine) -> None:
+def test_a_sweep_keeps_a_given_run_directory(maze_run):
     """`run_dir` and `hydra.sweep.dir` are the user's to choose."""
     assert maze_run("-m", *PPO, "seed=0,1", "run_dir=a,b", "hydra.sweep.dir=s") == 0
     folders = [str(maze_run.folder / name) for name in "abab"]
@@ -238,12 +224,10 @@ def test_a_sweep_keeps_a_given_run_directory(maze_run: CommandLine) -> None:
     ("error", "code"),
     [(ValueError("a bug"), 1), (ConfigError("algorithm.lr", "wrong"), 2), (SystemExit(0), 1)],
 )
-def test_a_failed_job_stops_no_other(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], error: BaseException, code: int
-) -> None:
+def test_a_failed_job_stops_no_other(maze_run, capfd, error, code):
     """It is reported at once with its number and overrides; the end counts the failures."""
 
-    def train(config: TrainConfig) -> float:
+    def train(config):
         if config.seed == 1:
             raise error
         Path(config.run_dir, "done").touch()
@@ -262,9 +246,7 @@ def test_a_failed_job_stops_no_other(
 @pytest.mark.parametrize(
     ("error", "code", "seeds"), [(ValueError("a bug"), 1, [0, 1]), (KeyboardInterrupt(), 130, [0])]
 )
-def test_how_batches_of_a_sweep_go_on(
-    maze_run: CommandLine, error: BaseException, code: int, seeds: list[int]
-) -> None:
+def test_how_batches_of_a_sweep_go_on(maze_run, error, code, seeds):
     """After a failure in the first one the second runs; after an interrupt it does not."""
     maze_run.train = raises(error)
     assert maze_run("-m", *PPO, "seed=0,1", "hydra.sweeper.max_batch_size=1") == code
@@ -272,7 +254,7 @@ def test_how_batches_of_a_sweep_go_on(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_command_is_known_by_its_name_or_its_keys(command: str) -> None:
+def test_a_command_is_known_by_its_name_or_its_keys(command):
     """A primary config of the user that extends ours has its own name."""
     text = (shipped_root() / f"{command}.yaml").read_text()
     shipped = {key: value for key, value in yaml.safe_load(text).items() if key != "defaults"}
@@ -281,7 +263,7 @@ def test_a_command_is_known_by_its_name_or_its_keys(command: str) -> None:
 
 
 @pytest.mark.parametrize("how", [("--config-dir", "own"), ("hydra.searchpath=[own]",)])
-def test_files_of_the_user_are_options(maze_run: CommandLine, how: tuple[str, ...]) -> None:
+def test_files_of_the_user_are_options(maze_run, how):
     """An algorithm class, an environment and custom networks need no registration."""
     maze_run.write("my_package_of_algorithms.py", OWN_ALGORITHM)
     target = "my_package_of_algorithms.MyConfig"
@@ -297,9 +279,7 @@ def test_files_of_the_user_are_options(maze_run: CommandLine, how: tuple[str, ..
     assert config.model.hidden_sizes == [9]
 
 
-def test_files_of_the_user_are_named_in_messages(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_files_of_the_user_are_named_in_messages(maze_run, capfd):
     """A custom misspelled option is answered with the nearest one; so is a broken file."""
     maze_run.write("own/algorithm/mine.yaml", "defaults: [ppo, _self_]\n")
     maze_run.write("own/algorithm/broken.yaml", "a: [1\n")
@@ -315,9 +295,7 @@ def test_files_of_the_user_are_named_in_messages(
     assert "algorithm=mine" in capfd.readouterr().out
 
 
-def test_a_primary_config_and_groups_of_the_user(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_primary_config_and_groups_of_the_user(maze_run, capfd):
     """A user's primary config extends ours and may have its own groups."""
     maze_run.write("own/mine.yaml", "defaults: [train, {task: easy}, _self_]\nseed: 7\n")
     for name, seed in (("easy", 1), ("hard", 2)):
@@ -329,9 +307,7 @@ def test_a_primary_config_and_groups_of_the_user(
     assert (maze_run.configs[0].seed, maze_run.configs[0].total_steps) == (7, 2)
 
 
-def test_the_file_of_a_run_repeats_it(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_file_of_a_run_repeats_it(maze_run, capfd):
     """A saved configuration is a primary config; values can be changed, choices not."""
     from maze_train.config.writing import config_to_dict
 
@@ -359,12 +335,12 @@ def test_the_file_of_a_run_repeats_it(
     ],
 )
 def test_the_shell_completes_choices_and_keys(
-    maze_run: CommandLine,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    line: str,
-    completed: str,
-) -> None:
+    maze_run,
+    capfd,
+    monkeypatch,
+    line,
+    completed,
+):
     """What the installed completion function asks for is answered."""
     monkeypatch.setenv("COMP_LINE", line)
     assert maze_run("-sc", "query=bash") == 0
@@ -373,9 +349,7 @@ def test_the_shell_completes_choices_and_keys(
     assert all(word.startswith(line.split(" ")[-1]) for word in words)
 
 
-def test_questions_are_answered_without_a_run(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_questions_are_answered_without_a_run(maze_run, capfd):
     """The script for the shell, and every setting; an option without its value is refused."""
     assert maze_run("-sc", "install=bash") == 0
     assert capfd.readouterr().out.strip().endswith("-F hydra_bash_completion maze-run")
@@ -386,9 +360,7 @@ def test_questions_are_answered_without_a_run(
     assert maze_run.configs == []
 
 
-def test_a_working_directory_that_was_removed(
-    maze_run: CommandLine, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_working_directory_that_was_removed(maze_run, capsys):
     """One message."""
     maze_run.folder.rmdir()
     assert maze_run(*PPO) == 2
@@ -396,9 +368,7 @@ def test_a_working_directory_that_was_removed(
     assert capsys.readouterr() == ("", f"maze-run: error: {message}\n")
 
 
-def test_output_without_codes_for_all_characters(
-    maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_output_without_codes_for_all_characters(maze_run, monkeypatch):
     """A locale for ASCII costs a character, and not the run."""
     stream = TextIOWrapper(BytesIO(), encoding="ascii")
     monkeypatch.setattr(sys, "stdout", stream)

@@ -18,7 +18,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import torch
@@ -29,9 +29,6 @@ from maze_train.cli import main
 from maze_train.config.train_config import DevRunnerConfig
 from maze_train.core.events import EventInterface
 from maze_train.run.runner import TrainingRunner
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -54,12 +51,12 @@ MODULES_OF_EXTRAS = {
 """What a command needs that holds these words."""
 
 
-def without_blocks(page: Path) -> str:
+def without_blocks(page):
     """The text of a page around its fenced blocks."""
     return re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.DOTALL | re.M)
 
 
-def anchors(page: Path) -> set[str]:
+def anchors(page):
     """The anchors of the headings of a page, as GitHub makes them."""
     titles = HEADING.findall(without_blocks(page))
     words = (re.sub(r"[^\w\- ]", "", title.lower()) for title in titles)
@@ -67,7 +64,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_lead_somewhere(page):
     """Every relative link names a file of the repository, and a heading where it has an anchor."""
     broken = []
     for link in LINK.findall(without_blocks(page)):
@@ -80,7 +77,7 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
-def test_every_page_can_be_reached() -> None:
+def test_every_page_can_be_reached():
     """The overview links to all pages of docs/, and the menu of the site has them."""
     overview = ROOT / "docs" / "index.md"
     linked = {(overview.parent / link).resolve() for link in LINK.findall(without_blocks(overview))}
@@ -90,7 +87,7 @@ def test_every_page_can_be_reached() -> None:
     assert {str(page.relative_to(ROOT / "docs")) for page in pages} == set(menu)
 
 
-def test_settings_are_there() -> None:
+def test_settings_are_there():
     """Every setting that a page names with its section is one of some option of this section."""
     keys = {
         f"{path.parent.name}.{key}"
@@ -105,14 +102,14 @@ def test_settings_are_there() -> None:
     assert found - keys == others
 
 
-def test_readme_names_the_test_command_of_ci() -> None:
+def test_readme_names_the_test_command_of_ci():
     """CI runs all tests with a command of the README."""
     assert "`make test-all`" in (ROOT / "README.md").read_text(encoding="utf-8")
     assert "make --no-print-directory test-all\n" in (ROOT / ".ci/run").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def workplace(tmp_path, monkeypatch):
     """An empty working directory from which Python imports; forgotten afterwards."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
@@ -127,7 +124,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 @pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
-def test_snippets_run(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_snippets_run(page, workplace, monkeypatch):
     """Files are written, Python is run, commands are checked, in the order of the page."""
     namespace: dict[str, Any] = {"__name__": "docs_page"}
     text = page.read_text(encoding="utf-8")
@@ -150,7 +147,7 @@ def test_snippets_run(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPat
             assert language == "text", f"a block of {language} without a file name is not checked"
 
 
-def check_command(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def check_command(line, monkeypatch):
     """Refuse a command that a reader could not run."""
     # There is no cluster here.
     program, *arguments = shlex.split(line.replace("launcher=ray", "launcher=local"))
@@ -170,13 +167,13 @@ def check_command(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert program == "tensorboard", f"no check for {line}"
 
 
-def lacks_an_extra(line: str) -> bool:
+def lacks_an_extra(line):
     """Whether a command, or code, needs a module that is not installed here."""
     needed = [name for words, names in MODULES_OF_EXTRAS.items() if words in line for name in names]
     return any(importlib.util.find_spec(name) is None for name in needed)
 
 
-def build_only(runner: TrainingRunner) -> Any:
+def build_only(runner):
     """In place of a run: build environments and networks, unless that starts processes."""
     with runner:
         if isinstance(runner.config.runner, DevRunnerConfig):
@@ -185,7 +182,7 @@ def build_only(runner: TrainingRunner) -> Any:
     return SimpleNamespace(best_metric=0.0, missing=(), history=history)
 
 
-def all_event_groups() -> list[type[EventInterface]]:
+def all_event_groups():
     """The groups of events that the package declares."""
     for entry in pkgutil.walk_packages(maze_train.__path__, "maze_train."):
         importlib.import_module(entry.name)
@@ -198,7 +195,7 @@ def all_event_groups() -> list[type[EventInterface]]:
     return found
 
 
-def test_every_metric_is_explained() -> None:
+def test_every_metric_is_explained():
     """docs/training.md has a row for each event, with the text of its declaration."""
     page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     rows = {
@@ -209,7 +206,7 @@ def test_every_metric_is_explained() -> None:
     assert {row for row in rows if row not in page} == set()
 
 
-def test_floors_are_those_of_the_architecture_test() -> None:
+def test_floors_are_those_of_the_architecture_test():
     """The table of docs/architecture.md names the same rooms on the same floors."""
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| L(\d+) \| ([^|]+) \|", page, re.MULTILINE)
@@ -221,14 +218,12 @@ def test_floors_are_those_of_the_architecture_test() -> None:
     assert documented == list(FLOORS)
 
 
-def test_the_path_to_the_optimizer_is_the_documented_one(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_path_to_the_optimizer_is_the_documented_one(workplace, monkeypatch, capsys):
     """At most ten files are on the stack at `optimizer.step()`, and the page lists them."""
     stacks: list[list[str]] = []
     step = torch.optim.Adam.step
 
-    def recorded(*args: Any, **kwargs: Any) -> Any:
+    def recorded(*args, **kwargs):
         stacks.append([frame.filename for frame in traceback.extract_stack()])
         return step(*args, **kwargs)
 
@@ -242,7 +237,7 @@ def test_the_path_to_the_optimizer_is_the_documented_one(
     assert len(passed) <= 10
 
 
-def test_named_tests_exist() -> None:
+def test_named_tests_exist():
     """The pages refer to tests that are there."""
     page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
     missing = []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import pickle
-from typing import Any
 
 import numpy as np
 import pytest
@@ -31,7 +30,7 @@ class MoreEvents(LossEvents, prefix="more"):
 ALL = tuple(LossEvents.events())
 
 
-def test_an_event_knows_its_name_tag_and_reduction() -> None:
+def test_an_event_knows_its_name_tag_and_reduction():
     """Name and tag come from the class that declares the event; inherited ones come first."""
     assert LossEvents.loss.tag == "train/loss"
     assert LossEvents.loss.reduce == "mean"
@@ -48,7 +47,7 @@ def test_an_event_knows_its_name_tag_and_reduction() -> None:
     assert SamePrefix.entropy.tag == "train/entropy"
 
 
-def test_an_event_is_frozen_and_checks_its_reduction() -> None:
+def test_an_event_is_frozen_and_checks_its_reduction():
     """A wrong reduction and a later change are refused."""
     with pytest.raises(ValueError, match="median"):
         Event("x", reduce="median")  # type: ignore[arg-type]
@@ -57,7 +56,7 @@ def test_an_event_is_frozen_and_checks_its_reduction() -> None:
     assert LossEvents.loss.reduce == "mean"
 
 
-def test_an_interface_needs_a_prefix_and_events_of_its_own() -> None:
+def test_an_interface_needs_a_prefix_and_events_of_its_own():
     """A missing prefix and a shared event are errors when the class is made."""
     with pytest.raises(TypeError, match="give a prefix"):
         type("NoPrefix", (EventInterface,), {})
@@ -66,7 +65,7 @@ def test_an_interface_needs_a_prefix_and_events_of_its_own() -> None:
     assert LossEvents.loss.tag == "train/loss"
 
 
-def test_the_mean_is_weighted() -> None:
+def test_the_mean_is_weighted():
     """Weights count samples; a value with weight 0 counts nowhere, even if it is NaN."""
     statistics = Statistics()
     statistics.record(LossEvents.loss, 1.0, weight=3)
@@ -93,9 +92,7 @@ class OtherEvents(EventInterface, prefix="train"):
         (OtherEvents.loss, 1.0, 1, ValueError, "train/loss"),
     ],
 )
-def test_what_means_nothing_is_refused(
-    event: Event, value: Any, weight: float, error: type[Exception], message: str
-) -> None:
+def test_what_means_nothing_is_refused(event, value, weight, error, message):
     """Negative weights, tensors of several elements, one tag with two reductions."""
     statistics = Statistics()
     statistics.record(LossEvents.loss, 1.0)
@@ -106,7 +103,7 @@ def test_what_means_nothing_is_refused(
 
 @sweep("event", [event for event in ALL if event.reduce != "last"])
 @sweep("place", [0, 1, 2])
-def test_nan_is_not_hidden(event: Event, place: int) -> None:
+def test_nan_is_not_hidden(event, place):
     """One NaN shows in every reduction over the epoch, wherever it came."""
     values = [1.0, 2.0, 3.0]
     values[place] = math.nan
@@ -115,7 +112,7 @@ def test_nan_is_not_hidden(event: Event, place: int) -> None:
     assert math.isnan(statistics.reduce()[event.tag])
 
 
-def test_tensors_are_kept_without_their_graph() -> None:
+def test_tensors_are_kept_without_their_graph():
     """A loss can be recorded as it is, and the graph behind it is released."""
     weight = torch.nn.Parameter(torch.tensor(2.0))
     loss = weight * 3.0
@@ -127,7 +124,7 @@ def test_tensors_are_kept_without_their_graph() -> None:
 
 
 @sweep("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.bool])
-def test_tensors_of_every_type_mix_with_numbers(dtype: torch.dtype) -> None:
+def test_tensors_of_every_type_mix_with_numbers(dtype):
     """Tensors of different types and plain numbers go into one statistic, in order."""
     statistics = Statistics()
     statistics.record(LossEvents.rate, torch.tensor([[1]], dtype=dtype))
@@ -138,7 +135,7 @@ def test_tensors_of_every_type_mix_with_numbers(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_tensors_on_the_gpu_are_read_in_order() -> None:
+def test_tensors_on_the_gpu_are_read_in_order():
     """Values on the GPU and on the host of one event keep their order."""
     statistics = Statistics()
     statistics.record(LossEvents.rate, torch.tensor(1.0, device="cuda"))
@@ -149,7 +146,7 @@ def test_tensors_on_the_gpu_are_read_in_order() -> None:
 
 
 @sweep("kind", [list, np.array, torch.tensor])
-def test_record_many_takes_lists_arrays_and_tensors(kind: Any) -> None:
+def test_record_many_takes_lists_arrays_and_tensors(kind):
     """Every element counts once; a tensor may be written again after it was recorded."""
     statistics, values = Statistics(), kind([4.0, 2.0, 3.0])
     for event in ALL:
@@ -159,7 +156,7 @@ def test_record_many_takes_lists_arrays_and_tensors(kind: Any) -> None:
 
 
 @pytest.mark.parametrize("sizes", [(5, 1), (1, 7, 0, 3), (0, 2)])
-def test_merging_is_exact(sizes: tuple[int, ...]) -> None:
+def test_merging_is_exact(sizes):
     """Statistics of shards of any size, empty ones too, give those of all the values."""
     rng = np.random.default_rng(3)
     shards = [(rng.normal(size=n), rng.integers(1, 9, size=n)) for n in sizes]
@@ -179,7 +176,7 @@ def test_merging_is_exact(sizes: tuple[int, ...]) -> None:
     assert list(merged.reduce().values()) == pytest.approx(expected, rel=1e-14, abs=1e-14)
 
 
-def test_statistics_travel_between_processes() -> None:
+def test_statistics_travel_between_processes():
     """A pickled copy holds plain numbers and merges under the same tags."""
     statistics = Statistics()
     statistics.record(LossEvents.loss, torch.tensor(1.0), weight=3)
@@ -190,7 +187,7 @@ def test_statistics_travel_between_processes() -> None:
     assert statistics.reduce() == {"train/loss": pytest.approx(11 / 7)}
 
 
-def test_state_continues_an_epoch() -> None:
+def test_state_continues_an_epoch():
     """Statistics restored in the middle of an epoch end with the same numbers."""
     whole, first, second = Statistics(), Statistics(), Statistics()
     for event in ALL:
@@ -202,7 +199,7 @@ def test_state_continues_an_epoch() -> None:
     assert second.reduce() == whole.reduce()
 
 
-def test_merging_keeps_no_more_values_than_recording(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merging_keeps_no_more_values_than_recording(monkeypatch):
     """An epoch of any number of updates takes the same memory."""
     monkeypatch.setattr(events, "_PENDING_LIMIT", 10)
     ours, recording = Statistics(), Statistics()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import sys
-from typing import TYPE_CHECKING
 
 import gymnasium
 import pytest
@@ -15,10 +14,6 @@ from maze_train.core.targets import import_extra
 from maze_train.envs.factory import EnvFactory
 from maze_train.jobs import report
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
 BROKEN = {
     "import no_such_thing": "ModuleNotFoundError: No module named 'no_such_thing'",
     "from os import no_such_thing": "ImportError: cannot import name 'no_such_thing'",
@@ -27,7 +22,7 @@ BROKEN = {
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def package(tmp_path, monkeypatch):
     """The code of a package that is there for one test."""
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "toy_extra", raising=False)
@@ -35,7 +30,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("module", ["no_such_module_at_all", "no_such_module_at_all.errors"])
-def test_a_missing_package_names_its_extra(module: str) -> None:
+def test_a_missing_package_names_its_extra(module):
     """And what needs it; as a wrong setting, it ends the command with code 2."""
     match = r"Toys need.*'toy'.*not installed.*\[toys\]"
     with pytest.raises(MissingExtraError, match=match) as caught:
@@ -54,12 +49,12 @@ def test_a_missing_package_names_its_extra(module: str) -> None:
     ],
 )
 def test_each_part_names_its_extra(
-    package: str,
-    extra: str,
-    call: Callable[[], object],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> None:
+    package,
+    extra,
+    call,
+    monkeypatch,
+    tmp_path,
+):
     """Before anything else is done, what has to be installed."""
     monkeypatch.setitem(sys.modules, package, None)
     monkeypatch.chdir(tmp_path)
@@ -68,7 +63,7 @@ def test_each_part_names_its_extra(
 
 
 @pytest.mark.parametrize("code", BROKEN)
-def test_an_error_inside_a_package_is_told(package: Path, code: str) -> None:
+def test_an_error_inside_a_package_is_told(package, code):
     """It is installed: who installs it again has won nothing. It survives the way from a worker."""
     package.write_text(code)
     with pytest.raises(MissingExtraError) as caught:
@@ -86,12 +81,10 @@ def test_an_error_inside_a_package_is_told(package: Path, code: str) -> None:
         (ImportError("libwheel.so: cannot open", name="_Box2D"), "does not work: .*libwheel"),
     ],
 )
-def test_what_gymnasium_takes_for_missing(
-    cause: ImportError, told: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_gymnasium_takes_for_missing(cause, told, monkeypatch):
     """It says of every import error that the package is not installed; we look at the error."""
 
-    def make(*_: object, **__: object) -> None:
+    def make(*_, **__):
         raise gymnasium.error.DependencyNotInstalled("Box2D is not installed, run pip") from cause
 
     monkeypatch.setattr(gymnasium, "make", make)

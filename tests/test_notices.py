@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -12,20 +11,15 @@ from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import notify, say, tell_traceback, warn
 from maze_train.tracking.console import Display
 
-if TYPE_CHECKING:
-    import pytest
-
 
 class Gone(io.StringIO):
     """A stream whose reader is gone."""
 
-    def write(self, text: str) -> int:
+    def write(self, text):
         raise BrokenPipeError(32, "Broken pipe")
 
 
-def test_lines_go_to_standard_error(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_go_to_standard_error(capsys, monkeypatch):
     """A warning says that it is one; a reader who is gone costs the line and nothing else."""
     notify("a line")
     warn("look out")
@@ -36,7 +30,7 @@ def test_lines_go_to_standard_error(
     notify("nor this")
 
 
-def test_what_is_not_printable_is_shown_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_printable_is_shown_as_text(capsys):
     """On every way to the terminal: a name can neither move the cursor nor change the title."""
     name = "\x1b]0;title\x07a\rb\u202ec\udc80 d"
     shown = r"\x1b]0;title\x07a\rb\u202ec\udc80 d"
@@ -50,7 +44,7 @@ def test_what_is_not_printable_is_shown_as_text(capsys: pytest.CaptureFixture[st
     assert str(ConfigError("env", name)) == f"env: {shown}"
 
 
-def test_what_a_stream_has_no_code_for_is_replaced() -> None:
+def test_what_a_stream_has_no_code_for_is_replaced():
     """The closing summary has such a character, and must not end a run."""
     stream = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     Display("lines", Console(file=stream)).say("1 \u00b1 2")

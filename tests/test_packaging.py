@@ -29,7 +29,7 @@ class Installation:
     target: Path
     archive: Path
 
-    def python(self, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    def python(self, *arguments, cwd):
         """Run a fresh interpreter that finds the installed package before any other."""
         return subprocess.run(
             [sys.executable, *arguments],
@@ -42,7 +42,7 @@ class Installation:
 
 
 @pytest.fixture(scope="module")
-def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
+def installation(tmp_path_factory):
     """The working tree, copied (a build writes next to the sources), packed and installed."""
     pytest.importorskip("setuptools", "77")
     sources, target = tmp_path_factory.mktemp("sources"), tmp_path_factory.mktemp("target")
@@ -59,14 +59,14 @@ def installation(tmp_path_factory: pytest.TempPathFactory) -> Installation:
     return Installation(target, archive)
 
 
-def run(*command: str, cwd: Path) -> str:
+def run(*command, cwd):
     """Output of a command, which has to succeed."""
     result = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT_S)
     assert result.returncode == 0, result.stderr
     return result.stdout
 
 
-def test_the_source_distribution_holds_what_it_should(installation: Installation) -> None:
+def test_the_source_distribution_holds_what_it_should(installation):
     """The package, its configuration and four texts; no tests, no pages, no build files."""
     with tarfile.open(installation.archive) as archive:
         paths = [Path(*Path(m.name).parts[1:]) for m in archive.getmembers() if m.isfile()]
@@ -80,9 +80,7 @@ def test_the_source_distribution_holds_what_it_should(installation: Installation
     }
 
 
-def test_the_installed_package_is_the_one_that_is_tested(
-    installation: Installation, tmp_path: Path
-) -> None:
+def test_the_installed_package_is_the_one_that_is_tested(installation, tmp_path):
     """The fixture does not fall back on the working tree."""
     code = (
         "import maze_train as m; from maze_train.core.files import versions; "
@@ -94,7 +92,7 @@ def test_the_installed_package_is_the_one_that_is_tested(
     assert has_version == "True"
 
 
-def test_configuration_is_shipped(installation: Installation) -> None:
+def test_configuration_is_shipped(installation):
     """Every YAML file of conf/ is installed inside the package, tests and benchmarks are not."""
     package = installation.target / "maze_train"
     shipped = {str(path.relative_to(package / "conf")) for path in package.rglob("conf/**/*.yaml")}
@@ -104,7 +102,7 @@ def test_configuration_is_shipped(installation: Installation) -> None:
     assert roots.isdisjoint({"tests", "benchmarks", "conf"})
 
 
-def test_every_file_of_the_package_is_shipped(installation: Installation) -> None:
+def test_every_file_of_the_package_is_shipped(installation):
     """No sub-package, stub or marker was forgotten, and nothing else came along."""
     shipped, expected = (
         {str(path.relative_to(root)) for path in (root / "maze_train").rglob("*") if path.is_file()}
@@ -115,7 +113,7 @@ def test_every_file_of_the_package_is_shipped(installation: Installation) -> Non
     assert shipped - compiled - configuration == expected - compiled
 
 
-def test_training_works_from_an_empty_directory(installation: Installation, tmp_path: Path) -> None:
+def test_training_works_from_an_empty_directory(installation, tmp_path):
     """One short iteration of everything, into outputs/ below the working directory."""
     command = str(installation.target / "bin" / "maze-run")
     argv = ("+algorithm=ppo", "env=CartPole-v1", "runner.fast_dev_run=true")

@@ -20,7 +20,7 @@ TRIAL = ("runner=dev", "runner.fast_dev_run=true", "tracking.progress=quiet", "t
 # Box2D's bindings warn while their module is created, and cannot pass on an error from there.
 @pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")
 @pytest.mark.parametrize("preset", everyday(0, map(str, PRESETS)))
-def test_a_preset_works(preset: str, tmp_path: Path) -> None:
+def test_a_preset_works(preset, tmp_path):
     """It composes, its environment and networks can be built, and it learns and evaluates once."""
     if MISSING and preset.partition("/")[2].startswith(MISSING):
         pytest.skip("needs an extra that is not installed")

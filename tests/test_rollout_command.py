@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import pytest
 import yaml
-from command_lines import CommandLine, maze_run
+from command_lines import maze_run
 
 from maze_train.config.train_config import LocalRunnerConfig
 from maze_train.config.writing import config_to_dict
 from maze_train.envs.config import EnvConfig
 from maze_train.jobs import roll_out
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 __all__ = ["maze_run"]
 
@@ -24,7 +20,7 @@ RANDOM = (*ROLLOUT, "policy=random", "env=CartPole-v1")
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> str:
+def run(tmp_path):
     """The directory of a run, as far as the configuration looks at it."""
     folder = tmp_path / "run" / "best"
     folder.mkdir(parents=True)
@@ -34,7 +30,7 @@ def run(tmp_path: Path) -> str:
     return "run"
 
 
-def test_a_policy_and_an_environment(maze_run: CommandLine) -> None:
+def test_a_policy_and_an_environment(maze_run):
     """Choices and single values are spelled as in training."""
     assert maze_run(*RANDOM, "runner=local", "runner.n_workers=2", "n_episodes=1e2") == 0
     config = maze_run.configs[0]
@@ -44,7 +40,7 @@ def test_a_policy_and_an_environment(maze_run: CommandLine) -> None:
     assert maze_run.files() == []
 
 
-def test_the_environment_of_a_run(maze_run: CommandLine, run: str) -> None:
+def test_the_environment_of_a_run(maze_run, run):
     """`run=` is enough; `env` and its settings change that of the run."""
     own = {"sutton_barto_reward": True}
     changed = {**own, "render_mode": "ansi"}
@@ -57,7 +53,7 @@ def test_the_environment_of_a_run(maze_run: CommandLine, run: str) -> None:
         assert maze_run.configs[-1].env == env
 
 
-def test_a_sweep_gives_every_job_a_directory(maze_run: CommandLine) -> None:
+def test_a_sweep_gives_every_job_a_directory(maze_run):
     """Numbered ones below that of the sweep, unless the user names others."""
     assert maze_run("-m", *RANDOM, "seed=0,100", "hydra.sweep.dir=s") == 0
     folders = [str(config.output_dir) for config in maze_run.configs]
@@ -68,7 +64,7 @@ def test_a_sweep_gives_every_job_a_directory(maze_run: CommandLine) -> None:
     assert [config.output_dir for config in maze_run.configs[2:]] == folders
 
 
-def test_the_file_of_a_rollout_repeats_it(maze_run: CommandLine, run: str) -> None:
+def test_the_file_of_a_rollout_repeats_it(maze_run, run):
     """`rollout.yaml` in a folder of the user takes the place of ours; values can be changed."""
     assert maze_run(*ROLLOUT, f"run={run}", "runner=local", "seeds=[4,2]") == 0
     maze_run.write("old/rollout.yaml", yaml.safe_dump(config_to_dict(maze_run.configs[0])))
@@ -79,7 +75,7 @@ def test_the_file_of_a_rollout_repeats_it(maze_run: CommandLine, run: str) -> No
     assert maze_run.configs[2].runner.n_workers == 2
 
 
-def test_a_primary_config_of_the_user(maze_run: CommandLine) -> None:
+def test_a_primary_config_of_the_user(maze_run):
     """It may extend ours under another name."""
     text = "defaults: [rollout, {override env: CartPole-v1}, _self_]\npolicy: random\nseed: 3\n"
     maze_run.write("own/mine.yaml", text)
@@ -87,7 +83,7 @@ def test_a_primary_config_of_the_user(maze_run: CommandLine) -> None:
     assert maze_run.configs[0].episode_seeds == [3, 4, 5, 6]
 
 
-def test_what_is_printed(maze_run: CommandLine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_printed(maze_run, capfd):
     """`--cfg job` shows every setting and plays nothing; the help names the command."""
     assert maze_run(*RANDOM, "--cfg", "job") == 0
     assert "max_episode_steps: 30000" in capfd.readouterr().out
@@ -96,6 +92,6 @@ def test_what_is_printed(maze_run: CommandLine, capfd: pytest.CaptureFixture[str
     assert maze_run.configs == []
 
 
-def test_a_job_returns_the_mean_return(maze_run: CommandLine) -> None:
+def test_a_job_returns_the_mean_return(maze_run):
     """It is what a sweeper optimises."""
     assert math.isclose(roll_out({"policy": "random", "env": "CartPole-v1"}, None, ()), 1.0)

@@ -7,7 +7,6 @@ import os
 import signal
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -38,25 +37,25 @@ CELL = Cell("ppo/CartPole-v1", 2, SHORT)
 class KilledOnce(Callback):
     """Kills its process after the second checkpoint, once; notes the steps at which runs begin."""
 
-    def __init__(self, notes: str) -> None:
+    def __init__(self, notes):
         self.notes = Path(notes)
 
-    def on_run_start(self, run: Any) -> None:
+    def on_run_start(self, run):
         with self.notes.open("a") as file:
             file.write(f"{run.progress.env_steps} ")
 
-    def on_checkpoint(self, run: Any) -> None:
+    def on_checkpoint(self, run):
         if run.progress.env_steps >= 256 and self.notes.read_text().count(" ") == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def scores_in(folder: Path, *settings: str) -> Scores:
+def scores_in(folder, *settings):
     """Scores of a table with one preset, in a folder."""
     (folder / "table.yaml").write_text(TABLE.format(settings=[*SHORT, *settings]))
     return Scores(folder / "table.yaml", folder / "rows", folder / "runs", folder)
 
 
-def row_of(cell: Cell, seed: int, value: float = 100.0, settings: str = "") -> Row:
+def row_of(cell, seed, value=100.0, settings=""):
     """The row of a run whose policies have the return `value` in the end, and 10 more before."""
     test = (value, 1.0)
     curve = [[100.0, 200.0], [1.0, 2.0], [0.0, value]]
@@ -65,9 +64,7 @@ def row_of(cell: Cell, seed: int, value: float = 100.0, settings: str = "") -> R
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_and_becomes_a_row(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_killed_run_goes_on_and_becomes_a_row(tmp_path, capfd):
     """It is reported and has no row; the next call continues it; a third one runs none."""
     node = f"{{_target_: test_scores.KilledOnce, notes: {tmp_path / 'notes'}}}"
     scores = scores_in(tmp_path, f"callbacks=[{node}]")
@@ -106,7 +103,7 @@ def test_a_killed_run_goes_on_and_becomes_a_row(
     assert (again.test_best, again.curve[2]) == (row.test_best, row.curve[2])
 
 
-def test_a_cell_learns_from_its_teacher(tmp_path: Path) -> None:
+def test_a_cell_learns_from_its_teacher(tmp_path):
     """The teacher of the seed is trained and recorded; a change of it makes the rows stale."""
     teacher = Cell("ppo/CartPole-v1", settings=SHORT)
     settings = ("env=CartPole-v1", "algorithm.n_epochs=1", "evaluation.final_episodes=2")
@@ -127,7 +124,7 @@ def test_a_cell_learns_from_its_teacher(tmp_path: Path) -> None:
     assert changes == [f"`runner.dataset` was {was}, is {now}"]
 
 
-def test_a_changed_preset_makes_rows_stale(tmp_path: Path) -> None:
+def test_a_changed_preset_makes_rows_stale(tmp_path):
     """They stay, are marked with what changed, and run again; new rows take their place."""
     before = replace(CELL, settings=(*SHORT, "algorithm.lr=0.5"))
     for seed in (0, 1):
@@ -148,7 +145,7 @@ def test_a_changed_preset_makes_rows_stale(tmp_path: Path) -> None:
     assert list(Rows.read(tmp_path, CELL).settings) == [CELL.fingerprint]
 
 
-def test_settings_that_came_later_change_nothing() -> None:
+def test_settings_that_came_later_change_nothing():
     """A setting that a run did not have counts where the preset says something else."""
     usual = {key: value for key, value in CELL.flat.items() if key != "algorithm.target_kl"}
     assert CELL.changes(usual) == []
@@ -166,9 +163,7 @@ def test_settings_that_came_later_change_nothing() -> None:
         ((90.0, 99.0), 300, "behind, 0.2x steps"),
     ],
 )
-def test_beside_a_published_figure(
-    tmp_path: Path, values: tuple[float, float], steps: int, verdict: str
-) -> None:
+def test_beside_a_published_figure(tmp_path, values, steps, verdict):
     """The interval over seeds decides; the selection is as much too good as the test says."""
     table = read_table(scores_in(tmp_path).table)
     (cell,) = table.cells

@@ -9,18 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import pytest
-from command_lines import CommandLine, maze_run
+from command_lines import maze_run
 from leftovers import left_of, run_owner
 from omegaconf import OmegaConf
 from run_files import write_run
 
 from maze_train.jobs import _given_directory
-
-if TYPE_CHECKING:
-    from maze_train.config.train_config import TrainConfig
 
 __all__ = ["maze_run"]
 
@@ -30,7 +26,7 @@ FORK = multiprocessing.get_context("fork")
 PATIENCE_S = 60.0
 
 
-def wait_for_signals() -> None:
+def wait_for_signals():
     """Idle for a moment: a signal just before `signal.pause` would wait for the next one."""
     time.sleep(0.02)
 
@@ -66,7 +62,7 @@ main([*{arguments!r}, "seed=0,1"])
 """
 
 
-def run_of_seed(config: TrainConfig) -> float:
+def run_of_seed(config):
     """A training whose return is its seed; that of seed 1 fails."""
     print("a line of the job")
     for descriptor in (1, 2):
@@ -79,9 +75,7 @@ def run_of_seed(config: TrainConfig) -> float:
 
 
 @pytest.mark.parametrize("launcher", [(), LOCAL])
-def test_a_sweep_ends_with_its_comparison(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], launcher: tuple[str, ...]
-) -> None:
+def test_a_sweep_ends_with_its_comparison(maze_run, capfd, launcher):
     """In its directory and on the screen, with the jobs that failed; the same for any launcher."""
     maze_run.train = run_of_seed
     assert maze_run(*SWEEP, *launcher, "seed=0,1,2,3") == 1
@@ -110,9 +104,7 @@ def test_a_sweep_ends_with_its_comparison(
     assert all((maze_run.folder / name).read_text().count("library") == 2 for name in logs)
 
 
-def test_runs_are_compared_by_a_command(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_are_compared_by_a_command(maze_run, capfd):
     """Settings are spelled as elsewhere; one directory needs no list; errors are one message."""
     write_run(maze_run.folder / "a", [1.0, 9.0])
     write_run(maze_run.folder / "b", [1.0, 3.0], seed=1)
@@ -135,15 +127,13 @@ def test_runs_are_compared_by_a_command(
 
 
 @pytest.mark.parametrize("launcher", [LOCAL, LOCAL[:1]], ids=["two", "one per core"])
-def test_jobs_run_at_the_same_time(
-    maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch, launcher: tuple[str, ...]
-) -> None:
+def test_jobs_run_at_the_same_time(maze_run, monkeypatch, launcher):
     """As many as `n_jobs` says and no more; each sees its GPU; the rest wait."""
     cores = 2 if launcher == LOCAL[:1] else 9
     monkeypatch.setattr("maze_train.config.sweeps.available_cores", lambda: cores)
     together, running, most = FORK.Barrier(2), FORK.Value("i", 0), FORK.Value("i", 0)
 
-    def train(config: TrainConfig) -> float:
+    def train(config):
         with running:
             running.value += 1
             most.value = max(most.value, running.value)
@@ -173,9 +163,7 @@ def test_jobs_run_at_the_same_time(
     ],
     ids=["killed", "terminated", "gone", "exit"],
 )
-def test_a_job_that_is_lost_stops_no_other(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], end: object, reason: str
-) -> None:
+def test_a_job_that_is_lost_stops_no_other(maze_run, capfd, end, reason):
     """It is told how its process ended."""
     maze_run.train = lambda config: end() if config.seed == 0 else 1.0  # type: ignore[operator]
     assert maze_run(*SWEEP, *LOCAL, "seed=0,1") == 1
@@ -186,11 +174,11 @@ def test_a_job_that_is_lost_stops_no_other(
     assert "maze-run: job 1: done in " in output.out
 
 
-def test_a_signal_ends_all_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_signal_ends_all_jobs(maze_run, capfd):
     """It is handed on to those that run; no other begins."""
     both = FORK.Barrier(2)
 
-    def train(config: TrainConfig) -> float:
+    def train(config):
         both.wait(PATIENCE_S)
         if config.seed == 0:
             os.kill(os.getppid(), signal.SIGTERM)
@@ -205,17 +193,15 @@ def test_a_signal_ends_all_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixt
     assert text.endswith("maze-run: terminated\n")
 
 
-def test_an_error_of_the_sweep_ends_all_jobs(
-    maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_error_of_the_sweep_ends_all_jobs(maze_run, monkeypatch, capfd):
     """No job continues without one who knows of it."""
     errors = [OSError("a full disk")]
 
-    def notify(*_: object) -> None:
+    def notify(*_):
         if errors:
             raise errors.pop()
 
-    def train(config: TrainConfig) -> float:
+    def train(config):
         while config.seed == 0:
             wait_for_signals()
         return 1.0
@@ -227,18 +213,16 @@ def test_an_error_of_the_sweep_ends_all_jobs(
     assert ",0,,ended by SIGTERM\n" in (maze_run.folder / "s/jobs.csv").read_text()
 
 
-def test_a_job_that_takes_no_signal_is_killed(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_that_takes_no_signal_is_killed(maze_run, capfd):
     """At the third signal, with the processes that it started."""
     signals = maze_run.folder / "signals"
 
-    def again(*_: object) -> None:
+    def again(*_):
         with signals.open("a") as file:
             file.write("x")
         os.kill(os.getppid(), signal.SIGINT)
 
-    def train(config: TrainConfig) -> float:
+    def train(config):
         signal.signal(signal.SIGINT, again)
         child = subprocess.Popen(["sleep", "600"])
         maze_run.write("child", str(child.pid))
@@ -254,7 +238,7 @@ def test_a_job_that_takes_no_signal_is_killed(
 
 
 @pytest.mark.slow
-def test_jobs_end_with_their_sweep(tmp_path: Path) -> None:
+def test_jobs_end_with_their_sweep(tmp_path):
     """Also where that is killed."""
     package = str(Path(__file__).parents[1])
     code = OWNER.format(package=package, folder=str(tmp_path), arguments=[*SWEEP, *LOCAL])
@@ -264,7 +248,7 @@ def test_jobs_end_with_their_sweep(tmp_path: Path) -> None:
         assert left_of(pids, PATIENCE_S) == []
 
 
-def test_a_wrong_number_of_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_number_of_jobs(maze_run, capfd):
     """One message, and nothing runs."""
     assert maze_run(*SWEEP, *LOCAL[:1], "hydra.launcher.n_jobs=-1", "seed=0,1") == 2
     error = "maze-run: error: hydra.launcher.n_jobs = -1: expected a number >= 0\n"
@@ -281,14 +265,12 @@ def test_a_wrong_number_of_jobs(maze_run: CommandLine, capfd: pytest.CaptureFixt
         ({"resume": "auto", "run_dir": None}, None),
     ],
 )
-def test_where_the_results_of_a_job_are(composed: dict[str, Any], expected: str | None) -> None:
+def test_where_the_results_of_a_job_are(composed, expected):
     """A run that is continued stays where it is, and is compared there."""
     assert _given_directory(OmegaConf.create(composed)) == expected
 
 
-def test_runs_that_are_continued_at_checkpoints_are_compared(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_that_are_continued_at_checkpoints_are_compared(maze_run, capfd):
     """A sweep ends with the comparison of their directories."""
     for seed, name in enumerate("ab"):
         write_run(maze_run.folder / name, [float(seed)], seed=seed)

@@ -13,7 +13,7 @@ from maze_train.core import files as module
 from maze_train.core.files import versions
 
 
-def test_versions() -> None:
+def test_versions():
     """Those of Python and of what results depend on; the mapping cannot be changed."""
     found = versions()
     assert list(found) == ["python", "maze_train", "torch", "numpy", "gymnasium"]
@@ -23,10 +23,10 @@ def test_versions() -> None:
         found["python"] = "4"  # type: ignore[index]  # that is the point
 
 
-def test_sources_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_that_are_not_installed(monkeypatch):
     """What has no version is reported as unknown."""
 
-    def missing(name: str) -> str:
+    def missing(name):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(module, "version", missing)
@@ -34,7 +34,7 @@ def test_sources_that_are_not_installed(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.slow
-def test_nothing_is_imported() -> None:
+def test_nothing_is_imported():
     """PyTorch has a version without being loaded."""
     code = "import sys, maze_train.core.files as v; v.versions(); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

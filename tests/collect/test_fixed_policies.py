@@ -48,7 +48,7 @@ N = 400
 SAMPLES = 20_000
 
 
-def actions_of(policy: Any, obs: Any, deterministic: bool) -> Any:
+def actions_of(policy, obs, deterministic):
     """Actions of an agent with a policy, as environments get them."""
     model: Any = JointModel({"a": policy}, {"agent": "a"})
     obs = {f"agents/agent/{key}" if key else "agents/agent": x for key, x in obs.items()}
@@ -63,7 +63,7 @@ def actions_of(policy: Any, obs: Any, deterministic: bool) -> Any:
 
 @pytest.mark.parametrize("space", ACTIONS, ids=str)
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_random_actions_are_in_the_space_and_differ(space: Any, deterministic: bool) -> None:
+def test_random_actions_are_in_the_space_and_differ(space, deterministic):
     """They are drawn where the most likely actions of the others are taken as well."""
     found = actions_of(random_policy(SEEN, space), {"": torch.zeros(N, 2)}, deterministic)
     rows = [
@@ -77,7 +77,7 @@ def test_random_actions_are_in_the_space_and_differ(space: Any, deterministic: b
 
 
 @pytest.mark.parametrize("space", ACTIONS, ids=str)
-def test_the_policy_of_a_user_acts_on_single_observations(space: Any) -> None:
+def test_the_policy_of_a_user_acts_on_single_observations(space):
     """What it returns arrives at the environment."""
     given = [space.sample() for _ in range(N)]
     node = {"_target_": f"{__name__}.Replay"}
@@ -96,10 +96,10 @@ class Replay:
 
     actions: Any
 
-    def __init__(self, observation_space: Any, action_space: Any) -> None:
+    def __init__(self, observation_space, action_space):
         self._seen = 0
 
-    def act(self, observation: Any) -> Any:
+    def act(self, observation):
         assert observation["x"].shape == (2,)
         assert observation["y"] == self._seen % 3
         self._seen += 1
@@ -111,14 +111,14 @@ class CountsTurns:
 
     made = 0
 
-    def __init__(self, observation_space: Any, action_space: Any) -> None:
+    def __init__(self, observation_space, action_space):
         CountsTurns.made += 1
 
-    def reset(self, seed: int | None = None) -> None:
+    def reset(self, seed=None):
         assert seed is None
         self.turns = 0
 
-    def act(self, observation: Any) -> int:
+    def act(self, observation):
         assert observation.tolist() == [1.0, 1.0]  # that of an agent that acts
         self.turns += 1
         return self.turns
@@ -127,28 +127,28 @@ class CountsTurns:
 class NeedsSeed(CountsTurns):
     """Cannot be reset without a seed."""
 
-    def reset(self, seed: int) -> None:  # type: ignore[override]
+    def reset(self, seed):  # type: ignore[override]
         raise AssertionError
 
 
 class Single(CountsTurns):
     """Is there once."""
 
-    def __new__(cls, *spaces: Any) -> Any:
+    def __new__(cls, *spaces):
         return cls.__dict__.get("one") or super().__new__(cls)
 
-    def reset(self, seed: int | None = None) -> None:
+    def reset(self, seed=None):
         type(self).one = self  # type: ignore[attr-defined]
 
 
-def counting(name: str = "CountsTurns") -> Any:
+def counting(name="CountsTurns"):
     """A policy of a class of this module that two agents share, and its model."""
     node = {"_target_": f"{__name__}.{name}"}
     policy = fixed_policy(node, "policies.a.source", SEEN, spaces.Discrete(9, start=1))
     return JointModel({"a": policy}, {"first": "a", "second": "a"})
 
 
-def test_a_policy_that_is_reset_hears_where_episodes_begin() -> None:
+def test_a_policy_that_is_reset_hears_where_episodes_begin():
     """Each agent has one of its own in each episode, asked in its turns alone, also in a league."""
     CountsTurns.made = 0
     model = counting()
@@ -186,7 +186,7 @@ def test_a_policy_that_is_reset_hears_where_episodes_begin() -> None:
         ("Single", "same object twice"),
     ],
 )
-def test_policies_that_can_not_be_reset_are_refused(name: str, problem: str) -> None:
+def test_policies_that_can_not_be_reset_are_refused(name, problem):
     """Key, value, remedy."""
     ones = torch.ones(2, 2)
     with pytest.raises(ConfigError, match=problem):

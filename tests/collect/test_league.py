@@ -20,7 +20,7 @@ from maze_train.distributions.mapping import distribution_for
 from maze_train.nets.joint import JointModel
 
 
-def league(*added: float, **settings: Any) -> League:
+def league(*added, **settings):
     """A league of two seats with a snapshot for each number, its share of points."""
     found = League("main", [0, 1], OpponentsConfig(**settings), seed=3)
     for _ in added:
@@ -38,7 +38,7 @@ def league(*added: float, **settings: Any) -> League:
         ("by_strength", [0.25 / 1.25, 1.0 / 1.25, 0.0]),
     ],
 )
-def test_opponents_are_drawn_by_the_rule(draw: Any, shares: list[float]) -> None:
+def test_opponents_are_drawn_by_the_rule(draw, shares):
     """In a share of the episodes one seat is drawn for the policy, and the other for a snapshot."""
     seats = league(0.5, 0.0, 1.0, draw=draw, share=0.25).draw(20_000)
     against = (seats != OWN).any(1)
@@ -51,7 +51,7 @@ def test_opponents_are_drawn_by_the_rule(draw: Any, shares: list[float]) -> None
     np.testing.assert_allclose(found, shares, atol=0.03)
 
 
-def test_ratings_by_hand() -> None:
+def test_ratings_by_hand():
     """A win between equals brings 8; against one who is 16 lower, a draw costs 0.368."""
     own = league(0.5)
     assert own.note([OWN, OWN + 1], [1.0, -1.0]) == [1.0]
@@ -63,7 +63,7 @@ def test_ratings_by_hand() -> None:
     assert own.note([OWN, 9.0], [1.0, -1.0]) == []
 
 
-def test_what_is_reported() -> None:
+def test_what_is_reported():
     """Means of points against each snapshot and their number, the rating, how many there are."""
     own = league(0.5, 0.5)
     own.rating = 12.5
@@ -79,7 +79,7 @@ def test_what_is_reported() -> None:
     }
 
 
-def test_snapshots_are_added_and_removed() -> None:
+def test_snapshots_are_added_and_removed():
     """After that many epochs, or with that many points in enough episodes; the oldest goes."""
     own = league(add_every=2, at_win_rate=0.75, least_episodes=4, keep=2)
     assert own.is_due(0)
@@ -105,9 +105,7 @@ def test_snapshots_are_added_and_removed() -> None:
 @pytest.mark.parametrize(
     ("draw", "expected"), [("uniform", [0.25, 0.5, 0.25]), ("latest", [1 / 3] * 3)]
 )
-def test_best_answers_to_all_snapshots_are_the_equilibrium_on_average(
-    draw: Any, expected: list[float]
-) -> None:
+def test_best_answers_to_all_snapshots_are_the_equilibrium_on_average(draw, expected):
     """Rock-paper-scissors in which rock wins 2: fictitious play; against the latest it cycles."""
     gains = np.array([[0, -1, 2], [1, 0, -1], [-2, 1, 0]])
     own = league(draw=draw, share=1.0, keep=1000)
@@ -124,20 +122,20 @@ def test_best_answers_to_all_snapshots_are_the_equilibrium_on_average(
 class Fixed(nn.Module):
     """Prefers an action; its memory counts calls, in steps of the action."""
 
-    def __init__(self, action: int, state_size: int) -> None:
+    def __init__(self, action, state_size):
         super().__init__()
         self.distribution = distribution_for(spaces.Discrete(4))
         self.action, self.state_size = action, state_size
 
-    def policy_params(self, obs: Any) -> torch.Tensor:
+    def policy_params(self, obs):
         return torch.eye(4)[self.action].expand(len(obs), 4)
 
-    def policy_step(self, obs: Any, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def policy_step(self, obs, state):
         return self.policy_params(obs), state + self.action
 
 
 @pytest.mark.parametrize("state_size", [0, 2])
-def test_each_seat_has_the_actions_and_the_memory_of_its_policy(state_size: int) -> None:
+def test_each_seat_has_the_actions_and_the_memory_of_its_policy(state_size):
     """Seats stay until an episode ends; the memory of who does not act stays as it is."""
     model: Any = JointModel({"main": Fixed(1, state_size)}, {"a": "main", "b": "main"})
     own = League("main", [0, 1], OpponentsConfig(share=0.7), seed=1)
@@ -169,12 +167,12 @@ def test_each_seat_has_the_actions_and_the_memory_of_its_policy(state_size: int)
 class Steps:
     """Three steps of 20 environments, in which all episodes end with the second one."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.turns = self
         self.seats: list[torch.Tensor] = []
         self.learns = torch.zeros(0)
 
-    def collect_steps(self, acting: LeagueModel) -> tuple[Rollout, FinishedEpisodes]:
+    def collect_steps(self, acting):
         obs = {"agents/a": torch.zeros(20, 1), "agents/b": torch.zeros(20, 1)}
         obs["acts"] = torch.ones(20, 2)
         states = [torch.zeros(20, acting.state_size)]
@@ -197,13 +195,13 @@ class Steps:
         returns = {"a": [1.0] * 20, "b": [-1.0] * 20}
         return rollout, FinishedEpisodes(agent_returns=returns)
 
-    def split(self, rollout: Rollout, learns: torch.Tensor) -> dict[str, Rollout]:
+    def split(self, rollout, learns):
         assert rollout.hidden_states is None
         self.learns = learns
         return {}
 
 
-def test_turns_of_snapshots_are_left_out_and_episodes_count() -> None:
+def test_turns_of_snapshots_are_left_out_and_episodes_count():
     """Agent a wins all episodes: the policy has a point where it plays a, else none."""
     model: Any = JointModel({"main": Fixed(1, 0)}, {"a": "main", "b": "main"})
     learners: Any = SimpleNamespace(

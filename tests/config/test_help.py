@@ -11,7 +11,7 @@ import pytest
 from maze_train.cli import main
 
 
-def test_help_lists_choices_and_examples(capfd: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_choices_and_examples(capfd):
     """Algorithms with what they are, groups with their options, keys, examples, exit codes."""
     assert main(["--help"]) == 0
     text = capfd.readouterr().out
@@ -20,7 +20,7 @@ def test_help_lists_choices_and_examples(capfd: pytest.CaptureFixture[str]) -> N
     assert max(map(len, text.splitlines())) <= 130
 
 
-def test_the_version_is_that_of_the_package(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_version_is_that_of_the_package(capfd):
     """`--version` names the program and its version."""
     assert main(["--version"]) == 0
     assert re.fullmatch(r"maze-run \d+\.\d+\.\d+\S*\n", capfd.readouterr().out)
@@ -35,7 +35,7 @@ WRONG = (
 
 
 @pytest.mark.slow
-def test_heavy_packages_are_imported_late() -> None:
+def test_heavy_packages_are_imported_late():
     """Help and configuration errors come at once because they import little."""
     code = (
         "import sys\nfrom maze_train.cli import main\n"

@@ -31,7 +31,7 @@ class Part:
     size: int = 1
     """Size, > 0."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self):
         check_positive("size", self.size)
 
 
@@ -62,7 +62,7 @@ class Settings:
     part: Part = field(default_factory=Part)
 
 
-def build(**values: Any) -> Settings:
+def build(**values):
     """The settings below the path `top`."""
     return build_dataclass(Settings, values, "top")
 
@@ -96,7 +96,7 @@ def build(**values: Any) -> Settings:
         ("part", {"_target_": f"{__name__}.LargePart", "depth": 4}, LargePart(depth=4)),
     ],
 )
-def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, expected: Any) -> None:
+def test_a_value_is_converted_to_the_type_of_its_field(key, given, expected):
     """Values in every accepted spelling reach the field with the type that it declares."""
     value = getattr(build(**{key: given}), key)
     assert value == expected
@@ -154,16 +154,14 @@ def test_a_value_is_converted_to_the_type_of_its_field(key: str, given: Any, exp
         ("zzz", 1, "top.zzz = 1: unknown; allowed: count"),
     ],
 )
-def test_a_wrong_value_is_refused_with_key_value_and_remedy(
-    key: str, given: Any, message: str
-) -> None:
+def test_a_wrong_value_is_refused_with_key_value_and_remedy(key, given, message):
     """The message names the full key, the value, what is allowed, and the nearest correct name."""
     with pytest.raises(ConfigError) as caught:
         build(**{key: given})
     assert message in str(caught.value)
 
 
-def test_the_configuration_shares_no_part_with_its_source() -> None:
+def test_the_configuration_shares_no_part_with_its_source():
     """Changing the given mapping later leaves the configuration alone."""
     kwargs: dict[str, Any] = {"sizes": [1]}
     settings = build(kwargs=kwargs)
@@ -171,7 +169,7 @@ def test_the_configuration_shares_no_part_with_its_source() -> None:
     assert settings.kwargs == {"sizes": [1]}
 
 
-def test_a_missing_required_field_is_named() -> None:
+def test_a_missing_required_field_is_named():
     """A field without default that is left out gives a message, no TypeError."""
 
     @dataclass(kw_only=True)
@@ -185,7 +183,7 @@ def test_a_missing_required_field_is_named() -> None:
 PPO = {"env": "CartPole-v1", "algorithm": "ppo"}
 
 
-def test_choices_are_names_mappings_or_objects() -> None:
+def test_choices_are_names_mappings_or_objects():
     """A mapping can name its option or have the class of the default; objects stay as they are."""
     config = load_config({**PPO, "runner": "local"})
     assert config.env == EnvConfig(id="CartPole-v1")
@@ -200,7 +198,7 @@ def test_choices_are_names_mappings_or_objects() -> None:
     assert config.algorithm is algorithm
 
 
-def test_dotted_keys_set_single_values() -> None:
+def test_dotted_keys_set_single_values():
     """`algorithm.lr` sets one value of the named option and leaves the given mappings alone."""
     env = {"id": "CartPole-v1"}
     node = {"env": env, "algorithm": "ppo", "algorithm.lr": "1e-2", "env.kwargs.size": 2}
@@ -210,7 +208,7 @@ def test_dotted_keys_set_single_values() -> None:
     assert env == {"id": "CartPole-v1"}
 
 
-def test_defaults_come_from_the_algorithm() -> None:
+def test_defaults_come_from_the_algorithm():
     """Also for who builds the dataclass; it is not changed, and its copy is."""
     config = TrainConfig(env=EnvConfig(id="E-v0"), algorithm=ESAlgorithmConfig(), run_dir="run")
     before = config_to_dict(config)
@@ -239,7 +237,7 @@ def test_defaults_come_from_the_algorithm() -> None:
         ({"env.max_episode_steps": 0}, ["env.max_episode_steps = 0: "]),
     ],
 )
-def test_wrong_choices_and_values(changes: dict[str, Any], messages: list[str]) -> None:
+def test_wrong_choices_and_values(changes, messages):
     """The message has the full key, the nearest correct name, or all options with their texts."""
     with pytest.raises(ConfigError) as caught:
         load_config({**PPO, **changes})
@@ -266,7 +264,7 @@ def test_wrong_choices_and_values(changes: dict[str, Any], messages: list[str]) 
         },
     ],
 )
-def test_a_configuration_survives_the_way_to_yaml_and_back(node: dict[str, Any]) -> None:
+def test_a_configuration_survives_the_way_to_yaml_and_back(node):
     """`load_config(config_to_dict(c)) == c`, also through the text of a YAML file."""
     config = load_config(node)
     assert load_config(config_to_dict(config)) == config
@@ -276,7 +274,7 @@ def test_a_configuration_survives_the_way_to_yaml_and_back(node: dict[str, Any])
     assert load_config({str(key): value for key, value in again.items()}) == config
 
 
-def test_the_dump_names_classes_and_targets() -> None:
+def test_the_dump_names_classes_and_targets():
     """Choices carry `_target_`; sections with one class do not."""
     dumped = config_to_dict(load_config({"env": {"_target_": "my.Env"}, "algorithm": "ppo"}))
     assert dumped["env"]["_target_"] == "my.Env"
@@ -289,7 +287,7 @@ OF_RUNS = [name for name in group_names() if name not in ("experiment", "search"
 
 
 @pytest.mark.parametrize("group", OF_RUNS)
-def test_options_are_those_of_the_command_line(group: str) -> None:
+def test_options_are_those_of_the_command_line(group):
     """Read without Hydra, with the options that they change, they have the values that it gives."""
     with initialize_config_module("maze_train.conf", version_base="1.3"):
         for name in list_options(group):

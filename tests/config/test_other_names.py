@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from maze_train.config.loading import keys_of, load_config, named_option
@@ -19,7 +17,7 @@ LOCAL = {**PPO, "runner": "local"}
 
 
 @pytest.fixture(scope="module")
-def all_keys() -> set[str]:
+def all_keys():
     """The settings of rollouts, and of training with every algorithm on `runner=local`."""
     runner = named_option("runner", "local")
     choices = [named_option("algorithm", name) for name in list_options("algorithm")]
@@ -28,7 +26,7 @@ def all_keys() -> set[str]:
 
 
 @pytest.mark.parametrize("key", OTHER_NAMES)
-def test_every_suggestion_exists(key: str, all_keys: set[str]) -> None:
+def test_every_suggestion_exists(key, all_keys):
     """A setting that is renamed or goes must be so in the table."""
     assert key in all_keys
 
@@ -52,16 +50,14 @@ def test_every_suggestion_exists(key: str, all_keys: set[str]) -> None:
         (PPO, "runner.seed", "seed"),
     ],
 )
-def test_a_word_of_another_library_is_answered_with_ours(
-    values: dict[str, Any], key: str, meant: str
-) -> None:
+def test_a_word_of_another_library_is_answered_with_ours(values, key, meant):
     """Of what the table, or another section, has, what exists in this configuration."""
     with pytest.raises(ConfigError) as caught:
         load_config({**values, key: 1})
     assert str(caught.value).startswith(f"{key} = 1: unknown; did you mean {meant}? allowed: ")
 
 
-def test_a_rollout_is_answered_with_its_own_settings() -> None:
+def test_a_rollout_is_answered_with_its_own_settings():
     """The same word may mean another setting there."""
     with pytest.raises(ConfigError, match=r"did you mean n_episodes\?"):
         load_rollout_config({"env": "CartPole-v1", "policy": "random", "n_eval_episodes": 1})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -45,7 +44,7 @@ GROUPS = ("algorithm", "env", "model", "runner", "experiment", "evaluation", "tr
         ("algorithm=3", "algorithm='3'"),
     ],
 )
-def test_each_kind_of_argument_is_brought_into_form(given: str, expected: str) -> None:
+def test_each_kind_of_argument_is_brought_into_form(given, expected):
     """Choices lose their plus, values get two, everything else stays."""
     assert normalise([given], GROUPS, own_groups=("own",)) == [expected]
 
@@ -60,7 +59,7 @@ def test_each_kind_of_argument_is_brought_into_form(given: str, expected: str) -
         ("$HOME/`a`/\\'\"!", None),
     ],
 )
-def test_a_word_for_the_shell_is_read_as_it_was_meant(path: str, word: str | None) -> None:
+def test_a_word_for_the_shell_is_read_as_it_was_meant(path, word):
     """By the shell, and by Hydra after it."""
     written = shell_word("resume", path)
     assert word is None or written == word
@@ -89,13 +88,13 @@ def test_a_word_for_the_shell_is_read_as_it_was_meant(path: str, word: str | Non
         ("runs=[a*,(b)]", ["a*", "(b)"]),
     ],
 )
-def test_a_path_is_taken_letter_by_letter(given: str, paths: Any) -> None:
+def test_a_path_is_taken_letter_by_letter(given, paths):
     """Quotes are for what Hydra reads as something else: null, lists, and quotes of the user."""
     (word,) = normalise([given], GROUPS)
     assert OverridesParser.create().parse_override(word).value() == paths
 
 
-def test_commas_divide_the_paths_of_a_sweep() -> None:
+def test_commas_divide_the_paths_of_a_sweep():
     """With and without what needs quotes."""
     argv = ["--multirun", "run_dir=it's,b", "output_dir=a,b", "resume=a"]
     sweep = ["++run_dir='it\\'s',b", "++output_dir=a,b", "++resume=a"]
@@ -113,9 +112,7 @@ def test_commas_divide_the_paths_of_a_sweep() -> None:
         (["-m", "--", "seed=1"], ["-m"], ["++seed=1"]),
     ],
 )
-def test_options_come_before_overrides(
-    argv: list[str], options: list[str], overrides: list[str]
-) -> None:
+def test_options_come_before_overrides(argv, options, overrides):
     """Options may stand anywhere; a value of one whose name looks like an override is none."""
     assert normalise(argv, GROUPS) == [*options, "--", *overrides]
 
@@ -130,18 +127,18 @@ def test_options_come_before_overrides(
         ("bad ++seed=1 of a sweep", "bad +seed=1 of a sweep"),
     ],
 )
-def test_messages_show_what_was_typed(message: str, typed: str) -> None:
+def test_messages_show_what_was_typed(message, typed):
     """Hydra's messages have the form that it was given; the user knows his own."""
     argv = ["+seed=0,1", "-m", "env.kwargs.a=b++c", "+algorithm=ppo", "++my_seed=1"]
     assert as_typed(message, argv) == typed
 
 
-def test_commands_of_the_shell_completion_are_left_alone() -> None:
+def test_commands_of_the_shell_completion_are_left_alone():
     """`install=bash` is no setting."""
     assert normalise(["-sc", "install=bash"], GROUPS) == ["-sc", "install=bash"]
 
 
-def test_a_line_to_complete_keeps_its_last_word() -> None:
+def test_a_line_to_complete_keeps_its_last_word():
     """Words before the cursor are brought into form; the word at the cursor is what is typed."""
     line = "maze-run +algorithm=ppo seed=1 +env=Cart"
     assert normalise_completion(line, GROUPS) == "maze-run algorithm=ppo ++seed=1 +env=Cart"
@@ -162,6 +159,6 @@ def test_a_line_to_complete_keeps_its_last_word() -> None:
         (["hydra.searchpath=[file://a, b, pkg://c]"], ["a", "b"]),
     ],
 )
-def test_folders_of_the_user_are_found(argv: list[str], folders: list[str]) -> None:
+def test_folders_of_the_user_are_found(argv, folders):
     """They are needed to list their options before Hydra is imported."""
     assert config_folders(argv) == folders

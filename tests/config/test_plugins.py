@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from typing import TYPE_CHECKING
 
 import gymnasium
 import pytest
@@ -14,10 +13,6 @@ from hydra.core.object_type import ObjectType
 from maze_train.config.plugins import GymnasiumSource, extended_hydra, is_registered
 from maze_train.core.errors import ConfigError, MissingExtraError
 from maze_train.envs.factory import EnvFactory
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 MODULE = """
 import gymnasium
@@ -31,13 +26,13 @@ gymnasium.register("FetchToy-v0", entry_point="goal_envs:PointToGoal")
 
 
 @pytest.fixture
-def source() -> GymnasiumSource:
+def source():
     """The source as Hydra builds it from a search path."""
     return GymnasiumSource(provider="test", path="gymnasium://")
 
 
 @pytest.fixture
-def toy_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def toy_module(tmp_path, monkeypatch):
     """A module that registers `toys/Toy-v3` when it is imported."""
     (tmp_path / "toy_registry.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
@@ -59,12 +54,12 @@ def toy_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
         ("", False),
     ],
 )
-def test_registered_ids_are_options(source: GymnasiumSource, path: str, known: bool) -> None:
+def test_registered_ids_are_options(source, path, known):
     """Only ids that gymnasium knows, and only below `env`."""
     assert source.is_config(path) is known
 
 
-def test_groups_and_lists(source: GymnasiumSource) -> None:
+def test_groups_and_lists(source):
     """The source has the group `env` and the namespaces below it; an option sets the id alone."""
     assert source.load_config("env/CartPole-v1").config == {"id": "CartPole-v1"}
     assert source.available()
@@ -77,20 +72,20 @@ def test_groups_and_lists(source: GymnasiumSource) -> None:
     assert "ppo/CartPole-v1" in source.list("experiment", ObjectType.CONFIG)
 
 
-def test_a_module_before_the_id_is_imported(toy_module: str) -> None:
+def test_a_module_before_the_id_is_imported(toy_module):
     """`module:Id` registers its environments by being imported."""
     assert not is_registered("toys/Toy-v3")
     assert is_registered(f"{toy_module}:toys/Toy-v3")
 
 
-def test_a_missing_module_is_a_configuration_error() -> None:
+def test_a_missing_module_is_a_configuration_error():
     """The message names the module."""
     with pytest.raises(ConfigError, match="importing no_such_module failed"):
         is_registered("no_such_module:Toy-v0")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ale_py") is None, reason="ale-py is not installed")
-def test_atari_games_are_registered() -> None:
+def test_atari_games_are_registered():
     """`ALE/` ids need no import by the user."""
     assert is_registered("ALE/Pong-v5")
 
@@ -98,7 +93,7 @@ def test_atari_games_are_registered() -> None:
 @pytest.mark.skipif(
     importlib.util.find_spec("gymnasium_robotics") is not None, reason="it is installed"
 )
-def test_robots_are_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_robots_are_registered(tmp_path, monkeypatch):
     """Their ids need no import by the user; a message names the package that is missing."""
     factory = EnvFactory.from_any("FetchToy-v0")
     with pytest.raises(MissingExtraError, match=r"needs the package 'gymnasium-robotics'"):
@@ -114,7 +109,7 @@ def test_robots_are_registered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         gymnasium.registry.pop("FetchToy-v0", None)
 
 
-def test_the_settings_of_hydra_are_put_back() -> None:
+def test_the_settings_of_hydra_are_put_back():
     """Other applications in the same process keep Hydra's defaults."""
     before = ConfigStore.instance().repo["hydra"]["config.yaml"]
     with extended_hydra():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +18,6 @@ from maze_train.config.writing import config_to_dict
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.envs.config import EnvConfig
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 RANDOM: dict[str, Any] = {"policy": "random", "env": "CartPole-v1"}
 WRAPPER = {"_target_": "gymnasium.wrappers.ClipReward"}
 STORED = {
@@ -33,7 +30,7 @@ STORED = {
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Path:
+def run(tmp_path):
     """The directory of a run, as far as the configuration looks at it."""
     for place in ("best", "policies/epoch_000002"):
         folder = tmp_path / "run" / place
@@ -43,7 +40,7 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_every_default_is_that_of_the_class() -> None:
+def test_every_default_is_that_of_the_class():
     """A policy and an environment are enough; the runner has a number of environments."""
     config = load_rollout_config(RANDOM)
     assert config.env == EnvConfig(id="CartPole-v1")
@@ -53,7 +50,7 @@ def test_every_default_is_that_of_the_class() -> None:
     assert config.render_mode is None
 
 
-def test_parts_of_ones_own() -> None:
+def test_parts_of_ones_own():
     """They are named, with their settings."""
     own = {"policy._target_": "my.Policy", "policy.a": 1, "env._target_": "my.Env"}
     config = load_rollout_config(own)
@@ -69,7 +66,7 @@ def test_parts_of_ones_own() -> None:
         *(({"seeds": seeds}, [0, 1, 2]) for seeds in (range(3), np.arange(3), iter([0, 1, 2]))),
     ],
 )
-def test_seeds_of_the_episodes(given: dict[str, Any], expected: list[int]) -> None:
+def test_seeds_of_the_episodes(given, expected):
     """One after the other from `seed`, or those of any iterable, as plain integers."""
     found = load_rollout_config({**RANDOM, **given}).episode_seeds
     assert found == expected
@@ -77,7 +74,7 @@ def test_seeds_of_the_episodes(given: dict[str, Any], expected: list[int]) -> No
 
 
 @pytest.mark.parametrize("seeds", [np.array(3), np.zeros((2, 2)), "012", {"a": 1}, [True], [0.5]])
-def test_seeds_that_are_none(seeds: Any) -> None:
+def test_seeds_that_are_none(seeds):
     """The key is reported."""
     with pytest.raises(ConfigError, match="seeds"):
         load_rollout_config({**RANDOM, "seeds": seeds})
@@ -111,21 +108,21 @@ def test_seeds_that_are_none(seeds: Any) -> None:
         ({**RANDOM, "render": "human", "runner.concurrency": 2}, "set runner.concurrency=1"),
     ],
 )
-def test_wrong_settings_are_told(settings: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_told(settings, message):
     """The message has key, value and remedy."""
     with pytest.raises(ConfigError) as caught:
         load_rollout_config(settings)
     assert message in str(caught.value)
 
 
-def test_what_is_rendered() -> None:
+def test_what_is_rendered():
     """Videos need pictures; a window belongs to one environment."""
     assert load_rollout_config({**RANDOM, "video": True}).render_mode == "rgb_array"
     config = load_rollout_config({**RANDOM, "render": "human"})
     assert (config.render_mode, config.runner.concurrency) == ("human", 1)
 
 
-def test_the_environment_of_a_run(run: Path) -> None:
+def test_the_environment_of_a_run(run):
     """Without `env` it is that of the run, of a saved policy as well."""
     expected = EnvConfig(
         id="Maze-v0", kwargs=STORED["kwargs"], wrappers=[WRAPPER], max_episode_steps=40
@@ -146,15 +143,13 @@ def test_the_environment_of_a_run(run: Path) -> None:
         ({"id": None, "wrappers": []}, {"wrappers": []}),
     ],
 )
-def test_single_settings_change_the_environment_of_a_run(
-    given: dict[str, Any], changed: dict[str, Any]
-) -> None:
+def test_single_settings_change_the_environment_of_a_run(given, changed):
     """Arguments are joined one by one; other settings take the place of those of the run."""
     assert joined_env(STORED, given) == {**STORED, **changed}
 
 
 @pytest.mark.parametrize("name", [{"id": "Other-v0"}, {"_target_": "my.Env"}])
-def test_another_environment_brings_its_own_arguments(name: dict[str, Any]) -> None:
+def test_another_environment_brings_its_own_arguments(name):
     """Wrappers stay; arguments and limit of the environment of the run go."""
     assert joined_env(STORED, {**name, "kwargs": {"a": 1}}) == {
         "wrappers": [WRAPPER],
@@ -163,7 +158,7 @@ def test_another_environment_brings_its_own_arguments(name: dict[str, Any]) -> N
     }
 
 
-def test_joining_twice_is_joining_once(run: Path) -> None:
+def test_joining_twice_is_joining_once(run):
     """The configuration that a rollout writes repeats it."""
     config = load_rollout_config({"run": run, "env": "Other-v0", "env.kwargs.a": 1})
     again = load_rollout_config(config_to_dict(config))
@@ -171,7 +166,7 @@ def test_joining_twice_is_joining_once(run: Path) -> None:
     assert load_rollout_config(yaml.safe_load(yaml.safe_dump(config_to_dict(config)))) == config
 
 
-def test_a_run_without_environment_asks_for_one(run: Path) -> None:
+def test_a_run_without_environment_asks_for_one(run):
     """One that learned from recorded episodes needs none."""
     (run / "best/config.yaml").write_text(yaml.safe_dump({"env": {"id": None, "_target_": None}}))
     with pytest.raises(ConfigError, match="env: choose one"):
@@ -179,7 +174,7 @@ def test_a_run_without_environment_asks_for_one(run: Path) -> None:
     assert load_rollout_config({"run": run, "env": "CartPole-v1"}).env is not None
 
 
-def test_a_directory_without_policy(tmp_path: Path, run: Path) -> None:
+def test_a_directory_without_policy(tmp_path, run):
     """A run that is not there, or has saved nothing yet, is reported with what is missing."""
     with pytest.raises(ConfigError, match=r"run = '.*nowhere': there is no .*no such dir"):
         load_rollout_config({"run": tmp_path / "nowhere"})
@@ -189,7 +184,7 @@ def test_a_directory_without_policy(tmp_path: Path, run: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1", "5", "env: 5", "seed: 1", "\x00"])
-def test_a_damaged_configuration_of_a_run(run: Path, text: str) -> None:
+def test_a_damaged_configuration_of_a_run(run, text):
     """The message names the file."""
     (run / "best/config.yaml").write_text(text)
     with pytest.raises(RunDirectoryError, match=r"best/config\.yaml is damaged"):

@@ -7,7 +7,7 @@ import os
 import shutil
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -15,9 +15,6 @@ from maze_train import load_learner, load_policy, make_env, run_rollout, train
 from maze_train.cli import main
 from maze_train.config.signature import is_signed, signed
 from maze_train.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 TEXT = "env:\n  _target_: my_env.Own\nseed: 1\n"
 QUIET = {"tracking.progress": "quiet", "tracking.plot": False}
@@ -34,14 +31,14 @@ SMALL: dict[str, Any] = {
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def home(tmp_path, monkeypatch):
     """Directory for configuration of a user without a key."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "home"))
     return tmp_path / "home" / "maze_train"
 
 
-def test_a_key_is_made_once_and_is_private(home: Path) -> None:
+def test_a_key_is_made_once_and_is_private(home):
     """Reading makes none; the first signature does, and later ones are the same."""
     assert not is_signed(TEXT)
     assert not home.exists()
@@ -54,7 +51,7 @@ def test_a_key_is_made_once_and_is_private(home: Path) -> None:
     assert is_signed(text)
 
 
-def test_processes_that_begin_together_make_one_key(home: Path) -> None:
+def test_processes_that_begin_together_make_one_key(home):
     """None of them signs with a key that another one replaces."""
     with multiprocessing.get_context("fork").Pool(4) as pool:
         texts = pool.map(signed, [TEXT] * 32, chunksize=1)
@@ -62,7 +59,7 @@ def test_processes_that_begin_together_make_one_key(home: Path) -> None:
     assert is_signed(texts[0])
 
 
-def test_any_change_is_noticed(home: Path) -> None:
+def test_any_change_is_noticed(home):
     """Of the settings, of the signature, and what follows it."""
     text = signed(TEXT)
     line = text[len(TEXT) :]
@@ -79,19 +76,19 @@ def test_any_change_is_noticed(home: Path) -> None:
     assert not is_signed(text)
 
 
-def as_link(key: Path) -> None:
+def as_link(key):
     """Another file in the place of the key."""
     shutil.move(key, "elsewhere")
     key.symlink_to(Path("elsewhere").absolute())
 
 
-def as_linked_folder(key: Path) -> None:
+def as_linked_folder(key):
     """The same for its folder."""
     shutil.move(key.parent, "elsewhere")
     key.parent.symlink_to(Path("elsewhere").absolute())
 
 
-def as_pipe(key: Path) -> None:
+def as_pipe(key):
     """Nothing to wait for."""
     key.unlink()
     os.mkfifo(key, 0o600)
@@ -109,7 +106,7 @@ def as_pipe(key: Path) -> None:
     ],
     ids=["link", "link of the folder", "pipe", "readable by others", "short", "long"],
 )
-def test_a_key_that_is_not_private_is_not_used(home: Path, harm: Any) -> None:
+def test_a_key_that_is_not_private_is_not_used(home, harm):
     """Nothing is signed then, and no signature counts."""
     text = signed(TEXT)
     harm(home / "key")
@@ -117,7 +114,7 @@ def test_a_key_that_is_not_private_is_not_used(home: Path, harm: Any) -> None:
     assert signed(TEXT) == TEXT
 
 
-def test_a_key_of_somebody_else_is_not_used(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_of_somebody_else_is_not_used(home, monkeypatch):
     """As of the user who calls sudo."""
     text = signed(TEXT)
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
@@ -125,7 +122,7 @@ def test_a_key_of_somebody_else_is_not_used(home: Path, monkeypatch: pytest.Monk
     assert signed(TEXT) == TEXT
 
 
-def test_a_run_goes_on_without_a_key(home: Path) -> None:
+def test_a_run_goes_on_without_a_key(home):
     """Where it cannot be stored: as a file has the name of its folder."""
     home.parent.write_text("")
     train(**SMALL, run_dir="run")
@@ -135,7 +132,7 @@ def test_a_run_goes_on_without_a_key(home: Path) -> None:
     train(resume="run", total_steps=32, trust=["own_envs", "own_parts"])
 
 
-def calls(run: str) -> list[Callable[..., Any]]:
+def calls(run):
     """Every use of a run from Python; each takes `trust`."""
     latest = max(Path(run, "checkpoints").glob("epoch_*"))
     start = SMALL | {"model.policy": None, "base_run": run}
@@ -150,7 +147,7 @@ def calls(run: str) -> list[Callable[..., Any]]:
     ]
 
 
-def test_one_needs_no_trust_in_what_one_made(home: Path) -> None:
+def test_one_needs_no_trust_in_what_one_made(home):
     """In the process that trained and in others, wherever the run lies; but without the key."""
     result = train(**SMALL, run_dir="run")
     load_policy(result.run_dir)

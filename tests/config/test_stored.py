@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import pytest
@@ -19,15 +19,12 @@ from maze_train.core.targets import Given
 from maze_train.envs.registered import module_of_argument, module_of_id
 from maze_train.run.checkpoints import how_to_go_on
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 ENV = "own_stored.OwnEnv"
 BASE: dict[str, Any] = {"algorithm": "ppo", "env": {"_target_": ENV}, "seed": 3}
 
 
 @pytest.fixture(autouse=True)
-def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_modules(tmp_path, monkeypatch):
     """A module of a user, with names that are defined elsewhere."""
     (tmp_path / "own_stored.py").write_text(
         textwrap.dedent("""
@@ -48,7 +45,7 @@ def own_modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> str:
+def run_dir(tmp_path):
     """The directory of a run."""
     directory = tmp_path / "run"
     directory.mkdir()
@@ -57,7 +54,7 @@ def run_dir(tmp_path: Path) -> str:
     return str(directory)
 
 
-def refused(path: str, trust: Sequence[str], place: str = "env") -> str:
+def refused(path, trust, place="env"):
     """Why a target in an environment is refused; empty: it is not."""
     try:
         settings = {place: {"_target_": path}}
@@ -68,14 +65,14 @@ def refused(path: str, trust: Sequence[str], place: str = "env") -> str:
 
 
 @pytest.mark.parametrize("path", [ENV, "own_stored:OwnEnv", "own_stored.make_env"])
-def test_a_module_of_the_user_is_trusted_by_its_name(path: str) -> None:
+def test_a_module_of_the_user_is_trusted_by_its_name(path):
     """Classes and functions of it; another name is not enough."""
     assert refused(path, ["own_stored"]) == ""
     for trust in ([], ["own_store"], ["stored"], ["own_stored.py"]):
         assert f"env._target_ = {path}" in refused(path, trust)
 
 
-def test_the_words_that_allow_it_are_told() -> None:
+def test_the_words_that_allow_it_are_told():
     """Those that were given already included, for the command line and for Python."""
     text = refused(ENV, ["a"])
     assert text.endswith("trust=[a,own_stored] (in Python trust=['a', 'own_stored'])")
@@ -90,18 +87,18 @@ def test_the_words_that_allow_it_are_told() -> None:
         ("own_stored.OwnEnv.__subclasses__", "(defined in builtins)"),
     ],
 )
-def test_what_a_trusted_module_has_from_elsewhere_is_not_trusted(path: str, note: str) -> None:
+def test_what_a_trusted_module_has_from_elsewhere_is_not_trusted(path, note):
     """Trust in a package is none in everything that it imports."""
     assert note in refused(path, ["own_stored"])
 
 
-def test_what_a_script_defines_is_trusted_by_its_name() -> None:
+def test_what_a_script_defines_is_trusted_by_its_name():
     """Where the same script runs."""
     assert "env._target_ = __main__.Own\n" in refused("__main__.Own", ["own_stored"])
     assert refused("__main__.Own", ["__main__"]) == ""
 
 
-def test_a_trust_that_is_stored_counts_for_nothing(run_dir: str) -> None:
+def test_a_trust_that_is_stored_counts_for_nothing(run_dir):
     """It is the user who trusts."""
     with pytest.raises(ConfigError, match="trust=\\[own_stored\\]"):
         stored_settings(run_dir, {})
@@ -114,21 +111,21 @@ def test_a_trust_that_is_stored_counts_for_nothing(run_dir: str) -> None:
     [{"env._target_": ENV}, {"env": {"_target_": ENV}}, {"env": "CartPole-v1"}],
     ids=["a name", "a mapping", "another one"],
 )
-def test_what_the_user_names_is_not_asked_for(run_dir: str, own: dict[str, Any]) -> None:
+def test_what_the_user_names_is_not_asked_for(run_dir, own):
     """Neither what takes the place of a stored target, nor a stored one that is the same."""
     assert load_config(stored_settings(run_dir, own)).trust == []
     given = {"env._target_": Given(dict, ENV)}
     assert load_config(stored_settings(run_dir, given)).env.target == ENV
 
 
-def test_trust_is_a_list_of_names(run_dir: str) -> None:
+def test_trust_is_a_list_of_names(run_dir):
     """A single name would be read letter by letter."""
     with pytest.raises(ConfigError, match=r"trust = 'own_stored': expected a list"):
         stored_settings(run_dir, {"trust": "own_stored"})
 
 
 @pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac", "es", "bc"])
-def test_runs_without_code_of_ones_own_need_no_trust(algorithm: str) -> None:
+def test_runs_without_code_of_ones_own_need_no_trust(algorithm):
     """All that this package writes by itself is offered, wrappers of gymnasium included."""
     env = "CartPole-v1" if algorithm != "impala" else "pettingzoo:mpe/simple_spread_v3"
     settings: dict[str, Any] = {"algorithm": algorithm, "env": env}
@@ -146,7 +143,7 @@ def test_runs_without_code_of_ones_own_need_no_trust(algorithm: str) -> None:
     assert modules_to_trust(config) == []
 
 
-def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+def test_what_is_written_can_be_read(tmp_path):
     """An object that a configuration holds twice is written twice, without an alias."""
     shared = [1, {"a": 2}]
     config = load_config({**BASE, "env.kwargs": {"one": shared, "other": shared}})
@@ -154,7 +151,7 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
     assert load_config(read_settings(tmp_path).values) == config
 
 
-def test_the_command_that_goes_on_has_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_that_goes_on_has_the_words(monkeypatch):
     """A run with custom modules tells the whole command; where it is signed it needs no trust."""
     given = {"env": dict, "tracking.writers": [dict, {"_target_": "my.Writer"}]}
     call = "train(env=..., **{'tracking.writers': ...}, resume='run'"
@@ -168,7 +165,7 @@ def test_the_command_that_goes_on_has_the_words(monkeypatch: pytest.MonkeyPatch)
     assert told == f"to continue: {call}, trust=['my'])"
 
 
-def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
+def test_what_could_not_be_read_again_is_not_written(tmp_path):
     """A run must not end with a configuration that nothing can open."""
     config = config_to_dict(load_config({**BASE, "env.kwargs": {"walls": [1] * 50_000}}))
     with pytest.raises(ConfigError, match=r"config\.yaml: could not be read again: .* larger than"):
@@ -185,7 +182,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path) -> None:
         ("gymnasium.envs.classic_control.cartpole:CartPoleEnv", ""),
     ],
 )
-def test_an_id_is_what_the_registry_makes_of_it(entry: str, module: str) -> None:
+def test_an_id_is_what_the_registry_makes_of_it(entry, module):
     """Whatever the name, with and without a version, in both kinds of entry points."""
     for i, kind in enumerate(("entry_point", "vector_entry_point")):
         name = f"test/Old{len(entry)}x{i}"
@@ -205,6 +202,6 @@ def test_an_id_is_what_the_registry_makes_of_it(entry: str, module: str) -> None
         *(("http://own_stored", ""), ("cuda:0", ""), ("C:\\own_stored", ""), ("no_module: b", "")),
     ],
 )
-def test_an_argument_that_may_be_an_id(text: str, module: str) -> None:
+def test_an_argument_that_may_be_an_id(text, module):
     """It names a module that is there; addresses, devices and paths do not."""
     assert module_of_argument(text) == module

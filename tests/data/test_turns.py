@@ -41,7 +41,7 @@ class Stream:
     """Of each environment: 0 continues, 1 terminated, 2 truncated, 3 lost."""
 
     @classmethod
-    def random(cls, num_steps: int, seed: int, acting: float = 0.5) -> Stream:
+    def random(cls, num_steps, seed, acting=0.5):
         rng, stream = np.random.default_rng(seed), cls()
         shape = NUM_ENVS, len(AGENTS)
         alive = np.ones(shape, bool)
@@ -66,7 +66,7 @@ class Stream:
             alive[joint > 0] = True
         return stream
 
-    def rollout(self, start: int, stop: int) -> Rollout:
+    def rollout(self, start, stop):
         """The joint rollout of some steps."""
         steps = range(start, stop)
         over = np.stack([self.joint[t] for t in steps])
@@ -94,7 +94,7 @@ class Stream:
             log_probs=torch.from_numpy(np.stack([self.obs[t] for t in steps])),
         )
 
-    def _part(self, t: int, step: int, *, final: bool) -> dict[str, torch.Tensor]:
+    def _part(self, t, step, *, final):
         """Observation t, with what step brought; the last one of an episode, or the next."""
         shape = NUM_ENVS, len(AGENTS)
         over = np.zeros(NUM_ENVS, bool) if step < 0 else self.joint[step] > 0
@@ -112,7 +112,7 @@ class Stream:
         }
         return {key: torch.from_numpy(np.asarray(x).copy()) for key, x in (numbers | flags).items()}
 
-    def turns(self, env: int, agent: int, stop: int) -> list[tuple[Any, ...]]:
+    def turns(self, env, agent, stop):
         """Observation, reward, end (3: lost) and what follows of each turn up to a step."""
         found: list[tuple[Any, ...]] = []
         running: list[Any] | None = None
@@ -137,7 +137,7 @@ class Stream:
         return found
 
 
-def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
+def turns_of(rollouts, column):
     """The same of a column of the rollouts of a policy."""
     found: list[tuple[Any, ...]] = []
     for rollout in rollouts:
@@ -161,9 +161,7 @@ def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
     return found
 
 
-def split(
-    stream: Stream, lengths: list[int], learns: Any = None, **layout: Any
-) -> dict[str, list[Rollout]]:
+def split(stream, lengths, learns=None, **layout):
     """Rollouts of the policies, by a splitter that continues from its state after each."""
     make = partial(TurnSplitter, POLICIES, dict.fromkeys(AGENTS, 0), **layout)
     splitter, start = make(), 0
@@ -181,7 +179,7 @@ def split(
     return found
 
 
-def learning(stream: Stream, num_steps: int, seed: int) -> torch.Tensor:
+def learning(stream, num_steps, seed):
     """Whether an agent learns from an episode, drawn for each, `[T + 1, E, A]`."""
     rng = np.random.default_rng(seed)
     rows = [rng.random((NUM_ENVS, len(AGENTS))) < 0.5]
@@ -207,9 +205,7 @@ SOME = [7, 20, 3, 30]
         (SOME, {"at_end": True}),
     ],
 )
-def test_turns_are_those_of_a_loop_over_steps(
-    lengths: list[int], layout: dict[str, bool], acting: float, some_learn: bool
-) -> None:
+def test_turns_are_those_of_a_loop_over_steps(lengths, layout, acting, some_learn):
     """Whatever the lengths of rollouts, every turn comes once, with its reward and its end."""
     for seed in range(5):
         stream = Stream.random(60, seed, acting)
@@ -237,7 +233,7 @@ def test_turns_are_those_of_a_loop_over_steps(
 
 @pytest.mark.parametrize("acting", [0.3, 1.0])
 @pytest.mark.parametrize(("lengths", "size"), [([1] * 60, 720), (SOME, 720), ([1] * 60, 80)])
-def test_samples_of_several_turns(lengths: list[int], size: int, acting: float) -> None:
+def test_samples_of_several_turns(lengths, size, acting):
     """A replay buffer sums the rewards of three turns of an agent, wherever rollouts end.
 
     The last one leaves out what the ring has dropped.
@@ -266,7 +262,7 @@ def test_samples_of_several_turns(lengths: list[int], size: int, acting: float) 
                 assert batch.next_obs[i].item() == after
 
 
-def several_turns(turns: list[tuple[Any, ...]]) -> dict[float, tuple[float, float, Any]]:
+def several_turns(turns):
     """Rewards of up to three turns, the discount after them, and what follows, by observation."""
     found = {}
     for k, (obs, _, end, _) in enumerate(turns):
@@ -286,7 +282,7 @@ def several_turns(turns: list[tuple[Any, ...]]) -> dict[float, tuple[float, floa
 
 @pytest.mark.parametrize("acting", [0.3, 1.0])
 @pytest.mark.parametrize("lengths", [[60], [1] * 60, SOME])
-def test_what_centralised_critics_see(lengths: list[int], acting: float) -> None:
+def test_what_centralised_critics_see(lengths, acting):
     """What all agents observed when a turn began, and after one that was cut off.
 
     There, those act that did so when the turn began, but for agents whose episode terminated.
@@ -320,7 +316,7 @@ def test_what_centralised_critics_see(lengths: list[int], acting: float) -> None
     assert count > 9
 
 
-def check_seen(seen: dict[str, torch.Tensor], obs: Any, acts: Any, agent: int) -> None:
+def check_seen(seen, obs, acts, agent):
     """Compare an observation with that of all agents, who acts, and the number of one."""
     assert [float(seen[f"/joint/agents/{name}"]) for name in AGENTS] == obs.tolist()
     assert seen["/joint/acts"].tolist() == acts.tolist()
@@ -329,7 +325,7 @@ def check_seen(seen: dict[str, torch.Tensor], obs: Any, acts: Any, agent: int) -
 
 
 @pytest.mark.parametrize("lengths", [[60], [1] * 60, SOME])
-def test_sums_of_rewards_go_on_from_turn_to_turn(lengths: list[int]) -> None:
+def test_sums_of_rewards_go_on_from_turn_to_turn(lengths):
     """The rows in which an agent waits end no sum, those of lost turns do."""
     stream = Stream.random(60, seed=1)
     scaler = RewardScaler(gamma=0.9, clip=0.0)
@@ -349,7 +345,7 @@ def test_sums_of_rewards_go_on_from_turn_to_turn(lengths: list[int]) -> None:
     assert found == pytest.approx([len(sums), np.mean(sums), np.var(sums)], rel=1e-6)
 
 
-def test_advantages_by_hand() -> None:
+def test_advantages_by_hand():
     """Agents a and b act in turn; b ends in step 3, where a is cut off in a state worth 6.
 
     With a discount of 0.5, values 0 and lambda 1: a gets 1 + 2 for its first turn, of which b's

@@ -15,19 +15,19 @@ from maze_train.distributions.beta import PROPOSALS, Beta
 LOW, HIGH = np.array([-3.0, 0.0]), np.array([1.0, 0.5])
 
 
-def raw(*excesses: float) -> torch.Tensor:
+def raw(*excesses):
     """Params whose softplus is the given α - 1 and β - 1, > 0."""
     values = torch.tensor(excesses, dtype=torch.float64)
     return values + torch.log(-torch.expm1(-values))
 
 
-def concentrations(params: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def concentrations(params):
     """α and β of params [..., 2 D]."""
     alpha, beta = (1 + torch.nn.functional.softplus(params)).chunk(2, -1)
     return alpha, beta
 
 
-def distribution_function(x: float, alpha: float, beta: float) -> float:
+def distribution_function(x, alpha, beta):
     """P(X <= x) by the midpoint rule with 20,000 nodes."""
     middles = (np.arange(20_000) + 0.5) / 20_000 * x
     log_beta = math.lgamma(alpha) + math.lgamma(beta) - math.lgamma(alpha + beta)
@@ -35,7 +35,7 @@ def distribution_function(x: float, alpha: float, beta: float) -> float:
     return float(np.exp(log_density).mean() * x)
 
 
-def test_parameters_start_flat_and_stay_unimodal() -> None:
+def test_parameters_start_flat_and_stay_unimodal():
     """α and β are 1 + softplus: at least 1, and 1 + log 2 for a network that computes 0."""
     family = Beta(Box(-1.0, 1.0, (1,)))
     expected = td.Beta(1 + math.log(2), 1 + math.log(2)).entropy() + math.log(2)
@@ -46,7 +46,7 @@ def test_parameters_start_flat_and_stay_unimodal() -> None:
 
 
 @pytest.mark.parametrize("excess", [(1e-6, 1e-6), (30.0, 1e-3)])
-def test_moments_and_distribution_of_samples(excess: tuple[float, float]) -> None:
+def test_moments_and_distribution_of_samples(excess):
     """Mean, variance and deciles of 100,000 samples are those of the Beta distribution."""
     family, count = Beta(Box(0.0, 1.0, (1,), dtype=np.float64)), 100_000
     noise = family.draw_noise((count,), torch.Generator().manual_seed(0))
@@ -62,7 +62,7 @@ def test_moments_and_distribution_of_samples(excess: tuple[float, float]) -> Non
         assert reached == pytest.approx(level, abs=4 * (level * (1 - level) / count) ** 0.5)
 
 
-def test_the_first_proposal_is_mostly_accepted() -> None:
+def test_the_first_proposal_is_mostly_accepted():
     """With all but the first proposal's noise changed, 94% of the variates of shape 1 stay."""
     family, count = Beta(Box(0.0, 1.0, (1,))), 20_000
     noise = family.draw_noise((count,), torch.Generator().manual_seed(0))
@@ -76,7 +76,7 @@ def test_the_first_proposal_is_mostly_accepted() -> None:
     assert 0.0 < changed.double().mean().item() < 0.1
 
 
-def test_rejected_proposals_are_harmless() -> None:
+def test_rejected_proposals_are_harmless():
     """Where every proposal is rejected, even outside of the support, the first or 1 is taken."""
     family = Beta(Box(0.0, 1.0, (1,)))
     table = torch.empty(1, 2, 1, 2, PROPOSALS)
@@ -91,7 +91,7 @@ def test_rejected_proposals_are_harmless() -> None:
 
 
 @pytest.mark.parametrize("excess", [(0.5, 4.0), (80.0, 80.0)])
-def test_gradient_of_samples(excess: tuple[float, float]) -> None:
+def test_gradient_of_samples(excess):
     """Samples move with their quantiles: dx/dα = -(∂F/∂α) / p(x), by finite differences."""
     family = Beta(Box(0.0, 1.0, (1,), dtype=np.float64))
     params = raw(*excess).expand(5, 2).clone().requires_grad_()
@@ -113,7 +113,7 @@ def test_gradient_of_samples(excess: tuple[float, float]) -> None:
             assert gradient[row, column].item() == pytest.approx(expected, rel=5e-3, abs=1e-6)
 
 
-def test_mode() -> None:
+def test_mode():
     """The peak of the density, the middle where it is flat, and finite at the ends."""
     family = Beta(Box(-1.0, 1.0, (1,)))
     assert family.mode(raw(1.0, 3.0)).item() == pytest.approx(0.25)
@@ -127,7 +127,7 @@ def test_mode() -> None:
     assert at_zero.grad.isfinite().all()
 
 
-def test_actions_never_reach_the_ends() -> None:
+def test_actions_never_reach_the_ends():
     """The most lopsided distribution gives actions, in float32, whose density is finite."""
     family, count = Beta(Box(0.0, 1.0, (2,))), 5_000
     params = torch.tensor([1e5, -100.0, -100.0, 1e5]).expand(count, 4)
@@ -139,7 +139,7 @@ def test_actions_never_reach_the_ends() -> None:
     assert family.from_env(torch.tensor([0.0, 1.0])).tolist() == [2**-24, 1 - 2**-24]
 
 
-def test_peaked_distributions_keep_their_digits() -> None:
+def test_peaked_distributions_keep_their_digits():
     """In float32 the log-density of concentrations of 10⁶ is right to float32's digits."""
     family = Beta(Box(0.0, 1.0, (1,)))
     params, x = torch.tensor([1e6, 2e6]), torch.tensor([1 / 3])

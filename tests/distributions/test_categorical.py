@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -17,17 +16,14 @@ from maze_train.distributions.categorical import (
     impossible_logit,
 )
 
-if TYPE_CHECKING:
-    from maze_train.distributions.base import Distribution
 
-
-def logits(*shape: int, seed: int = 0, scale: float = 2.0) -> torch.Tensor:
+def logits(*shape, seed=0, scale=2.0):
     """Random float64 logits of a fixed seed."""
     generator = torch.Generator().manual_seed(seed)
     return scale * torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def test_forbidden_actions_have_no_part() -> None:
+def test_forbidden_actions_have_no_part():
     """A large negative logit leaves values and gradients finite and is never sampled."""
     family = Categorical(Discrete(3))
     params = torch.tensor([[0.3, -1e9, 1.0]]).expand(1000, 3).clone().requires_grad_()
@@ -41,7 +37,7 @@ def test_forbidden_actions_have_no_part() -> None:
     assert params.grad.isfinite().all()
 
 
-def test_half_precision_padding_is_finite() -> None:
+def test_half_precision_padding_is_finite():
     """Padding stays finite in bfloat16 and float16."""
     family = MultiCategorical(MultiDiscrete([2, 5]))
     for dtype in (torch.bfloat16, torch.float16):
@@ -63,9 +59,7 @@ def test_half_precision_padding_is_finite() -> None:
         (Bernoulli(MultiBinary(2)), [[1, 0], [0, 0]], [2, 1]),
     ],
 )
-def test_illegal_choices_add_nothing(
-    family: Distribution, legal: list[list[int]], log_counts: list[int], dtype: torch.dtype
-) -> None:
+def test_illegal_choices_add_nothing(family, legal, log_counts, dtype):
     """Values, gradients and the largest entropy are those of the legal actions alone."""
     is_legal = torch.tensor(legal, dtype=torch.bool)
     logits = torch.linspace(-1, 1, is_legal.numel(), dtype=dtype).reshape(is_legal.shape)
@@ -89,7 +83,7 @@ def test_illegal_choices_add_nothing(
     torch.testing.assert_close(-(probs * log_probs).sum(-1), family.entropy(params))
 
 
-def test_nothing_legal_is_no_choice() -> None:
+def test_nothing_legal_is_no_choice():
     """Without any legal action the largest entropy is 0, not -inf."""
     params = torch.full((1, 3), impossible_logit(torch.float32))
     assert Categorical(Discrete(3)).max_entropy(params).tolist() == [0.0]
@@ -104,13 +98,11 @@ def test_nothing_legal_is_no_choice() -> None:
         (Bernoulli(MultiBinary(3)), [[-math.inf, 0.5, math.inf]]),
     ],
 )
-def test_a_choice_of_probability_zero_adds_nothing(
-    family: Distribution, params: list[list[float]]
-) -> None:
+def test_a_choice_of_probability_zero_adds_nothing(family, params):
     """With infinite logits all values and gradients are those of large finite ones."""
     actions = family.mode(torch.tensor(params))
 
-    def results(params: torch.Tensor) -> list[torch.Tensor]:
+    def results(params):
         p, q = params.clone().requires_grad_(), (0.5 * params).requires_grad_()
         values = [*family.log_prob_and_entropy(p, actions), family.entropy(q), family.kl(p, q)]
         torch.stack(values).sum().backward()
@@ -122,7 +114,7 @@ def test_a_choice_of_probability_zero_adds_nothing(
     torch.testing.assert_close(results(infinite), expected)
 
 
-def test_a_divergence_from_what_never_happens_is_infinite() -> None:
+def test_a_divergence_from_what_never_happens_is_infinite():
     """KL(p || q) is infinite where p does what q never does, and finite the other way round."""
     family = Categorical(Discrete(3))
     p, q = torch.zeros(3), torch.tensor([0.0, 0.0, -math.inf])
@@ -131,7 +123,7 @@ def test_a_divergence_from_what_never_happens_is_infinite() -> None:
 
 
 @sweep("dtype", [torch.float32, torch.float64])
-def test_large_logits_of_bits(dtype: torch.dtype) -> None:
+def test_large_logits_of_bits(dtype):
     """At logits of 1000 values and gradients are finite, exact, and the bits are certain."""
     family = Bernoulli(MultiBinary(4))
     logits = torch.tensor([-1000.0, 1000.0, -50.0, 50.0], dtype=dtype, requires_grad=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
@@ -20,12 +18,12 @@ NESTED = Dict({"a": Tuple([BOX, DISCRETE]), "steer": BOX})
 class Sticky(Categorical):
     """A family of a user, with a setting."""
 
-    def __init__(self, space: Any, bonus: float = 0.0) -> None:
+    def __init__(self, space, bonus=0.0):
         super().__init__(space)
         self.bonus = bonus
 
 
-def not_a_family(space: Any) -> str:
+def not_a_family(space):
     """A callable that builds something else."""
     return str(space)
 
@@ -46,12 +44,12 @@ class SubBox(Box):
         (Tuple([BOX]), JointDistribution),
     ],
 )
-def test_defaults(space: Any, family: type) -> None:
+def test_defaults(space, family):
     """Every supported space has a family without any configuration."""
     assert type(distribution_for(space)) is family
 
 
-def test_overrides() -> None:
+def test_overrides():
     """That of a type holds for every part of the type, with its settings; one of a part wins."""
     override = {"Box": {"name": "squashed_gaussian", "state_dependent_std": False}}
     squashed, gaussian = SquashedGaussian, DiagonalGaussian
@@ -65,7 +63,7 @@ def test_overrides() -> None:
         assert joint.free_param_size == 4
 
 
-def test_family_of_a_user() -> None:
+def test_family_of_a_user():
     """`_target_` is called with the space first and its other keys as settings."""
     override = {"_target_": f"{__name__}.Sticky", "bonus": 0.5}
     family = distribution_for(DISCRETE, {"Discrete": override})
@@ -73,7 +71,7 @@ def test_family_of_a_user() -> None:
     assert family.bonus == 0.5  # type: ignore[attr-defined]
 
 
-def test_every_space_that_can_be_flattened_has_a_default() -> None:
+def test_every_space_that_can_be_flattened_has_a_default():
     """A leaf of a nested space never lacks a family, and every default is a known one."""
     assert sorted(DEFAULTS) == sorted(leaf.__name__ for leaf in LEAF_TYPES)
     assert set(DEFAULTS.values()) <= set(FAMILIES)
@@ -140,7 +138,7 @@ def test_every_space_that_can_be_flattened_has_a_default() -> None:
         ),
     ],
 )
-def test_wrong_overrides(space: Any, overrides: dict[str, Any], message: str) -> None:
+def test_wrong_overrides(space, overrides, message):
     """Every wrong override is named with its key, its value and what is allowed."""
     with pytest.raises(ConfigError) as caught:
         distribution_for(space, overrides)
@@ -148,7 +146,7 @@ def test_wrong_overrides(space: Any, overrides: dict[str, Any], message: str) ->
 
 
 @pytest.mark.parametrize("space", [Text(4), Dict({"x": Text(4)})])
-def test_unsupported_space(space: Any) -> None:
+def test_unsupported_space(space):
     """A space without a family is an error that names the supported ones."""
     with pytest.raises(SpaceError, match=r"Box, Discrete, MultiDiscrete or MultiBinary"):
         distribution_for(space)

@@ -21,7 +21,7 @@ BOXED = (*FILLING, "diagonal_gaussian")
 REMEDY = ".*model.distributions.Box=diagonal_gaussian"
 
 
-def test_every_family_has_a_case() -> None:
+def test_every_family_has_a_case():
     """A family that is added to the table is added here."""
     names = {
         override if isinstance(override, str) else override["name"]
@@ -32,7 +32,7 @@ def test_every_family_has_a_case() -> None:
 
 @pytest.mark.parametrize("case", CASES)
 @sweep("batch", [(), (0,), (2, 3)])
-def test_shapes_and_types(case: str, batch: tuple[int, ...]) -> None:
+def test_shapes_and_types(case, batch):
     """Leading dimensions are free, and sizes and types are those that the family declares."""
     family, space = build(case)
     params = randn(*batch, family.param_size).float()
@@ -51,7 +51,7 @@ def test_shapes_and_types(case: str, batch: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_values_are_those_of_torch(case: str) -> None:
+def test_values_are_those_of_torch(case):
     """Log-probability, entropy and divergence are the sums over torch's own distributions."""
     family, space = build(case)
     p, q = randn(5, family.param_size), randn(5, family.param_size, seed=1)
@@ -74,7 +74,7 @@ def test_values_are_those_of_torch(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_noise_decides_the_sample(case: str) -> None:
+def test_noise_decides_the_sample(case):
     """Equal seeds give equal actions, other seeds others; a Gaussian without noise its mode."""
     family, _ = build(case)
     params = randn(40, family.param_size)
@@ -86,7 +86,7 @@ def test_noise_decides_the_sample(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_env_actions_are_in_the_space_and_come_back(case: str) -> None:
+def test_env_actions_are_in_the_space_and_come_back(case):
     """Samples and modes of wild params, in float32, are members of the space.
 
     `from_env` gives back what `to_env` was given, where nothing was clipped.
@@ -107,7 +107,7 @@ def test_env_actions_are_in_the_space_and_come_back(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_entropy_and_kl_are_expectations(case: str) -> None:
+def test_entropy_and_kl_are_expectations(case):
     """Entropy and divergence are the means of log-probabilities of 10,000 samples."""
     family, _ = build(case)
     p, q = 0.7 * randn(family.param_size), 0.7 * randn(family.param_size, seed=1)
@@ -120,7 +120,7 @@ def test_entropy_and_kl_are_expectations(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_gradients(case: str) -> None:
+def test_gradients(case):
     """All gradients are the numerical ones; values computed together are those of the methods."""
     family, _ = build(case)
     params = randn(6, family.param_size)
@@ -139,7 +139,7 @@ def test_gradients(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if not case.startswith("squashed")])
-def test_mode_is_most_probable(case: str) -> None:
+def test_mode_is_most_probable(case):
     """No action drawn is more probable than the mode (that of `squashed` is the median)."""
     family, _ = build(case)
     params = randn(family.param_size).expand(2000, -1)
@@ -148,7 +148,7 @@ def test_mode_is_most_probable(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_tensor_stays_on_the_device_of_params(case: str) -> None:
+def test_every_tensor_stays_on_the_device_of_params(case):
     """No family mixes devices: on torch's `meta` device, mixing would raise."""
     family, _ = build(case)
     params = torch.zeros(4, family.param_size, device="meta")
@@ -165,7 +165,7 @@ def test_every_tensor_stays_on_the_device_of_params(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_survives_pickling(case: str) -> None:
+def test_survives_pickling(case):
     """A copy in another process computes the same numbers."""
     family, _ = build(case)
     copy, params = pickle.loads(pickle.dumps(family)), randn(3, family.param_size)
@@ -174,7 +174,7 @@ def test_survives_pickling(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CONTINUOUS)
-def test_samples_have_gradients(case: str) -> None:
+def test_samples_have_gradients(case):
     """The gradient of sampled actions reaches every parameter, finite and float32."""
     family, _ = build(case)
     params = randn(6, family.param_size).float().requires_grad_()
@@ -200,7 +200,7 @@ def test_samples_have_gradients(case: str) -> None:
         ("multi_categorical", Discrete(3), r"MultiCategorical needs a MultiDiscrete space"),
     ],
 )
-def test_spaces_that_do_not_fit_are_refused(name: str, space: Any, message: str) -> None:
+def test_spaces_that_do_not_fit_are_refused(name, space, message):
     """The message names the family, the space, and a remedy where there is one."""
     family: Any = family_class(name)
     with pytest.raises(SpaceError, match=message):
@@ -208,7 +208,7 @@ def test_spaces_that_do_not_fit_are_refused(name: str, space: Any, message: str)
 
 
 @pytest.mark.parametrize("name", BOXED)
-def test_integer_box_is_rounded(name: str) -> None:
+def test_integer_box_is_rounded(name):
     """An integer box receives integers inside its bounds."""
     family = distribution_for(Box(0, 10, (1,), dtype=np.uint8), {"Box": name})
     lowest, middle, highest = {"beta": (1e-7, 0.52, 1.0), "diagonal_gaussian": (-9, 5.2, 99)}.get(

@@ -21,7 +21,7 @@ from maze_train.core.errors import SpaceError
 
 
 @pytest.mark.parametrize("case", BOUNDED)
-def test_features_are_the_environments_actions_scaled(case: str) -> None:
+def test_features_are_the_environments_actions_scaled(case):
     """A critic reads what `env.step` gets, from -1 at the lower bound to 1 at the upper one."""
     family, space = build(case)
     actions = draw(family, 3 * randn(200, family.param_size))
@@ -33,9 +33,7 @@ def test_features_are_the_environments_actions_scaled(case: str) -> None:
 
 @pytest.mark.parametrize("case", CONTINUOUS)
 @sweep("batch", [(), (0,), (50,), (2, 3)])
-def test_reparameterized_is_the_sample_that_a_critic_reads(
-    case: str, batch: tuple[int, ...]
-) -> None:
+def test_reparameterized_is_the_sample_that_a_critic_reads(case, batch):
     """Features and log-densities are those of `sample`, scaled, for any leading dimensions."""
     family, space = build(case)
     params = 2 * randn(*batch, family.param_size)
@@ -50,7 +48,7 @@ def test_reparameterized_is_the_sample_that_a_critic_reads(
 
 
 @pytest.mark.parametrize("case", UNCLIPPED)
-def test_log_scale_makes_densities_over_the_unit_box(case: str) -> None:
+def test_log_scale_makes_densities_over_the_unit_box(case):
     """The mean of 1 / p over samples is the volume 2ᴰ of [-1, 1]ᴰ."""
     family, _ = build(case)
     params = torch.zeros(family.param_size, dtype=torch.float64)
@@ -64,7 +62,7 @@ def test_log_scale_makes_densities_over_the_unit_box(case: str) -> None:
 
 @pytest.mark.parametrize("case", DISCRETE)
 @sweep("batch", [(), (0,), (5,), (2, 3)])
-def test_choices_have_the_probability_of_the_action(case: str, batch: tuple[int, ...]) -> None:
+def test_choices_have_the_probability_of_the_action(case, batch):
     """The log-probabilities of the entries that an action chose add up to its own."""
     family, _ = build(case)
     params = 2 * randn(*batch, family.param_size)
@@ -83,7 +81,7 @@ def test_choices_have_the_probability_of_the_action(case: str, batch: tuple[int,
 
 
 @pytest.mark.parametrize("case", DISCRETE)
-def test_choices_are_an_exact_cover(case: str) -> None:
+def test_choices_are_an_exact_cover(case):
     """Many samples choose every entry, and as often as its probability says."""
     family, _ = build(case)
     params = randn(family.param_size).expand(20_000, -1)
@@ -99,7 +97,7 @@ def test_choices_are_an_exact_cover(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", DISCRETE)
-def test_largest_entropy_is_that_of_equal_logits(case: str) -> None:
+def test_largest_entropy_is_that_of_equal_logits(case):
     """Where all is legal, `max_entropy` is the entropy of the uniform distribution."""
     family, _ = build(case)
     params = randn(4, family.param_size)
@@ -107,7 +105,7 @@ def test_largest_entropy_is_that_of_equal_logits(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_does_not_apply_is_refused(case: str) -> None:
+def test_what_does_not_apply_is_refused(case):
     """A discrete family has no features, a continuous one no choices."""
     family, _ = build(case)
     params = randn(2, family.param_size)

@@ -12,7 +12,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.distributions.gaussian import DiagonalGaussian
 
 
-def test_free_params_are_the_last_entries() -> None:
+def test_free_params_are_the_last_entries():
     """A state-independent log std is the tail of params and gets the gradient of every row."""
     family = DiagonalGaussian(Box(-1.0, 1.0, (3,)), initial_log_std=-0.5)
     assert family.free_param_size == 3
@@ -25,7 +25,7 @@ def test_free_params_are_the_last_entries() -> None:
     assert free.grad.tolist() == [8.0] * 3
 
 
-def test_only_a_networks_log_std_is_limited() -> None:
+def test_only_a_networks_log_std_is_limited():
     """A free one passes any limit with its gradient; a network's is shifted, and clamped."""
     space = Box(-1.0, 1.0, (1,))
     params = torch.tensor([0.0, 5.0], requires_grad=True)
@@ -42,7 +42,7 @@ def test_only_a_networks_log_std_is_limited() -> None:
     assert dependent.initial_free_params().shape == (0,)
 
 
-def test_to_env_clips_each_dimension() -> None:
+def test_to_env_clips_each_dimension():
     """By its own bounds, infinite ones included; integers are rounded within them."""
     low = np.array([-1.0, -np.inf, 0.0], dtype=np.float32)
     high = np.array([2.0, np.inf, np.inf], dtype=np.float32)
@@ -61,7 +61,7 @@ def test_to_env_clips_each_dimension() -> None:
 @sweep(
     "dtype", [np.float16, np.float32, np.float64, np.uint8, np.int8, np.int32, np.int64, np.uint32]
 )
-def test_to_env_stays_in_any_box(dtype: type) -> None:
+def test_to_env_stays_in_any_box(dtype):
     """Even the widest bounds of every data type are kept, and integers are rounded."""
     kind = np.iinfo if np.issubdtype(dtype, np.integer) else np.finfo
     space = Box(kind(dtype).min, kind(dtype).max, (2,), dtype=dtype)
@@ -75,7 +75,7 @@ def test_to_env_stays_in_any_box(dtype: type) -> None:
     )
 
 
-def test_log_prob_of_the_unclipped_action() -> None:
+def test_log_prob_of_the_unclipped_action():
     """An action outside the bounds keeps the density it was drawn with."""
     family = DiagonalGaussian(Box(-1.0, 1.0, (1,)))
     params = torch.zeros(2, dtype=torch.float64)
@@ -94,14 +94,14 @@ def test_log_prob_of_the_unclipped_action() -> None:
         ({"state_dependent_std": True, "initial_log_std": 3.0}, "initial_log_std"),
     ],
 )
-def test_wrong_settings_are_named(settings_: dict[str, object], key: str) -> None:
+def test_wrong_settings_are_named(settings_, key):
     """A setting of a wrong type or range is refused under its name."""
     with pytest.raises(ConfigError) as caught:
         DiagonalGaussian(Box(-1.0, 1.0, (1,)), **settings_)  # type: ignore[arg-type]
     assert caught.value.key == key
 
 
-def test_what_critics_read_of_clipped_actions() -> None:
+def test_what_critics_read_of_clipped_actions():
     """Clipped as `to_env` does, not rounded, scaled between two finite bounds; modes unclipped."""
     low = np.array([-1.0, -np.inf, 0.0, 2.0], dtype=np.float32)
     high = np.array([3.0, np.inf, np.inf, 2.0], dtype=np.float32)

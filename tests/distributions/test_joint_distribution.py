@@ -14,7 +14,7 @@ from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 from maze_train.distributions.mapping import JointDistribution, distribution_for
 
 
-def make() -> JointDistribution:
+def make():
     """One part of every family, and two with free parameters."""
     return JointDistribution(
         {
@@ -27,7 +27,7 @@ def make() -> JointDistribution:
     )
 
 
-def own_params(params: torch.Tensor) -> dict[str, torch.Tensor]:
+def own_params(params):
     """The layout of `make` by hand: 2 + 3 + 2 + 1 + 6 from the network, then 2 + 1 free."""
     return {
         "steer": torch.cat([params[..., 0:2], params[..., 14:16]], -1),
@@ -38,14 +38,14 @@ def own_params(params: torch.Tensor) -> dict[str, torch.Tensor]:
     }
 
 
-def test_sizes_are_sums_and_free_params_come_last() -> None:
+def test_sizes_are_sums_and_free_params_come_last():
     """Sizes add up, and the start of the free parameters is that of the parts in order."""
     joint = make()
     assert (joint.param_size, joint.noise_size, joint.free_param_size) == (17, 2 + 3 + 1 + 1 + 6, 3)
     assert joint.initial_free_params().tolist() == [-1.0, -1.0, 0.5]
 
 
-def test_values_are_the_sums_over_parts() -> None:
+def test_values_are_the_sums_over_parts():
     """Samples and modes are those of the parts, by slices of params and noise."""
     joint, p, q = make(), randn(4, 3, 17), randn(4, 3, 17, seed=1)
     noise = joint.draw_noise((4, 3), torch.Generator().manual_seed(0))
@@ -68,7 +68,7 @@ def test_values_are_the_sums_over_parts() -> None:
     assert all(torch.equal(a, b) for a, b in split)
 
 
-def test_env_actions_are_in_the_space() -> None:
+def test_env_actions_are_in_the_space():
     """The flat actions of a nested space are members of its leaves, and come back."""
     space = Dict(
         {"move": Tuple([Box(-1.0, 1.0, (2,)), Discrete(3, start=5)]), "key": MultiDiscrete([2, 3])}
@@ -85,13 +85,13 @@ def test_env_actions_are_in_the_space() -> None:
     assert torch.equal(back["key"], actions["key"])
 
 
-def test_no_parts_is_an_error() -> None:
+def test_no_parts_is_an_error():
     """A joint distribution of nothing is refused."""
     with pytest.raises(SpaceError, match="at least one part"):
         JointDistribution({})
 
 
-def test_every_tensor_stays_on_the_device_of_params() -> None:
+def test_every_tensor_stays_on_the_device_of_params():
     """No family mixes devices: on torch's `meta` device, mixing would raise."""
     joint = make()
     params = torch.zeros(4, 17, device="meta")

@@ -44,15 +44,13 @@ JOINT: dict[str, Distribution] = {
 CASES = {"categorical": SINGLE["categorical"], "squashed": SINGLE["squashed"], **JOINT}
 
 
-def draw(distribution: Distribution, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+def draw(distribution, n):
     """Params and noise, float64, [n, ...]."""
     noise = distribution.draw_noise((n,), torch.Generator().manual_seed(3)).double()
     return 0.7 * randn(n, distribution.param_size), noise
 
 
-def pieces(
-    distribution: Distribution, params: torch.Tensor, noise: torch.Tensor
-) -> list[tuple[str, Distribution, torch.Tensor, torch.Tensor]]:
+def pieces(distribution, params, noise):
     """Key, family, params and noise of each part."""
     if not isinstance(distribution, JointDistribution):
         return [("", distribution, params, noise)]
@@ -64,7 +62,7 @@ def pieces(
 
 @pytest.mark.parametrize("case", CASES)
 @sweep("n", [5, 0])
-def test_sample_is_that_of_the_parts(case: str, n: int) -> None:
+def test_sample_is_that_of_the_parts(case, n):
     """Fields are those of the parts, in their order, with their gradients; entropies as well.
 
     Stored actions have the same features, and the choices that have their probability.
@@ -109,7 +107,7 @@ def test_sample_is_that_of_the_parts(case: str, n: int) -> None:
     torch.testing.assert_close(sample.choice_log_probs.gather(1, choices).sum(1), chosen)
 
 
-def test_target_entropies() -> None:
+def test_target_entropies():
     """-D for continuous parts, a fraction of the largest possible entropy for discrete ones."""
     joint = JointDistribution(
         {"move": SINGLE["squashed"], "gear": SINGLE["categorical"], "aim": SINGLE["gaussian"]}
@@ -124,11 +122,11 @@ def test_target_entropies() -> None:
     assert single.tolist() == [[-3.0]] * 3
 
 
-def test_families_without_either_are_named() -> None:
+def test_families_without_either_are_named():
     """A family that is neither continuous nor discrete is refused, with the key of its part."""
 
     class Neither(Categorical):
-        def __init__(self, space: Discrete) -> None:
+        def __init__(self, space):
             super().__init__(space)
             self.num_choices = 0
 

@@ -16,7 +16,7 @@ from maze_train.distributions.gaussian import SquashedGaussian
 LOW, HIGH = np.array([-3.0, 0.0]), np.array([1.0, 0.5])
 
 
-def test_quadrature_error_stays_within_its_promise() -> None:
+def test_quadrature_error_stays_within_its_promise():
     """Against a fine grid the entropy is exact to the digits that its docstring promises."""
     family = SquashedGaussian(Box(-1.0, 1.0, (1,)))
     for log_std, tolerance in [(-1.0, 1e-9), (0.0, 1e-7), (1.0, 2e-3), (2.0, 0.1)]:
@@ -30,7 +30,7 @@ def test_quadrature_error_stays_within_its_promise() -> None:
 
 
 @sweep("dtype", [torch.float32, torch.float64])
-def test_saturated_actions_have_finite_gradients(dtype: torch.dtype) -> None:
+def test_saturated_actions_have_finite_gradients(dtype):
     """At |u| = 20 and beyond, values and gradients for params and actions are finite."""
     family = SquashedGaussian(Box(-1.0, 1.0, (6,)))
     u = torch.tensor([-500.0, -60.0, -20.0, 20.0, 60.0, 500.0], dtype=dtype, requires_grad=True)
@@ -44,7 +44,7 @@ def test_saturated_actions_have_finite_gradients(dtype: torch.dtype) -> None:
     assert params.grad.isfinite().all()
 
 
-def test_log_prob_of_a_saturated_action_is_exact() -> None:
+def test_log_prob_of_a_saturated_action_is_exact():
     """At u = 20 the Jacobian is 2 (log 2 - 20), where log(1 - tanh²) would be -inf."""
     family = SquashedGaussian(Box(-1.0, 1.0, (1,)))
     expected = -200.0 - 0.9189385332046727 - 2 * (math.log(2.0) - 20.0)
@@ -53,7 +53,7 @@ def test_log_prob_of_a_saturated_action_is_exact() -> None:
 
 
 @sweep("dtype", [np.float32, np.float64])
-def test_to_env_never_leaves_the_bounds(dtype: type) -> None:
+def test_to_env_never_leaves_the_bounds(dtype):
     """Saturated actions become the bounds themselves, not a rounding error outside of them."""
     rng = np.random.default_rng(0)
     low = rng.normal(size=500).astype(dtype)
@@ -64,7 +64,7 @@ def test_to_env_never_leaves_the_bounds(dtype: type) -> None:
     assert family.to_env(torch.full((500,), 100.0)).numpy() == pytest.approx(space.high)
 
 
-def test_widest_float_box_is_finite() -> None:
+def test_widest_float_box_is_finite():
     """The largest finite bounds overflow neither the scale nor the log-density."""
     limit = np.finfo(np.float32).max
     space = Box(-limit, limit, (1,), dtype=np.float32)
@@ -73,7 +73,7 @@ def test_widest_float_box_is_finite() -> None:
     assert family.log_prob(torch.zeros(2), torch.tensor([0.5])).isfinite()
 
 
-def test_actions_on_the_bounds_are_not_inverted() -> None:
+def test_actions_on_the_bounds_are_not_inverted():
     """They come back as ±7.25, in single precision."""
     family, edge = SquashedGaussian(Box(LOW, HIGH, dtype=np.float64)), math.atanh(1 - 1e-6)
     for bound, expected in ((HIGH, edge), (LOW - 1, -edge)):
@@ -83,7 +83,7 @@ def test_actions_on_the_bounds_are_not_inverted() -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(-3.0, 1.0), (0.0, 100.0)])
-def test_what_critics_read_does_not_depend_on_the_bounds(low: float, high: float) -> None:
+def test_what_critics_read_does_not_depend_on_the_bounds(low, high):
     """Features, log-densities and gradients are those of [-1, 1], bit by bit."""
     family, unit = (SquashedGaussian(Box(a, b, (3,))) for a, b in [(low, high), (-1.0, 1.0)])
     params, noise = randn(9, 6), randn(9, 3, seed=1)
@@ -101,7 +101,7 @@ def test_what_critics_read_does_not_depend_on_the_bounds(low: float, high: float
 
 @sweep("dtype", [torch.float32, torch.float64])
 @sweep("u", [-50.0, -21.0, -20.0, -9.0, 9.0, 20.0, 21.0, 50.0])
-def test_log_density_of_reparameterized_saturated_actions(u: float, dtype: torch.dtype) -> None:
+def test_log_density_of_reparameterized_saturated_actions(u, dtype):
     """Values and gradients follow log(1 - tanh² u) = log 4 - 2 |u| - 2 log(1 + exp(-2 |u|))."""
     family = SquashedGaussian(Box(-1.0, 1.0, (1,)))
     log_std, noise = -1.0, 0.7
@@ -121,7 +121,7 @@ def test_log_density_of_reparameterized_saturated_actions(u: float, dtype: torch
 
 
 @pytest.mark.parametrize("initial_log_std", [0.0, -0.5])
-def test_gradient_at_the_limits_of_the_std(initial_log_std: float) -> None:
+def test_gradient_at_the_limits_of_the_std(initial_log_std):
     """Beyond the limits the gradient stops, on them it passes, as `torch.clamp` has it."""
     space = Box(-1.0, 1.0, (4,))
     family = SquashedGaussian(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cases import everyday
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from maze_train import SequentialVectorEnv
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
@@ -22,7 +22,7 @@ from maze_train.envs.foreign import ForeignVectorEnv, make_foreign_env
 BACKENDS = ["native", "envpool"]
 
 
-def needs(backend: str, env_id: str = "") -> None:
+def needs(backend, env_id=""):
     """Skip where the package behind a backend is missing."""
     if backend == "envpool":
         pytest.importorskip("envpool")
@@ -30,9 +30,7 @@ def needs(backend: str, env_id: str = "") -> None:
         pytest.importorskip("ale_py")
 
 
-def make(
-    backend: str, env_id: str | None, num_envs: int, *, training: bool = True, **settings: Any
-) -> Any:
+def make(backend, env_id, num_envs, *, training=True, **settings):
     """Two threads; settings of the environment and of `make_foreign_env`."""
     limit = settings.pop("limit", None)
     config = EnvConfig(id=env_id, backend=backend, **settings)
@@ -41,17 +39,17 @@ def make(
     )
 
 
-def own(name: str, **settings: Any) -> Any:
+def own(name, **settings):
     """Our vector environment around one of this file's."""
     return make("native", None, 2, target=f"{__name__}.{name}", **settings)
 
 
-def threads() -> int:
+def threads():
     """Threads of this process."""
     return len(os.listdir("/proc/self/task"))
 
 
-def episodes(vector: Any, policy: Any, per_env: int, seed: int) -> tuple[Any, Any]:
+def episodes(vector, policy, per_env, seed):
     """Returns of the first episodes of every environment, and whether they were truncated."""
     obs, _ = vector.reset(seed=seed)
     n = vector.num_envs
@@ -69,12 +67,12 @@ def episodes(vector: Any, policy: Any, per_env: int, seed: int) -> tuple[Any, An
     return np.concatenate(returns), np.concatenate(cuts)
 
 
-def lean(obs: Any) -> Any:
+def lean(obs):
     """Push to where the pole leans."""
     return (obs[:, 2] > 0.0).astype(np.int64)
 
 
-def balance(obs: Any) -> Any:
+def balance(obs):
     """Push to where the pole will be: it stands for long."""
     return (obs[:, 2] + obs[:, 3] > 0.0).astype(np.int64)
 
@@ -126,7 +124,7 @@ def test_runs_can_be_repeated(backend):
     n, steps = 4, 60
     actions = np.random.default_rng(0).integers(0, 2, (steps, n))
 
-    def run(vector: Any, seed: int) -> list[Any]:
+    def run(vector, seed):
         rows = [vector.reset(seed=seed)[0].copy()]
         rows += [vector.step(action)[0].copy() for action in actions]
         return rows
@@ -179,7 +177,7 @@ def test_close_ends_threads(backend, env_id):
 # -- Atari -----------------------------------------------------------------------------------------
 
 
-def play(vector: Any, steps: int, seed: int = 0) -> list[list[Any]]:
+def play(vector, steps, seed=0):
     """Transitions per environment under random actions: frames as sums, reward, flags, whole game.
 
     Environment i takes its own sequence of actions, whether or not rows are ignored.
@@ -214,7 +212,7 @@ def play(vector: Any, steps: int, seed: int = 0) -> list[list[Any]]:
 
 
 @pytest.fixture(scope="module", params=everyday(1, BACKENDS))
-def breakout(request: Any) -> tuple[str, list[list[Any]], list[list[Any]]]:
+def breakout(request):
     """Breakout as it is evaluated and as it is trained, under the same actions."""
     needs(request.param, "ALE/")
     pair = []
@@ -364,27 +362,27 @@ class OwnVectorEnv(SyncVectorEnv):
 
     def __init__(
         self,
-        num_envs: int,
-        length: int = 9,
-        num_threads: int = 0,
-        autoreset_mode: AutoresetMode = AutoresetMode.NEXT_STEP,
-    ) -> None:
+        num_envs,
+        length=9,
+        num_threads=0,
+        autoreset_mode=AutoresetMode.NEXT_STEP,
+    ):
         maker = lambda: gymnasium.make("CartPole-v1", max_episode_steps=length)  # noqa: E731
         super().__init__([maker] * num_envs, autoreset_mode=autoreset_mode)
         self.num_threads = num_threads
 
 
-def disabled_vector_env(num_envs: int) -> VectorEnv:
+def disabled_vector_env(num_envs):
     """A function that returns one whose resets are the caller's."""
     return OwnVectorEnv(num_envs, 500, autoreset_mode=AutoresetMode.DISABLED)
 
 
-def crowded_vector_env(num_envs: int) -> VectorEnv:
+def crowded_vector_env(num_envs):
     """A function that returns more environments than were asked for."""
     return OwnVectorEnv(num_envs + 1)
 
 
-def single_env(num_envs: int) -> Any:
+def single_env(num_envs):
     """What is not meant."""
     return gymnasium.make("CartPole-v1")
 

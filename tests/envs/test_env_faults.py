@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from functools import partial
-from typing import Any
 from unittest.mock import MagicMock
 
 import gymnasium
@@ -40,7 +39,7 @@ class FragileEnv(CountingEnv):
         error: The error.
     """
 
-    def __init__(self, where: str = "", error: BaseException | None = None) -> None:
+    def __init__(self, where="", error=None):
         super().__init__()
         self.error = error
         if where == "init":
@@ -48,14 +47,14 @@ class FragileEnv(CountingEnv):
         if where:
             setattr(self, where, self.fail)
 
-    def fail(self, *_: Any, **__: Any) -> Any:
+    def fail(self, *_, **__):
         assert self.error is not None
         raise self.error
 
-    def render(self) -> None: ...
+    def render(self): ...
 
 
-def run_vector(make: Any) -> None:
+def run_vector(make):
     """Everything that a vector environment does with its environments."""
     vector = SequentialVectorEnv([make])
     vector.reset(seed=0)
@@ -63,7 +62,7 @@ def run_vector(make: Any) -> None:
     vector.close()
 
 
-def run_slots(make: Any) -> None:
+def run_slots(make):
     """Everything that whoever plays single episodes does with environments."""
     slots = EnvSlots([make], 1)
     slots.start(0, 0)
@@ -78,9 +77,7 @@ def run_slots(make: Any) -> None:
     [(run_vector, w) for w in ("init", "reset", "step", "close")]
     + [(run_slots, w) for w in ("init", "reset", "step", "render", "close")],
 )
-def test_whatever_an_environment_raises_is_its_error(
-    run: Any, where: str, error: BaseException
-) -> None:
+def test_whatever_an_environment_raises_is_its_error(run, where, error):
     """Also what is no Exception, such as `sys.exit(0)`, after which all would seem to be well."""
     text = re.escape(f"{type(error).__name__}: {error}")
     with pytest.raises(EnvError, match=text) as caught:
@@ -91,7 +88,7 @@ def test_whatever_an_environment_raises_is_its_error(
 @pytest.mark.parametrize(
     ("run", "where"), [(run_vector, w) for w in ("init", "reset", "step")] + [(run_slots, "step")]
 )
-def test_ctrl_c_goes_through(run: Any, where: str) -> None:
+def test_ctrl_c_goes_through(run, where):
     """It is no fault of the environment in which it arrives."""
     with pytest.raises(KeyboardInterrupt):
         run(partial(FragileEnv, where, KeyboardInterrupt()))
@@ -100,9 +97,7 @@ def test_ctrl_c_goes_through(run: Any, where: str) -> None:
 @pytest.mark.parametrize(
     "settings", [{"target": Given(lambda: sys.exit(0), "x.Y")}, {"id": "Fragile-v0"}], ids=str
 )
-def test_an_environment_that_exits_while_it_is_built(
-    settings: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_that_exits_while_it_is_built(settings, monkeypatch):
     """The error says which one, registered or not."""
     spec = gymnasium.envs.registration.EnvSpec("Fragile-v0", entry_point=lambda: sys.exit(0))
     monkeypatch.setitem(gymnasium.registry, "Fragile-v0", spec)
@@ -114,11 +109,11 @@ def test_an_environment_that_exits_while_it_is_built(
 class Reward(CountingEnv):
     """Gives a reward of an odd kind."""
 
-    def __init__(self, reward: Any) -> None:
+    def __init__(self, reward):
         super().__init__()
         self.given = reward
 
-    def reward(self, action: Any) -> Any:
+    def reward(self, action):
         return self.given
 
 
@@ -135,7 +130,7 @@ class Reward(CountingEnv):
     ],
     ids=str,
 )
-def test_what_is_no_reward_is_named(run: Any, wrap: Any, reward: Any, told: str) -> None:
+def test_what_is_no_reward_is_named(run, wrap, reward, told):
     """With the environment and the step, whoever read it first."""
     if isinstance(reward, np.ndarray) and np.lib.NumpyVersion(np.__version__) < "2.4.0":
         pytest.skip("older versions of NumPy take it for a number, with a warning")
@@ -143,7 +138,7 @@ def test_what_is_no_reward_is_named(run: Any, wrap: Any, reward: Any, told: str)
         run(lambda: wrap(Reward(reward)))
 
 
-def test_large_rewards_are_no_fault() -> None:
+def test_large_rewards_are_no_fault():
     """The sum over environments may be larger than what one of them may give."""
     vector = SequentialVectorEnv([partial(Reward, 3e38)] * 3)
     vector.reset(seed=0)
@@ -153,21 +148,21 @@ def test_large_rewards_are_no_fault() -> None:
 class OldStep(CountingEnv):
     """Returns four values, as Gym did up to version 0.25."""
 
-    def step(self, action: Any) -> Any:
+    def step(self, action):
         return super().step(action)[:4]
 
 
 class OldReset(CountingEnv):
     """Returns an observation alone."""
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, *, seed=None, options=None):
         return super().reset(seed=seed)[0]
 
 
 class OldSeed(CountingEnv):
     """Is seeded by another method than reset."""
 
-    def reset(self) -> Any:  # type: ignore[override]  # it is the point
+    def reset(self):  # type: ignore[override]  # it is the point
         return super().reset()[0]
 
 
@@ -176,24 +171,24 @@ class OldSeed(CountingEnv):
 )
 @pytest.mark.parametrize("run", [run_vector, run_slots])
 @pytest.mark.parametrize("kind", [OldStep, OldReset, OldSeed])
-def test_old_signatures_name_the_compatibility_wrapper(run: Any, kind: Any, wrap: Any) -> None:
+def test_old_signatures_name_the_compatibility_wrapper(run, kind, wrap):
     """Whoever read first what they returned; and say what is expected."""
     words = r"expected reset\(.* -> \(observation, info\) and step.*shimmy\.GymV21Compat"
     with pytest.raises(EnvError, match=words):
         run(lambda: wrap(kind()))
 
 
-def test_classes_of_gym_name_the_compatibility_wrapper() -> None:
+def test_classes_of_gym_name_the_compatibility_wrapper():
     """They do not derive from `gymnasium.Env`."""
     with pytest.raises(EnvError, match=r"expected a gymnasium\.Env.*shimmy\.GymV21Compat"):
         EnvFactory.from_any(lambda: object())()
 
 
-def test_errors_of_the_environment_itself_get_no_advice() -> None:
+def test_errors_of_the_environment_itself_get_no_advice():
     """One that failed to unpack something of its own has no old signature."""
 
     class Unpacks(CountingEnv):
-        def step(self, action: Any) -> Any:
+        def step(self, action):
             _, _ = (1,)
 
     with pytest.raises(EnvError, match="expected 2, got 1") as caught:
@@ -201,7 +196,7 @@ def test_errors_of_the_environment_itself_get_no_advice() -> None:
     assert "shimmy" not in str(caught.value)
 
 
-def test_all_are_closed_when_one_exits() -> None:
+def test_all_are_closed_when_one_exits():
     """`sys.exit()` in the first does not keep the second open."""
     closed = MagicMock()
     with pytest.raises(EnvError, match="closing an environment failed: SystemExit: 3"):
@@ -209,7 +204,7 @@ def test_all_are_closed_when_one_exits() -> None:
     closed.close.assert_called_once_with()
 
 
-def test_environments_are_numbered_from_the_first_of_all() -> None:
+def test_environments_are_numbered_from_the_first_of_all():
     """Those of an actor, in messages: seeds and infos are its own."""
     numbers = [SequentialVectorEnv([partial(Reward, None)], first_env=first) for first in (0, 6)]
     told = []

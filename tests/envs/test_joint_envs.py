@@ -34,14 +34,14 @@ NEUTRAL = {"a": [1.0, 1.0], "b/action_mask": [1, 1, 1], "b/seen/0": 0, "b/seen/1
 SEEN_B = {"b/action_mask": [0, 1, 0], "b/seen/0": 4, "b/seen/1": [1, 0]}
 
 
-def flat(env: JointEnv, obs: Any) -> dict[str, Any]:
+def flat(env, obs):
     """An observation as lists by key."""
     assert obs in env.observation_space
     leaves = FlatView(env.observation_space).read(obs)
     return {key.removeprefix("agents/"): np.asarray(leaf).tolist() for key, leaf in leaves}
 
 
-def played(*turns: Turn) -> tuple[JointEnv, list[Any]]:
+def played(*turns):
     """The joint environment after all turns, and what it returned."""
     env = JointEnv(Script(*turns))
     results: list[Any] = [env.reset(seed=1)]
@@ -49,7 +49,7 @@ def played(*turns: Turn) -> tuple[JointEnv, list[Any]]:
     return env, results
 
 
-def test_joint_observations_of_turns() -> None:
+def test_joint_observations_of_turns():
     """One acts, then several, one ends and another is born, one is truncated, and all is over."""
     env, results = played(
         Turn({"a": A}, infos={"a": {"x": 1}}),
@@ -99,7 +99,7 @@ def test_joint_observations_of_turns() -> None:
         env.step(ACTION)
 
 
-def test_an_episode_without_truncated_agents_is_terminated() -> None:
+def test_an_episode_without_truncated_agents_is_terminated():
     """The end of the last one ends it, and so do turns in which no one acts."""
     for last in (Turn({"a": A}, terminated=["a"]), Turn({}, {"a": 1.0})):
         _, results = played(Turn({"a": A, "b": B}), Turn({"a": A}, terminated=["b"]), last)
@@ -145,7 +145,7 @@ FIRST = Turn({"a": A, "b": B})
     ],
     ids=lambda value: "" if isinstance(value, list) else str(value),
 )
-def test_turns_that_can_not_be_meant(turns: list[Turn], message: str | None) -> None:
+def test_turns_that_can_not_be_meant(turns, message):
     """The error names the agent, what is wrong, and what was expected."""
     if message is None:
         played(*turns)
@@ -155,7 +155,7 @@ def test_turns_that_can_not_be_meant(turns: list[Turn], message: str | None) -> 
 
 
 @pytest.mark.parametrize("names", [[], ["a", ""], ["a", "b/c"], ["a", "a"], [0, 1]], ids=str)
-def test_names_that_can_not_be_used(names: Any) -> None:
+def test_names_that_can_not_be_used(names):
     """Names are parts of keys, so they are distinguished by text."""
     env = Script(FIRST)
     env.possible_agents = names
@@ -163,7 +163,7 @@ def test_names_that_can_not_be_used(names: Any) -> None:
         JointEnv(env)
 
 
-def test_masks_of_agents_are_not_those_of_joint_actions() -> None:
+def test_masks_of_agents_are_not_those_of_joint_actions():
     """A mask belongs to its agent; one that does not fit its actions is refused at once."""
     env = JointEnv(Script(FIRST))
     assert mask_layout(env.observation_space, env.action_space) is None
@@ -175,7 +175,7 @@ def test_masks_of_agents_are_not_those_of_joint_actions() -> None:
         JointEnv(script)
 
 
-def test_random_actions_are_legal() -> None:
+def test_random_actions_are_legal():
     """Those of agents that act are, after random resets as well; masks of others do not count."""
     env, results = played(FIRST, Turn({"a": A, "b": NO_MOVE}, terminated="b"))
     legal_of = LegalChoices(env.observation_space, env.action_space)
@@ -192,12 +192,12 @@ def test_random_actions_are_legal() -> None:
             obs = game.step(policy.act(obs))[0]
 
 
-def heaps(name: str = "Heaps", **settings: Any) -> EnvFactory:
+def heaps(name="Heaps", **settings):
     """Builds games of heaps."""
     return EnvFactory(EnvConfig(target=f"agent_envs.{name}", **settings))
 
 
-def legal(vector: Any, obs: Any, generator: np.random.Generator) -> dict[str, Any]:
+def legal(vector, obs, generator):
     """Random actions, of players one that is legal."""
     actions = {}
     for agent in vector.metadata["agents"]:
@@ -206,7 +206,7 @@ def legal(vector: Any, obs: Any, generator: np.random.Generator) -> dict[str, An
     return actions
 
 
-def steps(vector: Any, count: int, obs: Any = None, seed: int = 0) -> list[Any]:
+def steps(vector, count, obs=None, seed=0):
     """What some steps with legal actions return, the observations copied."""
     generator = np.random.default_rng(seed)
     if obs is None:
@@ -219,7 +219,7 @@ def steps(vector: Any, count: int, obs: Any = None, seed: int = 0) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_workers_change_no_number() -> None:
+def test_workers_change_no_number():
     """Agents that take turns, are born and truncated, here and in processes; all flags occur."""
     with here([heaps()] * 3) as one, workers([heaps()] * 3) as other:
         assert one.metadata["agents"] == other.metadata["agents"] == Heaps.possible_agents
@@ -239,7 +239,7 @@ def test_workers_change_no_number() -> None:
 
 @pytest.mark.parametrize("name", ["Heaps", "LuckyHeaps"])
 @pytest.mark.parametrize("make", PLACES)
-def test_running_episodes_go_on_elsewhere(make: Any, name: str) -> None:
+def test_running_episodes_go_on_elsewhere(make, name):
     """Saved in the middle of episodes, when agents were born, they continue to the bit.
 
     By their actions, or by the state that an environment tells.
@@ -253,7 +253,7 @@ def test_running_episodes_go_on_elsewhere(make: Any, name: str) -> None:
             assert_equal_steps(a, b)
 
 
-def test_factory_limits_and_wraps() -> None:
+def test_factory_limits_and_wraps():
     """Own classes and functions are found by path and in Python; a limit truncates the whole."""
     env = heaps(max_episode_steps=1, kwargs={"most": 7, "render_mode": "rgb_array"})()
     obs, _ = env.reset(seed=0)
@@ -272,18 +272,18 @@ def test_factory_limits_and_wraps() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*WARN:UserWarning")
-def test_checker_of_gymnasium() -> None:
+def test_checker_of_gymnasium():
     """A joint environment is one of gymnasium: spaces, seeds, types of what it returns."""
 
     class Walk(Script):
         """All act at all times, on what the seed gives."""
 
-        def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        def reset(self, *, seed=None, options=None):
             for i, agent in enumerate("abc"):
                 self.observation_spaces[agent].seed(None if seed is None else seed + i)
             return self.step({})
 
-        def step(self, actions: dict[str, Any]) -> Turn:
+        def step(self, actions):
             seen = {agent: self.observation_space(agent).sample() for agent in "abc"}
             seen["b"]["action_mask"][:] = 1
             return Turn(seen, {"a": 1.0})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from cases import sweep
@@ -144,9 +142,7 @@ class MaskedEnv(CountingEnv):
     Step 0 is the reset. An episode ends after 5 steps, with nothing legal in its last observation.
     """
 
-    def __init__(
-        self, bad_step: int | None = None, bad_episode: int = 0, bad_part: str = "x"
-    ) -> None:
+    def __init__(self, bad_step=None, bad_episode=0, bad_part="x"):
         super().__init__()
         masks = spaces.Dict({"x": spaces.MultiBinary(3), "y": spaces.Box(0, 1, (2, 2), np.int8)})
         self.observation_space = spaces.Dict(
@@ -158,7 +154,7 @@ class MaskedEnv(CountingEnv):
         self.bad = (bad_episode + 1, bad_step)
         self.bad_part = bad_part
 
-    def observe(self) -> Any:
+    def observe(self):
         masks = {"x": np.array([0, 1, 0], np.int8), "y": np.eye(2, dtype=np.int8)}
         if (len(self.seeds), self.t) == self.bad:
             masks[self.bad_part] = masks[self.bad_part] * 0
@@ -169,12 +165,12 @@ class MaskedEnv(CountingEnv):
         return {"action_mask": masks, "position": np.array([self.t], np.float32)}
 
 
-def actions(n: int) -> dict[str, Any]:
+def actions(n):
     """Actions for n environments."""
     return {"x": np.ones(n, int), "y": np.ones((n, 2), int), "z": np.zeros((n, 1), np.float32)}
 
 
-def play(vector: Any, steps: int) -> None:
+def play(vector, steps):
     """Reset and take steps."""
     vector.reset(seed=0)
     for _ in range(steps):
@@ -193,7 +189,7 @@ def test_no_legal_action():
 
 @pytest.mark.parametrize("make", [*ALL, *OTHER_MODES])
 @sweep("bad_step", [0, 3])
-def test_no_legal_action_wherever_environments_are(make: Any, bad_step: int) -> None:
+def test_no_legal_action_wherever_environments_are(make, bad_step):
     """In workers and in every autoreset mode, too; last observations need none there either."""
     message = rf"environment 1 failed (in the reset|at step {bad_step}) .*: no action of part 'x'"
     with make([MaskedEnv, lambda: MaskedEnv(bad_step, bad_episode=1)]) as vector:
@@ -204,7 +200,7 @@ def test_no_legal_action_wherever_environments_are(make: Any, bad_step: int) -> 
             vector.step(actions(2))
 
 
-def test_a_mask_that_does_not_fit_is_told_at_once() -> None:
+def test_a_mask_that_does_not_fit_is_told_at_once():
     """A layout that is wrong is an error before the first step."""
     env = MaskedEnv()
     env.action_space = spaces.Box(-1, 1)

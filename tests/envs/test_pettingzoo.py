@@ -33,14 +33,14 @@ class Rounds(pettingzoo.AECEnv):
     possible_agents: ClassVar[list[str]] = ["p", "q", "r", "s"]
     render_mode = None
 
-    def __init__(self, has_masks: bool = True, leaves: bool = True) -> None:
+    def __init__(self, has_masks=True, leaves=True):
         super().__init__()
         self.has_masks, self.leaves = has_masks, leaves
 
-    def observation_space(self, agent: str) -> Any:
+    def observation_space(self, agent):
         return self.spaces_of[agent][0]
 
-    def action_space(self, agent: str) -> Any:
+    def action_space(self, agent):
         return self.spaces_of[agent][1]
 
     spaces_of: ClassVar[dict[str, Any]] = {
@@ -48,7 +48,7 @@ class Rounds(pettingzoo.AECEnv):
         for agent in possible_agents
     }
 
-    def reset(self, seed: int | None = None, options: Any = None) -> None:
+    def reset(self, seed=None, options=None):
         self.number = int(np.random.default_rng(seed).integers(10))
         self.agents, self.turns, self.clock = list("pqr"), dict.fromkeys("pqrs", 0), 0
         self.terminations, self.truncations = (dict.fromkeys("pqr", False) for _ in range(2))
@@ -56,15 +56,15 @@ class Rounds(pettingzoo.AECEnv):
         self.infos = {agent: self.info() for agent in "pqr"}
         self.agent_selection = "p"
 
-    def info(self) -> dict[str, Any]:
+    def info(self):
         mask = np.ones(3, np.int8)
         mask[self.clock % 3] = 0
         return {"clock": self.clock, **({"action_mask": mask} if self.has_masks else {})}
 
-    def observe(self, agent: str) -> Any:
+    def observe(self, agent):
         return np.array([self.number, self.clock], np.float32)
 
-    def step(self, action: Any) -> None:
+    def step(self, action):
         agent = self.agent_selection
         following = self.agents[(self.agents.index(agent) + 1) % len(self.agents)]
         if self.terminations[agent] or self.truncations[agent]:
@@ -86,7 +86,7 @@ class Rounds(pettingzoo.AECEnv):
             self.infos[other] = self.info()
         self.agent_selection = following
 
-    def finish(self, agent: str) -> None:
+    def finish(self, agent):
         turn = agent, self.turns[agent]
         if turn == ("r", 1):
             self.agents.append("s")
@@ -107,13 +107,13 @@ class Walkers(pettingzoo.ParallelEnv):
     possible_agents: ClassVar[list[str]] = ["a", "b", "c"]
     render_mode = None
 
-    def __init__(self, keeps: bool = False, hides: bool = False) -> None:
+    def __init__(self, keeps=False, hides=False):
         self.keeps, self.hides = keeps, hides
 
-    def observation_space(self, agent: str) -> Any:
+    def observation_space(self, agent):
         return self.spaces_of[agent][0]
 
-    def action_space(self, agent: str) -> Any:
+    def action_space(self, agent):
         return self.spaces_of[agent][1]
 
     spaces_of: ClassVar[dict[str, Any]] = {
@@ -121,13 +121,13 @@ class Walkers(pettingzoo.ParallelEnv):
         for agent in possible_agents
     }
 
-    def reset(self, seed: int | None = None, options: Any = None) -> Any:
+    def reset(self, seed=None, options=None):
         self.agents, self.t = list("abc"), 0
         start = np.random.default_rng(seed).random(dtype=np.float32)
         self.places = {agent: np.full(1, start, np.float32) for agent in self.agents}
         return dict(self.places), {agent: {} for agent in self.agents}
 
-    def step(self, actions: Any) -> Any:
+    def step(self, actions):
         self.t += 1
         living = list(self.agents)
         for agent in actions:
@@ -144,7 +144,7 @@ class Walkers(pettingzoo.ParallelEnv):
 class Returns(Walkers):
     """`a` comes back two steps after its end."""
 
-    def step(self, actions: Any) -> Any:
+    def step(self, actions):
         found = super().step(actions)
         if self.t == 4:
             self.agents.append("a")
@@ -152,12 +152,12 @@ class Returns(Walkers):
         return found
 
 
-def walking(method: str, result: Any) -> Any:
+def walking(method, result):
     """Makes walkers one of whose methods returns something else."""
     return type("Faulty", (Walkers,), {method: lambda *_, **__: result})
 
 
-def legal(agent: str, space: Any, mask: Any, clock: int) -> Any:
+def legal(agent, space, mask, clock):
     """An action that follows from the moment, legal where there is a mask."""
     generator = np.random.default_rng([clock, ord(agent[-1])])
     if mask is not None:
@@ -166,13 +166,13 @@ def legal(agent: str, space: Any, mask: Any, clock: int) -> Any:
     return space.sample()
 
 
-def mask_in(obs: Any, info: Any) -> Any:
+def mask_in(obs, info):
     """The mask of an observation or info, None if there is none."""
     found = obs.get("action_mask") if isinstance(obs, dict) else None
     return info.get("action_mask") if found is None else found
 
 
-def by_pettingzoo(env: Any, seed: int, limit: int) -> dict[str, list[Any]]:
+def by_pettingzoo(env, seed, limit):
     """What each agent sees and gets in PettingZoo's own loop."""
     seen: dict[str, list[Any]] = {}
     env.reset(seed=seed)
@@ -194,7 +194,7 @@ def by_pettingzoo(env: Any, seed: int, limit: int) -> dict[str, list[Any]]:
     return seen
 
 
-def by_turns(env: JointEnv, seed: int, limit: int) -> dict[str, list[Any]]:
+def by_turns(env, seed, limit):
     """The same from joint observations: rewards are summed up until the agent's next turn."""
     seen: dict[str, list[Any]] = {}
     obs, _ = env.reset(seed=seed)
@@ -228,14 +228,14 @@ NEEDED = {"classic/chess_v6": "chess", "mpe/simple_spread_v3": "mpe2", "classic/
 NEEDED |= dict.fromkeys(CARDS, "rlcard") | {"sisl/multiwalker_v9": "Box2D"}
 
 
-def named(name: str, **kwargs: Any) -> EnvFactory:
+def named(name, **kwargs):
     """Builds an environment by its name, if what it needs is installed."""
     pytest.importorskip(NEEDED.get(name, "pygame"))
     return EnvFactory.from_any(f"pettingzoo:{name}", **kwargs)
 
 
 @pytest.mark.parametrize("name", ["", BOARDS[0], *everyday(0, [*BOARDS[1:], *CARDS])])
-def test_turns_say_what_pettingzoo_says(name: str) -> None:
+def test_turns_say_what_pettingzoo_says(name):
     """Observations, rewards between two turns, and ends of each agent are those of `agent_iter`."""
     ours = named(name)() if name else EnvFactory.from_any(Rounds)()
     theirs = importlib.import_module(f"pettingzoo.{name.replace('/', '.')}").env if name else Rounds
@@ -249,24 +249,24 @@ class Circle(Rounds):
 
     metadata: ClassVar[dict[str, Any]] = {**Rounds.metadata, "is_parallelizable": True}
 
-    def finish(self, agent: str) -> None:
+    def finish(self, agent):
         if (agent, self.turns[agent]) == ("r", 3):
             self.terminations = dict.fromkeys(self.terminations, True)
 
 
-def falling() -> Any:
+def falling():
     """Walkers that fall one by one."""
     module = importlib.import_module("pettingzoo.sisl.multiwalker_v9")
     return module.raw_env(terminate_on_fall=False, remove_on_fall=True, max_cycles=60)
 
 
-def spread() -> Any:
+def spread():
     """Three agents that act until a time limit, with wrappers that check calls."""
     return importlib.import_module("mpe2.simple_spread_v3").env()
 
 
 @pytest.mark.parametrize("make", [lambda: Circle(has_masks=False), spread, falling])
-def test_turns_of_environments_that_pettingzoo_converted(make: Any) -> None:
+def test_turns_of_environments_that_pettingzoo_converted(make):
     """They are those of its conversion, which is gone round; wrappers of others stay in use."""
     for package in ("mpe2", "Box2D"):
         pytest.importorskip(package)
@@ -288,7 +288,7 @@ def test_turns_of_environments_that_pettingzoo_converted(make: Any) -> None:
     assert type(adapted(pettingzoo.utils.aec_to_parallel(wrapped))) is ParallelAgents
 
 
-def rows_of(env: Any, actions: Any) -> list[tuple[Any, ...]]:
+def rows_of(env, actions):
     """Flags and rewards of each turn, the mean reward, how the episode ended, until it is over."""
     rows: list[tuple[Any, ...]] = []
     obs, _ = env.reset(seed=4)
@@ -298,12 +298,12 @@ def rows_of(env: Any, actions: Any) -> list[tuple[Any, ...]]:
     return rows
 
 
-def test_turns_of_agents_that_come_and_go() -> None:
+def test_turns_of_agents_that_come_and_go():
     """Births, deaths and cuts are reported in their turn; masks of infos count."""
     env = EnvFactory.from_any(Rounds)()
     order = "pqrpqrsr"
 
-    def first_legal(own: Any, clock: int) -> dict[str, int]:
+    def first_legal(own, clock):
         mask = own[order[clock]]["action_mask"]
         assert np.flatnonzero(mask == 0).tolist() == [clock % 3]
         return dict.fromkeys("pqrs", int(mask.argmax()))
@@ -324,7 +324,7 @@ def test_turns_of_agents_that_come_and_go() -> None:
 
 
 @pytest.mark.parametrize("keeps", [False, True])
-def test_walkers_die_one_by_one(keeps: bool) -> None:
+def test_walkers_die_one_by_one(keeps):
     """A parallel environment whose agents get fewer, and one that continues naming dead ones."""
     env = EnvFactory.from_any(Walkers, keeps=keeps)()
     rows = rows_of(env, lambda own, clock: {agent: np.ones(1, np.float32) for agent in "abc"})
@@ -357,13 +357,13 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
     ],
     ids=["hides", "returns", "stays", "nameless", "none", "four", "list", "no infos"],
 )
-def test_environments_that_break_the_rules(maker: Any, message: str) -> None:
+def test_environments_that_break_the_rules(maker, message):
     """The error says what PettingZoo expects."""
     with pytest.raises(EnvError, match=message), here([EnvFactory.from_any(maker)]) as vector:
         steps(vector, 9)
 
 
-def test_own_environments_pass_the_tests_of_pettingzoo(capsys: pytest.CaptureFixture[str]) -> None:
+def test_own_environments_pass_the_tests_of_pettingzoo(capsys):
     """What is said here about PettingZoo's environments is said of real ones."""
     tests = importlib.import_module("pettingzoo.test")
     tests.api_test(Rounds(), num_cycles=20)
@@ -372,7 +372,7 @@ def test_own_environments_pass_the_tests_of_pettingzoo(capsys: pytest.CaptureFix
     assert told.count("passed") == 2, told
 
 
-def steps(vector: Any, count: int, obs: Any = None) -> list[Any]:
+def steps(vector, count, obs=None):
     """Some steps with legal actions, the observations copied."""
     if obs is None:
         obs = vector.reset(seed=3)[0]
@@ -396,7 +396,7 @@ REAL = [BOARDS[0], PARALLEL[0], *BOARDS[1:], *CARDS, *PARALLEL[1:]]
 
 
 @pytest.mark.parametrize("name", everyday(2, REAL))
-def test_real_environments_step_and_go_on_equally(name: str) -> None:
+def test_real_environments_step_and_go_on_equally(name):
     """200 steps, restored in the middle by the actions since the reset: the same to the bit."""
     with here([named(name)] * 2) as one, here([named(name)] * 2) as other:
         obs = steps(one, 100)[-1][0]
@@ -408,7 +408,7 @@ def test_real_environments_step_and_go_on_equally(name: str) -> None:
         assert all(result[0]["acts"].any() for result in ours)
 
 
-def test_names() -> None:
+def test_names():
     """A name finds the parallel form where there is one, kwargs reach it; paths work as well."""
     spread = named(PARALLEL[0], N=2, max_cycles=7)()
     assert spread.metadata["agents"] == ("agent_0", "agent_1")
@@ -434,7 +434,7 @@ def test_names() -> None:
         ("atari/pong_v3", {}, r"env\.id = .*multi_agent_ale_py.*pip install 'pettingzoo\[atari\]'"),
     ],
 )
-def test_names_that_can_not_be_meant(name: str, kwargs: Any, message: str) -> None:
+def test_names_that_can_not_be_meant(name, kwargs, message):
     """The error names what there is, or what has to be installed."""
     env_id = f"pettingzoo:{name}"
     with pytest.raises(ConfigError, match=message):
@@ -447,7 +447,7 @@ def test_names_that_can_not_be_meant(name: str, kwargs: Any, message: str) -> No
 
 
 @pytest.mark.parametrize("package", ["pettingzoo", "mpe2"])
-def test_missing_packages(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+def test_missing_packages(monkeypatch, package):
     """The extra is named that installs them."""
     find = importlib.util.find_spec
     monkeypatch.setitem(sys.modules, "pettingzoo", None if package == "pettingzoo" else pettingzoo)

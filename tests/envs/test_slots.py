@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,9 +18,6 @@ from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.stepped import EnvSlots, EpisodeError
 from maze_train.envs.wrappers import RewardScalingWrapper
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 ROWS = 6
 
 
@@ -31,24 +28,24 @@ class PlannedEnv(CountingEnv):
     reward is a function of seed, step and action; it or the observation may be spoilt in a step.
     """
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         plan = spaces.Box(-np.inf, np.inf, (3,), np.float64)
         self.observation_space = spaces.Dict({"kind": spaces.Discrete(9, start=5), "plan": plan})
         self.action_space = spaces.Discrete(5)
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         self.seed, self.last = int(seed or 0), 0
         return super().reset(seed=seed)
 
-    def spoils(self, what: int) -> bool:
+    def spoils(self, what):
         return self.seed // 10 % 5 == what and self.t == self.seed // 50 % 7 + 1
 
-    def observe(self) -> Any:
+    def observe(self):
         number = np.nan if self.spoils(1) else self.seed
         return {"kind": 5 + self.seed % 9, "plan": np.array([number, self.t, self.last], float)}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         self.t, self.last = self.t + 1, int(action)
         ended = self.t == self.seed % 7 + 1
         ends = (ended and self.seed % 3 != 1, ended and self.seed % 3 != 0)
@@ -59,18 +56,18 @@ class PlannedEnv(CountingEnv):
 class SlowSlot:
     """A slot of `PlannedEnv` in plain Python."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed):
         self.env = PlannedEnv()
         self.start(seed)
 
-    def start(self, seed: int) -> None:
+    def start(self, seed):
         self.seed, self.total, self.length = seed, 0.0, 0
         self.lost = self.is_blank = False
         self.obs, _ = self.env.reset(seed=seed)
         self.ends: list[bool] = [False, False]
         self.info: Any = None
 
-    def step(self, action: int) -> bool:
+    def step(self, action):
         """Whether the episode is over."""
         self.obs, reward, *self.ends, info = self.env.step(action)
         self.length += 1
@@ -82,12 +79,12 @@ class SlowSlot:
         return self.lost or any(self.ends)
 
 
-def slots_of(make: Callable[[], Any], count: int = 3, **settings: Any) -> EnvSlots:
+def slots_of(make, count=3, **settings):
     """Slots with environments of one kind, and some rows more."""
     return EnvSlots([make] * count, ROWS, **settings)
 
 
-def assert_equal_slots(slots: EnvSlots, slow: list[SlowSlot]) -> None:
+def assert_equal_slots(slots, slow):
     """All that is reported of slots is what is reported of the slow ones."""
     for i, one in enumerate(slow):
         assert slots.seeds[i] == one.seed
@@ -104,7 +101,7 @@ def assert_equal_slots(slots: EnvSlots, slow: list[SlowSlot]) -> None:
             assert_same(slots.obs["plan"][i], expected["plan"])
 
 
-def leave(slots: EnvSlots, slow: list[SlowSlot], i: int) -> None:
+def leave(slots, slow, i):
     """What is seen of an episode that ended: a copy of its last observation, if that is finite."""
     if slow[i].info is None:
         return
@@ -123,7 +120,7 @@ def leave(slots: EnvSlots, slow: list[SlowSlot], i: int) -> None:
 
 
 @sweep("is_dirty", [False, True])
-def test_slots_are_what_slow_ones_are(is_dirty: bool) -> None:
+def test_slots_are_what_slow_ones_are(is_dirty):
     """Whatever is started, stepped, swapped, lost and over: all that is reported of each of them.
 
     What rows of no slot hold does not matter.
@@ -162,21 +159,21 @@ def test_slots_are_what_slow_ones_are(is_dirty: bool) -> None:
     assert 50 < lost < over - 50
 
 
-def restart(slots: EnvSlots, slow: list[SlowSlot], i: int, rng: np.random.Generator) -> None:
+def restart(slots, slow, i, rng):
     """Another episode, in both."""
     seed = int(rng.integers(10_000))
     slots.start(i, seed)
     slow[i].start(seed)
 
 
-def swap(slots: EnvSlots, slow: list[SlowSlot], i: int, j: int) -> None:
+def swap(slots, slow, i, j):
     """Exchange two, in both."""
     if i != j:
         slots.swap(i, j)
         slow[i], slow[j] = slow[j], slow[i]
 
 
-def test_what_slots_tell_about_themselves() -> None:
+def test_what_slots_tell_about_themselves():
     """Their number, spaces, and arrays with a row for each, and more."""
     slots = slots_of(NestedEnv, 2)
     env = slots.envs[0]
@@ -193,7 +190,7 @@ def test_what_slots_tell_about_themselves() -> None:
 
 
 @sweep("where", ["speed", "temperature"])
-def test_last_observations_that_are_no_good(where: str) -> None:
+def test_last_observations_that_are_no_good(where):
     """An error where they are asked for."""
     slots = slots_of(lambda: SpoiltEnv(where, 1, length=1))
     slots.start(0, 5)
@@ -206,11 +203,11 @@ def test_last_observations_that_are_no_good(where: str) -> None:
         slots.last_observation(0)
 
 
-def test_what_environments_show() -> None:
+def test_what_environments_show():
     """Their pictures; an error names the seed."""
 
     class Shown(CountingEnv):
-        def render(self) -> Any:
+        def render(self):
             return 10 // self.t
 
     slots = slots_of(Shown)
@@ -228,7 +225,7 @@ def test_what_environments_show() -> None:
 # -- wrappers ------------------------------------------------------------------------------------
 
 
-def test_each_start_begins_a_new_game() -> None:
+def test_each_start_begins_a_new_game():
     """A life that was lost ends neither the episode nor the game, another start does."""
     slots = slots_of(lambda: EpisodicLifeWrapper(LivesEnv()))
     slots.start(0, 1)
@@ -246,7 +243,7 @@ class NoLifeEnv(LivesEnv):
 
     how = "terminated"
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         obs, reward, *_, info = super().step(action)
         if self.t != 3:
             return obs, reward, False, False, info
@@ -255,7 +252,7 @@ class NoLifeEnv(LivesEnv):
 
 
 @sweep("how", ["terminated", "truncated", "both"])
-def test_a_game_that_ends_while_it_goes_on(how: str) -> None:
+def test_a_game_that_ends_while_it_goes_on(how):
     """The episode ends there: nothing of a second game is in it, and the next one is a new one."""
 
     class Env(NoLifeEnv):
@@ -281,11 +278,11 @@ def test_a_game_that_ends_while_it_goes_on(how: str) -> None:
     assert slots.step(1, np.zeros(ROWS, np.int64)) == [0]
 
 
-def test_infos_where_a_game_goes_on() -> None:
+def test_infos_where_a_game_goes_on():
     """They have to be dicts as well."""
 
     class Odd(EpisodicLifeWrapper):
-        def reset(self, **kwargs: Any) -> Any:
+        def reset(self, **kwargs):
             goes_on = self.goes_on
             obs, info = super().reset(**kwargs)
             return obs, "so" if goes_on else info
@@ -300,13 +297,13 @@ def test_infos_where_a_game_goes_on() -> None:
 
 
 @sweep("limit", [1, 2, 3, 4, 5])
-def test_an_episode_is_a_whole_game(limit: int) -> None:
+def test_an_episode_is_a_whole_game(limit):
     """Lives lost on the way are no ends; the steps that continue after them are not counted.
 
     A limit of steps does not start over there; one within the game has its own count.
     """
 
-    def make() -> Any:
+    def make():
         return TimeLimit(EpisodicLifeWrapper(TimeLimit(LivesEnv(), 6)), limit)
 
     slots, rewards = slots_of(make), [1.0, 2.0, 4.0, 6.0][:limit]
@@ -318,7 +315,7 @@ def test_an_episode_is_a_whole_game(limit: int) -> None:
 
 
 @sweep("length", [9, 2])
-def test_raw_returns_are_told(length: int) -> None:
+def test_raw_returns_are_told(length):
     """Of whole episodes, and of those that a time limit around the monitor cuts."""
     slots = slots_of(
         lambda: TimeLimit(RewardScalingWrapper(MonitoringWrapper(CountingEnv(length)), 0.1), 2)
@@ -334,7 +331,7 @@ def test_raw_returns_are_told(length: int) -> None:
 # -- what is wrong -------------------------------------------------------------------------------
 
 
-def test_an_environment_that_raises() -> None:
+def test_an_environment_that_raises():
     """The message names it, the step and the seed of the episode, which moved with a swap."""
     slots = slots_of(FailingEnv, first=10)
     for i in range(3):
@@ -349,16 +346,16 @@ def test_an_environment_that_raises() -> None:
 
 
 @sweep("case", [(7, "at step 1"), (8, "in the reset")])
-def test_infos_that_are_no_dicts(case: tuple[int, str]) -> None:
+def test_infos_that_are_no_dicts(case):
     """They are an error in a reset, and at the end of an episode."""
     seed, when = case
 
     class Odd(CountingEnv):
-        def reset(self, **kwargs: Any) -> Any:
+        def reset(self, **kwargs):
             obs, info = super().reset(**kwargs)
             return obs, "so" if seed == 8 else info
 
-        def info(self) -> Any:
+        def info(self):
             return "so" if self.t else {}
 
     slots = slots_of(lambda: Odd(1))
@@ -369,7 +366,7 @@ def test_infos_that_are_no_dicts(case: tuple[int, str]) -> None:
 
 
 @sweep("on_non_finite", ["raise", "skip"])
-def test_first_observations_have_to_be_finite(on_non_finite: str) -> None:
+def test_first_observations_have_to_be_finite(on_non_finite):
     """There is no episode that could be given up."""
     slots = slots_of(lambda: SpoiltEnv("temperature", 0), on_non_finite=on_non_finite)
     with pytest.raises(EnvError, match=r"^environment 1 failed in the reset of the episode with "):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -21,11 +20,6 @@ from maze_train.functional.evolution import (
     shaped_returns,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from maze_train.core.types import Tensor
-
 SHAPINGS = ("centered_ranks", "normalized", "raw")
 VALUES = st.one_of(
     st.sampled_from([0.0, -0.0, 1.0, -1.0, 500.0]),
@@ -34,12 +28,12 @@ VALUES = st.one_of(
 RETURNS = st.lists(VALUES, min_size=1, max_size=25)
 
 
-def double(values: Any) -> Tensor:
+def double(values):
     """A tensor in double precision."""
     return torch.tensor(values, dtype=torch.float64)
 
 
-def make_problem(n: int, dim: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+def make_problem(n, dim, seed=0):
     """Utilities [n, 2] and noise [n, dim] in double precision."""
     rng = np.random.default_rng(seed)
     return torch.from_numpy(rng.normal(size=(n, 2))), torch.from_numpy(rng.normal(size=(n, dim)))
@@ -47,7 +41,7 @@ def make_problem(n: int, dim: int, seed: int = 0) -> tuple[Tensor, Tensor]:
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(returns=RETURNS)
-def test_ranks_are_those_of_pairwise_comparisons(returns: list[float]) -> None:
+def test_ranks_are_those_of_pairwise_comparisons(returns):
     """Ties included, -0 and 0 being one; they sum to 0 and stay in [-0.5, 0.5]."""
     ranks = centered_ranks(double(returns))
     np.testing.assert_allclose(ranks, slow_ranks(returns), rtol=0, atol=1e-15)
@@ -55,7 +49,7 @@ def test_ranks_are_those_of_pairwise_comparisons(returns: list[float]) -> None:
     assert float(ranks.abs().max()) <= 0.5
 
 
-def test_ranks_are_joint() -> None:
+def test_ranks_are_joint():
     """All entries of a matrix are ranked together, in its shape."""
     returns = double([[3.0, 10.0], [-1.0, 3.0], [100.0, 0.0]])
     expected = double([[0.5, 0.8], [0.0, 0.5], [1.0, 0.2]]) - 0.5
@@ -65,7 +59,7 @@ def test_ranks_are_joint() -> None:
 
 
 @sweep("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_utilities_have_the_dtype_of_the_returns(dtype: torch.dtype) -> None:
+def test_utilities_have_the_dtype_of_the_returns(dtype):
     """Those of integers have the default one; integers are distinguished where floats are not."""
     returns = torch.tensor([5.0, 1.0, 1.0, 2.0], dtype=dtype)
     for shaping in SHAPINGS:
@@ -82,7 +76,7 @@ def test_utilities_have_the_dtype_of_the_returns(dtype: torch.dtype) -> None:
     returns=st.lists(st.integers(-1000, 1000), min_size=2, max_size=25),
     scale=st.sampled_from([1.0, 0.1, 1e-8, 1e8]),
 )
-def test_normalized_returns_are_those_of_the_formula(returns: list[int], scale: float) -> None:
+def test_normalized_returns_are_those_of_the_formula(returns, scale):
     """Mean 0, standard deviation 1 with divisor m; or all exactly 0."""
     scaled = [scale * r for r in returns]
     result = normalized_returns(double(scaled))
@@ -92,7 +86,7 @@ def test_normalized_returns_are_those_of_the_formula(returns: list[int], scale: 
     np.testing.assert_allclose(result, slow_normalized(scaled), rtol=1e-9, atol=1e-9)
 
 
-def test_normalized_returns_keep_their_precision() -> None:
+def test_normalized_returns_keep_their_precision():
     """A small spread around a large mean, tiny and huge numbers, single precision, integers."""
     expected = slow_normalized([0.0, 1.0, 2.0, 5.0])
     spread = np.array([[0.0, 1.0], [2.0, 5.0]])
@@ -110,9 +104,7 @@ def test_normalized_returns_keep_their_precision() -> None:
 @sweep("value", [0.0, 0.1, -1e-300, 1e30, 123456.789])
 @sweep("dtype", [torch.float32, torch.float64])
 @sweep("n", [1, 3, 1000])
-def test_equal_returns_have_no_gradient(
-    shaping: str, value: float, dtype: torch.dtype, n: int
-) -> None:
+def test_equal_returns_have_no_gradient(shaping, value, dtype, n):
     """Utilities and gradient are exactly 0, also where a mean would be rounded."""
     utilities = shaped_returns(torch.full((n, 2), value, dtype=dtype), shaping)
     assert utilities.shape == (n, 2)
@@ -123,7 +115,7 @@ def test_equal_returns_have_no_gradient(
 
 
 @sweep("shaping", SHAPINGS)
-def test_returns_without_order_are_refused(shaping: str) -> None:
+def test_returns_without_order_are_refused(shaping):
     """NaN and infinities are counted; no returns and an unknown shaping are named."""
     returns = double([[1.0, 4.0], [2.0, -7.0]])
     if shaping == "raw":
@@ -139,7 +131,7 @@ def test_returns_without_order_are_refused(shaping: str) -> None:
 
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(n=st.integers(1, 8), dim=st.integers(1, 6), seed=st.integers(0, 2**31))
-def test_gradient_is_the_average_of_the_paper(n: int, dim: int, seed: int) -> None:
+def test_gradient_is_the_average_of_the_paper(n, dim, seed):
     """Of utility times noise over all 2 n policies; the order of the pairs does not matter."""
     utilities, noise = make_problem(n, dim, seed)
     gradient = antithetic_gradient(utilities, noise, dim)
@@ -150,14 +142,14 @@ def test_gradient_is_the_average_of_the_paper(n: int, dim: int, seed: int) -> No
     torch.testing.assert_close(permuted, gradient, rtol=1e-11, atol=1e-13)
 
 
-def test_noise_is_read_one_by_one_and_left_alone() -> None:
+def test_noise_is_read_one_by_one_and_left_alone():
     """Overlapping views of a table serve, as a generator; the result is new, in their dtype."""
     table = torch.randn(20, generator=torch.Generator().manual_seed(0))
     kept = table.clone()
     utilities = double([[1.0, -2.0], [0.5, 4.0], [3.0, 0.0]])
     places = [0, 3, 8]
 
-    def views() -> Iterator[Tensor]:
+    def views():
         """Vectors of noise, none of them before the last one was used."""
         for place in places:
             yield table[place : place + 12]
@@ -184,15 +176,13 @@ def test_noise_is_read_one_by_one_and_left_alone() -> None:
         ((4, 2), (4, 3, 1), 3, r"noise\[0\] has shape \[3, 1\], expected \[3\]"),
     ],
 )
-def test_wrong_shapes_are_refused(
-    utilities: tuple[int, ...], noise: tuple[int, ...], dim: int, message: str
-) -> None:
+def test_wrong_shapes_are_refused(utilities, noise, dim, message):
     """Nothing is broadcast, left out or used twice."""
     with pytest.raises(ShapeError, match=message):
         antithetic_gradient(torch.ones(utilities), torch.ones(noise), dim)
 
 
-def test_raw_estimate_divided_by_sigma_is_the_gradient() -> None:
+def test_raw_estimate_divided_by_sigma_is_the_gradient():
     """Entry by entry within a few per cent of its length: the factor is 1 / (2 n sigma)."""
     top = torch.linspace(-1.0, 2.0, 8, dtype=torch.float64)
     theta, sigma, n = torch.full((8,), 0.3, dtype=torch.float64), 0.05, 20_000

@@ -33,18 +33,18 @@ RTOL = 1e-9
 floats = st.floats(-5.0, 5.0, width=32)
 
 
-def samples(*shape: int) -> torch.Tensor:
+def samples(*shape):
     """Standard normal float64 numbers, the same in every run."""
     generator = torch.Generator().manual_seed(0)
     return torch.randn(shape, generator=generator, dtype=torch.float64)
 
 
-def two_hot(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+def two_hot(logits, targets):
     """The loss of logits [N] of one integer out of five, the others being 0."""
     return two_hot_loss(torch.nn.functional.pad(logits.unsqueeze(-1), (2, 2)), targets, (-2, 2))
 
 
-def slow_two_hot(logits: Any, targets: Any) -> float:
+def slow_two_hot(logits, targets):
     """The same by the slow reference."""
     rows = torch.nn.functional.pad(torch.from_numpy(logits).reshape(-1, 1), (2, 2)).numpy()
     return slow_two_hot_loss(rows, targets.ravel(), -2, 2)
@@ -76,7 +76,7 @@ LOSSES: dict[str, tuple[int, Callable[..., Any], Callable[..., Any]]] = {
 
 @pytest.mark.parametrize("name", LOSSES)
 @sweep("shape", [(1,), (20,), (4, 5)])
-def test_losses_are_those_of_the_papers(name: str, shape: tuple[int, ...]) -> None:
+def test_losses_are_those_of_the_papers(name, shape):
     """Means over samples, in any order, with numerical gradients; constants get none."""
     count, loss, slow = LOSSES[name]
     x, *constants = (row.requires_grad_() for row in samples(1 + count, *shape).unbind())
@@ -95,21 +95,21 @@ def test_losses_are_those_of_the_papers(name: str, shape: tuple[int, ...]) -> No
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_shapes_that_would_broadcast_are_refused(name: str) -> None:
+def test_shapes_that_would_broadcast_are_refused(name):
     """[N, 1] against [N] is an error and not a matrix."""
     count, loss, _ = LOSSES[name]
     with pytest.raises(ShapeError, match=r"has shape \[4\], expected \[4, 1\]|\[4, 1\], .* \[4\]"):
         loss(torch.ones(4, 1), *[torch.ones(4)] * count)
 
 
-def test_squared_loss_has_no_factor_one_half() -> None:
+def test_squared_loss_has_no_factor_one_half():
     """Errors of 1 and 3 cost (1 + 9) / 2."""
     assert squared_value_loss(torch.tensor([1.0, 5.0]), torch.tensor([2.0, 2.0])).item() == 5.0
 
 
 @sweep("advantage", [1.0, 0.0, -1.0])
 @sweep("log_ratio", [1000.0, -1000.0])
-def test_huge_log_ratios_are_finite(log_ratio: float, advantage: float) -> None:
+def test_huge_log_ratios_are_finite(log_ratio, advantage):
     """Neither the loss nor its gradient becomes NaN or infinite in float32."""
     log_ratios = torch.tensor([log_ratio, 0.0], requires_grad=True)
     loss = clipped_surrogate_loss(log_ratios, torch.tensor([advantage, 1.0]), 0.2)
@@ -117,7 +117,7 @@ def test_huge_log_ratios_are_finite(log_ratio: float, advantage: float) -> None:
     assert torch.autograd.grad(loss, log_ratios)[0].isfinite().all()
 
 
-def test_two_hot_loss_of_logits() -> None:
+def test_two_hot_loss_of_logits():
     """Targets outside of the support count as its ends; large logits do not overflow."""
     logits = samples(6, 5)
     targets = torch.tensor([-3.0, -2.0, -0.4, 0.7, 2.0, 9.0], dtype=torch.float64)
@@ -131,7 +131,7 @@ def test_two_hot_loss_of_logits() -> None:
     assert torch.autograd.grad(loss, extreme)[0].isfinite().all()
 
 
-def test_support_of_the_two_hot_loss_is_checked() -> None:
+def test_support_of_the_two_hot_loss_is_checked():
     """Logits count the integers of the support, which is not empty."""
     row = torch.ones(4)
     with pytest.raises(ShapeError, match=r"expected \[\.\.\., 5\] for the integers -2 to 2"):
@@ -140,7 +140,7 @@ def test_support_of_the_two_hot_loss_is_checked() -> None:
         two_hot_loss(torch.zeros(4, 5), row, (2, -2))
 
 
-def test_kl_estimate_of_known_ratios() -> None:
+def test_kl_estimate_of_known_ratios():
     """Mean of (ratio - 1) - log ratio, also for a log ratio of 1e-3 in float32."""
     assert approximate_kl(torch.zeros(4)).item() == 0.0
     log_ratios = torch.tensor([math.log(2.0), -math.log(2.0)], dtype=torch.float64)
@@ -150,12 +150,12 @@ def test_kl_estimate_of_known_ratios() -> None:
 
 @settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(floats, min_size=1, max_size=20), st.sampled_from([1.0, 1e-2, 1e-4, 1e-7]))
-def test_kl_estimate_is_never_negative(log_ratios: list[float], scale: float) -> None:
+def test_kl_estimate_is_never_negative(log_ratios, scale):
     """Not even in float32 for policies that almost agree, where exp(x) - 1 - x would be."""
     assert approximate_kl(torch.tensor(log_ratios) * scale).item() >= 0.0
 
 
-def test_clip_fraction_counts_ratios_outside_of_the_band() -> None:
+def test_clip_fraction_counts_ratios_outside_of_the_band():
     """Both sides count, the inside does not; measures carry no gradient."""
     log_ratios = torch.tensor([0.5, 1.0, 1.19, 1.21, 0.81, 0.79]).log().requires_grad_()
     fraction = clip_fraction(log_ratios, 0.2)
@@ -169,7 +169,7 @@ def test_clip_fraction_counts_ratios_outside_of_the_band() -> None:
 @sweep("weighted", [False, True])
 @sweep("delta", [math.inf, 1.0, 0.3])
 @sweep("choices", [(), (3, 2)])
-def test_critic_loss(choices: tuple[int, ...], delta: float, weighted: bool) -> None:
+def test_critic_loss(choices, delta, weighted):
     """Loss, gradient and errors are those of loops over critics, samples and choices."""
     n, size = 5, 3
     q, targets = samples(size, n, sum(choices) or 1).requires_grad_(), samples(n)

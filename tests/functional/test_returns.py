@@ -24,7 +24,7 @@ RTOL = 1e-9
 
 @sweep("trailing", [(), (1,), (2, 3)])
 @sweep("num_steps", [1, 2, 3, 4, 5, 7, 8, 9, 63, 64, 65, 200])
-def test_recurrence_is_the_loop(num_steps: int, trailing: tuple[int, ...]) -> None:
+def test_recurrence_is_the_loop(num_steps, trailing):
     """Recursive doubling gives the numbers of the row-by-row loop, for every length and shape."""
     rng = np.random.default_rng(num_steps)
     inputs = rng.normal(size=(num_steps, *trailing))
@@ -36,7 +36,7 @@ def test_recurrence_is_the_loop(num_steps: int, trailing: tuple[int, ...]) -> No
     assert (decays == before[1]).all()
 
 
-def test_recurrence_keeps_the_wider_dtype_and_refuses_wrong_shapes() -> None:
+def test_recurrence_keeps_the_wider_dtype_and_refuses_wrong_shapes():
     """Both tensors need one shape with a time dimension."""
     single, double = torch.ones(3), torch.ones(3, dtype=torch.float64)
     for pair in ((single, double), (double, single)):
@@ -48,7 +48,7 @@ def test_recurrence_keeps_the_wider_dtype_and_refuses_wrong_shapes() -> None:
         backward_recurrence(torch.ones(()), torch.ones(()))
 
 
-def test_flags_become_arrays() -> None:
+def test_flags_become_arrays():
     """Termination zeroes the discount, either end zeroes lambda, termination wins over both."""
     terminated = torch.tensor([False, True, False, True])
     truncated = torch.tensor([False, False, True, True])
@@ -68,9 +68,7 @@ def test_flags_become_arrays() -> None:
     gamma=st.sampled_from([0.0, 0.99, 1.0]),
     gae_lambda=st.sampled_from([0.0, 0.5, 1.0]),
 )
-def test_estimators_follow_their_definitions(
-    num_steps: int, num_envs: int, seed: int, gamma: float, gae_lambda: float
-) -> None:
+def test_estimators_follow_their_definitions(num_steps, num_envs, seed, gamma, gae_lambda):
     """Advantages and returns equal the explicit sums over each episode, whatever its end."""
     data = make_trajectory(num_steps, num_envs, seed)
     flags = data.tensor("terminated"), data.tensor("truncated")
@@ -84,7 +82,7 @@ def test_estimators_follow_their_definitions(
     np.testing.assert_allclose(returns, expected, rtol=RTOL, atol=1e-12)
 
 
-def test_estimates_carry_no_gradient() -> None:
+def test_estimates_carry_no_gradient():
     """Advantages and returns are constants of the losses, even from values with a graph."""
     values = torch.randn(4, 2, requires_grad=True)
     ones = torch.ones(4, 2)
@@ -94,7 +92,7 @@ def test_estimates_carry_no_gradient() -> None:
     assert not explained_variance(values, ones).requires_grad
 
 
-def test_estimators_refuse_wrong_shapes() -> None:
+def test_estimators_refuse_wrong_shapes():
     """The message names the tensor, both shapes, and the tensor that set the expectation."""
     ones = torch.ones(4, 2)
     with pytest.raises(
@@ -105,7 +103,7 @@ def test_estimators_refuse_wrong_shapes() -> None:
         lambda_returns(ones, ones, ones, torch.ones(2, 4))
 
 
-def test_normalized_advantages_have_mean_zero_and_std_one() -> None:
+def test_normalized_advantages_have_mean_zero_and_std_one():
     """The sample standard deviation becomes 1."""
     result = normalize_advantages(3.0 + 5.0 * torch.randn(100, dtype=torch.float64))
     assert abs(result.mean().item()) < 1e-12
@@ -113,7 +111,7 @@ def test_normalized_advantages_have_mean_zero_and_std_one() -> None:
 
 
 @sweep("size", [0, 1])
-def test_fewer_than_two_advantages_stay(size: int) -> None:
+def test_fewer_than_two_advantages_stay(size):
     """A minibatch of one has no standard deviation: unchanged, in particular not NaN."""
     advantages = torch.full((size,), 7.0)
     assert torch.equal(normalize_advantages(advantages), advantages)
@@ -121,12 +119,12 @@ def test_fewer_than_two_advantages_stay(size: int) -> None:
 
 @sweep("value", [0.0, 0.1, 1000.3])
 @sweep("size", [2, 64, 1000])
-def test_equal_advantages_become_zero(value: float, size: int) -> None:
+def test_equal_advantages_become_zero(value, size):
     """Equal advantages prefer no action, although their rounded mean differs from them."""
     assert not normalize_advantages(torch.full((size,), value)).any()
 
 
-def test_scaled_advantages_keep_their_zero() -> None:
+def test_scaled_advantages_keep_their_zero():
     """The root mean square becomes 1, whatever the mean; nothing is divided by 0."""
     result = scale_advantages(torch.tensor([1.0, -1.0, 7.0, 0.0]))
     torch.testing.assert_close(result, torch.tensor([1.0, -1.0, 7.0, 0.0]) / 51**0.5 * 2)
@@ -134,7 +132,7 @@ def test_scaled_advantages_keep_their_zero() -> None:
     assert scale_advantages(torch.zeros(0)).shape == (0,)
 
 
-def test_explained_variance_of_known_predictions() -> None:
+def test_explained_variance_of_known_predictions():
     """Perfect: 1; shifted: 1; the mean: 0; opposite: -3; and numpy agrees on random data."""
     targets = torch.tensor([1.0, 2.0, 3.0, 4.0])
     assert explained_variance(targets, targets).item() == 1.0
@@ -151,6 +149,6 @@ def test_explained_variance_of_known_predictions() -> None:
 
 @sweep("value", [0.0, 0.1, -3.3, 1000.3])
 @sweep("size", [1, 2, 64, 1000])
-def test_constant_targets_explain_nothing(value: float, size: int) -> None:
+def test_constant_targets_explain_nothing(value, size):
     """Targets without variance give 0, although the two-pass variance of equal floats is not 0."""
     assert explained_variance(torch.randn(size), torch.full((size,), value)).item() == 0.0

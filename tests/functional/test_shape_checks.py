@@ -8,7 +8,7 @@ from maze_train.core.checks import check_same_shape
 from maze_train.core.errors import ShapeError
 
 
-def test_message_names_both_tensors_and_both_shapes() -> None:
+def test_message_names_both_tensors_and_both_shapes():
     """The first tensor sets the expectation, the first that deviates is named."""
     with pytest.raises(
         ShapeError, match=r"^values has shape \[5, 2\], expected \[5, 3\] like rewards$"
@@ -20,8 +20,8 @@ def test_message_names_both_tensors_and_both_shapes() -> None:
 
 @sweep("shapes", [((4,), (4, 1)), ((4, 1), (4,)), ((1,), ()), ((2, 3), (3, 2))])
 def test_shapes_that_broadcast_or_transpose_are_refused(
-    shapes: tuple[tuple[int, ...], ...],
-) -> None:
+    shapes,
+):
     """Equal element counts are not enough; the dtype may differ."""
     left, right = map(torch.zeros, shapes)
     check_same_shape(left=left, same=left.bool())

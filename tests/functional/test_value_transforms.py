@@ -12,7 +12,6 @@ from maze_train.functional.value_transforms import (
     IdentityValueTransform,
     LinearScaleValueTransform,
     ReduceScaleValueTransform,
-    ValueTransform,
     scalar_to_support,
     support_to_scalar,
 )
@@ -25,14 +24,14 @@ TRANSFORMS = [
 ]
 
 
-def wide_range(dtype: torch.dtype) -> torch.Tensor:
+def wide_range(dtype):
     """0 and both signs of the magnitudes 1e-6 to 1e8."""
     magnitudes = torch.logspace(-6, 8, 141, dtype=dtype)
     return torch.cat([-magnitudes.flip(0), torch.zeros(1, dtype=dtype), magnitudes])
 
 
 @pytest.mark.parametrize("epsilon", EPSILONS)
-def test_reduce_scale_is_the_formula_of_the_paper(epsilon: float) -> None:
+def test_reduce_scale_is_the_formula_of_the_paper(epsilon):
     """The map and its inverse equal the published formulas in float64, for both signs."""
     transform = ReduceScaleValueTransform(epsilon)
     for x in (-1e4, -100.0, -3.0, -0.5, 0.0, 0.5, 3.0, 100.0, 1e4):
@@ -51,9 +50,7 @@ def test_reduce_scale_is_the_formula_of_the_paper(epsilon: float) -> None:
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 3e-6)])
-def test_inverse_undoes_the_transform(
-    transform: ValueTransform, dtype: torch.dtype, rtol: float
-) -> None:
+def test_inverse_undoes_the_transform(transform, dtype, rtol):
     """h^-1(h(x)) = x and h(h^-1(y)) = y for both signs, tiny and large, also in float32."""
     x = wide_range(dtype)
     # An offset of order 1 rounds away the digits of smaller numbers; the others need no allowance.
@@ -66,7 +63,7 @@ def test_inverse_undoes_the_transform(
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
-def test_transforms_increase_strictly(transform: ValueTransform) -> None:
+def test_transforms_increase_strictly(transform):
     """A larger return stays larger; h(-x) = -h(x) of the one that reduces the scale."""
     x = wide_range(torch.float64)
     transformed = transform.transform_value(x)
@@ -76,7 +73,7 @@ def test_transforms_increase_strictly(transform: ValueTransform) -> None:
         assert torch.equal(transform.transform_value_inv(-x), -transform.transform_value_inv(x))
 
 
-def test_simple_transforms_of_known_numbers() -> None:
+def test_simple_transforms_of_known_numbers():
     """The identity makes no copy; 0.5 * 4 + 1 = 3."""
     x, linear = torch.randn(3), LinearScaleValueTransform(0.5, 1.0)
     assert IdentityValueTransform().transform_value(x) is x
@@ -85,7 +82,7 @@ def test_simple_transforms_of_known_numbers() -> None:
     assert linear.transform_value_inv(3.0).item() == 4.0
 
 
-def test_transforms_are_differentiable_at_zero() -> None:
+def test_transforms_are_differentiable_at_zero():
     """Finite differences confirm the gradient on both sides of 0, and at 0 it is finite."""
     transform = ReduceScaleValueTransform()
     x = torch.tensor([-3.0, -0.2, 0.4, 50.0], dtype=torch.float64, requires_grad=True)
@@ -97,7 +94,7 @@ def test_transforms_are_differentiable_at_zero() -> None:
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS, ids=repr)
-def test_numbers_and_arrays_become_tensors(transform: ValueTransform) -> None:
+def test_numbers_and_arrays_become_tensors(transform):
     """Floats, integers and arrays give the values of the same tensor."""
     array = np.array([-2.0, 3.0])
     expected = transform.transform_value(torch.tensor([-2.0, 3.0], dtype=torch.float64))
@@ -109,7 +106,7 @@ def test_numbers_and_arrays_become_tensors(transform: ValueTransform) -> None:
 
 
 @pytest.mark.parametrize("value", [0.0, -1e-3, math.inf, math.nan])
-def test_settings_out_of_range_are_refused(value: float) -> None:
+def test_settings_out_of_range_are_refused(value):
     """Both scales must be finite and above 0, and the offset finite; the message names the key."""
     with pytest.raises(ConfigError, match="epsilon"):
         ReduceScaleValueTransform(value)
@@ -119,7 +116,7 @@ def test_settings_out_of_range_are_refused(value: float) -> None:
         LinearScaleValueTransform(1.0, math.inf)
 
 
-def test_expected_value_of_known_logits() -> None:
+def test_expected_value_of_known_logits():
     """The known number for two raised logits out of eleven, with and without a batch."""
     logits = torch.zeros(11)
     logits[3], logits[4] = 0.3, 0.7
@@ -131,7 +128,7 @@ def test_expected_value_of_known_logits() -> None:
     torch.testing.assert_close(batch, result.expand(2, 10))
 
 
-def test_two_hot_follows_its_definition() -> None:
+def test_two_hot_follows_its_definition():
     """Inside, on integers, at both ends and outside of the support, also of integer tensors."""
     scalars = torch.tensor([-9.0, -3.0, -2.99, -1.0, -0.5, 0.0, 0.3, 1.999, 2.0, 8.0]).double()
     weights = scalar_to_support(scalars.view(2, 5), (-3, 2)).view(10, 6)
@@ -141,7 +138,7 @@ def test_two_hot_follows_its_definition() -> None:
 
 
 @pytest.mark.parametrize("support_range", [(0, 10), (-300, 300), (-1, 0)])
-def test_two_hot_round_trip(support_range: tuple[int, int]) -> None:
+def test_two_hot_round_trip(support_range):
     """The expected value of the two-hot distribution is the scalar, at most two entries differ."""
     low, high = support_range
     scalars = torch.linspace(low, high, 997, dtype=torch.float64)
@@ -152,7 +149,7 @@ def test_two_hot_round_trip(support_range: tuple[int, int]) -> None:
     torch.testing.assert_close(recovered, scalars, rtol=1e-9, atol=1e-9)
 
 
-def test_support_is_checked() -> None:
+def test_support_is_checked():
     """Logits must count the integers of the support, and the support must not be empty."""
     with pytest.raises(ShapeError, match=r"logits has shape \[3, 10\], expected \[\.\.\., 11\]"):
         support_to_scalar(torch.zeros(3, 10), (0, 10))

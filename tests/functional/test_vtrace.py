@@ -14,7 +14,6 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_returns import (
-    Steps,
     make_steps,
     make_trajectory,
     slow_advantages,
@@ -39,17 +38,17 @@ KEYS = ("clip_rho_threshold", "clip_pg_rho_threshold", "clip_c_threshold")
 THRESHOLDS = st.sampled_from([None, math.inf, 3.7, 1.0, 0.4])
 
 
-def tensors(steps: Steps) -> list[Any]:
+def tensors(steps):
     """The arguments of `vtrace`."""
     return [torch.from_numpy(column) for column in vars(steps).values()]
 
 
-def run(steps: Steps, **thresholds: Any) -> VTraceReturns:
+def run(steps, **thresholds):
     """The function under test."""
     return vtrace(*tensors(steps), **thresholds)
 
 
-def assert_close(result: VTraceReturns, vs: Any, pg_advantages: Any) -> None:
+def assert_close(result, vs, pg_advantages):
     """Both results are the expected ones."""
     np.testing.assert_allclose(result.vs, vs, rtol=RTOL, atol=1e-12)
     np.testing.assert_allclose(result.pg_advantages, pg_advantages, rtol=RTOL, atol=1e-12)
@@ -62,9 +61,7 @@ def assert_close(result: VTraceReturns, vs: Any, pg_advantages: Any) -> None:
     seed=st.integers(0, 2**31),
     bounds=st.tuples(THRESHOLDS, THRESHOLDS, THRESHOLDS),
 )
-def test_vtrace_is_the_sum_of_the_paper(
-    num_steps: int, batch: tuple[int, ...], seed: int, bounds: tuple[float | None, ...]
-) -> None:
+def test_vtrace_is_the_sum_of_the_paper(num_steps, batch, seed, bounds):
     """Any length, shape, thresholds, discounts and lambdas, zeros included."""
     steps = make_steps((num_steps, *batch), seed)
     result = run(steps, **dict(zip(KEYS, bounds, strict=True)))
@@ -74,9 +71,7 @@ def test_vtrace_is_the_sum_of_the_paper(
 @sweep("seed", range(5))
 @sweep("gae_lambda", [0.0, 0.5, 1.0])
 @sweep("thresholds", [(1.0, 1.0, 1.0), (3.7, 2.2, 1.5), (None, None, None)])
-def test_on_policy_it_is_the_lambda_return(
-    gae_lambda: float, thresholds: tuple[float | None, float | None, float | None], seed: int
-) -> None:
+def test_on_policy_it_is_the_lambda_return(gae_lambda, thresholds, seed):
     """Trap 31: equal policies give n-step returns and generalized advantages, cut at every end."""
     data = make_trajectory(7, 2, seed)
     flags = data.tensor("terminated"), data.tensor("truncated")
@@ -90,7 +85,7 @@ def test_on_policy_it_is_the_lambda_return(
 
 @sweep("dtype", [torch.float32, torch.float64])
 @sweep("threshold", [None, 1.0])
-def test_huge_log_ratios_stay_finite(dtype: torch.dtype, threshold: float | None) -> None:
+def test_huge_log_ratios_stay_finite(dtype, threshold):
     """Trap 37: weights that overflow, also where they meet a discount, error or lambda of 0."""
     steps = make_steps((8, 4), seed=4)
     steps.log_rhos[:] = 1e4 * np.sign(steps.log_rhos)
@@ -115,7 +110,7 @@ def test_huge_log_ratios_stay_finite(dtype: torch.dtype, threshold: float | None
     assert all(part.isfinite().all() for part in run(steps, **dict.fromkeys(KEYS)))
 
 
-def test_importance_weights_are_bounded() -> None:
+def test_importance_weights_are_bounded():
     """Those of ordinary ratios are exact; arguments stay, and nothing has a gradient."""
     log_rhos = torch.tensor([-math.inf, -1e4, 0.0, 3.0, 39.0, 41.0, math.inf], requires_grad=True)
     before = log_rhos.detach().clone()
@@ -126,7 +121,7 @@ def test_importance_weights_are_bounded() -> None:
     assert torch.equal(rhos[5:], torch.full((2,), 40.0).exp())
 
 
-def test_no_gradient_and_arguments_stay() -> None:
+def test_no_gradient_and_arguments_stay():
     """Trap 33: the results are constants of the loss; no argument is written to."""
     arguments = [tensor.requires_grad_() for tensor in tensors(make_steps((5, 2), seed=6))]
     before = [tensor.detach().clone() for tensor in arguments]
@@ -141,7 +136,7 @@ def test_no_gradient_and_arguments_stay() -> None:
 
 
 @pytest.mark.parametrize("shape", [(6, 3), (5,)])
-def test_a_single_sequence(shape: tuple[int, ...]) -> None:
+def test_a_single_sequence(shape):
     """The form without next values takes them from the row after, and the last one apart.
 
     Without a batch dimension the bootstrap value is a number.
@@ -163,7 +158,7 @@ def test_a_single_sequence(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.parametrize("form", [(6, 3), (6, 3, 1), (6, 3, 4)])
-def test_several_values_per_step(form: tuple[int, ...]) -> None:
+def test_several_values_per_step(form):
     """Weights, discounts, rewards and lambdas of a step count for each of its values."""
     rng = np.random.default_rng(8)
     values, bootstrap = rng.normal(size=(6, 3, 4)), rng.normal(size=(3, 4))
@@ -231,7 +226,7 @@ SEVERAL = torch.ones(4, 2, 3), torch.ones(2, 3)
         ),
     ],
 )
-def test_wrong_shapes_and_parts_are_named(function: Any, arguments: Any, message: str) -> None:
+def test_wrong_shapes_and_parts_are_named(function, arguments, message):
     """The message names the argument, its shape or parts, and the expected ones."""
     with pytest.raises(ShapeError, match=message):
         function(*arguments)
@@ -239,14 +234,14 @@ def test_wrong_shapes_and_parts_are_named(function: Any, arguments: Any, message
 
 @sweep("key", KEYS)
 @sweep("threshold", [0.0, -1.0, math.nan])
-def test_thresholds_that_mean_nothing_are_refused(key: str, threshold: float) -> None:
+def test_thresholds_that_mean_nothing_are_refused(key, threshold):
     """The message names the threshold and how to turn clipping off."""
     arguments = tensors(make_steps((2, 2), seed=0))
     with pytest.raises(ConfigError, match=rf"^{key} = .*or None for no clipping"):
         vtrace(*arguments, **{key: threshold})  # type: ignore[arg-type]
 
 
-def test_log_rhos_of_several_parts_are_summed() -> None:
+def test_log_rhos_of_several_parts_are_summed():
     """The joint action has the product of the ratios, whatever the order of the parts."""
     rng = np.random.default_rng(0)
     target = {key: torch.from_numpy(rng.normal(size=(5, 3))) for key in ("a", "b", "c")}
@@ -267,7 +262,7 @@ SPACES = {
 }
 
 
-def make_policies(name: str) -> tuple[Any, torch.Tensor, torch.Tensor, Any]:
+def make_policies(name):
     """A distribution, parameters of two policies, and actions of the first, T = 6, B = 3."""
     distribution = distribution_for(SPACES[name])
     generator = torch.Generator().manual_seed(0)
@@ -279,7 +274,7 @@ def make_policies(name: str) -> tuple[Any, torch.Tensor, torch.Tensor, Any]:
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_from_logits_is_from_importance_weights(name: str) -> None:
+def test_from_logits_is_from_importance_weights(name):
     """Parameters of two policies give the weights of the joint actions, for every family."""
     distribution, behaviour, target, actions = make_policies(name)
     behaviour.requires_grad_()
@@ -302,7 +297,7 @@ def test_from_logits_is_from_importance_weights(name: str) -> None:
     assert (result.log_rhos < -0.1).any()
 
 
-def test_parameters_by_part() -> None:
+def test_parameters_by_part():
     """Mappings by part give log-probabilities by part, whose weights are those of the whole."""
     joint, behaviour, target, actions = make_policies("dict")
     mu, pi = (dict(zip(joint.parts, joint.split(p), strict=True)) for p in (behaviour, target))

@@ -4,51 +4,48 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from maze_train.cli import main
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 class CommandLine:
     """`maze-run` in an empty directory, with runners that only remember their configuration."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder):
         self.folder = folder
         self.configs: list[Any] = []
         self.train: Any = lambda config: 1.0
 
-    def __call__(self, *argv: str) -> int:
+    def __call__(self, *argv):
         """The exit code for these arguments."""
         return main(argv)
 
-    def runner_of(self, config: Any) -> SimpleNamespace:
+    def runner_of(self, config):
         """What takes the place of a runner of training or of rollouts."""
         self.configs.append(config)
         return SimpleNamespace(run=lambda: self.outcome(self.train(config)))
 
-    def outcome(self, value: Any) -> SimpleNamespace:
+    def outcome(self, value):
         """What a run returns."""
         return SimpleNamespace(
             best_metric=value, missing=(), summary=SimpleNamespace(return_mean=value)
         )
 
-    def write(self, path: str, text: str) -> None:
+    def write(self, path, text):
         """Write a file below the working directory."""
         (self.folder / path).parent.mkdir(parents=True, exist_ok=True)
         (self.folder / path).write_text(text)
 
-    def files(self) -> list[str]:
+    def files(self):
         """Everything below the working directory."""
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
 
 
 @pytest.fixture
-def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
+def maze_run(tmp_path, monkeypatch):
     """The command line in an empty directory."""
     command_line = CommandLine(tmp_path)
     for where, name in (("runner", "TrainingRunner"), ("rollout", "RolloutRunner")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,11 +11,6 @@ from torch import distributions as td
 from torch.distributions import transforms as tt
 
 from maze_train.distributions.mapping import distribution_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from maze_train.distributions.base import Distribution
 
 LOW = np.array([[-1.0, 0.0], [-5.0, 2.0]], np.float32)
 HIGH = np.array([[1.0, 0.5], [5.0, 30.0]], np.float32)
@@ -49,25 +44,25 @@ BOUNDED = [
 UNCLIPPED = [name for name in BOUNDED if name.startswith(("beta", "squashed"))]
 
 
-def build(case: str) -> tuple[Distribution, Any]:
+def build(case):
     """The family of a case and its space."""
     override, space = CASES[case]
     return distribution_for(space, {type(space).__name__: override}), space
 
 
-def randn(*shape: int, seed: int = 0) -> torch.Tensor:
+def randn(*shape, seed=0):
     """Standard normal float64 numbers of a fixed seed."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
-def draw(family: Distribution, params: torch.Tensor, seed: int = 0) -> Any:
+def draw(family, params, seed=0):
     """Samples for params [..., param_size]."""
     generator = torch.Generator().manual_seed(seed)
     return family.sample(params, family.draw_noise(params.shape[:-1], generator))
 
 
-def torch_parts(case: str, params: torch.Tensor) -> Iterator[td.Distribution]:
+def torch_parts(case, params):
     """Independent distributions of torch over the parts of one action [n, D], in float64.
 
     Those of squashed and beta families are over the action of the environment.

@@ -12,7 +12,6 @@ import json
 import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
 from urllib.parse import unquote, urlsplit
 
 OWNER_TOKEN = "hf_" + "o" * 30
@@ -27,7 +26,7 @@ class Repository:
     commits: dict[str, dict[str, bytes]] = field(default_factory=dict)
     branches: dict[str, str] = field(default_factory=dict)
 
-    def commit(self, branch: str, files: dict[str, bytes]) -> str:
+    def commit(self, branch, files):
         """Make these the files of a branch, and return the name of the commit."""
         text = repr((len(self.commits), sorted(files.items())))
         name = hashlib.sha1(text.encode()).hexdigest()
@@ -35,7 +34,7 @@ class Repository:
         self.branches[branch] = name
         return name
 
-    def files(self, revision: str = "main") -> dict[str, bytes]:
+    def files(self, revision="main"):
         """The files of a branch or of a commit."""
         return self.commits[self.branches.get(revision, revision)]
 
@@ -45,7 +44,7 @@ class HubServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.repositories: dict[str, Repository] = {}
         self.requests: list[str] = []
@@ -54,21 +53,21 @@ class HubServer(ThreadingHTTPServer):
         self.is_down = False
 
     @property
-    def url(self) -> str:
+    def url(self):
         """Address of the hub, for `HF_ENDPOINT`."""
         return f"http://127.0.0.1:{self.server_port}"
 
-    def publish(self, name: str, files: dict[str, bytes]) -> Repository:
+    def publish(self, name, files):
         """Make a repository with these files."""
         self.repositories[name] = Repository()
         self.repositories[name].commit("main", files)
         return self.repositories[name]
 
-    def __enter__(self) -> HubServer:
+    def __enter__(self):
         threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, *error):
         self.shutdown()
         self.server_close()
 
@@ -77,10 +76,10 @@ class _Handler(BaseHTTPRequestHandler):
     server: HubServer
     protocol_version = "HTTP/1.1"
 
-    def log_message(self, *args: Any) -> None:
+    def log_message(self, *args):
         """Print nothing."""
 
-    def _answer(self) -> None:
+    def _answer(self):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         words = [unquote(word) for word in urlsplit(self.path).path.strip("/").split("/")]
         self.server.requests.append(f"{self.command} {unquote(self.path)}")
@@ -99,7 +98,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     do_GET = do_HEAD = do_POST = _answer  # noqa: N815  # names of the base class
 
-    def _send(self, status: int, content: Any, **headers: str) -> None:
+    def _send(self, status, content, **headers):
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
         for name, value in headers.items():
@@ -110,10 +109,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     @property
-    def _is_owner(self) -> bool:
+    def _is_owner(self):
         return self.headers.get("Authorization") == f"Bearer {OWNER_TOKEN}"
 
-    def _create(self, wanted: dict[str, Any]) -> None:
+    def _create(self, wanted):
         if not self._is_owner:
             self._send(401, {"error": "Invalid username or password."})
             return
@@ -126,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
         new.private = wanted.get("visibility") == "private" or wanted.get("private", False)
         self._send(200, url)
 
-    def _found(self, name: str, revision: str) -> Repository | None:
+    def _found(self, name, revision):
         """A repository that may be seen and has a revision; else the refusal is sent."""
         found = self.server.repositories.get(name)
         if found is None or (found.private and not self._is_owner):
@@ -137,7 +136,7 @@ class _Handler(BaseHTTPRequestHandler):
             return found
         return None
 
-    def _model(self, name: str, words: list[str], body: bytes) -> None:
+    def _model(self, name, words, body):
         what, revision = [*words, *["revision", "main"][len(words) :]][:2]
         if what == "branch":
             branches = self.server.repositories[name].branches
@@ -164,7 +163,7 @@ class _Handler(BaseHTTPRequestHandler):
             answer = {"id": name, "sha": sha, "private": found.private, "siblings": siblings}
             self._send(200, answer)
 
-    def _commit(self, name: str, found: Repository, revision: str, body: bytes) -> Any:
+    def _commit(self, name, found, revision, body):
         files = dict(found.files(revision))
         for entry in map(json.loads, body.splitlines()):
             value = entry["value"]
@@ -175,7 +174,7 @@ class _Handler(BaseHTTPRequestHandler):
         commit = found.commit(revision, files)
         return {"commitOid": commit, "commitUrl": f"{self.server.url}/{name}/commit/{commit}"}
 
-    def _resolve(self, name: str, revision: str, path: str) -> None:
+    def _resolve(self, name, revision, path):
         found = self._found(name, revision)
         if found is None:
             return
@@ -187,6 +186,6 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(200, data, ETag=f'"{_oid(data)}"', X_Repo_Commit=commit)
 
 
-def _oid(data: bytes) -> str:
+def _oid(data):
     """Name of a file's content, as git has it."""
     return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import load_config
 from maze_train.config.writing import config_text, write_config
 from maze_train.tracking.tracker import RunInfo
 from maze_train.tracking.writers import CSVWriter
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 RETURN = "eval/episode_return_mean"
 
 
 def write_run(
-    directory: Path,
-    values: Sequence[float],
-    stop_reason: str | None = "total_steps",
-    metric: str = RETURN,
-    updates: int | None = None,
-    **settings: Any,
-) -> Path:
+    directory,
+    values,
+    stop_reason="total_steps",
+    metric=RETURN,
+    updates=None,
+    **settings,
+):
     """Write a run with one row per value: 1,000 steps and 10 seconds each.
 
     `stop_reason` None: it has not ended; `updates`: at the end that its summary tells. Settings

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -18,10 +18,6 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from maze_train import SequentialVectorEnv, SubprocVectorEnv
 from maze_train.envs.foreign import ForeignVectorEnv
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
-
 
 class CountingEnv(gymnasium.Env[Any, Any]):
     """Observes (episode seed mod 1000, step); reward is the step; ends as it is reported.
@@ -29,7 +25,7 @@ class CountingEnv(gymnasium.Env[Any, Any]):
     Other environments differ from it in what they observe, give and tell.
     """
 
-    def __init__(self, length: int = 5, truncate: bool = False) -> None:
+    def __init__(self, length=5, truncate=False):
         self.observation_space: spaces.Space[Any] = spaces.Box(-1.0, 1e6, (2,), np.float32)
         self.action_space: spaces.Space[Any] = spaces.Discrete(3)
         self.length = length
@@ -37,22 +33,22 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         self.seeds: list[int | None] = []
         self.t = 0
 
-    def observe(self) -> Any:
+    def observe(self):
         return np.array([(self.seeds[-1] or 0) % 1000, self.t], np.float32)
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action):
         return float(self.t)
 
-    def info(self) -> dict[str, Any]:
+    def info(self):
         return {"t": self.t, "half": 0.5 * self.t}
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
         self.seeds.append(seed)
         self.t = 0
         return self.observe(), {"options": str(options), **self.info()}
 
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+    def step(self, action):
         self.t += 1
         ended = self.t >= self.length
         ends = ended and not self.truncate, ended and self.truncate
@@ -62,7 +58,7 @@ class CountingEnv(gymnasium.Env[Any, Any]):
 class AwkwardEnv(CountingEnv):
     """Reuses one read-only float64 buffer for its observations."""
 
-    def observe(self) -> Any:
+    def observe(self):
         if not hasattr(self, "buffer"):
             self.buffer = np.zeros(2, np.float64)
         self.buffer.flags.writeable = True
@@ -74,7 +70,7 @@ class AwkwardEnv(CountingEnv):
 class JitterEnv(CountingEnv):
     """Observes something that does not follow from the seed, after the first observation."""
 
-    def observe(self) -> Any:
+    def observe(self):
         obs = super().observe()
         obs[0] += os.getpid() * 1000 + id(self) % 1000 if self.t else 0
         return obs
@@ -83,7 +79,7 @@ class JitterEnv(CountingEnv):
 class NestedEnv(CountingEnv):
     """Nested random observations, and nested actions that come back in the reward."""
 
-    def __init__(self, length: int = 7) -> None:
+    def __init__(self, length=7):
         super().__init__(length)
         robot = spaces.Tuple((spaces.Box(0.0, 1.0, (2, 2), np.float64), spaces.Discrete(10)))
         image = spaces.Box(0, 255, (3, 4, 1), np.uint8)
@@ -91,20 +87,20 @@ class NestedEnv(CountingEnv):
         arm = spaces.Dict({"force": spaces.Box(-1.0, 1.0, (2,), np.float32)})
         self.action_space = spaces.Tuple((spaces.Discrete(3), arm))
 
-    def observe(self) -> Any:
+    def observe(self):
         return {
             "robot": (self.np_random.random((2, 2)), int(self.np_random.integers(10))),
             "image": self.np_random.integers(0, 256, (3, 4, 1), dtype=np.uint8),
         }
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action):
         gear, arm = action
         reward = float(gear) + float(arm["force"].sum())
         arm["force"] += 100.0  # An environment may spoil the action that it was given.
         return reward
 
 
-def lose_wheel() -> None:
+def lose_wheel():
     """Raise an error."""
     raise RuntimeError("the wheel came off")
 
@@ -128,9 +124,7 @@ class FailingEnv(CountingEnv):
         length: Steps of an episode.
     """
 
-    def __init__(
-        self, how: str = "raise", at: int = 3, marker: Path | None = None, length: int = 100
-    ) -> None:
+    def __init__(self, how="raise", at=3, marker=None, length=100):
         super().__init__(length)
         self.how, self.at, self.marker = how, at, marker
         if how == "constructor":
@@ -138,18 +132,18 @@ class FailingEnv(CountingEnv):
         if how == "spaces":
             self.observation_space = spaces.Box(-1.0, 1e6, (3,), np.float32)
 
-    def fails_now(self, how: str) -> bool:
+    def fails_now(self, how):
         fails = self.how == how and not (self.marker and self.marker.exists())
         if fails and self.marker:
             self.marker.touch()
         return fails
 
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed=None, options=None):
         if self.fails_now("reset"):
             raise RuntimeError("the door is locked")
         return super().reset(seed=seed, options=options)
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action):
         if self.t == self.at and self.how in FAILURES and self.fails_now(self.how):
             FAILURES[self.how]()
         return float("nan") if self.how == "nan" and self.t == self.at else super().reward(action)
@@ -158,11 +152,11 @@ class FailingEnv(CountingEnv):
 class OddInfoEnv(CountingEnv):
     """Returns infos whose types and shapes differ between environments."""
 
-    def __init__(self, index: int, kind: Any = None) -> None:
+    def __init__(self, index, kind=None):
         super().__init__(length=1)
         self.index, self.kind = index, kind
 
-    def info(self) -> dict[str, Any]:
+    def info(self):
         scores = {"score": [0, 0.5, 2][self.index], "path": np.zeros(self.index + 1)}
         return {**scores, "kind": self.kind}
 
@@ -172,14 +166,14 @@ class LivesEnv(CountingEnv):
 
     def __init__(
         self,
-        lives: Sequence[int] = (3, 3, 2, 2, 1, 1, 0),
-        length: int = 6,
-        truncate: bool = False,
-    ) -> None:
+        lives=(3, 3, 2, 2, 1, 1, 0),
+        length=6,
+        truncate=False,
+    ):
         super().__init__(length, truncate)
         self.lives = lives
 
-    def info(self) -> dict[str, Any]:
+    def info(self):
         return {"lives": self.lives[self.t]}
 
 
@@ -188,13 +182,13 @@ class SpoiltEnv(CountingEnv):
 
     def __init__(
         self,
-        where: str = "",
-        at: int = 3,
-        value: float = float("nan"),
-        episodes: int = 1,
-        length: int = 5,
-        truncate: bool = True,
-    ) -> None:
+        where="",
+        at=3,
+        value=float("nan"),
+        episodes=1,
+        length=5,
+        truncate=True,
+    ):
         super().__init__(length, truncate)
         self.observation_space = spaces.Dict(
             {
@@ -205,32 +199,32 @@ class SpoiltEnv(CountingEnv):
         )
         self.where, self.at, self.value, self.episodes = where, at, value, episodes
 
-    def spoils(self, where: str) -> bool:
+    def spoils(self, where):
         return self.where == where and self.t == self.at and len(self.seeds) <= self.episodes
 
-    def observe(self) -> Any:
+    def observe(self):
         speed = np.full((2, 3), self.t, np.float32)
         if self.spoils("speed"):
             speed[1, 2] = self.value
         temperature = np.float64(self.value if self.spoils("temperature") else self.t)
         return {"count": self.t, "speed": speed, "temperature": temperature}
 
-    def reward(self, action: Any) -> float:
+    def reward(self, action):
         return self.value if self.spoils("reward") else 1.0
 
 
 class AddOne(gymnasium.ObservationWrapper[Any, Any, Any]):
     """Adds a number to every observation."""
 
-    def __init__(self, env: gymnasium.Env[Any, Any], amount: float = 1.0) -> None:
+    def __init__(self, env, amount=1.0):
         super().__init__(env)
         self.amount = amount
 
-    def observation(self, observation: Any) -> Any:
+    def observation(self, observation):
         return observation + np.float32(self.amount)
 
 
-def not_an_env() -> str:
+def not_an_env():
     """A factory that returns something else."""
     return "hello"
 
@@ -238,12 +232,12 @@ def not_an_env() -> str:
 class ThreadCountingEnv(CountingEnv):
     """Imports torch or OpenCV when it is built, and observes how many threads that then uses."""
 
-    def __init__(self, package: str) -> None:
+    def __init__(self, package):
         super().__init__()
         found = importlib.import_module(package)
         self.count = found.get_num_threads if package == "torch" else found.getNumThreads
 
-    def observe(self) -> Any:
+    def observe(self):
         return np.full(2, self.count(), np.float32)
 
 
@@ -255,22 +249,22 @@ START_METHODS = ["fork", "forkserver", "spawn"]
 FORKS = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
-def here(factories: Any, **settings: Any) -> Any:
+def here(factories, **settings):
     """Environments in this process."""
     return SequentialVectorEnv(factories, **settings)
 
 
-def workers(factories: Any, **settings: Any) -> Any:
+def workers(factories, **settings):
     """Environments in two others, unless `n_workers` says how many."""
     return SubprocVectorEnv(factories, **{"n_workers": 2, "start_method": "fork", **settings})
 
 
-def restarted(factories: Any, **settings: Any) -> Any:
+def restarted(factories, **settings):
     """Environments in two others, which are started again when they fail."""
     return workers(factories, on_worker_failure="restart", **settings)
 
 
-def foreign(factories: Any, mode: Any = AutoresetMode.SAME_STEP) -> Any:
+def foreign(factories, mode=AutoresetMode.SAME_STEP):
     """A vector environment of gymnasium, presented as ours."""
     return ForeignVectorEnv(SyncVectorEnv(factories, autoreset_mode=mode))
 
@@ -283,24 +277,24 @@ OTHER_MODES = [
 ]
 
 
-def columns(tree: Any) -> dict[str, Any]:
+def columns(tree):
     """Arrays by key; a lone array has the key ''."""
     return tree if isinstance(tree, dict) else {"": tree}
 
 
-def actions_for(vector: Any) -> Any:
+def actions_for(vector):
     """Random actions in the form that the vector environment takes."""
     sample = vector.action_space.sample()
     return {"0": sample[0], "1/force": sample[1]["force"]} if isinstance(sample, tuple) else sample
 
 
-def play(vector: Any, steps: int) -> None:
+def play(vector, steps):
     """Random steps."""
     for _ in range(steps):
         vector.step(actions_for(vector))
 
 
-def state_after(factories: Any, steps: int) -> Any:
+def state_after(factories, steps):
     """The state of environments in this process after some random steps."""
     with here(factories) as one:
         one.reset(seed=5)
@@ -308,7 +302,7 @@ def state_after(factories: Any, steps: int) -> Any:
         return one.state_dict()
 
 
-def assert_same(one: Any, other: Any) -> None:
+def assert_same(one, other):
     """Equal keys, dtypes and bytes."""
     assert columns(one).keys() == columns(other).keys()
     for key, column in columns(one).items():
@@ -317,14 +311,14 @@ def assert_same(one: Any, other: Any) -> None:
         assert column.tobytes() == expected.tobytes(), key
 
 
-def assert_equal_steps(one: Any, other: Any) -> None:
+def assert_equal_steps(one, other):
     """Two steps gave the same bytes and the same infos."""
     for a, b in zip(one[:4], other[:4], strict=True):
         assert_same(a, b)
     assert_same_infos(one[4], other[4])
 
 
-def assert_same_infos(ours: Any, theirs: Any) -> None:
+def assert_same_infos(ours, theirs):
     """Same keys, dtypes and values at every level."""
     assert sorted(ours) == sorted(theirs)
     for key, value in theirs.items():

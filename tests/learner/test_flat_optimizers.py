@@ -7,10 +7,8 @@ import io
 import math
 import pickle
 from functools import partial
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 from torch import nn
@@ -24,19 +22,17 @@ LRS = [0.1, 0.1, 0.05, 0.0, 0.2, 0.01]
 class Signs(Optimizer):
     """An optimizer of a user: steps of one length, and an epsilon that it does not use."""
 
-    def __init__(self, params: Any = None, lr: float = 0.5, eps: float = 1e-8) -> None:
+    def __init__(self, params=None, lr=0.5, eps=1e-8):
         super().__init__(params, {"lr": lr, "eps": eps})
 
-    def _compute_step(
-        self, gradient: torch.Tensor, state: dict[str, Any], group: dict[str, Any]
-    ) -> torch.Tensor:
+    def _compute_step(self, gradient, state, group):
         return gradient.sign().mul_(-group["lr"])
 
 
 class Policy(nn.Module):
     """Parameters of several shapes, one of them frozen and one not contiguous; 11 are learned."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         super().__init__()
         numbers = torch.arange(1.0, 7.0, dtype=torch.float64)
         self.first = nn.Parameter(numbers.clone().view(2, 3))
@@ -45,19 +41,19 @@ class Policy(nn.Module):
         self.turned = nn.Parameter(numbers[:4].clone().view(2, 2).T)
 
 
-def learned(policy: nn.Module) -> torch.Tensor:
+def learned(policy):
     """A copy of the parameters that require a gradient, as one vector."""
     return torch.cat([p.detach().reshape(-1) for p in policy.parameters() if p.requires_grad])
 
 
-def make_gradients() -> npt.NDArray[np.float64]:
+def make_gradients():
     """Six gradients of 11 entries from tiny to large, a zero included."""
     gradients = np.random.default_rng(0).normal(size=(6, 11)) * 10.0 ** (np.arange(11) % 6 - 3)
     gradients[2, 1] = 0.0
     return gradients
 
 
-def slow_sgd(gradients: list[float], momentum: float) -> list[float]:
+def slow_sgd(gradients, momentum):
     """The average as a sum over all gradients so far."""
     weights = [(1.0 - momentum) * momentum**age for age in range(len(gradients))]
     return [
@@ -66,7 +62,7 @@ def slow_sgd(gradients: list[float], momentum: float) -> list[float]:
     ]
 
 
-def slow_adam(gradients: list[float], betas: tuple[float, float], eps: float) -> list[float]:
+def slow_adam(gradients, betas, eps):
     """Algorithm 1 of the paper."""
     m, v, steps = 0.0, 0.0, []
     for t, g in enumerate(gradients, start=1):
@@ -77,7 +73,7 @@ def slow_adam(gradients: list[float], betas: tuple[float, float], eps: float) ->
     return steps
 
 
-def slow_rmsprop(gradients: list[float], alpha: float, eps: float) -> list[float]:
+def slow_rmsprop(gradients, alpha, eps):
     """That of TensorFlow 1: eps under the root, a mean square that starts at 1."""
     mean_square, steps = 1.0, []
     for g in gradients:
@@ -86,7 +82,7 @@ def slow_rmsprop(gradients: list[float], alpha: float, eps: float) -> list[float
     return steps
 
 
-def apply(optimizer: Any, param: nn.Parameter, gradients: Any, lrs: list[float]) -> None:
+def apply(optimizer, param, gradients, lrs):
     """Steps of one parameter with given gradients and learning rates."""
     for gradient, lr in zip(gradients, lrs, strict=True):
         param.grad = torch.from_numpy(gradient).to(param.dtype)
@@ -94,7 +90,7 @@ def apply(optimizer: Any, param: nn.Parameter, gradients: Any, lrs: list[float])
         optimizer.step()
 
 
-def update(optimizer: Optimizer, gradients: Any, lrs: list[float]) -> list[float]:
+def update(optimizer, gradients, lrs):
     """Steps along vectors with given learning rates; returns the ratios."""
     ratios = []
     for gradient, lr in zip(gradients, lrs, strict=True):
@@ -120,7 +116,7 @@ def update(optimizer: Optimizer, gradients: Any, lrs: list[float]) -> list[float
     ],
     ids=lambda value: str(value) if isinstance(value, dict) else value.__name__,
 )
-def test_steps_are_those_of_the_papers(cls: Any, slow: Any, settings: dict[str, Any]) -> None:
+def test_steps_are_those_of_the_papers(cls, slow, settings):
     """Entry by entry, under changing learning rates; the momentum of RMSProp sums past steps."""
     gradients, start = make_gradients(), np.arange(11.0)
     gradients[gradients == 0.0] = 0.0 if settings.get("eps") != 1e-8 else 1e-4
@@ -142,7 +138,7 @@ def test_steps_are_those_of_the_papers(cls: Any, slow: Any, settings: dict[str, 
         (RMSpropTF, 0.01, 3.0, [0.01 * 3.0 / math.sqrt(0.99 + 0.09 + 0.1)]),
     ],
 )
-def test_defaults(cls: Any, lr: float, gradient: float, steps: list[float]) -> None:
+def test_defaults(cls, lr, gradient, steps):
     """The first steps by hand."""
     param = nn.Parameter(torch.zeros(1, dtype=torch.float64))
     optimizer = cls([param])
@@ -154,7 +150,7 @@ def test_defaults(cls: Any, lr: float, gradient: float, steps: list[float]) -> N
 
 
 @pytest.mark.parametrize("cls", [SGD, Adam, Signs])
-def test_update_steps_as_step_does(cls: type[Optimizer]) -> None:
+def test_update_steps_as_step_does(cls):
     """The vector is cut in the order of the parameters; the frozen one is left out and stays."""
     gradients = make_gradients()
     policy, vector = Policy(), nn.Parameter(learned(Policy()))
@@ -167,7 +163,7 @@ def test_update_steps_as_step_does(cls: type[Optimizer]) -> None:
     assert torch.equal(policy.frozen, Policy().frozen)
 
 
-def test_update_takes_gradients_as_they_come() -> None:
+def test_update_takes_gradients_as_they_come():
     """Of another dtype, strided, with a graph; they are neither changed nor kept."""
     optimizers, policies = [Adam(lr=0.1) for _ in range(3)], [Policy() for _ in range(3)]
     plain = torch.arange(-5.0, 6.0)
@@ -184,7 +180,7 @@ def test_update_takes_gradients_as_they_come() -> None:
         assert torch.equal(learned(policy), learned(policies[0]))
 
 
-def test_ratio_is_that_of_lengths() -> None:
+def test_ratio_is_that_of_lengths():
     """How far what is learned moved, by how long it was before; the frozen does not count."""
     policy, optimizer = Policy(), SGD(lr=1.0, momentum=0.5)
     optimizer.setup(policy)
@@ -198,7 +194,7 @@ def test_ratio_is_that_of_lengths() -> None:
     assert all(isinstance(ratio, float) for ratio in ratios)
 
 
-def test_ratio_from_zero() -> None:
+def test_ratio_from_zero():
     """A vector of zeros that moves is infinitely far; one that stays is not, nor is a step of 0."""
     policy = nn.Linear(2, 1)
     nn.init.zeros_(policy.weight)
@@ -211,7 +207,7 @@ def test_ratio_from_zero() -> None:
     assert optimizer.update(torch.ones(3)) == 0.0
 
 
-def test_update_without_parameters_says_what_to_do() -> None:
+def test_update_without_parameters_says_what_to_do():
     """Before `setup`, and for a policy that has nothing to learn."""
     optimizer = Adam(lr=0.01)
     with pytest.raises(TrainingError, match=r"call setup\(policy\) before"):
@@ -223,7 +219,7 @@ def test_update_without_parameters_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize("shape", [(10,), (12,), (17,), (11, 1), (1, 11), ()])
-def test_gradients_of_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
+def test_gradients_of_wrong_shape_are_refused(shape):
     """Nothing moves, and nothing is remembered."""
     policy, optimizer = Policy(), Adam()
     optimizer.setup(policy)
@@ -233,7 +229,7 @@ def test_gradients_of_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
     assert not optimizer.state
 
 
-def test_setup_keeps_settings_and_forgets_the_rest() -> None:
+def test_setup_keeps_settings_and_forgets_the_rest():
     """A second policy starts as the first one did; the first is let go."""
     optimizer = Adam(lr=0.3, betas=(0.5, 0.6), eps=0.1)
     optimizer.param_groups[0]["lr"] = 0.7
@@ -249,7 +245,7 @@ def test_setup_keeps_settings_and_forgets_the_rest() -> None:
 
 @pytest.mark.parametrize("cls", [SGD, Adam, partial(RMSpropTF, momentum=0.9)])
 @pytest.mark.parametrize("way", ["file", "pickle", "deepcopy"])
-def test_state_continues(cls: type[Optimizer], way: str) -> None:
+def test_state_continues(cls, way):
     """Three steps, kept, and three more: as six in a row, bitwise; settings are kept, too."""
     gradients = make_gradients()
     straight, halved = Policy().float(), Policy().float()
@@ -276,7 +272,7 @@ def test_state_continues(cls: type[Optimizer], way: str) -> None:
     assert not torch.equal(learned(moved), learned(halved))
 
 
-def test_groups_have_settings_of_their_own() -> None:
+def test_groups_have_settings_of_their_own():
     """What has no gradient is neither moved nor remembered; `update` walks the groups in order."""
     first, idle, second = (nn.Parameter(torch.ones(2)) for _ in range(3))
     groups = [{"params": [first, idle]}, {"params": [second], "lr": 0.2}]
@@ -291,12 +287,12 @@ def test_groups_have_settings_of_their_own() -> None:
     torch.testing.assert_close(torch.cat([first, idle, second]).detach(), expected)
 
 
-def test_closure_is_evaluated_with_gradients() -> None:
+def test_closure_is_evaluated_with_gradients():
     """Its loss is returned, and the gradients that it makes are those of the step."""
     param = nn.Parameter(torch.tensor([2.0]))
     optimizer = SGD([param], lr=0.1, momentum=0.0)
 
-    def closure() -> float:
+    def closure():
         """x^2."""
         loss = param.square().sum()
         loss.backward()
@@ -323,9 +319,7 @@ def test_closure_is_evaluated_with_gradients() -> None:
         (RMSpropTF, "momentum", -0.5, r"a number in \[0, 1\]"),
     ],
 )
-def test_arguments_out_of_range_are_refused(
-    cls: type[Optimizer], key: str, value: Any, expected: str
-) -> None:
+def test_arguments_out_of_range_are_refused(cls, key, value, expected):
     """The message names the argument, also below the key of the configuration."""
     with pytest.raises(ConfigError, match=rf"^{key} = .*: expected {expected}"):
         cls(**{key: value})
@@ -335,7 +329,7 @@ def test_arguments_out_of_range_are_refused(
             ModuleOptimizer([nn.Parameter(torch.ones(1))], node, lr=0.1)
 
 
-def test_an_optimizer_without_a_step_can_not_be_made() -> None:
+def test_an_optimizer_without_a_step_can_not_be_made():
     """A subclass has to say what its step is."""
     with pytest.raises(TypeError, match="_compute_step"):
         Optimizer(None, {"lr": 0.1})  # type: ignore[abstract]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from typing import Any
 
 import numpy as np
 import pytest
@@ -252,14 +251,14 @@ LOWER = np.array([-1.0, -2.0, -1.0], np.float32)
         ),
     ],
 )
-def test_what_differs(case: tuple[Any, Any, str, str]) -> None:
+def test_what_differs(case):
     """Type, shape and data type; bounds and choices where nothing else tells them apart."""
     one, other, *texts = case
     assert one != other
     assert space_difference(one, other) == tuple(texts)
 
 
-def test_an_error_names_the_setting_and_the_kind_of_space() -> None:
+def test_an_error_names_the_setting_and_the_kind_of_space():
     """The first kind that differs is reported; equal spaces are no error."""
     pair = (VECTOR, spaces.Discrete(2))
     problem = "it has the {kind} space {found}, the environment has {wanted}"

@@ -8,7 +8,7 @@ import pytest
 from maze_train.tools.runs import bootstrap_interval, interquartile_mean
 
 
-def slow_iqm(values: list[float]) -> float:
+def slow_iqm(values):
     """Mean without the lowest and the highest quarter (arXiv:2108.13264, section 4.3)."""
     cut = int(0.25 * len(values))
     middle = sorted(values)[cut : len(values) - cut]
@@ -16,7 +16,7 @@ def slow_iqm(values: list[float]) -> float:
 
 
 @pytest.mark.parametrize("n", range(1, 14))
-def test_the_interquartile_mean(n: int) -> None:
+def test_the_interquartile_mean(n):
     """Any number of runs, any axis; equal to the mean of fewer than four."""
     values = np.random.default_rng(n).normal(size=(n, 3))
     expected = [slow_iqm(column) for column in values.T.tolist()]
@@ -24,7 +24,7 @@ def test_the_interquartile_mean(n: int) -> None:
     assert np.allclose(interquartile_mean(values.T), expected, rtol=1e-12)
 
 
-def test_the_interval_is_that_of_a_loop() -> None:
+def test_the_interval_is_that_of_a_loop():
     """Each sample draws from each task as many runs as it has; ends are percentiles."""
     rng = np.random.default_rng(5)
     strata = [rng.normal(size=4), rng.normal(3.0, size=7)]
@@ -38,13 +38,13 @@ def test_the_interval_is_that_of_a_loop() -> None:
     assert np.allclose([low, high], np.quantile(means, [0.025, 0.975]), rtol=1e-12)
 
 
-def test_tasks_keep_their_weight() -> None:
+def test_tasks_keep_their_weight():
     """Runs of a task that are all alike leave nothing to chance, however different tasks are."""
     low, high = bootstrap_interval([np.zeros(4), np.ones(12)])
     assert low == high == 1.0
 
 
-def test_curves_have_an_interval_at_each_point() -> None:
+def test_curves_have_an_interval_at_each_point():
     """Trailing axes stay, also where samples are made in several portions."""
     values = np.random.default_rng(0).normal(size=(5, 3000))
     low, high = bootstrap_interval([values], n_resamples=400)
@@ -53,7 +53,7 @@ def test_curves_have_an_interval_at_each_point() -> None:
     assert (interquartile_mean(values, axis=0) < high).all()
 
 
-def test_a_single_run_has_no_interval() -> None:
+def test_a_single_run_has_no_interval():
     """There is nothing to draw from."""
     assert np.isnan(bootstrap_interval([np.ones(1)])).all()
     low, high = bootstrap_interval([np.ones(1), np.arange(2.0)])  # next to one of two runs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import matplotlib.image
 import numpy as np
@@ -13,7 +13,7 @@ import pytest
 import yaml
 from run_files import RETURN, write_run
 
-from maze_train import Comparison, compare_runs
+from maze_train import compare_runs
 from maze_train.config.sweeps import JobRecord, read_jobs, write_jobs
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.tools.compare import MAX_ROWS, drawn_groups
@@ -21,38 +21,32 @@ from maze_train.tools.compare_report import COLORS, N_POINTS, draw_comparison
 from maze_train.tools.runs import algorithm_name, read_run, task_name
 from maze_train.tracking.tracker import markdown_table
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
-    from matplotlib.figure import Figure
-
-
-def compared(folder: Path, *names: str, **settings: Any) -> Comparison:
+def compared(folder, *names, **settings):
     """A comparison of directories below a folder, with few samples."""
     runs = [str(folder / name) for name in names or [""]]
     return compare_runs(runs, folder / "out", n_resamples=100, **settings)
 
 
-def write_runs(folder: Path, *curves: Sequence[float], **settings: Any) -> None:
+def write_runs(folder, *curves, **settings):
     """Write runs with the seeds 0, 1 and so on."""
     for seed, values in enumerate(curves):
         write_run(folder / str(seed), values, seed=seed, **settings)
 
 
-def figure_of(folder: Path, **labels: str) -> Figure:
+def figure_of(folder, **labels):
     """The figure of a comparison, with labels by algorithm."""
     drawn = {(name,): label for name, label in (labels or {"ppo": "PPO"}).items()}
     return draw_comparison(compared(folder).groups, drawn, RETURN, "steps")
 
 
-def table(folder: Path) -> list[dict[str, str]]:
+def table(folder):
     """The rows of the CSV."""
     lines = (folder / "out/comparison.csv").read_text().splitlines()
     return list(csv.DictReader(lines))
 
 
-def test_the_figures_of_a_group(tmp_path: Path) -> None:
+def test_the_figures_of_a_group(tmp_path):
     """Last and best values over seeds; steps and time at which runs reach a threshold."""
     write_runs(tmp_path, (1, 5, 3), (2, 4, 4), (0, 1, 2))
     (row,) = compared(tmp_path, threshold=4).rows
@@ -66,7 +60,7 @@ def test_the_figures_of_a_group(tmp_path: Path) -> None:
     assert (row["reached"], row["steps_to_threshold"]) == (2, 1e3)
 
 
-def cut(run: Path, first: int = 1, column: str = "") -> None:
+def cut(run, first=1, column=""):
     """Take the first rows of a run away, and the values of a column."""
     head, *rows = (run / "metrics.csv").read_text().splitlines()
     number = head.split(",").index(column) if column else -1
@@ -75,7 +69,7 @@ def cut(run: Path, first: int = 1, column: str = "") -> None:
     (run / "metrics.csv").write_text("\n".join([head, *lines, ""]))
 
 
-def test_runs_of_different_lengths(tmp_path: Path) -> None:
+def test_runs_of_different_lengths(tmp_path):
     """Medians of two runs lie between them; values that are not finite are left out."""
     write_runs(tmp_path, [9.0], [math.nan, 1.0, 9.0, math.nan])
     (row,) = compared(tmp_path, threshold=5).rows
@@ -84,14 +78,14 @@ def test_runs_of_different_lengths(tmp_path: Path) -> None:
     assert (row["final_mean"], row["best_mean"]) == (9.0, 9.0)
 
 
-def test_runs_without_times(tmp_path: Path) -> None:
+def test_runs_without_times(tmp_path):
     """They are compared by steps, and drawn so."""
     cut(write_run(tmp_path / "0", [1.0, 2.0]), column="time/total_s")
     assert math.isnan(compared(tmp_path).rows[0]["wall_time_s"])
     assert [len(axes.lines) for axes in figure_of(tmp_path).axes] == [1, 0]
 
 
-def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
+def test_a_threshold_that_half_of_the_runs_miss(tmp_path):
     """There is no median then; how many reached it is reported."""
     write_runs(tmp_path, [1.0], [9.0])
     comparison = compared(tmp_path, threshold=5)
@@ -103,9 +97,7 @@ def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
     assert line["steps_to_threshold"] == ""
 
 
-def test_settings_that_differ_are_columns(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_settings_that_differ_are_columns(tmp_path, capsys):
     """Those of one algorithm in one environment, but for seeds and what is only written."""
     for i, lr in enumerate((0.0123456, 0.001, 0.0123456)):
         written = {"tracking__plot": i == 0, "checkpoint__interval": i}
@@ -126,7 +118,7 @@ def test_settings_that_differ_are_columns(
     assert markdown_table([{"a": "x|y"}])[-1] == "| x\\|y |"
 
 
-def test_several_environments(tmp_path: Path) -> None:
+def test_several_environments(tmp_path):
     """A table each, and with bounds one over all, for what was run in all of them."""
     write_runs(tmp_path / "c", [100], [200])
     write_runs(tmp_path / "p", [-100], [-200], env="Pendulum-v1")
@@ -148,14 +140,14 @@ def test_several_environments(tmp_path: Path) -> None:
             compared(tmp_path, **wrong)
 
 
-def test_bounds_of_a_loss(tmp_path: Path) -> None:
+def test_bounds_of_a_loss(tmp_path):
     """Where smaller is better, the best value is the one that comes closest to 1."""
     write_run(tmp_path / "a", [4.0, 1.0, 2.0])
     (_, row) = compared(tmp_path, mode="min", bounds={"CartPole-v1": [5, 0]}).rows
     assert (row["best_mean"], row["final_mean"]) == (0.8, 0.6)
 
 
-def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
+def test_runs_that_do_not_count_are_listed(tmp_path):
     """Each with its reason; those that have metrics count on demand."""
     write_run(tmp_path / "good", [1.0])
     write_run(tmp_path / "failed", [2.0], stop_reason="error", seed=1)
@@ -201,7 +193,7 @@ def test_runs_that_do_not_count_are_listed(tmp_path: Path) -> None:
         ("metrics.csv", f"env_steps,{RETURN}\n1,{'1' * 400}\n", f"metrics.csv has no {RETURN}"),
     ],
 )
-def test_a_damaged_run_is_left_out(tmp_path: Path, file: str, text: str, reason: str) -> None:
+def test_a_damaged_run_is_left_out(tmp_path, file, text, reason):
     """By name, whatever its files hold; the others are compared."""
     write_run(tmp_path / "good", [1.0])
     bad = write_run(tmp_path / "bad", [1.0], seed=1)
@@ -217,13 +209,13 @@ def test_a_damaged_run_is_left_out(tmp_path: Path, file: str, text: str, reason:
     assert left.reason.startswith(reason)
 
 
-def test_names_of_strangers(tmp_path: Path) -> None:
+def test_names_of_strangers(tmp_path):
     """What is not printable is shown as text, and a dollar sign begins no formula."""
     write_run(tmp_path / "a", [1.0], env="\x1b[2J$x_{$-v0")
     assert "\\x1b[2J$x_{$-v0\n" in str(compared(tmp_path))
 
 
-def test_a_run_without_a_summary(tmp_path: Path) -> None:
+def test_a_run_without_a_summary(tmp_path):
     """It counts where none is wanted."""
     write_run(tmp_path / "a", [1.0], stop_reason=None, tracking__summary=False)
     assert compared(tmp_path).left_out == []
@@ -242,19 +234,19 @@ def test_a_run_without_a_summary(tmp_path: Path) -> None:
         ({"id": None}, {"_target_": "my_data.recorded", "key": 1}, "my_data.recorded"),
     ],
 )
-def test_names_of_runs(target: str, algorithm: str, env: Any, dataset: Any, task: str) -> None:
+def test_names_of_runs(target, algorithm, env, dataset, task):
     """Of the algorithm, and of the environment or the data."""
     assert algorithm_name({"_target_": target}) == algorithm
     assert task_name({"env": env, "runner": {"dataset": dataset}}) == task
 
 
-def test_where_runs_are_found(tmp_path: Path) -> None:
+def test_where_runs_are_found(tmp_path):
     """Directories, those above, and patterns; each run once; none within a run."""
     for seed, name in enumerate(("s/0", "s/1", "s/10", "t/u/2")):
         write_run(tmp_path / name, [1.0], seed=seed)
     write_run(tmp_path / "s/0/best", [1.0], seed=9)
 
-    def seeds(*names: str) -> str:
+    def seeds(*names):
         return compared(tmp_path, *names).rows[0]["seeds"]
 
     assert seeds("s") == "0 1 2"
@@ -266,7 +258,7 @@ def test_where_runs_are_found(tmp_path: Path) -> None:
             compared(tmp_path, "s", name)
 
 
-def test_jobs_of_a_sweep(tmp_path: Path) -> None:
+def test_jobs_of_a_sweep(tmp_path):
     """Failures without a run are listed, runs elsewhere found; one that was continued counts."""
     sweep = tmp_path / "a sweep"
     write_run(sweep / "0", [1.0])
@@ -303,7 +295,7 @@ def test_jobs_of_a_sweep(tmp_path: Path) -> None:
         compared(tmp_path, "a sweep")
 
 
-def test_the_metric(tmp_path: Path) -> None:
+def test_the_metric(tmp_path):
     """Returns of evaluation, else of training; any other by its name, a loss is minimised."""
     write_run(tmp_path / "a", [3.0, 1.0, 2.0], metric="train/episode_return_mean")
     comparison = compared(tmp_path)
@@ -317,7 +309,7 @@ def test_the_metric(tmp_path: Path) -> None:
         compared(tmp_path, "b", metric="train/value_los")
 
 
-def test_the_metric_of_runs_that_play_nothing(tmp_path: Path) -> None:
+def test_the_metric_of_runs_that_play_nothing(tmp_path):
     """The loss that selected the policies, of validation data if there are any."""
     cloned: dict[str, Any] = {"algorithm": "bc", "runner__dataset": "data"}
     write_run(tmp_path / "a", [3.0, 1.0], metric="validation/loss", env=None, **cloned)
@@ -330,7 +322,7 @@ def test_the_metric_of_runs_that_play_nothing(tmp_path: Path) -> None:
     assert read_run(played).evaluation.selection_metric == RETURN
 
 
-def test_the_metric_of_the_runs(tmp_path: Path) -> None:
+def test_the_metric_of_the_runs(tmp_path):
     """What selected the best policies, if they agree; with the mode that they have for it."""
     own = {"metric": "eval/episode_length_mean", "mode": "min"}
     write_run(tmp_path / "a", [3.0, 1.0, 2.0], metric="eval/episode_length_mean", evaluation=own)
@@ -362,20 +354,20 @@ def test_the_metric_of_the_runs(tmp_path: Path) -> None:
         ({"output": ""}, "output = '': expected the name of a directory"),
     ],
 )
-def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_refused(settings, message):
     """One message with key, value and what is expected."""
     with pytest.raises(ConfigError, match=message):
         compare_runs(**{"runs": ["a"], **settings})
 
 
-def test_seeds_that_come_twice_are_told(tmp_path: Path) -> None:
+def test_seeds_that_come_twice_are_told(tmp_path):
     """A repetition of a run is no further sample."""
     write_runs(tmp_path, [1.0], [1.0])
     write_run(tmp_path / "again", [1.0], seed=1)
     assert "ppo on CartPole-v1: several runs have seed 1" in str(compared(tmp_path))
 
 
-def test_the_files(tmp_path: Path) -> None:
+def test_the_files(tmp_path):
     """Numbers in full, tables and directories for people, a picture; they are replaced."""
     write_runs(tmp_path, [1.0, 1 / 3], [1.0, 4 / 3])
     comparison = compared(tmp_path)
@@ -393,7 +385,7 @@ def test_the_files(tmp_path: Path) -> None:
         compare_runs(tmp_path / "1", tmp_path / "file/x")
 
 
-def test_the_picture(tmp_path: Path) -> None:
+def test_the_picture(tmp_path):
     """Single runs, over them the mean with its band as far as all go; by steps and by time."""
     write_runs(tmp_path, [0.0, 2.0, 4.0], [2.0, 4.0])
     write_run(tmp_path / "2", [7.0], algorithm="a2c")
@@ -420,9 +412,7 @@ def test_the_picture(tmp_path: Path) -> None:
         (-100.0, (-110.0, 110.0), []),
     ],
 )
-def test_rare_values_do_not_flatten_a_picture(
-    tmp_path: Path, extreme: float, range_: tuple[float, float], text: list[str]
-) -> None:
+def test_rare_values_do_not_flatten_a_picture(tmp_path, extreme, range_, text):
     """An axis ends before them where they would take most of it, and says how far they go."""
     write_run(tmp_path / "0", [extreme, *np.linspace(0.0, 100.0, 39)])
     figure = figure_of(tmp_path)
@@ -434,7 +424,7 @@ def test_rare_values_do_not_flatten_a_picture(
 @pytest.mark.parametrize(
     ("lengths", "unit"), [((3, 11), "s"), ((12,), "min"), ((719,), "min"), ((720,), "h")]
 )
-def test_the_unit_of_time(tmp_path: Path, lengths: tuple[int, ...], unit: str) -> None:
+def test_the_unit_of_time(tmp_path, lengths, unit):
     """The largest of which the longest run has two."""
     write_runs(tmp_path, *([1.0] * length for length in lengths))
     figure = figure_of(tmp_path, ppo="PPO", a2c="no runs")
@@ -446,9 +436,7 @@ def test_the_unit_of_time(tmp_path: Path, lengths: tuple[int, ...], unit: str) -
     ("first", "length", "expected"),
     [(2, 4, (2e3, 4e3, 3)), (3, 2, None), (1, 205, (1e3, 205e3, N_POINTS))],
 )
-def test_where_the_mean_of_runs_is_drawn(
-    tmp_path: Path, first: int, length: int, expected: tuple[float, ...] | None
-) -> None:
+def test_where_the_mean_of_runs_is_drawn(tmp_path, first, length, expected):
     """From the last beginning to the first end, at not too many places."""
     write_runs(tmp_path, [1.0] * length, [2.0] * max(length, 5))
     cut(tmp_path / "1", first)
@@ -461,9 +449,7 @@ def test_where_the_mean_of_runs_is_drawn(
 
 
 @pytest.mark.parametrize(("mode", "worst"), [("max", "0.1"), ("min", "2.1")])
-def test_the_worst_of_many_is_not_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, worst: str
-) -> None:
+def test_the_worst_of_many_is_not_drawn(tmp_path, monkeypatch, mode, worst):
     """By the mean rank of last values over environments; smaller values may be the better ones."""
     for env, values in (("CartPole-v1", (1.0, 2.0, 3.0)), ("Acrobot-v1", (0.5, 2.0, 3.0))):
         for i, value in enumerate(values):
@@ -471,7 +457,7 @@ def test_the_worst_of_many_is_not_drawn(
             write_run(tmp_path / f"{env}{i}", curve, env=env, algorithm__lr=0.1 + i)
     labels: list[list[str]] = []
 
-    def draw(groups: Any, drawn: Any, *names: str) -> Any:
+    def draw(groups, drawn, *names):
         labels.append([name[1] for name in drawn])
         return draw_comparison(groups, drawn, *names)
 
@@ -482,7 +468,7 @@ def test_the_worst_of_many_is_not_drawn(
     assert worst not in labels[0]
 
 
-def test_a_long_table_is_cut(tmp_path: Path) -> None:
+def test_a_long_table_is_cut(tmp_path):
     """On the screen, and the picture has the best ones; the file has all rows."""
     for i in range(MAX_ROWS + 2):
         write_run(tmp_path / str(i), [float(i)], algorithm__lr=0.1 + i)

@@ -11,7 +11,6 @@ import pickle
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,18 +24,13 @@ from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.run.saved_policies import read_source
 from maze_train.tools.hub import LEFT_OUT, score_of, shared_settings
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from maze_train.run.parts import TrainingResult
-
 NAME, CONSTANTS = "me/cartpole", "huggingface_hub.constants"
 POLICY = ("config.yaml", "policy.pt", "score.json", "spaces.json")
 TOLD = ("README.md", "learning_curve.png", "metrics.csv", "replay.mp4")
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
+def trained(tmp_path_factory):
     """A short run, with settings that are of no one else."""
     place = tmp_path_factory.mktemp("home")
     return train(
@@ -59,7 +53,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TrainingResult:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[HubServer]:
+def server():
     """A hub on this machine, for which this process has the token of the owner."""
     pytest.importorskip("huggingface_hub")
     with HubServer() as server, pytest.MonkeyPatch.context() as patch:
@@ -74,7 +68,7 @@ def server() -> Iterator[HubServer]:
 
 
 @pytest.fixture
-def hub(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HubServer:
+def hub(server, tmp_path, monkeypatch):
     """The hub without repositories, an empty cache, and an empty working directory."""
     constants = importlib.import_module(CONSTANTS)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
@@ -86,12 +80,12 @@ def hub(server: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> H
     return server
 
 
-def observations(n: int = 20) -> np.ndarray[Any, Any]:
+def observations(n=20):
     """Some observations of CartPole."""
     return np.random.default_rng(0).normal(size=(n, 4)).astype(np.float32)
 
 
-def test_a_pushed_policy_acts_as_that_of_the_run(hub: HubServer, trained: TrainingResult) -> None:
+def test_a_pushed_policy_acts_as_that_of_the_run(hub, trained):
     """What was pushed is loaded, from the newest commit, a branch, a commit, or a private place."""
     (film := trained.run_dir.parent / "a.mp4").write_bytes(b"film")
     pushed = push_to_hub(trained, NAME, private=True, film=str(film))
@@ -107,7 +101,7 @@ def test_a_pushed_policy_acts_as_that_of_the_run(hub: HubServer, trained: Traini
     assert sorted(hub.repositories[NAME].branches) == ["main", "v1/old"]
 
 
-def test_only_what_a_policy_needs_is_downloaded(hub: HubServer, trained: TrainingResult) -> None:
+def test_only_what_a_policy_needs_is_downloaded(hub, trained):
     """Of all files four are asked for, and once."""
     push_to_hub(trained, NAME)
     hub.requests.clear()
@@ -123,7 +117,7 @@ def test_only_what_a_policy_needs_is_downloaded(hub: HubServer, trained: Trainin
     assert hub.requests == []
 
 
-def test_what_a_later_push_has_not_is_removed(hub: HubServer, trained: TrainingResult) -> None:
+def test_what_a_later_push_has_not_is_removed(hub, trained):
     """The film of an earlier policy goes with it; a custom card and other files stay."""
     push_to_hub(trained, NAME)
     repository = hub.repositories[NAME]
@@ -137,7 +131,7 @@ def test_what_a_later_push_has_not_is_removed(hub: HubServer, trained: TrainingR
     assert json.loads(files["score.json"])["epoch"] == epoch
 
 
-def test_nothing_of_the_machine_is_uploaded(hub: HubServer, trained: TrainingResult) -> None:
+def test_nothing_of_the_machine_is_uploaded(hub, trained):
     """No file holds the directory of the run, nor the settings of writers."""
     push_to_hub(trained, NAME)
     files = hub.repositories[NAME].files()
@@ -165,7 +159,7 @@ PRIVATE = {
 }
 
 
-def test_paths_and_secrets_stay_here() -> None:
+def test_paths_and_secrets_stay_here():
     """Of texts the words that settings offer stay, names of classes, and those that one shares."""
     config = load_config({"algorithm": "bc", "env": "CartPole-v1", **PRIVATE})
     settings, left_out = shared_settings(config, ["env.kwargs.known"])
@@ -186,7 +180,7 @@ def test_paths_and_secrets_stay_here() -> None:
     assert (again.algorithm, again.model) == (config.algorithm, config.model)
 
 
-def test_the_card(hub: HubServer, trained: TrainingResult) -> None:
+def test_the_card(hub, trained):
     """Its head is YAML that the hub reads; figures are those of the run; its commands work."""
     push_to_hub(trained, NAME)
     _, head, text = hub.repositories[NAME].files()["README.md"].decode().split("---\n", 2)
@@ -207,7 +201,7 @@ def test_the_card(hub: HubServer, trained: TrainingResult) -> None:
     exec(code, {"observation": observations()[0]})
 
 
-def test_the_score_of_a_policy(trained: TrainingResult, tmp_path: Path) -> None:
+def test_the_score_of_a_policy(trained, tmp_path):
     """Of an epoch that was not tested it is that of its evaluation; without files there is none."""
     with (trained.run_dir / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -220,7 +214,7 @@ def test_the_score_of_a_policy(trained: TrainingResult, tmp_path: Path) -> None:
     assert score_of(tmp_path, 1) is None
 
 
-def test_a_run_elsewhere_is_not_followed(hub: HubServer, trained: TrainingResult) -> None:
+def test_a_run_elsewhere_is_not_followed(hub, trained):
     """A link in a run to another file of the user is not uploaded."""
     run, secret = Path(shutil.copytree(trained.run_dir, "run")), Path("secret.txt")
     secret.write_text("mine")
@@ -229,9 +223,7 @@ def test_a_run_elsewhere_is_not_followed(hub: HubServer, trained: TrainingResult
     assert "learning_curve.png" not in push_to_hub(str(run), NAME).files
 
 
-def test_the_command_line(
-    hub: HubServer, trained: TrainingResult, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line(hub, trained, capfd):
     """`push` and `run=hf://...` work; results of a rollout are not written into the cache."""
     assert main(["-cn", "push", f"run={trained.run_dir}", f"repo_id={NAME}"]) == 0
     assert f"hf://{NAME}: README.md, config.yaml" in capfd.readouterr().out
@@ -247,7 +239,7 @@ def test_the_command_line(
     assert "repo_id = 'me': expected <owner>/<name>" in capfd.readouterr().err
 
 
-def test_other_places_take_the_name(hub: HubServer, trained: TrainingResult) -> None:
+def test_other_places_take_the_name(hub, trained):
     """Agents act with it, an environment is built from it, and a run begins with it."""
     push_to_hub(trained, NAME)
     assert read_source(f"hf://{NAME}").spaces[1] == trained.policy.action_space
@@ -267,11 +259,11 @@ def test_other_places_take_the_name(hub: HubServer, trained: TrainingResult) -> 
 class Opens:
     """A pickle of a stranger, which makes a file when it is loaded."""
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.system, ("touch marker",)
 
 
-def stranger(trained: TrainingResult, **settings: Any) -> dict[str, bytes]:
+def stranger(trained, **settings):
     """The files of the best policy, with other settings in its configuration."""
     best = trained.run_dir / "best"
     config = yaml.safe_load((best / "config.yaml").read_text())
@@ -280,7 +272,7 @@ def stranger(trained: TrainingResult, **settings: Any) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in best.iterdir()} | {"config.yaml": text}
 
 
-def test_a_hostile_repository_runs_nothing(hub: HubServer, trained: TrainingResult) -> None:
+def test_a_hostile_repository_runs_nothing(hub, trained):
     """Neither a pickle, nor what settings name, nor files with names that lead upwards."""
     files = stranger(trained)
     pickled = pickle.dumps(Opens())
@@ -304,9 +296,7 @@ def test_a_hostile_repository_runs_nothing(hub: HubServer, trained: TrainingResu
     assert not names & {"marker", "hostile.py", "x.pt"}
 
 
-def test_a_policy_that_fills_the_disk_is_not_downloaded(
-    hub: HubServer, trained: TrainingResult
-) -> None:
+def test_a_policy_that_fills_the_disk_is_not_downloaded(hub, trained):
     """Sizes are asked for first."""
     hub.publish("x/large", stranger(trained))
     hub.sizes["policy.pt"] = 1 << 40
@@ -317,12 +307,12 @@ def test_a_policy_that_fills_the_disk_is_not_downloaded(
 
 @pytest.mark.parametrize("how", ["down", "offline", "gone"])
 def test_without_the_hub_the_last_download_is_used(
-    hub: HubServer,
-    trained: TrainingResult,
-    how: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+    hub,
+    trained,
+    how,
+    monkeypatch,
+    capfd,
+):
     """One line says which commit; what was never downloaded is an error."""
     hub.publish(NAME, stranger(trained))
     hub.publish("me/other", stranger(trained))
@@ -358,9 +348,7 @@ def test_without_the_hub_the_last_download_is_used(
         ("hf://../x", "names no repository"),
     ],
 )
-def test_names_that_lead_nowhere(
-    hub: HubServer, trained: TrainingResult, name: str, problem: str
-) -> None:
+def test_names_that_lead_nowhere(hub, trained, name, problem):
     """The message says what is wrong; nothing is asked of the hub for a malformed name."""
     hub.publish(NAME, stranger(trained))
     with pytest.raises(RunDirectoryError, match=problem):
@@ -368,9 +356,7 @@ def test_names_that_lead_nowhere(
     assert bool(hub.requests) == ("names no" not in problem)
 
 
-def test_who_may_not_write(
-    hub: HubServer, trained: TrainingResult, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_may_not_write(hub, trained, monkeypatch):
     """The refusal of the hub is reported with the remedy; a token may be given."""
     monkeypatch.setenv("HF_TOKEN", "hf_" + "x" * 30)
     with pytest.raises(RunDirectoryError, match=r"was not pushed to .*HF_TOKEN"):
@@ -389,9 +375,7 @@ def test_who_may_not_write(
         ({"privat": True}, r"privat.*did you mean private\?"),
     ],
 )
-def test_wrong_settings(
-    hub: HubServer, trained: TrainingResult, settings: dict[str, Any], problem: str
-) -> None:
+def test_wrong_settings(hub, trained, settings, problem):
     """One message names key, value and what is expected; nothing is made on the hub."""
     given = {"run": trained.run_dir, "repo_id": NAME, **settings}
     with pytest.raises(ConfigError, match=problem):

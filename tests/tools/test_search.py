@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from command_lines import CommandLine, maze_run
+from command_lines import maze_run
 
 from maze_train.tools.compare import compare_runs
 from maze_train.tools.search import open_journal, open_study, search
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from maze_train.config.train_config import TrainConfig
 
@@ -37,7 +37,7 @@ FORK = multiprocessing.get_context("fork")
 PATIENCE_S = 60.0
 
 
-def gamma_of(config: TrainConfig) -> float:
+def gamma_of(config):
     """A run whose value is a setting."""
     return float(vars(config.algorithm)["gamma"])
 
@@ -45,12 +45,12 @@ def gamma_of(config: TrainConfig) -> float:
 class Runs:
     """Runs of four epochs that do not train, in the place of `TrainingRunner`."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         self.metric = RETURN
         self.value: Callable[[TrainConfig], float] = gamma_of
         self.after_epoch: Callable[[TrainConfig, int], None] = lambda config, epoch: None
 
-    def runner_of(self, config: TrainConfig) -> SimpleNamespace:
+    def runner_of(self, config):
         """What takes the place of a runner."""
         runner = SimpleNamespace(
             callbacks=[], builder=SimpleNamespace(selection_metric=self.metric)
@@ -58,7 +58,7 @@ class Runs:
         runner.run = lambda: SimpleNamespace(history=list(self._rows(config, runner.callbacks)))
         return runner
 
-    def _rows(self, config: TrainConfig, callbacks: list[Any]) -> Iterator[dict[str, float]]:
+    def _rows(self, config, callbacks):
         """The rows of a run: its value grows over the epochs."""
         assert config.run_dir is not None
         Path(config.run_dir).mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class Runs:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
+def runs(monkeypatch):
     """Runs that do not train."""
     found = Runs()
     monkeypatch.setattr("maze_train.tools.search.prepare", lambda config: config)
@@ -89,20 +89,18 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     return found
 
 
-def rows_of(folder: Path) -> list[dict[str, str]]:
+def rows_of(folder):
     """The rows of trials.csv."""
     with (folder / "trials.csv").open() as file:
         return list(csv.DictReader(file))
 
 
-def column(folder: Path, name: str) -> list[str]:
+def column(folder, name):
     """One column of trials.csv."""
     return [row[name] for row in rows_of(folder)]
 
 
-def test_a_search_ends_with_its_best_settings(
-    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_ends_with_its_best_settings(maze_run, runs, capfd):
     """Printed as a command, and in files; what a trial prints goes to its own one."""
     given = ("total_steps=1000", "n_trials=4", "n_jobs=2", "algorithm.gamma=0.7")
     assert maze_run(*ONE, *given) == 0
@@ -125,9 +123,7 @@ def test_a_search_ends_with_its_best_settings(
     assert (study / "0/job.log").is_file()
 
 
-def test_a_study_goes_on_with_the_same_command(
-    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_study_goes_on_with_the_same_command(maze_run, runs, capfd):
     """As if it had not been stopped, for trials one after the other; other settings are refused."""
     sampler = "sampler={name: tpe, n_startup_trials: 2}"
     for study, n_trials in (("whole", 6), ("s", 3), ("s", 6), ("s", 6)):
@@ -156,9 +152,7 @@ def test_a_study_goes_on_with_the_same_command(
     assert "has 6 trials, and begins no other one; set n_trials" in told
 
 
-def test_a_hopeless_trial_is_pruned(
-    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hopeless_trial_is_pruned(maze_run, runs, capfd):
     """By what others had at the same share of the run; it is counted and shown as such."""
     pruner = "pruner={name: median, n_startup_trials: 2, n_warmup_steps: 0}"
     runs.value = lambda config: 1.0 if gamma_of(config) == 0.99 else -gamma_of(config)
@@ -173,7 +167,7 @@ def test_a_hopeless_trial_is_pruned(
     assert f"({12 - len(pruned)} complete, {len(pruned)} pruned)" in output
 
 
-def test_reports_lie_on_a_grid_of_percents(maze_run: CommandLine, runs: Runs) -> None:
+def test_reports_lie_on_a_grid_of_percents(maze_run, runs):
     """So that trials with epochs of different lengths can be compared."""
     assert maze_run(*ONE, "n_trials=1", "algorithm.gamma=0.8") == 0
     journal = (maze_run.folder / "s/study.journal").read_text()
@@ -185,12 +179,10 @@ def test_reports_lie_on_a_grid_of_percents(maze_run: CommandLine, runs: Runs) ->
 
 
 @pytest.mark.parametrize("everything", [False, True])
-def test_a_trial_that_fails(
-    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str], everything: bool
-) -> None:
+def test_a_trial_that_fails(maze_run, runs, capfd, everything):
     """It is reported and marked, and stops no other; only where all fail the search does."""
 
-    def value(config: TrainConfig) -> float:
+    def value(config):
         if everything or gamma_of(config) == 0.5:
             raise ValueError("a bug")
         return float("nan") if gamma_of(config) == 0.6 else 1.0
@@ -216,13 +208,11 @@ def test_a_trial_that_fails(
     assert "best: trial 0" in output.out
 
 
-def test_a_search_that_is_interrupted_goes_on(
-    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_search_that_is_interrupted_goes_on(maze_run, runs, capfd):
     """With the same trials in the same directories: runs continue at their checkpoints."""
     both = FORK.Barrier(2)
 
-    def after_epoch(config: TrainConfig, epoch: int) -> None:
+    def after_epoch(config, epoch):
         if epoch == 2 and not (maze_run.folder / "again").exists():
             if both.wait(PATIENCE_S) == 0:
                 os.kill(os.getppid(), signal.SIGINT)
@@ -251,10 +241,10 @@ def test_a_search_that_is_interrupted_goes_on(
     assert calls == [2, 2, 1]
 
 
-def test_trials_that_a_kill_ended_have_failed(maze_run: CommandLine, runs: Runs) -> None:
+def test_trials_that_a_kill_ended_have_failed(maze_run, runs):
     """Their own, or that of the search while the settings were chosen; the study continues."""
 
-    def after_epoch(config: TrainConfig, epoch: int) -> None:
+    def after_epoch(config, epoch):
         if config.run_dir == str(maze_run.folder / "s/1"):
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -266,9 +256,7 @@ def test_trials_that_a_kill_ended_have_failed(maze_run: CommandLine, runs: Runs)
     assert column(maze_run.folder / "s", "error") == errors
 
 
-def test_what_the_first_trial_has(
-    maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_the_first_trial_has(maze_run, runs, capfd):
     """The settings as they are, unless they lie elsewhere or are not wanted."""
     told = "note: no trial has the settings as they are: algorithm.gamma = 0.99: lies outside"
     for study, settings, is_told in (
@@ -281,7 +269,7 @@ def test_what_the_first_trial_has(
         assert (told in capfd.readouterr().err) is is_told
 
 
-def test_losses_of_recorded_actions_are_minimised(maze_run: CommandLine, runs: Runs) -> None:
+def test_losses_of_recorded_actions_are_minimised(maze_run, runs):
     """Where behavioral cloning has no environment, the loss on its validation data decides."""
     runs.metric = "validation/loss"
     runs.value = lambda config: float(vars(config.algorithm)["lr"])
@@ -294,7 +282,7 @@ def test_losses_of_recorded_actions_are_minimised(maze_run: CommandLine, runs: R
     assert found == {"algorithm.lr": min(values)}
 
 
-def test_seeds_of_a_trial(maze_run: CommandLine, runs: Runs) -> None:
+def test_seeds_of_a_trial(maze_run, runs):
     """One run each below the directory of the trial; their mean is the value."""
     runs.value = lambda config: float(config.seed or 0)
     assert maze_run(*ONE, "n_trials=2", "n_seeds=3", "seed=4") == 0
@@ -315,9 +303,7 @@ def test_seeds_of_a_trial(maze_run: CommandLine, runs: Runs) -> None:
         (("metric=epoch", "value=final"), "0.9", 4.0),
     ],
 )
-def test_what_is_best(
-    maze_run: CommandLine, runs: Runs, settings: tuple[str, ...], best: str, value: float
-) -> None:
+def test_what_is_best(maze_run, runs, settings, best, value):
     """The metric that selects policies, unless another one is named; the best value or the last."""
     ranges = ("search.algorithm.gamma=[0.5,0.9]", "sampler=random", "n_trials=6", "pruner=nop")
     assert maze_run(*SEARCH, *ranges, *settings) == 0
@@ -339,16 +325,14 @@ def test_what_is_best(
         ("algorithm.lr=x", "algorithm.lr = 'x': "),
     ],
 )
-def test_mistakes_are_told_before_the_first_trial(
-    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], wrong: str, message: str
-) -> None:
+def test_mistakes_are_told_before_the_first_trial(maze_run, capfd, wrong, message):
     """One message, exit code 2, and nothing is written."""
     assert maze_run(*ONE, wrong) == 2
     assert f"maze-run: error: {message}" in capfd.readouterr().err
     assert maze_run.files() == []
 
 
-def test_ranges_of_a_file_can_be_changed(maze_run: CommandLine, runs: Runs) -> None:
+def test_ranges_of_a_file_can_be_changed(maze_run, runs):
     """`search=<name>` chooses one, in a folder of the user, too; single ones are put over it.
 
     The command with the best settings is spelled as the command line wants it, without the search.
@@ -366,7 +350,7 @@ def test_ranges_of_a_file_can_be_changed(maze_run: CommandLine, runs: Runs) -> N
     assert command == settings
 
 
-def test_a_search_in_python(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_search_in_python(runs, tmp_path, monkeypatch):
     """The same study; its directory is named after environment and algorithm."""
     monkeypatch.chdir(tmp_path)
     ranges = {"algorithm.gamma": {"low": 0.5, "high": 0.9}}
@@ -381,8 +365,8 @@ def test_a_search_in_python(runs: Runs, tmp_path: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.slow
 def test_trials_in_parallel_have_the_values_of_trials_one_after_the_other(
-    tmp_path: Path,
-) -> None:
+    tmp_path,
+):
     """Each is a usual run, also one that was pruned; all of them can be compared."""
     ranges = {"algorithm.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
     settings: dict[str, Any] = {

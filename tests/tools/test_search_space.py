@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from cases import sweep
 
@@ -21,18 +19,18 @@ pytest.importorskip("optuna", reason="needs the extra optuna")
 PPO = {"env": "CartPole-v1", "algorithm": "ppo"}
 
 
-def space_of(ranges: dict[str, Any], **settings: Any) -> Space:
+def space_of(ranges, **settings):
     """The space of a search with PPO."""
     config, own = load_search_config({**PPO, **settings, "search": ranges})
     return Space(config.ranges, own)
 
 
-def test_settings_of_searches_and_runs_have_other_names() -> None:
+def test_settings_of_searches_and_runs_have_other_names():
     """Both stand side by side on the command line."""
     assert not field_of_key(SearchConfig).keys() & field_of_key(TrainConfig).keys()
 
 
-def test_ranges_are_found_at_any_depth() -> None:
+def test_ranges_are_found_at_any_depth():
     """Nested as in a file, by dotted names, a list for choices; null takes a setting out."""
     node = {
         "algorithm": {"lr": {"low": 1e-4, "high": 1e-2, "log": True}, "gamma": [0.9, 0.99]},
@@ -84,7 +82,7 @@ def test_ranges_are_found_at_any_depth() -> None:
         ({"algorithm.batch_size": [64, 2.5]}, "search.algorithm.batch_size = 2.5: a run does not"),
     ],
 )
-def test_wrong_ranges(ranges: dict[str, Any], message: str) -> None:
+def test_wrong_ranges(ranges, message):
     """One message with setting, value and what is expected; a run would refuse the value, too."""
     with pytest.raises(ConfigError) as caught:
         space_of(ranges)
@@ -107,14 +105,14 @@ def test_wrong_ranges(ranges: dict[str, Any], message: str) -> None:
         ),
     ],
 )
-def test_wrong_settings(settings: dict[str, Any], message: str) -> None:
+def test_wrong_settings(settings, message):
     """Settings of the search and of its runs are distinguished."""
     with pytest.raises(ConfigError) as caught:
         load_search_config({**PPO, "search": "ppo", **settings})
     assert str(caught.value).startswith(message)
 
 
-def test_distributions() -> None:
+def test_distributions():
     """Integers where the setting is one, also if the ends are spelled so for a number."""
     space = space_of(
         {
@@ -151,7 +149,7 @@ def test_distributions() -> None:
 
 
 @sweep("name", list_options("search"))
-def test_shipped_ranges(name: str) -> None:
+def test_shipped_ranges(name):
     """Each algorithm has some, in which its own settings lie."""
     env = {"sac": "Pendulum-v1", "td3": "Pendulum-v1"}.get(name, "CartPole-v1")
     node = {"env": env, "algorithm": name, "search": name}
@@ -162,18 +160,18 @@ def test_shipped_ranges(name: str) -> None:
     assert config_to_dict(again) == config_to_dict(base)
 
 
-def test_every_algorithm_has_ranges() -> None:
+def test_every_algorithm_has_ranges():
     """Those that derive from another one take its own."""
     assert set(list_options("algorithm")) - set(list_options("search")) == {"sacfd"}
 
 
-def test_settings_of_runs_among_those_of_a_user() -> None:
+def test_settings_of_runs_among_those_of_a_user():
     """For the command that trains with the best settings."""
     words = ["algorithm=ppo", "++n_trials=3", "++search.algorithm.lr=[1]", "search=ppo", "++seed=1"]
     assert without_search(words) == ["algorithm=ppo", "seed=1"]
 
 
-def test_values_and_names_for_people() -> None:
+def test_values_and_names_for_people():
     """Numbers with four digits; the last part of a name, where it is the only one."""
     assert [shown(text) for text in ("0.00123456", "linear_0.00123456", "tanh", "65536")] == [
         *("0.001235", "linear_0.001235", "tanh", "65536")

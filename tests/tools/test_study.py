@@ -6,7 +6,7 @@ import math
 import os
 import pickle
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
@@ -24,21 +24,18 @@ from maze_train.tools.search import (
 )
 from maze_train.tools.search_report import MAX_ROWS, Space, draw_search, result_of
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 optuna = pytest.importorskip("optuna", reason="needs the extra optuna")
 
 KEYS = ("algorithm.gamma", "algorithm.lr")
 
 
-def space_of() -> Space:
+def space_of():
     """Two settings from 0 to 1."""
     ranges = {key: SearchRange(low=0.1, high=0.9) for key in KEYS}
     return Space(ranges, {"env": "CartPole-v1", "algorithm": "ppo"})
 
 
-def test_what_ends_a_trial(tmp_path: Path) -> None:
+def test_what_ends_a_trial(tmp_path):
     """Neither a value that is not finite, nor one of a run that ends by itself."""
     number = open_study(open_journal(tmp_path), "max").ask().number
     pruner = optuna.pruners.ThresholdPruner(lower=0.5, n_warmup_steps=10)
@@ -55,11 +52,11 @@ def test_what_ends_a_trial(tmp_path: Path) -> None:
     assert (reasons, again.pruned_at) == (["pruned at 20 %"], 20)
 
 
-def test_parts_of_optuna() -> None:
+def test_parts_of_optuna():
     """A seed is added to that of the settings; pruning begins where curves tell something."""
     space = space_of()
 
-    def drawn(node: Any, seed: int) -> dict[str, Any]:
+    def drawn(node, seed):
         study = optuna.create_study(sampler=part_named("sampler", node, seed))
         params: dict[str, Any] = study.ask(space.distributions).params
         return params
@@ -69,7 +66,7 @@ def test_parts_of_optuna() -> None:
     assert part_named("pruner", {"name": "median", "n_warmup_steps": 5})._n_warmup_steps == 5
 
 
-def test_settings_of_a_study(tmp_path: Path) -> None:
+def test_settings_of_a_study(tmp_path):
     """They stay, but for those that newer versions have besides."""
     check_settings(tmp_path, {"a": 1})
     check_settings(tmp_path, {"a": 1, "b": 2})
@@ -78,11 +75,11 @@ def test_settings_of_a_study(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
-def test_trials_from_the_best_one(tmp_path: Path, direction: str) -> None:
+def test_trials_from_the_best_one(tmp_path, direction):
     """Then those that were pruned, with their last values; the picture has the best so far."""
     space, study = space_of(), optuna.create_study(direction=direction)
 
-    def add(state: str, value: float | None = None, reports: Any = ()) -> None:
+    def add(state, value=None, reports=()):
         params = dict.fromkeys(KEYS, min(0.1 + 0.1 * len(study.trials), 0.9))
         kind = optuna.trial.TrialState[state]
         values = {"intermediate_values": dict(reports), "value": value}
@@ -115,7 +112,7 @@ def test_trials_from_the_best_one(tmp_path: Path, direction: str) -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_hopeless_trials_do_not_flatten_the_picture(tmp_path: Path, sign: int) -> None:
+def test_hopeless_trials_do_not_flatten_the_picture(tmp_path, sign):
     """The axis ends before them, on the worse side, and says how far they go."""
     study = optuna.create_study(direction="maximize" if sign > 0 else "minimize")
     space = space_of()
@@ -135,7 +132,7 @@ def test_hopeless_trials_do_not_flatten_the_picture(tmp_path: Path, sign: int) -
     [b"[" * 100_000 + b"\n", pickle.dumps([1] * 99), b"x\ny\n", b"[]\n", b'{"op_code": 4}\n', None],
     ids=["deep", "pickle", "text", "list", "no fields", "pipe"],
 )
-def test_a_journal_that_is_none(tmp_path: Path, content: bytes | None) -> None:
+def test_a_journal_that_is_none(tmp_path, content):
     """One error that names the file, at once."""
     path = tmp_path / "study.journal"
     os.mkfifo(path) if content is None else path.write_bytes(content)
@@ -143,7 +140,7 @@ def test_a_journal_that_is_none(tmp_path: Path, content: bytes | None) -> None:
         search("CartPole-v1", "ppo", {KEYS[0]: {"low": 0.5, "high": 0.9}}, study=str(tmp_path))
 
 
-def test_a_lock_that_a_killed_process_left(tmp_path: Path) -> None:
+def test_a_lock_that_a_killed_process_left(tmp_path):
     """No one waits for it; what cannot be removed is named."""
     lock = tmp_path / "study.journal.lock"
     lock.symlink_to(tmp_path / "study.journal")
@@ -154,7 +151,7 @@ def test_a_lock_that_a_killed_process_left(tmp_path: Path) -> None:
         release_journal(tmp_path)
 
 
-def test_settings_that_are_damaged(tmp_path: Path) -> None:
+def test_settings_that_are_damaged(tmp_path):
     """Aliases, which could grow without end, and deep lists are refused."""
     for text in ("a: &a [1]\nb: *a", "[" * 1000, "{"):
         (tmp_path / "study.yaml").write_text(text)

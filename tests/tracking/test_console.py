@@ -6,7 +6,6 @@ import math
 import sys
 from io import StringIO
 from pathlib import Path
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -22,29 +21,29 @@ class Clock:
 
     now = 100.0
 
-    def __call__(self) -> float:
+    def __call__(self):
         return self.now
 
 
-def make_row(epoch: int, **returns: float) -> dict[str, float]:
+def make_row(epoch, **returns):
     """A row of metrics with 2,000 environment steps per epoch."""
     row: dict[str, float] = {"epoch": epoch, "updates": epoch, "env_steps": 2000 * epoch}
     return {**row, **{f"{name}/episode_return_mean": value for name, value in returns.items()}}
 
 
-def make_console(*, is_terminal: bool = False, width: int = 80) -> Console:
+def make_console(*, is_terminal=False, width=80):
     """A console that keeps what is printed."""
     return Console(file=StringIO(), force_terminal=is_terminal, width=width, legacy_windows=False)
 
 
 def started(
-    run: RunInfo = RUN,
-    mode: Any = "auto",
+    run=RUN,
+    mode="auto",
     *,
-    is_terminal: bool = False,
-    width: int = 80,
-    **more: Any,
-) -> tuple[ConsoleWriter, Clock, Console]:
+    is_terminal=False,
+    width=80,
+    **more,
+):
     """A writer of a run that has begun."""
     clock, console = Clock(), make_console(is_terminal=is_terminal, width=width)
     writer = ConsoleWriter(mode, console=console, clock=clock, **more)
@@ -52,13 +51,13 @@ def started(
     return writer, clock, console
 
 
-def output(console: Console) -> str:
+def output(console):
     """What was printed."""
     assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
 
-def test_lines_come_once_per_interval_and_at_the_end() -> None:
+def test_lines_come_once_per_interval_and_at_the_end():
     """At most one line per second, the last epoch in any case, the best evaluation kept."""
     writer, clock, console = started()
     for epoch in range(1, 6):
@@ -73,7 +72,7 @@ def test_lines_come_once_per_interval_and_at_the_end() -> None:
     ]
 
 
-def test_without_a_limit_there_is_no_eta() -> None:
+def test_without_a_limit_there_is_no_eta():
     """A run without limits shows no invented end, and a return that is NaN is left out."""
     writer, clock, console = started(RunInfo(), line_interval_s=0)
     clock.now += 1
@@ -82,7 +81,7 @@ def test_without_a_limit_there_is_no_eta() -> None:
     assert output(console) == "epoch   3     6k steps     6k/s\n"
 
 
-def test_the_eta_of_a_continued_run_counts_its_own_steps() -> None:
+def test_the_eta_of_a_continued_run_counts_its_own_steps():
     """Steps made before the checkpoint are neither speed nor progress of this process."""
     past = tuple(make_row(epoch, eval=float(epoch)) for epoch in range(1, 26))
     writer, clock, console = started(RunInfo(total_env_steps=100_000, past_rows=past))
@@ -91,7 +90,7 @@ def test_the_eta_of_a_continued_run_counts_its_own_steps() -> None:
     assert "200/s  eta 0:04:00  eval 25.00  best 25.00" in output(console)
 
 
-def test_a_limit_of_time_counts_too() -> None:
+def test_a_limit_of_time_counts_too():
     """Also alone, and with the seconds before the run was continued."""
     for before, expected in ((0.0, "0:01:15"), (50.0, "0:00:25")):
         past = ({**make_row(1), "time/total_s": before},)
@@ -102,7 +101,7 @@ def test_a_limit_of_time_counts_too() -> None:
         assert f"eta {expected}" in output(console)
 
 
-def test_modes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_modes(capsys):
     """Nothing where it is to be quiet, plain lines where there is no terminal, no other modes."""
     lines = "PPO on [CartPole]\nepoch  1/50     2k/100k steps"
     for mode, start in (("quiet", ""), ("auto", lines)):
@@ -128,7 +127,7 @@ def test_modes(capsys: pytest.CaptureFixture[str]) -> None:
         ({"epoch": 10, "collect": 6, "update": 4}, "experience 60 %, update 40 %"),
     ],
 )  # fmt: skip
-def test_where_the_time_went(seconds: dict[str, float], expected: str) -> None:
+def test_where_the_time_went(seconds, expected):
     """In percent of all epochs, those before a run was continued included."""
     halves = {f"time/{name}_s": value / 2 for name, value in seconds.items()}
     past = RunInfo(past_rows=({**make_row(1), **halves},))
@@ -137,7 +136,7 @@ def test_where_the_time_went(seconds: dict[str, float], expected: str) -> None:
     assert dict(writer._status.outcome({}, clock.now)).get("time", "") == expected
 
 
-def test_the_summary_is_aligned_and_says_what_happened() -> None:
+def test_the_summary_is_aligned_and_says_what_happened():
     """Numbers of the summary win; the others come from the rows and the clock."""
     writer, clock, console = started(RunInfo(run_dir=Path("runs/" + "x" * 100)), line_interval_s=0)
     empty = [text for _, text in writer._status.outcome({}, clock.now)][:5]
@@ -166,7 +165,7 @@ def test_the_summary_is_aligned_and_says_what_happened() -> None:
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 120])
-def test_the_bar_fits_its_terminal(width: int) -> None:
+def test_the_bar_fits_its_terminal(width):
     """One line at every width; the least important numbers give way."""
     writer, clock, _ = started(mode="bar", is_terminal=True, width=width)
     clock.now += 10
@@ -182,7 +181,7 @@ def test_the_bar_fits_its_terminal(width: int) -> None:
     assert ("train 123.4" in line) == (width >= 80)
 
 
-def test_the_bar_moves_within_an_epoch_but_not_too_often() -> None:
+def test_the_bar_moves_within_an_epoch_but_not_too_often():
     """`advance` shows steps between epochs, at most a few times a second."""
     writer, clock, console = started(RunInfo(n_epochs=10), is_terminal=True, width=100)
     before = len(output(console))
@@ -195,7 +194,7 @@ def test_the_bar_moves_within_an_epoch_but_not_too_often() -> None:
     writer.close()
 
 
-def test_the_terminal_is_given_back() -> None:
+def test_the_terminal_is_given_back():
     """After `close` the cursor is visible and standard output is the original, also in errors."""
     original = sys.stdout
     writer, _, console = started(mode="bar", is_terminal=True)

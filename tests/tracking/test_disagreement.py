@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from io import StringIO
-from typing import Any
 
 import pytest
 from rich.console import Console
@@ -16,7 +15,7 @@ LEARNED = [0.3, 0.6, 0.9, 0.95, 0.94, 0.95, 0.96, 0.95, 0.96, 0.95]
 JUMPS = [0.0, 0.9, 0.0, 0.96, 0.0, 0.0, 0.96, 0.0, 0.0, 0.0]
 
 
-def rows(train: list[float], evaluated: list[float]) -> list[dict[str, float]]:
+def rows(train, evaluated):
     """Rows of metrics; NaN: no value."""
     found = []
     for epoch, (one, other) in enumerate(zip(train, evaluated, strict=True), start=1):
@@ -26,14 +25,14 @@ def rows(train: list[float], evaluated: list[float]) -> list[dict[str, float]]:
     return found
 
 
-def told_at(train: list[float], evaluated: list[float], **config: Any) -> list[int]:
+def told_at(train, evaluated, **config):
     """Epochs at which a disagreement is reported."""
     watch = Disagreement(config)
     return [int(row["epoch"]) for row in rows(train, evaluated) if watch.take(row)]
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1e-3, 5.0), (1e4, -1e5)])
-def test_evaluations_that_fall_behind_are_told_once(scale: float, shift: float) -> None:
+def test_evaluations_that_fall_behind_are_told_once(scale, shift):
     """Whatever the scale of rewards; also where good and bad evaluations take turns."""
     train, evaluated = ([scale * x + shift for x in series] for series in (LEARNED, JUMPS))
     assert told_at(train, evaluated) == [6]
@@ -61,7 +60,7 @@ def test_evaluations_that_fall_behind_are_told_once(scale: float, shift: float) 
         "constant", "no training", "no evaluation",
     ],
 )  # fmt: skip
-def test_what_is_not_told(train: list[float], evaluated: list[float]) -> None:
+def test_what_is_not_told(train, evaluated):
     """Before training has learned something, where both fail, or rewards are scaled otherwise."""
     assert told_at(train, evaluated) == []
 
@@ -69,13 +68,13 @@ def test_what_is_not_told(train: list[float], evaluated: list[float]) -> None:
 @pytest.mark.parametrize(
     "config", [{"evaluation": {"deterministic": False}}, {"algorithm": {"deterministic": True}}]
 )
-def test_where_both_act_alike_nothing_is_told(config: dict[str, Any]) -> None:
+def test_where_both_act_alike_nothing_is_told(config):
     """Evaluation samples as training does; or the population of ES does not sample either."""
     assert told_at(LEARNED, JUMPS, **config) == []
 
 
 @pytest.mark.parametrize(("mode", "past"), [("lines", 0), ("bar", 5), ("quiet", 0), ("lines", 6)])
-def test_a_run_that_is_continued_tells_it_once(mode: Any, past: int) -> None:
+def test_a_run_that_is_continued_tells_it_once(mode, past):
     """The rows before the checkpoint count, and so does what was reported there."""
     series = rows(LEARNED, JUMPS)
     console = Console(file=StringIO(), force_terminal=mode == "bar", width=400)

@@ -27,7 +27,7 @@ ROWS: list[dict[str, float]] = [
 ]
 
 
-def write_all(writer: MetricsWriter, run: RunInfo, rows: list[dict[str, float]]) -> None:
+def write_all(writer, run, rows):
     """The life of a writer."""
     writer.start(run)
     for row in rows:
@@ -36,7 +36,7 @@ def write_all(writer: MetricsWriter, run: RunInfo, rows: list[dict[str, float]])
     writer.close()
 
 
-def test_csv_reads_back_exactly(tmp_path: Path) -> None:
+def test_csv_reads_back_exactly(tmp_path):
     """Random floats of every size, numpy scalars and infinities come back bit for bit."""
     rng = np.random.default_rng(0)
     values = rng.normal(size=50) * 10.0 ** rng.integers(-200, 200, size=50)
@@ -49,7 +49,7 @@ def test_csv_reads_back_exactly(tmp_path: Path) -> None:
     assert all(type(r["env_steps"]) is int for r in read_rows(tmp_path / "metrics.csv"))
 
 
-def test_csv_grows_columns(tmp_path: Path) -> None:
+def test_csv_grows_columns(tmp_path):
     """A metric that appears later gets a column in its group, with empty cells in old rows."""
     late = {"epoch": 3, "updates": 30, "env_steps": 3000, "eval/r": 7.0, "train/new": math.nan}
     again = {"epoch": 4, "updates": 40, "env_steps": 4000, "train/loss": 2.0}
@@ -64,7 +64,7 @@ def test_csv_grows_columns(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["metrics.csv"]
 
 
-def test_csv_continues_a_run(tmp_path: Path) -> None:
+def test_csv_continues_a_run(tmp_path):
     """Rows after the checkpoint are replaced; those of a run that it does not continue are kept."""
     run, more = RunInfo(run_dir=tmp_path), {**ROWS[0], "epoch": 3}
     write_all(CSVWriter(), run, [*ROWS, more])
@@ -79,7 +79,7 @@ def test_csv_continues_a_run(tmp_path: Path) -> None:
     assert read_rows(tmp_path / "metrics.previous.csv") == ROWS
 
 
-def test_a_killed_run_keeps_its_rows(tmp_path: Path) -> None:
+def test_a_killed_run_keeps_its_rows(tmp_path):
     """Every row is in the file as soon as it is written: nothing has to be closed."""
     writer = CSVWriter()
     writer.start(RunInfo(run_dir=tmp_path))
@@ -89,7 +89,7 @@ def test_a_killed_run_keeps_its_rows(tmp_path: Path) -> None:
     writer.close()
 
 
-def test_tensorboard_continues_a_run(tmp_path: Path) -> None:
+def test_tensorboard_continues_a_run(tmp_path):
     """Points after the checkpoint do not appear twice."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -105,7 +105,7 @@ def test_tensorboard_continues_a_run(tmp_path: Path) -> None:
     assert points == [(1000, pytest.approx(1 / 3)), (2000, 5.0)]
 
 
-def test_the_summary_is_valid_json(tmp_path: Path) -> None:
+def test_the_summary_is_valid_json(tmp_path):
     """NaN and infinities are null; numpy, paths and nested values are plain."""
     values: list[tuple[Any, Any]] = [
         (math.nan, None),
@@ -123,9 +123,7 @@ def test_the_summary_is_valid_json(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [CSVWriter, TensorBoardWriter, JSONSummaryWriter, MetricsWriter])
-def test_the_life_of_a_writer(
-    kind: type[MetricsWriter], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_life_of_a_writer(kind, tmp_path, monkeypatch):
     """Without a directory nothing is written; `close` may be called again, and before `start`."""
     monkeypatch.chdir(tmp_path)
     writer = kind()
@@ -138,7 +136,7 @@ def test_the_life_of_a_writer(
 
 
 @pytest.mark.parametrize("kind", [CSVWriter, TensorBoardWriter, JSONSummaryWriter])
-def test_a_directory_that_was_moved(kind: type[MetricsWriter], tmp_path: Path) -> None:
+def test_a_directory_that_was_moved(kind, tmp_path):
     """An open file follows its directory, so the next row is an error; no file is made again."""
     run, writer = tmp_path / "run", kind()
     run.mkdir()
@@ -152,7 +150,7 @@ def test_a_directory_that_was_moved(kind: type[MetricsWriter], tmp_path: Path) -
     assert not run.exists()
 
 
-def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:
+def test_sync_puts_rows_where_they_last(tmp_path):
     """A file that vanished is reported, points of TensorBoard are in its file."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

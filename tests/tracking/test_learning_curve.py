@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 import matplotlib.image
 import numpy as np
@@ -12,11 +11,8 @@ import pytest
 from maze_train import LearningCurveWriter, RunInfo
 from maze_train.tracking.writers import draw_learning_curve
 
-if TYPE_CHECKING:
-    from pathlib import Path
 
-
-def make_rows(n: int) -> list[dict[str, float]]:
+def make_rows(n):
     """Rows of n epochs with an evaluation after every second one, best at epoch 6."""
     rows: list[dict[str, float]] = []
     for i in range(1, n + 1):
@@ -28,7 +24,7 @@ def make_rows(n: int) -> list[dict[str, float]]:
     return rows
 
 
-def test_the_figure_shows_training_evaluation_and_the_best() -> None:
+def test_the_figure_shows_training_evaluation_and_the_best():
     """Curves have the numbers of the rows; the mark is on the best evaluation."""
     figure = draw_learning_curve(make_rows(10), RunInfo(title="PPO on X"))
     axes = figure.axes[0]
@@ -45,7 +41,7 @@ def test_the_figure_shows_training_evaluation_and_the_best() -> None:
     assert axes.get_ylabel() == "episode return (mean)"
 
 
-def test_values_that_are_missing_or_nan_are_left_out() -> None:
+def test_values_that_are_missing_or_nan_are_left_out():
     """An epoch in which no episode ended has no point."""
     rows = make_rows(4)
     rows[0]["train/episode_return_mean"] = float("nan")
@@ -60,7 +56,7 @@ def test_values_that_are_missing_or_nan_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 2, 60])
-def test_the_picture_can_be_opened(tmp_path: Path, n: int) -> None:
+def test_the_picture_can_be_opened(tmp_path, n):
     """A PNG of the expected size that is not blank, whatever the number of rows."""
     writer = LearningCurveWriter()
     rows = make_rows(n)

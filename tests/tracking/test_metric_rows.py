@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -12,19 +11,15 @@ from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import atomic_write
 from maze_train.tracking.tracker import compact, duration, ordered_columns, read_rows, readable
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
-
-def test_columns_have_a_fixed_order_of_groups() -> None:
+def test_columns_have_a_fixed_order_of_groups():
     """Counters, train, eval, others, time; the order within a group is that of appearance."""
     names = ["time/a", "x/b", "eval/c", "train/z", "env_steps", "train/a", "epoch", "updates"]
     expected = ["epoch", "updates", "env_steps", "train/z", "train/a", "eval/c", "x/b", "time/a"]
     assert ordered_columns([*names, *names]) == expected
 
 
-def test_reading(tmp_path: Path) -> None:
+def test_reading(tmp_path):
     """Lines without their end are no rows; those after the checkpoint and pipes are left out."""
     path = tmp_path / "metrics.csv"
     assert read_rows(path) == []
@@ -43,7 +38,7 @@ def test_reading(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [b"1,2,3", b"1", b"one,2", b"1,2\xff", b"1,\0", b"1" * 200_000])
-def test_a_damaged_file_is_named(tmp_path: Path, line: bytes) -> None:
+def test_a_damaged_file_is_named(tmp_path, line):
     """The error gives the file, whose path may be text."""
     path = tmp_path / "metrics.csv"
     path.write_bytes(b"epoch,env_steps\n" + line + b"\n")
@@ -51,7 +46,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, line: bytes) -> None:
         read_rows(str(path))
 
 
-def test_no_link_is_written_through(tmp_path: Path) -> None:
+def test_no_link_is_written_through(tmp_path):
     """Neither one in the place of the file, nor one in that of what is written beside."""
     other = tmp_path / "other.txt"
     other.write_text("mine")
@@ -63,13 +58,13 @@ def test_no_link_is_written_through(tmp_path: Path) -> None:
     assert other.read_text() == "mine"
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
+def test_a_failed_write_leaves_the_old_file(tmp_path):
     """The file is replaced by a complete one or not at all, and nothing is left next to it."""
     path = tmp_path / "below" / "x.txt"
     with atomic_write(path) as file:
         file.write(b"old")
 
-    def fail() -> None:
+    def fail():
         with atomic_write(path) as file:
             file.write(b"ne")
             raise RuntimeError("stop")
@@ -92,6 +87,6 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         (readable, {12_345.6: "12,346", 1.5e8: "1.5e+08", 1e-5: "1e-05", -math.inf: "-inf"}),
     ],
 )
-def test_numbers_for_people(form: Callable[[float], str], texts: dict[float, str]) -> None:
+def test_numbers_for_people(form, texts):
     """Counts, durations, and returns with about four significant digits."""
     assert {number: form(number) for number in texts} == texts

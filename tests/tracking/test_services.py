@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 import math
 import struct
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from maze_train import MLflowWriter, RunInfo, Tracker, WandbWriter
 from maze_train.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from maze_train import MetricsWriter
 
 # What the packages themselves warn of is not for these tests to judge.
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -28,7 +22,7 @@ BLOCK = 1 << 15
 
 
 @pytest.fixture(autouse=True)
-def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+def no_network(monkeypatch, tmp_path_factory):
     """Neither runs nor telemetry leave this machine."""
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path_factory.mktemp("wandb_data")))
     for name, value in (("WANDB_MODE", "offline"), ("MLFLOW_DISABLE_TELEMETRY", "true")):
@@ -37,7 +31,7 @@ def no_network(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPat
 
 
 @pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def run_dir(tmp_path):
     """The directory of a run, with a policy and a film."""
     for name in ("best/policy.pt", "film/videos/a.mp4", "wandb/copy.mp4", "mlartifacts/copy.mp4"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -45,7 +39,7 @@ def run_dir(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write_run(writer: MetricsWriter, run_dir: Path | None, reason: str, **more: Any) -> None:
+def write_run(writer, run_dir, reason, **more):
     """A run of two epochs that was continued after the first one."""
     info = RunInfo(run_dir=run_dir, title="PPO on X", config=CONFIG, past_rows=(ROW,), **more)
     with Tracker([writer], info) as tracker:
@@ -53,7 +47,7 @@ def write_run(writer: MetricsWriter, run_dir: Path | None, reason: str, **more: 
         tracker.finish({"stop_reason": reason, "final_test": {"best": {"epoch": 3}}})
 
 
-def records(run_dir: Path) -> Iterator[Any]:
+def records(run_dir):
     """What an offline run of wandb has written: a log of records, in blocks, with headers."""
     import wandb
     from wandb.proto import wandb_internal_pb2
@@ -75,13 +69,13 @@ def records(run_dir: Path) -> Iterator[Any]:
             yield record
 
 
-def items(found: Any) -> dict[str, Any]:
+def items(found):
     """Names and values of a record."""
     return {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in found}
 
 
 @pytest.mark.parametrize(("reason", "code"), [("total_steps", 0), ("error", 1)])
-def test_wandb(run_dir: Path, reason: str, code: int) -> None:
+def test_wandb(run_dir, reason, code):
     """Configuration, curves, outcome, the best policy as an artifact, and films."""
     pytest.importorskip("wandb")
     write_run(WandbWriter(project="p", tags=["mine"]), run_dir, reason)
@@ -110,7 +104,7 @@ def test_wandb(run_dir: Path, reason: str, code: int) -> None:
     assert [end.exit_code for end in by_kind["exit"]] == [code]
 
 
-def test_two_runs_of_wandb_in_a_process(tmp_path: Path) -> None:
+def test_two_runs_of_wandb_in_a_process(tmp_path):
     """Each has its rows, and nothing is kept that is not there."""
     pytest.importorskip("wandb")
     trackers = [Tracker([WandbWriter()], RunInfo(run_dir=tmp_path / name)) for name in "ab"]
@@ -135,7 +129,7 @@ def test_two_runs_of_wandb_in_a_process(tmp_path: Path) -> None:
     ("arguments", "message"),
     [({"projec": "x"}, "unexpected keyword argument 'projec'"), ({"project": "a#b"}, "found '#'")],
 )
-def test_what_wandb_refuses(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_wandb_refuses(arguments, message, tmp_path):
     """Ends the run before it has begun."""
     pytest.importorskip("wandb")
     tracker = Tracker([WandbWriter(**arguments)], RunInfo(run_dir=tmp_path))
@@ -143,7 +137,7 @@ def test_what_wandb_refuses(arguments: dict[str, Any], message: str, tmp_path: P
         pass
 
 
-def runs_of_mlflow(uri: str, experiment: str = "maze_train") -> tuple[Any, list[Any]]:
+def runs_of_mlflow(uri, experiment="maze_train"):
     """A client, and all runs of an experiment, the newest one first."""
     import mlflow
 
@@ -152,9 +146,7 @@ def runs_of_mlflow(uri: str, experiment: str = "maze_train") -> tuple[Any, list[
     return client, list(client.search_runs([known.experiment_id]))
 
 
-def test_mlflow_in_the_run_directory(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_mlflow_in_the_run_directory(run_dir, monkeypatch, tmp_path_factory):
     """All is there, and nothing in the working directory; a second run joins the first."""
     pytest.importorskip("mlflow")
     monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
@@ -180,7 +172,7 @@ def test_mlflow_in_the_run_directory(
     assert sorted(kept) == ["best/policy.pt", "film/videos/a.mp4"]
 
 
-def test_mlflow_in_a_database_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_in_a_database_of_ones_own(tmp_path, monkeypatch):
     """With the names that were given; what fails later is reported, and training continues."""
     pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
@@ -198,7 +190,7 @@ def test_mlflow_in_a_database_of_ones_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert warnings[0].startswith("MLflowWriter is left out from here on; training continues: ")
 
 
-def test_a_place_that_mlflow_does_not_have(tmp_path: Path) -> None:
+def test_a_place_that_mlflow_does_not_have(tmp_path):
     """Ends the run before it has begun; the message has MLflow's own remedy."""
     pytest.importorskip("mlflow")
     tracker = Tracker([MLflowWriter(f"file://{tmp_path}/runs")], RunInfo(run_dir=tmp_path))

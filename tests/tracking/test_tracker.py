@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
 from unittest.mock import MagicMock, call
 
 import pytest
@@ -22,13 +21,10 @@ from maze_train import (
 )
 from maze_train.core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 ROW = {"epoch": 1, "updates": 2, "env_steps": 300, "train/loss": 0.5}
 
 
-def recorder(fail_at: str = "", error: Exception | None = None) -> Any:
+def recorder(fail_at="", error=None):
     """A writer that notes what it is reported, and fails when it is told to."""
     writer = MagicMock(spec=MetricsWriter, recovers=False, is_kept=True, filename="")
     if fail_at:
@@ -37,12 +33,12 @@ def recorder(fail_at: str = "", error: Exception | None = None) -> Any:
     return writer
 
 
-def told(writer: Any) -> list[str]:
+def told(writer):
     """The names of the calls."""
     return [name for name, _, _ in writer.method_calls]
 
 
-def test_every_call_reaches_every_writer() -> None:
+def test_every_call_reaches_every_writer():
     """Writers get the calls in order, and the rows stay in memory."""
     writers = [recorder(), recorder()]
     run = RunInfo(title="x", past_rows=({**ROW, "epoch": 0},))
@@ -57,7 +53,7 @@ def test_every_call_reaches_every_writer() -> None:
 
 
 @pytest.mark.parametrize("name", ["start", "advance", "write", "finish"])
-def test_a_writer_without_disk_is_dropped_once(name: str) -> None:
+def test_a_writer_without_disk_is_dropped_once(name):
     """The others continue, and one line says what happened."""
     warnings: list[str] = []
     broken, sound = recorder(name), recorder()
@@ -74,9 +70,7 @@ def test_a_writer_without_disk_is_dropped_once(name: str) -> None:
     assert "No space left" in warnings[0]
 
 
-def test_a_real_file_that_can_not_be_written_does_not_end_training(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_real_file_that_can_not_be_written_does_not_end_training(tmp_path, capsys):
     """A plot whose folder is a file is lost; the metrics are not. One line is printed to stderr."""
     (tmp_path / "plots").write_text("in the way")
     with Tracker([LearningCurveWriter(), CSVWriter()], RunInfo(run_dir=tmp_path)) as tracker:
@@ -89,7 +83,7 @@ def test_a_real_file_that_can_not_be_written_does_not_end_training(
 
 
 @pytest.mark.parametrize("name", ["start", "write", "close"])
-def test_other_errors_reach_the_caller_and_all_writers_are_closed(name: str) -> None:
+def test_other_errors_reach_the_caller_and_all_writers_are_closed(name):
     """A bug in a writer is not hidden, the terminal is given back; closing twice is harmless."""
     broken, sound = recorder(name, ValueError("bug")), recorder()
     tracker = Tracker([broken, sound], RunInfo())
@@ -100,7 +94,7 @@ def test_other_errors_reach_the_caller_and_all_writers_are_closed(name: str) -> 
     assert told(sound).count("close") == 1
 
 
-def test_two_runs_in_one_process_do_not_mix(tmp_path: Path) -> None:
+def test_two_runs_in_one_process_do_not_mix(tmp_path):
     """Interleaved runs with all writers have the files that they have alone."""
     config = TrackingConfig(progress="quiet")
     trackers = [
@@ -122,7 +116,7 @@ def test_two_runs_in_one_process_do_not_mix(tmp_path: Path) -> None:
         assert len(list((tmp_path / name).glob("events.*"))) == 1
 
 
-def test_settings_choose_the_writers() -> None:
+def test_settings_choose_the_writers():
     """Each switch is one writer, and so is each class that is named; the console comes last."""
     assert TrackingConfig().progress == "auto"
     files = [CSVWriter, TensorBoardWriter, JSONSummaryWriter, LearningCurveWriter]
@@ -144,7 +138,7 @@ def test_settings_choose_the_writers() -> None:
         ({"writers": [{"_target_": "maze_train.CSVWriter", "x": 1}]}, r"writers\[0\]"),
     ],
 )
-def test_settings_that_can_not_be_meant(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_can_not_be_meant(settings, message):
     """Errors give the place in the configuration and the remedy."""
     with pytest.raises(ConfigError, match=message):
         build_writers(TrackingConfig(**settings))
