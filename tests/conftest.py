@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import sys
 from multiprocessing import forkserver, resource_tracker
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ def pytest_configure() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that train, then slow ones, then fast ones; otherwise in the usual order.
+    """Tests that train, then those on Ray, slow ones, fast ones; otherwise in the usual order.
 
     Long tests come first, so that no process works on one while the others have nothing left.
     Processes that are spawned import everything again: `make test` does without them. Names have to
@@ -39,7 +40,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid}: give this case a name (ids=...)")
         if "spawn" in item.name.partition("[")[2]:
             item.add_marker(pytest.mark.exhaustive)
-    items.sort(key=lambda item: [not item.get_closest_marker(m) for m in ("learning", "slow")])
+    groups = ("learning", "ray", "slow")
+    items.sort(key=lambda item: [not item.get_closest_marker(group) for group in groups])
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -87,18 +89,33 @@ def has_connected() -> None:
 
 
 @pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[Any]:
-    """Two machines with four CPUs each, as Ray sees them, and the connection of this process."""
-    ray = pytest.importorskip("ray")
+def ray_machines() -> Iterator[Any]:
+    """Two machines with four CPUs each, as Ray sees them."""
+    pytest.importorskip("ray")
     from ray.cluster_utils import Cluster
 
     os.environ.update(RAY_ENVIRONMENT)
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4})
     cluster.add_node(num_cpus=4)
-    ray.init(address=cluster.address, logging_level="CRITICAL", log_to_driver=False)
     yield cluster
-    ray.shutdown()
+    sys.modules["ray"].shutdown()
     cluster.shutdown()
+
+
+@pytest.fixture
+def ray_cluster(ray_machines: Any) -> Any:
+    """The two machines, and a connection of this process with them."""
+    ray = sys.modules["ray"]
+    if not ray.is_initialized():
+        ray.init(address=ray_machines.address, logging_level="CRITICAL", log_to_driver=False)
+    return ray_machines
+
+
+@pytest.fixture(autouse=True)
+def only_tests_of_ray_are_connected(request: pytest.FixtureRequest) -> None:
+    """Disconnect before other tests: gRPC loses calls of a process that forks."""
+    if "ray" in sys.modules and not request.node.get_closest_marker("ray"):
+        sys.modules["ray"].shutdown()
 
 
 @pytest.fixture

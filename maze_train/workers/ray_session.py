@@ -181,7 +181,7 @@ class RaySession:
         nothing to reserve.
 
         Raises:
-            WorkerError: If the cluster has no room.
+            WorkerError: If the cluster has no room, or its head is lost.
         """
         common = {"num_cpus": 0, "num_gpus": place.gpus_per_worker}
         if self.is_local:
@@ -200,7 +200,10 @@ class RaySession:
         """A placement group with the CPUs and GPUs of that many workers."""
         bundle = {"CPU": place.cpus_per_worker, "GPU": place.gpus_per_worker}
         bundle = {name: amount for name, amount in bundle.items() if amount}
-        group = self.ray.util.placement_group([bundle] * count, strategy=place.placement)
+        try:
+            group = self.ray.util.placement_group([bundle] * count, strategy=place.placement)
+        except self.ray.exceptions.GetTimeoutError as error:
+            raise WorkerError(self.head_lost) from error
         self._reserved.append(group)
         asked = f"{count} x {bundle} ({place.placement})"
         ready, deadline = group.ready(), time.monotonic() + place.timeout_s

@@ -20,7 +20,7 @@ from short_runs import rows, short_run
 from maze_train import Callback
 from maze_train.core.errors import ConfigError, WorkerError
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.ray]
 exhaustive = pytest.mark.exhaustive
 
 PATIENCE_S = 60.0

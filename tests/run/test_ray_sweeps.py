@@ -198,6 +198,7 @@ def interrupted(machines: Machines, *times: int) -> Callable[[float], list[int]]
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
+@pytest.mark.ray
 def test_a_sweep_on_ray(
     ray_cluster: Any,
     tmp_path: Path,

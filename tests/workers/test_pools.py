@@ -37,7 +37,7 @@ PATIENCE_S = 30.0
 N = 3
 
 slow = pytest.mark.slow
-RAY = pytest.param("ray", marks=[slow, pytest.mark.exhaustive])
+RAY = pytest.param("ray", marks=[slow, pytest.mark.exhaustive, pytest.mark.ray])
 REMOTE = [pytest.param("fork", marks=slow), RAY]
 PLACES = ["here", *REMOTE, pytest.param("forkserver", marks=slow)]
 
@@ -45,7 +45,7 @@ PLACES = ["here", *REMOTE, pytest.param("forkserver", marks=slow)]
 @pytest.fixture
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """Starts pools; afterwards nothing is left of them."""
-    on_ray = request.node.callspec.params.get("where") == "ray" if is_case(request) else False
+    on_ray = request.node.get_closest_marker("ray")
     request.getfixturevalue("ray_cluster" if on_ray else "no_file_is_left")
     pools: list[WorkerPool] = []
 
@@ -64,11 +64,6 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[.
     yield start
     while pools:
         pools.pop().close()
-
-
-def is_case(request: pytest.FixtureRequest) -> bool:
-    """Whether a test has parameters."""
-    return hasattr(request.node, "callspec")
 
 
 def answers(pool: WorkerPool, count: int) -> dict[int, Any]:

@@ -12,7 +12,7 @@ import pytest
 
 from maze_train.core.errors import WorkerError
 from maze_train.workers import ray_session
-from maze_train.workers.ray_session import RaySession, ctrl_c_waits, find_cluster
+from maze_train.workers.ray_session import RaySession, RaySettings, ctrl_c_waits, find_cluster
 
 
 def ray_at(address: str) -> Any:
@@ -56,6 +56,22 @@ def test_a_head_that_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
         WorkerError, match=r"the head .*\(127\.0\.0\.1:1\) is lost; start Ray again"
     ):
         session.check_head()
+
+
+def test_a_head_that_does_not_answer_a_reservation() -> None:
+    """The message is that of a lost head, in place of an error of Ray."""
+
+    def placement_group(bundles: list[Any], strategy: str) -> None:
+        raise TimeoutError
+
+    session: Any = RaySession()
+    exceptions = SimpleNamespace(GetTimeoutError=TimeoutError)
+    session.ray = SimpleNamespace(
+        util=SimpleNamespace(placement_group=placement_group), exceptions=exceptions
+    )
+    session._groups, session._head = {}, "10.0.0.1:6379"
+    with pytest.raises(WorkerError, match=r"the head .*\(10\.0\.0\.1:6379\) is lost"):
+        session.options(RaySettings(), 2, object())
 
 
 def test_ctrl_c_waits(capsys: pytest.CaptureFixture[str]) -> None:
