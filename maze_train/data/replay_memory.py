@@ -370,8 +370,8 @@ def _flags(rollout: Rollout, keeps_terminal: bool) -> tuple[Array, Array, Array]
             f"step {step} of environment {env} was {how}: expected its last observation in "
             "final_obs, and its position in final_positions"
         )
-    flags[:-1] = valid * VALID + terminated * TERMINATED + truncated * TRUNCATED
-    flags[:-1] += at_final * FINAL_OBS
+    ends = terminated * TERMINATED + truncated * TRUNCATED
+    flags[:-1] = valid * VALID + ends + at_final * FINAL_OBS
     order = np.argsort(positions)
     order = order[at_final.flat[positions[order]]]
     return flags, positions[order], order
