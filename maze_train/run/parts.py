@@ -12,7 +12,7 @@ from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, writable
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import check_held, read_regular
 from maze_train.core.notices import notify
-from maze_train.tracking.services import FAILURES
+from maze_train.tracking.tracker import FAILURES
 
 if TYPE_CHECKING:
     from maze_train.tracking.tracker import Tracker
@@ -106,13 +106,19 @@ def check_is_free(run_dir: str | Path | None) -> None:
         )
 
 
+def stop_reason_of(run_dir: Path) -> str:
+    """Why a run ended, as its summary says; empty: there is none that can be read."""
+    try:
+        return str(json.loads(read_regular(run_dir / SUMMARY))["stop_reason"])
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return ""
+
+
 def _has_failed(run_dir: Path) -> bool:
     """Whether a run says that it failed, or has written no result at all."""
-    try:
-        reason = json.loads(read_regular(run_dir / SUMMARY))["stop_reason"]
-    except (OSError, ValueError, LookupError, TypeError, RecursionError):
-        return not any((run_dir / name).exists() for name in (METRICS, BEST, SUMMARY))
-    return reason in FAILURES
+    if any((run_dir / name).exists() for name in (METRICS, BEST, SUMMARY)):
+        return stop_reason_of(run_dir) in FAILURES
+    return True
 
 
 def make_run_dir(run_dir: str | None, default_parent: Path) -> Path:

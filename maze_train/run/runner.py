@@ -30,11 +30,19 @@ from maze_train.run.parts import (
     check_is_free,
     make_run_dir,
     missing_results,
+    stop_reason_of,
     tell_stop,
 )
 from maze_train.run.policies import opponent_evaluator
 from maze_train.spaces.agents import agent_spaces
-from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN, MetricsWriter, RunInfo, Tracker
+from maze_train.tracking.tracker import (
+    EVAL_RETURN,
+    FAILURES,
+    TRAIN_RETURN,
+    MetricsWriter,
+    RunInfo,
+    Tracker,
+)
 from maze_train.tracking.writers import build_writers
 from maze_train.training.build_context import BuildContext
 from maze_train.training.builder import make_builder
@@ -49,7 +57,7 @@ from maze_train.training.evaluators import (
     own_evaluators,
 )
 from maze_train.training.generators import generators_kept, generators_of_run
-from maze_train.training.outcome import Interruption, Limits, TrainingSummary
+from maze_train.training.outcome import LIMITS, Interruption, Limits, TrainingSummary
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 from maze_train.training.trainer import Contexts, TrainerServices
 
@@ -215,7 +223,10 @@ class TrainingRunner:
         config = self.config
         keep, mode = config.checkpoint, self.selection_mode
         saved = RunCheckpoints(run_dir, config.resume, keep, mode, self.config_text)
+        reason = stop_reason_of(run_dir)
         resumed = saved.take_up()
+        if resumed is not None and reason not in ("", *FAILURES, *LIMITS):
+            notify(f"note: a callback had ended this run: {reason}; it continues all the same")
         write_config(run_dir, self.config_text)
         selection = self._build_model_selection(model, run_dir)
         tracker = Tracker(writers, self._run_info(run_dir, resumed))

@@ -13,6 +13,7 @@ from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean,
 from maze_train.core.notices import warn
 from maze_train.tools.compare_report import (
     COLORS,
+    FEW_RUNS,
     Figures,
     Group,
     differing_settings,
@@ -96,7 +97,9 @@ class Comparison:
     def notes(self) -> list[str]:
         """Remarks on the figures."""
         meaning = "IQM: mean of the middle half of the runs; [95 %]: its bootstrap interval"
-        lines = [f"{self.metric}; {meaning}"]
+        is_range = any(row["runs"] < FEW_RUNS for row in self.rows)
+        ranges = f"; range: of fewer than {FEW_RUNS} runs, hardly more than their extremes"
+        lines = [f"{self.metric}; {meaning}{ranges if is_range else ''}"]
         if self.overall:
             lines.append(f"{ALL_ENVS}: values scaled by the bounds, runs of each drawn separately")
         for group in self.groups:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 Figures: TypeAlias = dict[str, float]
 Row: TypeAlias = dict[str, Any]
 
+FEW_RUNS = 4
+"""Runs from which on resampling says more than the range of the values."""
+
 ABSENT = "-"
 NOT_SET = "not set"
 """Value of a setting that some of the runs do not have."""
@@ -191,7 +194,8 @@ def shown(row: Row) -> dict[str, str]:
     for name in ("final", "best"):
         texts[f"{name} mean"] = readable(row[f"{name}_mean"])
         low, high = row[f"{name}_low"], row[f"{name}_high"]
-        interval = "" if math.isnan(low) else f" [{readable(low)}, {readable(high)}]"
+        word = "range " if row["runs"] < FEW_RUNS else ""
+        interval = "" if math.isnan(low) else f" {word}[{readable(low)}, {readable(high)}]"
         texts[f"{name} IQM [95 %]"] = readable(row[f"{name}_iqm"]) + interval
     if "reached" in row:
         steps = row["steps_to_threshold"]

@@ -26,8 +26,7 @@ from maze_train.core.files import read_regular
 from maze_train.core.targets import TARGET
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import env_name
-from maze_train.tracking.services import flattened
-from maze_train.tracking.tracker import ENV_STEPS, VALIDATION_LOSS, read_rows
+from maze_train.tracking.tracker import ENV_STEPS, VALIDATION_LOSS, flattened, read_rows
 from maze_train.training.config import EvaluationConfig
 
 if TYPE_CHECKING:

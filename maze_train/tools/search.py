@@ -51,8 +51,7 @@ from maze_train.tools.search_report import (
     text_of,
     write_result,
 )
-from maze_train.tracking.services import flattened
-from maze_train.tracking.tracker import VALIDATION_LOSS, duration, readable
+from maze_train.tracking.tracker import VALIDATION_LOSS, duration, flattened, readable
 from maze_train.training.callbacks import Callback
 from maze_train.training.config import EvaluationConfig
 

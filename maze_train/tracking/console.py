@@ -20,6 +20,7 @@ from maze_train.tracking.tracker import (
     EPOCH,
     EVAL_RETURN,
     EVAL_RETURN_STD,
+    FAILURES,
     TOTAL_S,
     TRAIN_RETURN,
     MetricsWriter,
@@ -37,6 +38,7 @@ ProgressMode: TypeAlias = Literal["auto", "bar", "lines", "quiet"]
 
 # A refresh costs about half a millisecond, and there can be hundreds of updates in a second.
 BAR_INTERVAL_S = 0.1
+LINE_INTERVAL_S = 1.0
 MIN_BAR_WIDTH = 8
 
 
@@ -54,7 +56,10 @@ class Display:
     """
 
     def __init__(
-        self, mode: ProgressMode, console: Console | None = None, line_interval_s: float = 1.0
+        self,
+        mode: ProgressMode,
+        console: Console | None = None,
+        line_interval_s: float = LINE_INTERVAL_S,
     ) -> None:
         check_one_of("progress", mode, ("auto", "bar", "lines", "quiet"))
         self._console = Screen() if console is None else console
@@ -225,7 +230,7 @@ class ConsoleWriter(MetricsWriter):
         self,
         mode: ProgressMode = "auto",
         console: Console | None = None,
-        line_interval_s: float = 1.0,
+        line_interval_s: float = LINE_INTERVAL_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._display = Display(mode, console, line_interval_s)
@@ -233,6 +238,8 @@ class ConsoleWriter(MetricsWriter):
         self._status = _Status(RunInfo(), clock())
         self._has_more = False
         """Whether the last epoch has not been shown."""
+        self._said_at = -math.inf
+        """When an evaluation was last shown above the bar."""
 
     def start(self, run: RunInfo) -> None:
         """Print the title and open the bar."""
@@ -248,6 +255,9 @@ class ConsoleWriter(MetricsWriter):
         disagrees = self._status.take(row)
         now = self._clock()
         self._has_more = self._display.mode != "quiet"
+        if self._display.has_bar and EVAL_RETURN in row and now >= self._said_at + LINE_INTERVAL_S:
+            self._said_at = now
+            self._display.say(f"{self._status.epoch_text()}  {self._status.text(now)}")
         if self._display.is_due(now) or (disagrees and self._display.mode == "lines"):
             self._show(now)
         if disagrees:
@@ -263,8 +273,10 @@ class ConsoleWriter(MetricsWriter):
             self._show(now)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Close the bar and print the outcome."""
+        """Close the bar and print the outcome; a run that failed at once has none."""
         self.close()
+        if self._status.epoch == 0 and summary.get("stop_reason") in FAILURES:
+            return
         lines = self._status.outcome(summary, self._clock())
         width = max(len(name) for name, _ in lines)
         self._display.say("")
@@ -382,7 +394,7 @@ class _Status:
         lines = [
             ("stopped", str(found.get("stop_reason", "training ended"))),
             ("epochs", f"{int(found.get('epochs', self.epoch)):,}"),
-            (self.run.step_label, f"{int(found.get('env_steps', self.env_steps)):,}"),
+            (self.run.step_label, self._steps_taken(int(found.get("env_steps", self.env_steps)))),
             ("wall time", duration(elapsed)),
             ("speed", f"{compact(speed) if math.isfinite(speed) else '-'} steps/s"),
         ]
@@ -403,6 +415,12 @@ class _Status:
         if self.run.run_dir is not None:
             lines.append(("run directory", str(self.run.run_dir)))
         return lines
+
+    def _steps_taken(self, steps: int) -> str:
+        """The steps of a run; the last update may go past the number that was asked for."""
+        total = self.run.total_env_steps
+        is_past = total is not None and steps > total
+        return f"{steps:,}" + (f" (the last update went past {total:,})" if is_past else "")
 
 
 def time_shares(seconds: Mapping[str, float]) -> str:

@@ -9,15 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import import_extra
-from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
+from maze_train.tracking.tracker import ENV_STEPS, FAILURES, MetricsWriter, RunInfo, flattened
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-
-FAILURES = ("error", "interrupted")
-"""Stop reasons of runs that did not finish."""
 
 BEST_POLICY, FILMS = "best", "*.mp4"
 """Files kept with a run: a directory, and files at any depth of the run directory."""
@@ -246,14 +243,3 @@ class MLflowWriter(ServiceWriter):
 
 def _mlflow_name(name: str) -> str:
     return re.sub(r"[^\w\-.:/ ]", "_", name, flags=re.ASCII)
-
-
-def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots; lists and empty mappings are values."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            flat.update(flattened(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -32,6 +32,9 @@ VALIDATION_LOSS = "validation/loss"
 TOTAL_S = "time/total_s"
 EVAL_RETURN_STD = "eval/episode_return_std"
 
+FAILURES = ("error", "interrupted")
+"""Stop reasons of runs that did not finish."""
+
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
@@ -318,6 +321,17 @@ def _cell(value: Any, nan: str) -> str:
     # numpy's scalars are numbers too, but their repr is not one.
     number = int(value) if isinstance(value, Integral) else float(value)
     return nan if math.isnan(number) else repr(number)
+
+
+def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as one, keys joined by dots; lists and empty mappings are values."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            flat.update(flattened(value, f"{prefix}{key}."))
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def compact(number: float) -> str:

@@ -9,7 +9,10 @@ import re
 from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
+from textwrap import indent
 from typing import IO, TYPE_CHECKING, Any
+
+import yaml
 
 from maze_train.core.checks import check_below
 from maze_train.core.files import atomic_write, check_held
@@ -26,6 +29,7 @@ from maze_train.tracking.tracker import (
     RunInfo,
     compact,
     csv_text,
+    flattened,
     ordered_columns,
     readable,
 )
@@ -350,8 +354,15 @@ class CSVWriter(MetricsWriter):
         self._file = self._path.open("a", encoding="utf-8", newline="")
 
 
+OF_NUMBERS = ("env", "model", "algorithm", "runner", "seed", "total_steps")
+"""Sections of settings that TensorBoard compares runs by."""
+
+
 class TensorBoardWriter(MetricsWriter):
-    """TensorBoard event files in the run directory, with environment steps on the x axis."""
+    """TensorBoard event files in the run directory, with environment steps on the x axis.
+
+    They have the configuration as a text, and its values as hyperparameters.
+    """
 
     def __init__(self) -> None:
         self._writer: SummaryWriter | None = None
@@ -364,6 +375,22 @@ class TensorBoardWriter(MetricsWriter):
 
         purge_step = None if run.resumed_at_step is None else run.resumed_at_step + 1
         self._writer = SummaryWriter(str(run.run_dir), purge_step=purge_step)
+        settings = yaml.safe_dump(_plain(run.config), sort_keys=False)
+        self._writer.add_text("config", indent(settings, "    "))  # Markdown shows it as code
+        self._add_hparams(run)
+
+    def _add_hparams(self, run: RunInfo) -> None:
+        """Add the settings that numbers depend on to the table of hyperparameters."""
+        from torch.utils.tensorboard.summary import hparams
+
+        assert self._writer is not None
+        settings = flattened({key: run.config[key] for key in OF_NUMBERS if key in run.config})
+        values = {
+            key: value if isinstance(value, (bool, int, float, str)) else str(value)
+            for key, value in settings.items()
+        }
+        for summary in hparams(values, {run.metric: None})[:2]:  # type: ignore[no-untyped-call]
+            self._writer.file_writer.add_summary(summary)  # type: ignore[attr-defined]
 
     def write(self, row: Mapping[str, float]) -> None:
         """Add one point to each curve."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from maze_train.core.notices import notify
@@ -57,6 +57,10 @@ class Limits:
             # Only without another limit: numbers that depend on the clock cannot be repeated.
             shares.append(wall_time_s / self.max_wall_time_s)
         return min(max(shares), 1.0)
+
+
+LIMITS = tuple(limit.name for limit in fields(Limits))
+"""Stop reasons that are limits of the settings."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def test_what_a_callback_sees() -> None:
 
 
 @pytest.mark.parametrize("interval", [1, 5])
-def test_a_callback_ends_the_run(interval: int) -> None:
+def test_a_callback_ends_the_run(interval: int, capsys: pytest.CaptureFixture[str]) -> None:
     """In the middle of an epoch; that is evaluated, and the first reason is in the summary."""
     stop: Any = {"_target_": "own_callbacks.StopAt", "update": 3}
     callbacks = [stop, StopAt(3, "too late")]
@@ -87,6 +87,7 @@ def test_a_callback_ends_the_run(interval: int) -> None:
     assert len(result.history) == 2
     again = train(resume="run", callbacks=[], **OWN)
     assert again.summary.stop_reason == "total_steps"
+    assert "note: a callback had ended this run: enough; it continues" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("threshold", [-100.0, 1000.0])

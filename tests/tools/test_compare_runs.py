@@ -382,7 +382,7 @@ def test_the_files(tmp_path: Path) -> None:
     (line,) = table(tmp_path)
     assert float(line["final_mean"]) == comparison.rows[0]["final_mean"]
     text = (tmp_path / "out/comparison.md").read_text()
-    assert "| ppo | 2 | 2k | 0:00:20 | 0.8333 | 0.8333 [0.3333, 1.33] |" in text
+    assert "| ppo | 2 | 2k | 0:00:20 | 0.8333 | 0.8333 range [0.3333, 1.33] |" in text
     assert f"  - seed 1: `{tmp_path / '1'}`" in text
     height, width, _ = matplotlib.image.imread(tmp_path / "out/comparison.png").shape
     assert width > height > 200

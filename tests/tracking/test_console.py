@@ -73,6 +73,29 @@ def test_lines_come_once_per_interval_and_at_the_end() -> None:
     ]
 
 
+def test_evaluations_scroll_by_above_the_bar() -> None:
+    """Of a terminal; at most one per second."""
+    writer, clock, console = started(is_terminal=True)
+    for epoch in range(1, 5):
+        clock.now += 0.6
+        writer.write(make_row(epoch, train=10.0, **({"eval": 90.0} if epoch != 2 else {})))
+    writer.close()
+    lines = [line for line in output(console).splitlines() if "k steps" in line]
+    assert [line.partition("epoch ")[2][:4] for line in lines] == [" 1/5", " 3/5"]
+    assert "train 10.00  eval 90.00  best 90.00" in lines[0]
+
+
+def test_the_outcome_of_a_run() -> None:
+    """Steps past the limit are explained; a run that failed before an epoch ended has none."""
+    writer, _, console = started()
+    writer.finish({"stop_reason": "error", "epochs": 0, "env_steps": 0})
+    assert output(console) == "PPO on [CartPole]\n"
+    writer, _, console = started(RunInfo(total_env_steps=3_000))
+    writer.write(make_row(2))
+    writer.finish({"stop_reason": "total_steps"})
+    assert "environment steps  4,000 (the last update went past 3,000)" in output(console)
+
+
 def test_without_a_limit_there_is_no_eta() -> None:
     """A run without limits shows no invented end, and a return that is NaN is left out."""
     writer, clock, console = started(RunInfo(), line_interval_s=0)

@@ -170,3 +170,18 @@ def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:
         writer.sync()
     for one in (writer, board):
         one.close()
+
+
+def test_tensorboard_has_the_settings(tmp_path: Path) -> None:
+    """As a text, and as hyperparameters, of which there is a table."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    writer = TensorBoardWriter()
+    writer.start(RunInfo(run_dir=tmp_path, config={"seed": 1, "algorithm": {"lr": 0.5, "a": [1]}}))
+    writer.close()
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    (text,) = events.Tensors("config/text_summary")
+    assert b"    algorithm:\n      lr: 0.5" in text.tensor_proto.string_val[0]
+    told = events.PluginTagToContent("hparams")["_hparams_/session_start_info"]
+    assert all(name in told for name in (b"algorithm.lr", b"algorithm.a", b"seed"))
