@@ -1,6 +1,6 @@
-"""Packages of the distribution: all below maze_train/, and the folders of conf/ as maze_train.conf."""
+"""Packages of the distribution: all below maze_train/, and folders of conf/ as maze_train.conf."""
 
 from setuptools import find_namespace_packages, find_packages, setup
 
-folders = ["maze_train.conf", *(f"maze_train.conf.{name}" for name in find_namespace_packages("conf"))]
-setup(packages=[*find_packages(include=["maze_train*"]), *folders])
+folders = (f"maze_train.conf.{name}" for name in find_namespace_packages("conf"))
+setup(packages=[*find_packages(include=["maze_train*"]), "maze_train.conf", *folders])

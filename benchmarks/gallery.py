@@ -25,14 +25,16 @@ from PIL import Image
 
 from maze_train import run_rollout
 from maze_train.collect.recording import ffmpeg_path
+from maze_train.tracking.tracker import ENV_STEPS, read_rows
 from maze_train.tracking.writers import decorate, new_figure, save_picture
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "images" / "gallery"
+WON = "eval/vs_random/win_rate"
 FRONT_PAGE = "ppo/LunarLander-v3"
-MAX_NBYTES = 300_000
+MAX_NBYTES = 500_000
 CURVE_WIDTH = 800
-SHORT_SELF_PLAY = ("total_steps=150_000", "evaluation.interval=5")
+SHORT_SELF_PLAY = ("total_steps=60_000", "algorithm.epoch_length=4", "evaluation.interval=1")
 HANGING = 1_004
 """Seed of an episode of Pendulum-v1 that begins with the pendulum at rest below."""
 
@@ -70,9 +72,9 @@ class Entry:
 
 ENTRIES = [
     Entry("ppo/LunarLander-v3", seconds=10, width=300),
-    Entry("ppo/BipedalWalker-v3", seconds=10, width=300),
+    Entry("ppo/BipedalWalker-v3", seconds=10, width=300, settings=("total_steps=700_000",)),
     Entry("ppo/MiniGrid-DoorKey-5x5-v0", width=180, frame_rate=4, episodes=3),
-    Entry("ppo/tictactoe_v3", width=180, frame_rate=1, episodes=2, settings=SHORT_SELF_PLAY),
+    Entry("ppo/tictactoe_v3", 20, 180, episodes=2, frame_rate=1, settings=SHORT_SELF_PLAY),
     Entry("a2c/Acrobot-v1", width=180),
     Entry("impala/CartPole-v1"),
     Entry("sac/Pendulum-v1", width=180, film_seed=HANGING),
@@ -124,10 +126,22 @@ def film(entry: Entry, run: Path) -> int:
 def curve(entry: Entry, run: Path) -> int:
     """Copy the curve of the run in few colours; returns its bytes."""
     target = PICTURES / f"{entry.name}.png"
-    with Image.open(run / "plots" / "learning_curve.png") as picture:
-        height = round(picture.height * CURVE_WIDTH / picture.width)
-        small = picture.convert("RGB").resize((CURVE_WIDTH, height), Image.Resampling.LANCZOS)
-        small.quantize(256).save(target, optimize=True)
+    source = run / "plots" / "learning_curve.png"
+    points = [(row[ENV_STEPS], row[WON]) for row in read_rows(run / "metrics.csv") if WON in row]
+    with tempfile.TemporaryDirectory() as place:
+        if points:  # returns of a game that both sides play add up to 0
+            source = Path(place, "curve.png")
+            figure = new_figure(8.0, 4.5)
+            axes = figure.add_subplot()
+            axes.plot(*zip(*points, strict=True), marker="o", color="#1f6feb")
+            decorate(axes, "environment steps", "games won against random moves")
+            axes.set_ylim(0, 1)
+            axes.yaxis.set_major_formatter("{x:.0%}")
+            save_picture(figure, source)
+        with Image.open(source) as picture:
+            height = round(picture.height * CURVE_WIDTH / picture.width)
+            small = picture.convert("RGB").resize((CURVE_WIDTH, height), Image.Resampling.LANCZOS)
+            small.quantize(256).save(target, optimize=True)
     return target.stat().st_size
 
 
@@ -153,7 +167,11 @@ def row(entry: Entry, run: Path) -> str:
     """A row of the table of figures."""
     summary = json.loads((run / "summary.json").read_text())
     test = summary["final_test"]["best"]
-    figure = f"{test['episode_return_mean']:.1f} ± {test['episode_return_std']:.1f}"
+    mean, deviation = test["episode_return_mean"], test["episode_return_std"]
+    digits = 1 if abs(mean) >= 10 else 3
+    figure = f"{mean:.{digits}f} ± {deviation:.{digits}f}"
+    if any(WON in line for line in read_rows(run / "metrics.csv")):
+        figure = f"{summary['best_metric']:.0%} won against random moves"
     return f"| `{entry.experiment}` | {summary['env_steps']:,} | {figure} |"
 
 

@@ -85,9 +85,9 @@ def equations(latex: str) -> str:
         contents = (re.sub(r"^<math[^>]*>|</math>$", "", cell) for cell in cells)
         rows.append("".join(f"<mtd>{content}</mtd>" for content in contents))
     table = "".join(f"<mtr>{row}</mtr>" for row in rows)
-    namespace = "http://www.w3.org/1998/Math/MathML"
-    math = f'<math xmlns="{namespace}" display="block"><mtable displaystyle="true">{table}</mtable></math>'
-    return f'<div class="equations">{math}</div>'
+    head = '<math xmlns="http://www.w3.org/1998/Math/MathML" display="block">'
+    table = f'<mtable displaystyle="true">{table}</mtable>'
+    return f'<div class="equations">{head}{table}</math></div>'
 
 
 def _as_tabs(text: str) -> str:

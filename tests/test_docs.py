@@ -18,7 +18,7 @@ import shlex
 import sys
 import traceback
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -87,7 +87,8 @@ def test_every_page_can_be_reached() -> None:
     linked = {(overview.parent / link).resolve() for link in LINK.findall(without_blocks(overview))}
     pages = set((ROOT / "docs").rglob("*.md"))
     assert pages - {overview} <= linked
-    menu = re.findall(r"[:-] ([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
+    menu = re.findall(r"[:-] ([\w/-]+\.md)$", settings, re.MULTILINE)
     assert {str(page.relative_to(ROOT / "docs")) for page in pages} == set(menu)
 
 
@@ -176,6 +177,31 @@ def test_snippets_run(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPat
                 check_command(line, monkeypatch)
         else:
             assert language == "text", f"a block of {language} without a file name is not checked"
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells run from top to bottom, without Jupyter; curve and film are there to be shown."""
+    pytest.importorskip("imageio_ffmpeg")
+    shown: list[Path] = []
+
+    def show(path: str, **_: Any) -> None:
+        assert Path(path).stat().st_size > 1_000
+        shown.append(Path(path))
+
+    display = ModuleType("IPython.display")
+    display.Image = display.Video = show  # type: ignore[attr-defined]
+    parent = ModuleType("IPython")  # matplotlib asks for its version
+    parent.version_info = (9, 0)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython.display", display)
+    monkeypatch.setitem(sys.modules, "IPython", parent)
+    cells = json.loads((ROOT / "docs" / "tutorial.ipynb").read_text(encoding="utf-8"))["cells"]
+    namespace: dict[str, Any] = {"__name__": "docs_page"}
+    for cell in cells:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "tutorial.ipynb", "exec"), namespace)
+    assert [path.suffix for path in shown] == [".png", ".mp4"]
+    assert namespace["warm"].best_metric > namespace["chance"].summary.return_mean + 500
 
 
 def check_command(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
