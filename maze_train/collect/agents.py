@@ -22,8 +22,8 @@ from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.core.seeding import Seeds
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.stepped import EpisodeError
-from maze_train.spaces.actions import LegalChoices, random_action
 from maze_train.spaces.describe import FlatView
+from maze_train.spaces.masks import LegalChoices, random_action
 from maze_train.workers.places import ThisProcess
 from maze_train.workers.process_pool import LocalProcesses
 

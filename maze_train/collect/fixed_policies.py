@@ -20,9 +20,8 @@ from maze_train.distributions.mapping import distribution_for
 from maze_train.envs.agents import nearest_to_zero
 from maze_train.nets.joint import JointModel, acting_alone
 from maze_train.nets.policy_model import build_masking
-from maze_train.spaces.actions import checked_actions
 from maze_train.spaces.describe import FlatView, flat_spaces, unflatten_value
-from maze_train.spaces.masks import mask_layout
+from maze_train.spaces.masks import checked_actions, mask_layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,8 +14,8 @@ from gymnasium import spaces
 from maze_train.core.errors import DatasetError, ShapeError, SpaceError
 from maze_train.core.types import leaves_by_key, tree_leaves, tree_map
 from maze_train.data.rollout import Rollout
-from maze_train.spaces.actions import checked_actions
 from maze_train.spaces.describe import flat_spaces
+from maze_train.spaces.masks import checked_actions
 from maze_train.spaces.tensors import zeros_for
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from maze_train.core.checks import check_at_least
 from maze_train.core.errors import TrainingError
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.data.trajectories import arrays_of, leaf_specs, trees_of
-from maze_train.spaces.actions import checked_actions
 from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
 from maze_train.spaces.describe import flat_space
+from maze_train.spaces.masks import checked_actions
 from maze_train.spaces.tensors import as_tensors, part_of
 
 if TYPE_CHECKING:

@@ -20,7 +20,6 @@ from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.core.seeding import Seeds
 from maze_train.envs.monitoring import FRAME_STACK, described_metadata
 from maze_train.envs.vector import column_writer
-from maze_train.spaces.actions import LegalChoices, random_action
 from maze_train.spaces.agents import AGENTS, agent_spaces
 from maze_train.spaces.describe import (
     MASK_KEY,
@@ -30,6 +29,7 @@ from maze_train.spaces.describe import (
     is_mask_key,
     join_keys,
 )
+from maze_train.spaces.masks import LegalChoices, random_action
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -12,7 +12,6 @@ from torch import nn
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.targets import function_of
-from maze_train.learner.accumulation import LossScaler
 from maze_train.learner.components import load_state, merged, read, select, state_of, write
 from maze_train.learner.config import Progress, Schedule, gradient_settings
 from maze_train.learner.faster import FasterLosses, faster_losses
@@ -20,7 +19,13 @@ from maze_train.learner.modules import DEFAULT_MODULE, LearnerModules, matmul_pr
 from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer, check_free
 from maze_train.learner.part import Part, check_apis
 from maze_train.learner.shard import shard_rows
-from maze_train.learner.steps import GradientSteps, LearnerEvents, check_finite, statistics_of
+from maze_train.learner.steps import (
+    GradientSteps,
+    LearnerEvents,
+    LossScaler,
+    check_finite,
+    statistics_of,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,9 +16,8 @@ from toy_envs import FORKS, PLACES, assert_equal_steps, assert_same, here, worke
 from maze_train import EnvConfig, EnvFactory, JointEnv, RandomResetWrapper, Turn
 from maze_train.collect.agents import UniformPolicy
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
-from maze_train.spaces.actions import LegalChoices
 from maze_train.spaces.describe import FlatView, flat_spaces
-from maze_train.spaces.masks import mask_layout
+from maze_train.spaces.masks import LegalChoices, mask_layout
 
 pytestmark = FORKS
 

@@ -9,7 +9,7 @@ from test_parameter_groups import make_net
 from torch import nn
 
 from maze_train import Progress, TrainingError, get_flat_parameters
-from maze_train.learner.accumulation import LossScaler
+from maze_train.learner.steps import LossScaler
 
 SGD = {"_target_": "torch.optim.SGD"}
 
