@@ -103,7 +103,7 @@ def test_settings_are_there() -> None:
     named = re.compile(rf"`((?:{sections})\.\w+)")
     pages = [page for page in PAGES if page.name != "CHANGELOG.md"]
     found = {name for page in pages for name in named.findall(page.read_text(encoding="utf-8"))}
-    others = {"model.py", "evaluation.csv", "search.png", "algorithm.square_root"}
+    others = {"model.py", "evaluation.csv", "search.png", "algorithm.power"}
     assert found - keys == others
 
 

@@ -55,6 +55,23 @@ def test_the_minibatch_that_moves_too_far_is_not_applied(target_kl, low, high):
     assert low <= row["train/gradient_steps"] <= high
 
 
+class Plain(PPOLearner):
+    """A loss of its own."""
+
+    def policy_loss(self, log_probs, advantages, batch, config, statistics):
+        return -(log_probs * advantages).mean()
+
+
+def test_a_custom_policy_loss_keeps_the_bound_and_the_metrics_of_ppo():
+    """`target_kl` ends the passes, and divergence and clip fraction are reported."""
+    model, rollout, _ = make_problem()
+    learner = Plain(model, make_config("ppo", target_kl=1e-6, batch_size=6, lr=0.01))
+    row = learner.update(replace(rollout, log_probs=None), Progress()).reduce()
+    assert row["train/gradient_steps"] == 1
+    assert row["train/approximate_kl"] > 0.0
+    assert 0.0 <= row["train/clip_fraction"] <= 1.0
+
+
 def test_ratios_are_one_in_the_first_minibatch_only():
     """The first minibatch of a pass over several has ratios of 1, later ones have not."""
     learner, _ = recorded()

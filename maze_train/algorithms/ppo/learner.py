@@ -118,6 +118,22 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         for units in minibatch_indices(rollout.num_units, size, self.generator, self.device):
             yield rollout.select(units)
 
+    def record_policy_change(
+        self,
+        log_probs: Tensor,
+        batch: ActorCriticBatch,
+        config: PPOAlgorithmConfig,
+        statistics: Statistics,
+    ) -> None:
+        """Report divergence and clip fraction; `target_kl` bounds the divergence."""
+        log_ratios = log_probs - batch.old_log_probs
+        divergence = approximate_kl(log_ratios)
+        if config.target_kl > 0:
+            self._divergences.append(self.part.mean(divergence))
+        events, clip_range = ActorCriticEvents, number(config.clip_range)
+        statistics.record(events.approximate_kl, divergence, batch.size)
+        statistics.record(events.clip_fraction, clip_fraction(log_ratios, clip_range), batch.size)
+
     def policy_loss(
         self,
         log_probs: Tensor,
@@ -127,15 +143,8 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         statistics: Statistics,
     ) -> Tensor:
         """Clipped surrogate loss, 0-d."""
-        clip_range = number(config.clip_range)
         log_ratios = log_probs - batch.old_log_probs
-        divergence = approximate_kl(log_ratios)
-        if config.target_kl > 0:
-            self._divergences.append(self.part.mean(divergence))
-        events, size = ActorCriticEvents, batch.size
-        statistics.record(events.approximate_kl, divergence, size)
-        statistics.record(events.clip_fraction, clip_fraction(log_ratios, clip_range), size)
-        return clipped_surrogate_loss(log_ratios, advantages, clip_range)
+        return clipped_surrogate_loss(log_ratios, advantages, number(config.clip_range))
 
     def policy_loss_gradient(
         self,
