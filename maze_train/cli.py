@@ -21,12 +21,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maze_train.config.help import help_text
-from maze_train.config.options import DONE, FAILURE, PROGRAM, group_names
+from maze_train.config.options import DONE, FAILURE, PROGRAM, config_names, group_names
 from maze_train.config.other_names import ours_for
 from maze_train.config.overrides import (
+    COMPLETION,
     OPTIONS,
     check_choices,
+    completions,
     config_folders,
+    config_name_of,
     normalise,
     normalise_completion,
     overrides_of,
@@ -86,8 +89,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
     """Hand the arguments over to Hydra, which calls the job once or, in a sweep, several times."""
     groups = group_names()
-    is_completion = "-sc" in arguments or "--shell_completion" in arguments
-    if not is_completion:
+    is_completion = any(option in arguments for option in COMPLETION)
+    line = os.environ.get("COMP_LINE", "") if is_completion else ""
+    if is_completion:
+        folders = config_folders(line.split())
+        found = completions(line, config_names(folders))
+        if found is not None:
+            say("\n".join(found))
+            return DONE
+    else:
         _check_spelling(arguments)
     own_groups = {name for folder in folders for name in group_names(Path(folder))}
 
@@ -99,10 +109,12 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
     job = Job(arguments, debug)
     # Hydra prints errors in its own way and exits, unless it is set to let them pass.
     variables = {DEBUG_VARIABLE: "1"}
-    if is_completion and "COMP_LINE" in os.environ:
-        variables["COMP_LINE"] = normalise_completion(os.environ["COMP_LINE"], groups)
+    if line:
+        variables["COMP_LINE"] = normalise_completion(line, groups)
     start = hydra.main(
-        version_base="1.3", config_path="pkg://maze_train.conf", config_name="train"
+        version_base="1.3",
+        config_path="pkg://maze_train.conf",
+        config_name=config_name_of(line) or "train",
     )(job)
     words = normalise(arguments, groups, own_groups)
     if not is_completion:

@@ -388,6 +388,11 @@ def test_the_file_of_a_run_repeats_it(
         ("maze-run experiment=ppo/CartPole", "experiment=ppo/CartPole-v1"),
         ("maze-run algorithm=ppo algorithm.gae_", "algorithm.gae_lambda="),
         ("maze-run runner=lo", "runner=local"),
+        ("maze-run -cn se", "search"),
+        ("maze-run -cn rollout n_epi", "n_episodes="),
+        ("maze-run --ver", "--version"),
+        ("maze-run resume=ol", "resume=older/"),
+        ("maze-run algorithm=pppo runner.", ""),
     ],
 )
 def test_the_shell_completes_choices_and_keys(
@@ -397,11 +402,14 @@ def test_the_shell_completes_choices_and_keys(
     line: str,
     completed: str,
 ) -> None:
-    """What the installed completion function asks for is answered."""
+    """What the installed completion function asks for is answered, or nothing is said at all."""
     monkeypatch.setenv("COMP_LINE", line)
+    maze_run.write("older/config.yaml", "")
     assert maze_run("-sc", "query=bash") == 0
-    words = capfd.readouterr().out.split()
-    assert set(completed.split()) & set(words)
+    output = capfd.readouterr()
+    words = output.out.split()
+    assert output.err == ""
+    assert set(completed.split()) & set(words) if completed else not words
     assert all(word.startswith(line.split(" ")[-1]) for word in words)
 
 

@@ -12,7 +12,7 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf.errors import OmegaConfBaseException
 
 from maze_train.config.loading import unknown_option
-from maze_train.config.options import group_names, list_options, shipped_root
+from maze_train.config.options import config_names, group_names, list_options, shipped_root
 from maze_train.config.overrides import as_typed, config_folders
 from maze_train.core.errors import ConfigError, MissingExtraError, SpaceError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, target_name
@@ -101,7 +101,7 @@ def _missing_config(error: MissingConfigException, folders: Sequence[str]) -> Co
     group, slash, name = missing.partition("/")
     if not slash:
         searched = [*folders, str(shipped_root())]
-        names = sorted({path.stem for folder in searched for path in Path(folder).glob("*.yaml")})
+        names = config_names(folders)
         hint = did_you_mean(nearest(missing, names, count=1))
         problem = f"there is no {missing}.yaml in {', '.join(searched)}{hint or ';'}"
         return ConfigError("-cn", f"{problem} available: {', '.join(names)}", missing)

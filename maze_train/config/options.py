@@ -75,3 +75,9 @@ def _first_line(group: str, name: str, folders: list[str]) -> str:
     except MazeTrainError:  # someone's own file names no class that is there: still an option
         return ""
     return text.strip().partition("\n")[0]
+
+
+def config_names(folders: Iterable[str] = ()) -> list[str]:
+    """Names of primary configs (`-cn`): one for each command, and those of the user's folders."""
+    roots = (*map(Path, folders), shipped_root())
+    return sorted({path.stem for root in roots for path in root.glob("*.yaml")})

@@ -8,9 +8,12 @@ correct one. Hydra is imported where its grammar is needed: it takes its time.
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from contextlib import suppress
+from glob import escape, glob
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from maze_train.core.errors import ConfigError
@@ -24,6 +27,7 @@ OPTIONS_WITH_VALUE = (
     "--cfg", "-c", "--info", "-i", "--experimental-rerun",
 )  # fmt: skip
 INFO = ("--info", "-i")
+CONFIG_NAME = ("--config-name", "-cn")
 CONFIG_DIR = ("--config-dir", "-cd")
 SWEEP = ("--multirun", "-m")
 COMPLETION = ("--shell_completion", "-sc", "--shell-completion")
@@ -90,6 +94,35 @@ def normalise_completion(line: str, groups: Collection[str]) -> str:
     if words[-2:-1] and words[-2] in OPTIONS_WITH_VALUE:  # no override is being typed
         return line
     return " ".join([*words[:1], *normalise(words[1:-1], groups), *words[1:][-1:]])
+
+
+def config_name_of(line: str) -> str:
+    """The primary config that a command line chooses; empty: the usual one."""
+    words = line.split(" ")[:-1]  # without the word that is being typed
+    return next((b for a, b in pairwise(words) if a in CONFIG_NAME), "")
+
+
+def completions(line: str, config_names: Iterable[str]) -> list[str] | None:
+    """What the last word of a command line may become: an option, its value, or a path.
+
+    Args:
+        line: The command line up to the cursor.
+        config_names: Names that `-cn` takes.
+
+    Returns:
+        The words; None for an override that is no path, which Hydra completes.
+    """
+    before, _, word = line.rpartition(" ")
+    previous = before.rpartition(" ")[2]
+    if previous in CONFIG_NAME:
+        return [name for name in sorted(config_names) if name.startswith(word)]
+    if word.startswith("-"):
+        return [option for option in OPTIONS if option.startswith(word)]
+    key, equals, value = word.rpartition("=")
+    if not (previous in CONFIG_DIR or (equals and PATHS.fullmatch(key.lstrip("+")))):
+        return None
+    found = sorted(glob(f"{escape(value)}*"))
+    return [f"{key}{equals}{path}{'/' if os.path.isdir(path) else ''}" for path in found]
 
 
 def config_folders(argv: Sequence[str]) -> list[str]:
