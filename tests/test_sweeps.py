@@ -86,7 +86,7 @@ def test_a_sweep_ends_with_its_comparison(
     maze_run.train = run_of_seed
     assert maze_run(*SWEEP, *launcher, "seed=0,1,2,3") == 1
     output = capfd.readouterr()
-    assert "  ppo           3     1k  0:00:10        1.67  1.67 [0.0000, 3.00]" in output.out
+    assert "  ppo           3     1k  0:00:10        1.67  1.67 range [0.0000, 3.00]" in output.out
     label = "job 1 (algorithm=ppo env=CartPole-v1 seed=1)"
     assert f"  s: {label}: ValueError: a bug" in output.out
     assert f"maze-run: error: {label}: ValueError: a bug\n" in output.err

@@ -339,7 +339,7 @@ def test_what_can_not_be_built(tmp_path):
 
 @slow
 @pytest.mark.parametrize(
-    ("kind", "bits_of", "count"), [(Episodes, bits, 40), (Rollouts, pair_bits, 12)]
+    ("kind", "bits_of", "count"), [(Episodes, bits, 40), (Rollouts, pair_bits, 40)]
 )
 @pytest.mark.parametrize("victims", [[0], [1], [0, 1]])
 @pytest.mark.parametrize("after", everyday(1, [1, 0, 7]))

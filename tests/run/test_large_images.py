@@ -104,13 +104,13 @@ def test_a_signal_in_a_long_update(
     def slow(self: Any, *args: Any) -> Any:
         nonlocal calls
         calls += 1
-        time.sleep(0.3)
+        time.sleep(0.8)
         if calls == (2 if env is Screen else 3):  # of each agent
             os.kill(os.getpid(), signal.SIGTERM)
         return policy_loss(self, *args)
 
     monkeypatch.setattr(PPOLearner, "policy_loss", slow)
-    monkeypatch.setattr(update_clock, "LONG_UPDATE_S", 0.5)
+    monkeypatch.setattr(update_clock, "LONG_UPDATE_S", 2.0)
     with pytest.raises(Interrupted):
         train(env, "ppo", run_dir=tmp_path / "run", total_steps=64, **SMALL, **QUIET)
     told = capfd.readouterr().err
