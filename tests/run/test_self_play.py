@@ -84,7 +84,10 @@ def test_policies_play_against_others_after_each_evaluation() -> None:
     best = min(float(row["eval/vs_random/loss_rate"]) for row in rows("run"))
     assert json.loads(Path("run/best/score.json").read_text())["score"] == best
     short_run("game", "ppo", env={"_target_": "agent_envs.Rochambeau"}, total_steps=32)
-    problems = {"game": "no agent other than one that learns can play it", "none": "no saved policy"}
+    problems = {
+        "game": "no agent other than one that learns can play it",
+        "none": "no saved policy",
+    }
     for source, problem in problems.items():
         with pytest.raises(ConfigError, match=rf"evaluation\.opponents\.old .*{problem}"):
             run("other", **{**more, "evaluation.opponents": {"random": "random", "old": source}})
