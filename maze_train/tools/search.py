@@ -34,7 +34,7 @@ from maze_train.core.errors import (
 )
 from maze_train.core.files import atomic_write, exclusive, open_own, read_regular
 from maze_train.core.notices import notify, say, tell_traceback
-from maze_train.core.targets import TARGET
+from maze_train.core.targets import TARGET, locate
 from maze_train.envs.factory import EnvFactory
 from maze_train.run.pipeline import configure, prepare
 from maze_train.run.runner import TrainingRunner
@@ -52,6 +52,7 @@ from maze_train.tools.search_report import (
     write_result,
 )
 from maze_train.tracking.tracker import VALIDATION_LOSS, duration, flattened, readable
+from maze_train.tracking.writers import new_figure
 from maze_train.training.callbacks import Callback
 from maze_train.training.config import EvaluationConfig
 
@@ -453,6 +454,8 @@ class _Search:
             is_full = before >= self.config.n_trials
             rest = "begins no other one; set n_trials to have more" if is_full else "continues"
             notify(f"{PROGRAM}: the study in {self.directory} has {before} trials, and {rest}")
+        if before < self.config.n_trials:
+            self._import_parts()
         try:
             self.processes.run(self._jobs())
         except KeyboardInterrupt:
@@ -465,6 +468,14 @@ class _Search:
                 f"all {len(result.rows)} trials failed; the last one: {result.rows[-1]['error']}"
             )
         return result
+
+    def _import_parts(self) -> None:
+        """Import what a run needs: trials are forks of this process, and have it at once."""
+        for name in ("learner_class", "trainer_class", "builder_class"):
+            path = getattr(self.base.algorithm, name)
+            if path:
+                locate(path, f"algorithm.{name}")
+        new_figure(1.0, 1.0)
 
     def _write(self) -> SearchResult:
         result = self._result()

@@ -7,6 +7,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -408,3 +410,33 @@ def test_trials_in_parallel_have_the_values_of_trials_one_after_the_other(
     assert comparison.settings == ["algorithm.lr"]
     assert len(comparison.rows) == 4
     assert comparison.left_out == []
+
+
+IMPORTS = """
+import os, sys
+from maze_train import Callback, search
+
+before = set()
+os.register_at_fork(after_in_child=lambda: before.update(sys.modules))
+
+class Imports(Callback):
+    def on_run_end(self, run):
+        print("imported:", *sorted(set(sys.modules) - before))
+
+if __name__ == "__main__":
+    search("CartPole-v1", "ppo", {"algorithm.gamma": {"low": 0.9, "high": 0.99}}, n_trials=1,
+           study="s", total_steps=256, callbacks=[Imports()],
+           **{"algorithm.n_rollout_steps": 32, "evaluation.n_episodes": 1})
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
+def test_a_trial_imports_little_by_itself(tmp_path: Path) -> None:
+    """What takes long is there when it begins: it costs what its steps cost."""
+    (tmp_path / "imports.py").write_text(IMPORTS)
+    subprocess.run([sys.executable, "imports.py"], cwd=tmp_path, check=True, timeout=PATIENCE_S)
+    lines = (tmp_path / "s" / "0" / "job.log").read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith("imported:"))
+    slow = ("torch._dynamo", "sympy", "matplotlib", "maze_train.algorithms")
+    assert [name for name in line.split() if name.startswith(slow)] == []
