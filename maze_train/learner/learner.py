@@ -553,21 +553,14 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Continue from `state`.
 
         Raises:
-            ConfigError: If it is the state of other modules, or a function chose the ids that
-                learned.
+            ConfigError: If it is the state of other modules, or a function chose who learned.
         """
         load_state(self, state)
 
     def get_state(
-        self,
-        components: Collection[str] | None = None,
-        *,
-        not_components: Collection[str] = (),
+        self, components: Collection[str] | None = None, *, not_components: Collection[str] = ()
     ) -> dict[str, Any]:
-        """Return the state of some components, in the form of `state_dict`.
-
-        `components.select` describes the arguments.
-        """
+        """Return the state of some components, see `components.select`, as `state_dict` does."""
         return select(self.state_dict(), components, not_components)
 
     def set_state(self, state: Mapping[str, Any]) -> None:
