@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from latex2mathml.converter import convert
-from mkdocs.structure.files import File
 
 PACKAGE = Path(__file__).parents[1] / "maze_train"
 IMPORT = re.compile(r"^from (maze_train\.(\w+)\S*) import (\w+) as \w+", re.MULTILINE)
@@ -59,6 +58,8 @@ def on_config(config: Any) -> Any:
 
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages of the reference, which show the docstrings of public names."""
+    from mkdocs.structure.files import File  # The tests of equations do without MkDocs.
+
     for page, names in public_names().items():
         title = "What you call" if page == "calls" else page
         blocks = "\n".join(f"::: {name}\n" for name in names)

@@ -118,16 +118,17 @@ def test_figures_of_speed_are_those_of_the_picture() -> None:
         assert re.search(row, page, re.MULTILINE), name
 
 
-@pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
-def test_equations_become_mathml(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equations_become_mathml(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of LaTeX is left in the equations of the site."""
-    pytest.importorskip("latex2mathml")
-    pytest.importorskip("mkdocs")
     monkeypatch.syspath_prepend(ROOT / "docs")
     hooks = importlib.import_module("site_hooks")
-    text = page.read_text(encoding="utf-8")
-    found = hooks.EQUATIONS.findall(text)
-    assert len(found) == len(re.findall(r"^\$\$$", text, re.MULTILINE)) / 2
+    found: list[str] = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        equations = hooks.EQUATIONS.findall(text)
+        assert len(equations) == len(re.findall(r"^\$\$$", text, re.MULTILINE)) / 2, page
+        found += equations
+    assert found
     for latex in found:
         assert re.search(r"\\|\$|<mi>&<", hooks.equations(latex)) is None, latex
 
@@ -180,6 +181,7 @@ def test_snippets_run(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_notebook_runs(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its cells run from top to bottom, without Jupyter; curve and film are there to be shown."""
     pytest.importorskip("imageio_ffmpeg")

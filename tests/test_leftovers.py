@@ -37,6 +37,7 @@ def test_neighbour():
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_each_test_looks_after_itself(tmp_path: Path) -> None:
     """Started with Ctrl-C ignored: leftovers are ended, and told of the test that made them."""
     (tmp_path / "test_some.py").write_text(TESTS)

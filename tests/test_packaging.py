@@ -74,6 +74,7 @@ def run(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return result
 
 
+@pytest.mark.exhaustive
 def test_the_build_warns_about_nothing(installation: Installation) -> None:
     """Neither setuptools nor Python has a complaint."""
     assert "Warning" not in installation.build_log

@@ -119,7 +119,10 @@ DEV = ("runner=dev",)
     [
         # A module where the command is called needs no PYTHONPATH.
         (LOCAL, "near.Near", 0, r"stopped +total_steps", "total_steps"),
-        (DEV, "near.Broken", 1, "RuntimeError: the wheel came off", "error"),
+        pytest.param(
+            *(DEV, "near.Broken", 1, "RuntimeError: the wheel came off", "error"),
+            marks=pytest.mark.exhaustive,
+        ),
         pytest.param(
             *(LOCAL, "near.Broken", 1, "RuntimeError: the wheel came off", "error"),
             marks=pytest.mark.exhaustive,
@@ -150,7 +153,9 @@ def test_how_a_run_ends_by_itself(
     ("runner", "number", "code", "terminal"),
     [
         (LOCAL, signal.SIGINT, 130, False),
-        (LOCAL, signal.SIGTERM, 143, False),  # as a cluster sends it
+        pytest.param(  # as a cluster sends it
+            *(LOCAL, signal.SIGTERM, 143, False), marks=pytest.mark.exhaustive
+        ),
         pytest.param(DEV, signal.SIGINT, 130, True, marks=pytest.mark.exhaustive),
     ],
     ids=["ctrl-c, pipe", "sigterm", "ctrl-c, terminal"],
@@ -176,6 +181,7 @@ def test_a_run_that_is_asked_to_end(
         assert process.output.rindex("\x1b[?25h") > process.output.rindex("\x1b[?25l")
 
 
+@pytest.mark.exhaustive
 def test_a_terminal_that_is_closed(start: Start, tmp_path: Path) -> None:
     """SIGHUP to all processes, and nowhere to write to: a checkpoint, a summary, exit code 129."""
     process = start(*ENDLESS, *LOCAL, terminal=True)
@@ -189,6 +195,7 @@ def test_a_terminal_that_is_closed(start: Start, tmp_path: Path) -> None:
     assert left_in(process.popen.pid) == {}
 
 
+@pytest.mark.exhaustive
 def test_a_reader_that_goes_away(start: Start, tmp_path: Path) -> None:
     """A run whose standard output is closed, as by `| head -1`, continues to its end."""
     process = start(*ENDLESS, "total_steps=60000")
@@ -231,6 +238,7 @@ maze_train.train("CartPole-v1", "a2c", run_dir="second", runner="local", **short
 
 
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+@pytest.mark.exhaustive
 def test_a_script_without_guard(tmp_path: Path, start_method: str) -> None:
     """Workers, which import it, do not train and say nothing; one message says what is missing."""
     script = tmp_path / "script.py"

@@ -40,6 +40,7 @@ def numbers(folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("runner", everyday(1, [LOCAL, ("runner=dev",)]), ids=["local", "dev"])
+@pytest.mark.exhaustive
 def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
     """Exit code 130 in 5 s, every episode up to there in all files, no process left.
 
@@ -80,7 +81,12 @@ def test_a_process_that_is_killed(start: Start, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("raise", "RuntimeError: the wheel came off"), ("kill", "maze-run: error: ")]
+    ("kind", "said"),
+    everyday(
+        1,
+        [("raise", "RuntimeError: the wheel came off"), ("kill", "maze-run: error: ")],
+        are_rows=True,
+    ),
 )
 def test_an_environment_that_fails(start: Start, tmp_path: Path, kind: str, said: str) -> None:
     """Exit code 1, its words or the seed, what was played in the files, no process left."""

@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from cases import everyday
 from gymnasium import spaces
 from reference_sac import row_of, tagged
 from update_problems import BOX, PARTS, SMALL, perturbed, random_obs
@@ -289,8 +290,8 @@ class Ring(gymnasium.Env[Any, Any]):
 @pytest.mark.parametrize("is_chain", [True, False], ids=["chain", "truncated"])
 @pytest.mark.parametrize(
     "more",
-    [{}, {"algorithm.dueling": True}, {"algorithm.num_quantiles": 3}],
-    ids=["plain", "dueling", "quantiles"],
+    everyday(1, [{"algorithm.num_quantiles": 3}, {"algorithm.dueling": True}, {}]),
+    ids=["quantiles", "dueling", "plain"],
 )
 def test_known_values_are_learned(tmp_path, is_chain, more):
     """From random actions alone; a time limit does not end the world."""

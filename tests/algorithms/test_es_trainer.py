@@ -483,6 +483,7 @@ class StopAt(Interruption):
 
 
 @pytest.mark.parametrize("model", everyday(1, MODELS))
+@pytest.mark.exhaustive
 def test_an_iteration_that_was_interrupted_is_played_again(model: str) -> None:
     """From its beginning, by this trainer or by another one with its state: the same numbers."""
     more = {

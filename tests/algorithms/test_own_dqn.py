@@ -36,6 +36,7 @@ def run(name: str, **changes: Any) -> Any:
 
 
 @pytest.mark.learning
+@pytest.mark.exhaustive
 def test_it_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the trainer, the builder and the buffer that SAC has."""
     monkeypatch.chdir(tmp_path)

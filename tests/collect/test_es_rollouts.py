@@ -12,6 +12,7 @@ from itertools import islice
 
 import pytest
 from actor_envs import FaultyEnv
+from cases import everyday
 from es_problems import (
     PLAIN,
     SAMPLED,
@@ -178,7 +179,11 @@ KINDS = {
 @slow
 @pytest.mark.parametrize(
     ("kind", "n_workers", "num_envs"),
-    [("walk", 2, 8), ("unequal", 4, 6), ("walk", 2, 2), ("own", 2, 4), ("unequal", 1, 3)],
+    everyday(
+        2,
+        [("unequal", 4, 6), ("own", 2, 4), ("walk", 2, 8), ("walk", 2, 2), ("unequal", 1, 3)],
+        are_rows=True,
+    ),
 )
 def test_all_processes_together_do_what_one_does(start, kind, n_workers, num_envs):
     """The same pairs in the same order to the bit, iteration by iteration, of changing policies."""

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from actor_envs import ActorEnv, stacked_env
+from cases import everyday
 from es_problems import (
     PLAIN,
     SAMPLED,
@@ -61,7 +62,8 @@ MEMBERS = [0, 1, 2, 3, 5, 130, 131, 256]
 MANY_SLOTS = ("box, discrete", "box, box, noisy", "memory")
 """Cases with more slots than are in a block of rows."""
 
-every_case = pytest.mark.parametrize("case", CASES)
+OFTEN = [*CASES][::3]
+every_case = pytest.mark.parametrize("case", everyday(len(OFTEN), dict.fromkeys([*OFTEN, *CASES])))
 
 
 def assert_slow(found, make, model, settings=PLAIN, *, exactly=True, var_rel=1e-12):

@@ -104,6 +104,7 @@ def test_arguments_out_of_range_are_refused(key, arguments):
         SharedNoiseTable(*arguments)
 
 
+@pytest.mark.exhaustive
 def test_memory_is_given_back():
     """When the table is closed, and neither it nor a view of it is left."""
     before, descriptors = mapped_bytes(), open_files()

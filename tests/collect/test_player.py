@@ -379,7 +379,7 @@ FAILURES = {
 
 
 @slow
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", everyday(1, [False, True]))
 @pytest.mark.parametrize("how", FAILURES)
 def test_a_failure(start, how, again, tmp_path, capfd):
     """The episode is played again; if it fails again, that ends the run with its error."""

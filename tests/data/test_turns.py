@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import everyday
 from gymnasium import spaces
 
 from maze_train.data.rollout import Rollout
@@ -195,7 +196,7 @@ SOME = [7, 20, 3, 30]
 
 
 @pytest.mark.parametrize("some_learn", [False, True], ids=["all", "some learn"])
-@pytest.mark.parametrize("acting", [0.2, 0.6, 1.0])
+@pytest.mark.parametrize("acting", everyday(1, [0.6, 0.2, 1.0]))
 @pytest.mark.parametrize(
     ("lengths", "layout"),
     [

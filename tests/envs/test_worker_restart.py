@@ -249,6 +249,7 @@ def test_own_state_is_where_the_repair_begins(tmp_path, capfd):
     capfd.readouterr()
 
 
+@pytest.mark.exhaustive
 def test_a_long_replay_is_no_hang():
     """Each step of a replay has timeout_s, not all of them together."""
 

@@ -37,7 +37,14 @@ def sweep(name: str, values: Iterable[Any]) -> Callable[[Callable[..., None]], C
     return decorate
 
 
-def everyday(count: int, values: Iterable[Any]) -> list[Any]:
-    """Mark all but the first values as `exhaustive`: `make test` leaves them out."""
-    marked = [pytest.param(value, marks=pytest.mark.exhaustive) for value in list(values)[count:]]
-    return [*list(values)[:count], *marked]
+def everyday(count: int, values: Iterable[Any], *, are_rows: bool = False) -> list[Any]:
+    """Mark all but the first values as `exhaustive`: `make test` leaves them out.
+
+    Args:
+        count: How many values are tried every day.
+        values: Values of one parameter, or of several.
+        are_rows: Whether each value is a row, with one entry for each of several parameters.
+    """
+    found = list(values)
+    rest = found[count:] if are_rows else [(value,) for value in found[count:]]
+    return [*found[:count], *(pytest.param(*row, marks=pytest.mark.exhaustive) for row in rest)]

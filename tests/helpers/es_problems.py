@@ -417,16 +417,13 @@ def closing_env():
 
 
 class Episodes:
-    """Episodes of an agent that are played somewhere, with the calls of `es_problems.Rollouts`.
+    """Episodes of an agent that are played somewhere, with the calls of `Rollouts`.
 
     Args:
-        make: Builds an environment.
-        n_workers: How many processes; 0: this one.
-        num_envs: Environments of all workers together.
         make_agent: Builds the agent.
         settings: How episodes are played.
-        on_non_finite: What to do about numbers that are not finite.
-        **processes: Settings of the processes.
+
+    The others are those of `Rollouts`.
     """
 
     def __init__(

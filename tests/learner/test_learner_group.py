@@ -591,6 +591,7 @@ with group_of(LEARNERS["bc"], 3) as (group, update):
 
 
 @slow
+@pytest.mark.exhaustive
 def test_learners_end_with_the_first_one(tmp_path):
     """It is killed while they wait for its gradients."""
     folder = Path(__file__).parent

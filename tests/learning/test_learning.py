@@ -254,6 +254,7 @@ def test_small_problems_are_solved(
         pytest.param(DQN, 6_000, id="dqn", marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.exhaustive
 def test_agents_find_a_language(tmp_path: Path, algorithm: dict[str, Any], steps: int) -> None:
     """Two independent learners, one of which hears nothing but the other."""
     policies = {agent: {"agents": [agent]} for agent in Hints.possible_agents}
@@ -292,6 +293,7 @@ def test_self_play_is_an_equilibrium_on_average(tmp_path: Path) -> None:
         pytest.param("uniform", -20.0, -16.0, marks=pytest.mark.exhaustive),
     ],
 )
+@pytest.mark.exhaustive
 def test_goals_are_reached_with_hindsight_alone(
     tmp_path: Path, replay_buffer: str, least: float, most: float
 ) -> None:

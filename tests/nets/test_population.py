@@ -7,7 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from cases import sweep
+from cases import everyday, sweep
 from family_cases import CASES as FAMILIES
 from family_cases import build as build_family
 from gymnasium import spaces
@@ -119,7 +119,8 @@ ROWWISE = {
     "agents that remember": ({"rnn": RecurrentConfig(size=7)}, "agents"),
 }
 CASES = {**BATCHED, **ROWWISE}
-every_case = pytest.mark.parametrize("case", CASES)
+OFTEN = [*CASES][::3]
+every_case = pytest.mark.parametrize("case", everyday(len(OFTEN), dict.fromkeys([*OFTEN, *CASES])))
 
 
 def model_of(case, action="discrete", *, has_statistics=True):

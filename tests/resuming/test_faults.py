@@ -150,14 +150,15 @@ BROKEN = (r"step 3 of the episode with seed \d+: Runtime", "the wheel came off")
     ("where", "kind", "said"),
     [
         ((), "raise", (*BROKEN, r'faulty_envs\.py", line', "there is no checkpoint")),
-        (LOCAL, "raise", (*BROKEN, *WORKER)),
+        pytest.param(LOCAL, "raise", (*BROKEN, *WORKER), marks=exhaustive),
         (LOCAL, "kill", (r"died in a step \(signal SIGKILL; was memory exhausted\?\)", *WORKER)),
         pytest.param(
             LOCAL, "hang", ("hangs: it did not finish a step within", *WORKER), marks=exhaustive
         ),
         # Its episodes are lost each time; after that many restarts the run ends.
         ((*RESTART, "runner.max_worker_restarts=6"), "raise", ("max_worker_restarts|6 restarts",)),
-        *((where, "constructor", ("the model file is missing",)) for where in ((), RESTART)),
+        ((), "constructor", ("the model file is missing",)),
+        pytest.param(RESTART, "constructor", ("the model file is missing",), marks=exhaustive),
     ],
 )
 def test_an_environment_that_fails(run, where, kind, said):
@@ -204,7 +205,11 @@ def test_an_environment_of_chance(run, tmp_path):
 
 @pytest.mark.parametrize(
     ("where", "kind", "said"),
-    [((), "nan_observation", r"observation.*nan"), (LOCAL, "inf_reward", r"reward.*inf")],
+    everyday(
+        1,
+        [((), "nan_observation", r"observation.*nan"), (LOCAL, "inf_reward", r"reward.*inf")],
+        are_rows=True,
+    ),
 )
 def test_numbers_that_are_not_finite(run, tmp_path, where, kind, said):
     """Named with environment, step and seed; or the episode is lost and counted."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import everyday
 from killed_runs import assert_equal_runs, final_state, maze_run
 from own_envs import SpacesEnv
 from own_parts import KeptReplay, diaries
@@ -291,7 +292,7 @@ class SlowEnv(SpacesEnv):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["impala", "es"])
+@pytest.mark.parametrize("case", everyday(1, ["impala", "es"]))
 def test_ctrl_c_while_others_play(tmp_path, case):
     """A rollout or episode takes two minutes: the run does not wait for it, and saves."""
     run_dir, marker = tmp_path / "run", tmp_path / "slow"

@@ -65,6 +65,7 @@ def graphs(compiler: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", everyday(1, CASES))
+@pytest.mark.exhaustive
 def test_numbers_are_those_of_the_ordinary_way(case: str, graphs: Any) -> None:
     """All graphs are made in the first epoch, without a break; weights have their names."""
     algorithm, way, more, count = CASES[case]

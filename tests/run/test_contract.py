@@ -52,9 +52,8 @@ def whole(tmp_path_factory):
 
 
 OFTEN = [
-    *("ppo, memory", "ppo, actors", "sac, prioritised", "sac, demonstrations", "td3", "dqn"),
-    *("impala, replay", "es, more steps", "bc", "agents: ppo, league", "agents: bc"),
-    *("agents: ppo, centralised", "agents: impala, replay", "agents: dqn", "agents: es"),
+    *("ppo, memory", "ppo, actors", "sac, prioritised", "dqn", "impala, replay"),
+    *("es, more steps", "bc", "agents: ppo, league", "agents: dqn"),
 ]
 
 
@@ -142,10 +141,10 @@ def test_a_signal_at_any_update(tmp_path, monkeypatch, case):
 @pytest.mark.parametrize(
     "case",
     everyday(
-        8,
+        5,
         [
-            *("ppo, actors", "sac, demonstrations", "es, more steps", "td3", "dqn", "bc"),
-            *("agents: ppo, league", "agents: dqn", "ppo", "ppo, normalised", "ppo, memory"),
+            *("ppo, actors", "sac, demonstrations", "es, more steps", "dqn", "agents: ppo, league"),
+            *("td3", "bc", "agents: dqn", "ppo", "ppo, normalised", "ppo, memory"),
             *("a2c, actors with memory", "sac, disk", "sac, prioritised", "sac, initial phase"),
             *("td3, hindsight", "es, normalised", "es, sampled", "es, memory", "es, wrapped"),
             *("agents: ppo, actors", "agents: sac", "agents: td3", "agents: es, memory"),
@@ -204,9 +203,9 @@ def assert_nearly_equal(run_dir, other):
 @pytest.mark.parametrize(
     "case",
     everyday(
-        4,
+        2,
         [
-            *("ppo, normalised", "sac, prioritised", "agents: ppo, league", "impala, replay"),
+            *("sac, prioritised", "agents: ppo, league", "ppo, normalised", "impala, replay"),
             *("ppo, memory", "ppo, actors", "a2c", "sac", "td3, hindsight", "dqn, all options"),
             *("sac, demonstrations", "impala, normalised", "bc, balanced"),
             *("agents: ppo, random foe", "agents: sac", "agents: bc"),

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cases import everyday
 
 from maze_train.cli import main
 from maze_train.config.commands import ExportConfig
@@ -47,13 +48,20 @@ def write_policy(env):
 
 @pytest.mark.parametrize(
     ("env", "arguments", "file", "source"),
-    [
-        ("CartPole-v1", [], "run/policy.pt2", "the environment"),
-        ("CartPole-v1", ["output=a/own.file"], "a/own.file", "the environment"),
-        (HEAPS, ["trust=[agent_envs]"], "run/policy.pt2", "the environment"),
-        (HEAPS, ["trust=[agent_envs]", "agent=second"], "run/policy_second.pt2", "the environment"),
-        (HEAPS, ["agent=second"], "run/policy_second.pt2", "the space"),
-    ],
+    everyday(
+        2,
+        [
+            ("CartPole-v1", ["output=a/own.file"], "a/own.file", "the environment"),
+            (HEAPS, ["agent=second"], "run/policy_second.pt2", "the space"),
+            ("CartPole-v1", [], "run/policy.pt2", "the environment"),
+            (HEAPS, ["trust=[agent_envs]"], "run/policy.pt2", "the environment"),
+            (
+                *(HEAPS, ["trust=[agent_envs]", "agent=second"]),
+                *("run/policy_second.pt2", "the environment"),
+            ),
+        ],
+        are_rows=True,
+    ),
 )
 def test_the_command(env, arguments, file, source, capsys):
     """A file next to the policy, or where it is wanted; environments are played if they may be."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from cases import everyday
 from command_lines import CommandLine, maze_run
 
 from maze_train.tools.compare import compare_runs
@@ -127,6 +128,7 @@ def test_a_search_ends_with_its_best_settings(
     assert (study / "0/job.log").is_file()
 
 
+@pytest.mark.exhaustive
 def test_a_study_goes_on_with_the_same_command(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -308,14 +310,18 @@ def test_seeds_of_a_trial(maze_run: CommandLine, runs: Runs) -> None:
 
 @pytest.mark.parametrize(
     ("settings", "best", "value"),
-    [
-        ((), "0.9", 0.9),
-        (("mode=min",), "0.5", 0.125),
-        (("mode=min", "value=final"), "0.5", 0.5),
-        (("evaluation.mode=min",), "0.5", 0.125),
-        ((f"metric={RETURN}", "evaluation.mode=min"), "0.9", 0.9),
-        (("metric=epoch", "value=final"), "0.9", 4.0),
-    ],
+    everyday(
+        2,
+        [
+            ((), "0.9", 0.9),
+            (("mode=min", "value=final"), "0.5", 0.5),
+            (("mode=min",), "0.5", 0.125),
+            (("evaluation.mode=min",), "0.5", 0.125),
+            ((f"metric={RETURN}", "evaluation.mode=min"), "0.9", 0.9),
+            (("metric=epoch", "value=final"), "0.9", 4.0),
+        ],
+        are_rows=True,
+    ),
 )
 def test_what_is_best(
     maze_run: CommandLine, runs: Runs, settings: tuple[str, ...], best: str, value: float

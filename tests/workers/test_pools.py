@@ -347,6 +347,7 @@ def test_a_worker_that_dies_while_it_has_nothing_to_do(start: Any) -> None:
 
 
 @pytest.mark.parametrize("where", REMOTE)
+@pytest.mark.exhaustive
 def test_a_worker_that_takes_long_but_lives(start: Any, where: str) -> None:
     """It does not count as hung while it counts, nor while no one listens."""
     pool = start(where, n=2)
