@@ -166,6 +166,18 @@ def test_a_trial_makes_a_few_steps_of_each_environment(algorithm: str, normaliza
     assert 0 < max(env.steps for env in CountingEnv.made) <= parts * TRIAL_STEPS
 
 
+@pytest.mark.parametrize("algorithm", ["sac", "dqn"])
+def test_a_trial_of_agents_that_act_in_turn(algorithm: str) -> None:
+    """A turn ends when its agent acts again; then each policy takes a gradient step."""
+    policies = {"a": {"agents": ["first"]}, "b": {"agents": ["second"]}, "c": {"agents": ["ref*"]}}
+    more: Any = {"policies": policies, "runner.fast_dev_run": True, "trust": ["agent_envs"]}
+    result = train(
+        {"_target_": "agent_envs.Heaps"}, algorithm, run_dir="run", seed=0, **QUIET, **more
+    )
+    for policy in policies:
+        assert math.isfinite(result.history[0][f"train/{policy}/critic_loss"])
+
+
 @pytest.mark.parametrize("length", [4, 32])
 @pytest.mark.parametrize("algorithm", ["ppo", "impala"])
 def test_a_trial_of_a_policy_with_a_memory(algorithm: str, length: int) -> None:

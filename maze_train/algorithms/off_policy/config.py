@@ -11,7 +11,7 @@ from maze_train.core.checks import check_between, check_fields, check_one_of
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET, locate
 from maze_train.learner.config import GradientSettings, Schedule
-from maze_train.training.config import TRIAL_BATCH, AlgorithmConfig
+from maze_train.training.config import TRIAL_BATCH, TRIAL_STEPS, AlgorithmConfig
 
 UNIFORM = "maze_train.data.replay.UniformReplayBuffer"
 
@@ -209,14 +209,17 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
             )
 
     def shortened(self) -> OffPolicyConfig:
-        """The settings of a trial: one update that collects, one that learns."""
+        """The settings of a trial: a gradient step for each environment, after a few steps of it.
+
+        Of agents that act in turn each has to act twice, before there is something to learn from.
+        """
         return replace(
             self,
             n_epochs=1,
-            epoch_length=2,
+            epoch_length=TRIAL_STEPS,
             n_rollout_steps=1,
             initial_buffer_size=1,
-            update_to_data_ratio=1.0,
+            update_to_data_ratio=1 / (TRIAL_STEPS - 1),
             batch_size=min(self.batch_size, TRIAL_BATCH),
         )
 
