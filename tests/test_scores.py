@@ -178,4 +178,5 @@ def test_beside_a_published_figure(
     page = (tmp_path / "scores.md").read_text()
     assert f"| 100.0 (Them, CartPole-v0, 1.5k steps) | {verdict} | {verdict} |" in page
     mean = sum(values) / 2
-    assert f"| 2 | 1 | {readable(mean + 10)} | {readable(mean)} | 10.00 [10.00, 10.00] |" in page
+    figures = f"{readable(mean + 10)} | {readable(mean)} | 10.00 range [10.00, 10.00]"
+    assert f"| 2 | 1 | {figures} |" in page

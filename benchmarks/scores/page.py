@@ -15,6 +15,7 @@ from maze_train.tools.compare_report import (
     Figures,
     Group,
     draw_comparison,
+    iqm_text,
     shown,
     spread,
 )
@@ -122,15 +123,13 @@ class Score:
         """Its line in the table of the selection."""
         chosen, played = np.array([row.best for row in self.rows]), self.tests("best")
         gain = spread("difference", [chosen - played], N_RESAMPLES)
-        interval = [readable(gain[f"difference_{end}"]) for end in ("low", "high")]
         return {
             **self.names,
             "runs": str(len(self.rows)),
             "episodes": str(self.cell.config.evaluation.n_episodes),
             "chosen by": readable(chosen.mean()),
             "played": readable(played.mean()),
-            "difference IQM [95 %]": readable(gain["difference_iqm"])
-            + (f" [{', '.join(interval)}]" if len(self.rows) > 1 else ""),
+            "difference IQM [95 %]": iqm_text(gain, "difference", len(self.rows)),
         }
 
 

@@ -193,16 +193,21 @@ def shown(row: Row) -> dict[str, str]:
         texts["steps"], texts["time"] = compact(row["env_steps"]), _time(row["wall_time_s"])
     for name in ("final", "best"):
         texts[f"{name} mean"] = readable(row[f"{name}_mean"])
-        low, high = row[f"{name}_low"], row[f"{name}_high"]
-        word = "range " if row["runs"] < FEW_RUNS else ""
-        interval = "" if math.isnan(low) else f" {word}[{readable(low)}, {readable(high)}]"
-        texts[f"{name} IQM [95 %]"] = readable(row[f"{name}_iqm"]) + interval
+        texts[f"{name} IQM [95 %]"] = iqm_text(row, name, row["runs"])
     if "reached" in row:
         steps = row["steps_to_threshold"]
         texts[f"reached {row['threshold']:g}"] = f"{row['reached']} of {row['runs']}"
         texts["at step"] = ABSENT if math.isnan(steps) else compact(steps)
         texts["after"] = _time(row["seconds_to_threshold"])
     return texts
+
+
+def iqm_text(figures: Figures, name: str, n_runs: int) -> str:
+    """An interquartile mean with its interval, which of few runs is called a range."""
+    low, high = figures[f"{name}_low"], figures[f"{name}_high"]
+    word = "range " if n_runs < FEW_RUNS else ""
+    interval = "" if math.isnan(low) else f" {word}[{readable(low)}, {readable(high)}]"
+    return readable(figures[f"{name}_iqm"]) + interval
 
 
 def short(value: str) -> str:
@@ -255,7 +260,8 @@ def draw_comparison(
 ) -> Figure:
     """A figure of interquartile means with 95 % bands, without the global state of pyplot.
 
-    Single runs are thin lines. A curve over several runs ends where the shortest of them does.
+    Single runs are thin lines. A curve over several runs ends where the shortest of them does. A
+    band over few runs is called their range.
 
     Args:
         groups: What is drawn.
@@ -281,6 +287,7 @@ def draw_comparison(
         by_steps.set_title(
             _as_text(env), loc="left", fontsize=12, color=TEXT_COLOR, fontweight="bold"
         )
+        by_time.set_title(_band_text(drawn), loc="right", fontsize=8, color=TEXT_COLOR)
         decorate(by_steps, step_label, _as_text(metric))
         decorate(by_time, f"wall time ({word})", "")
         by_time.xaxis.set_major_formatter("{x:g}")
@@ -292,6 +299,18 @@ def draw_comparison(
         lines, texts = zip(*shown, strict=True)
         figure.legend(lines, texts, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     return figure
+
+
+def _band_text(groups: Sequence[Group]) -> str:
+    """The meaning of the bands of groups; empty: there are none."""
+    sizes = [len(group.runs) for group in groups if len(group.runs) > 1]
+    texts = (
+        [f"95 % interval of {FEW_RUNS} runs or more"] if max(sizes, default=0) >= FEW_RUNS else []
+    )
+    texts += (
+        [f"range of fewer than {FEW_RUNS} runs"] if min(sizes, default=FEW_RUNS) < FEW_RUNS else []
+    )
+    return f"band: {', '.join(texts)}" if texts else ""
 
 
 def _as_text(name: str) -> str:

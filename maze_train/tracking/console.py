@@ -367,11 +367,9 @@ class _Status:
             now: Time in seconds.
             room: Characters that there are; the least important parts are left out. None: all fit.
         """
-        total = self.run.total_env_steps
-        steps = f"{compact(self.env_steps):>5}" + (f"/{compact(total)}" if total else "")
         speed, remaining = self.speed(now), self.remaining_s(now)
         rate = f"{compact(speed) if math.isfinite(speed) else '-':>5}/s"
-        parts = {"steps": f"{steps} steps" if room is None else steps, "rate": rate}
+        parts = {"steps": self._steps_text(" steps" if room is None else ""), "rate": rate}
         if self.share(now) is not None:
             parts["eta"] = f"eta {duration(remaining)}"
         for label, name in (("train", TRAIN_RETURN), ("eval", EVAL_RETURN)):
@@ -383,6 +381,15 @@ class _Status:
             if room is not None and len("  ".join(parts.values())) > room:
                 parts.pop(expendable, None)
         return "  ".join(parts.values())
+
+    def _steps_text(self, unit: str) -> str:
+        """The steps so far, of how many; the last update may go past that number."""
+        done, total = compact(self.env_steps), self.run.total_env_steps
+        if not total:
+            return f"{done:>5}{unit}"
+        is_past = self.env_steps > total and done != compact(total)
+        limit = f"{unit} (past {compact(total)})" if is_past else f"/{compact(total)}{unit}"
+        return f"{done:>5}{limit}"
 
     def outcome(self, summary: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
         """Name and text of each line of the closing summary."""

@@ -156,8 +156,8 @@ class LearningCurveWriter(MetricsWriter):
             self._write_leagues()
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Draw the picture."""
-        if self._run.run_dir is not None:
+        """Draw the picture, unless the run failed before its first epoch ended."""
+        if self._run.run_dir is not None and self._rows:
             figure = draw_learning_curve(self._rows, self._run)
             save_picture(figure, self._run.run_dir / self.filename)
         self._write_leagues()

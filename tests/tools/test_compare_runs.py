@@ -408,6 +408,7 @@ def test_the_picture(tmp_path: Path) -> None:
     edges = by_steps.collections[0].get_paths()[0].vertices[:, 1]
     assert (edges.min(), edges.max()) == (0.0, 4.0)
     assert (len(by_steps.collections), by_steps.get_title(loc="left")) == (1, "CartPole-v1")
+    assert by_time.get_title(loc="right") == "band: range of fewer than 4 runs"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PPO", "A2C"]
     assert "matplotlib.pyplot" not in sys.modules
 
@@ -458,6 +459,24 @@ def test_where_the_mean_of_runs_is_drawn(
         return
     steps = by_steps.lines[2].get_xdata()
     assert (steps[0], steps[-1], len(steps)) == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "text"),
+    [
+        ((1,), ""),
+        ((4,), "band: 95 % interval of 4 runs or more"),
+        ((4, 3, 1), "band: 95 % interval of 4 runs or more, range of fewer than 4 runs"),
+    ],
+)
+def test_the_meaning_of_a_band_is_in_the_picture(
+    tmp_path: Path, sizes: tuple[int, ...], text: str
+) -> None:
+    """A band over few runs is hardly more than their extremes."""
+    for size, algorithm in zip(sizes, ("ppo", "a2c", "sac"), strict=False):
+        write_runs(tmp_path / algorithm, *([1.0] * 2 for _ in range(size)), algorithm=algorithm)
+    figure = figure_of(tmp_path, ppo="PPO", a2c="A2C", sac="SAC")
+    assert figure.axes[1].get_title(loc="right") == text
 
 
 @pytest.mark.parametrize(("mode", "worst"), [("max", "0.1"), ("min", "2.1")])

@@ -86,13 +86,14 @@ def test_evaluations_scroll_by_above_the_bar() -> None:
 
 
 def test_the_outcome_of_a_run() -> None:
-    """Steps past the limit are explained; a run that failed before an epoch ended has none."""
+    """Steps past the limit are explained; a run that failed at once has no outcome."""
     writer, _, console = started()
     writer.finish({"stop_reason": "error", "epochs": 0, "env_steps": 0})
     assert output(console) == "PPO on [CartPole]\n"
     writer, _, console = started(RunInfo(total_env_steps=3_000))
     writer.write(make_row(2))
     writer.finish({"stop_reason": "total_steps"})
+    assert "epoch   2     4k steps (past 3k)      -/s" in output(console)
     assert "environment steps  4,000 (the last update went past 3,000)" in output(console)
 
 
