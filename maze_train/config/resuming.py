@@ -17,7 +17,7 @@ from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, Given, has_no_name
 from maze_train.tracking.tracker import aligned
-from maze_train.training.config import RANDOM
+from maze_train.training.config import RANDOM, RANDOM_OPPONENT
 
 if TYPE_CHECKING:
     from maze_train.training.checkpoint_files import CheckpointInfo
@@ -149,6 +149,9 @@ def continued(
         place, stored = f"the run in {directory}", settings_of_run(directory / CONFIG_FILE, config)
     if config.seed is None:
         config = replace(config, seed=stored.seed)
+    evaluation, before = config.evaluation, stored.evaluation.opponents
+    if not (evaluation.opponents or evaluation.metric) and before == RANDOM_OPPONENT:
+        config = replace(config, evaluation=replace(evaluation, opponents=before))
     before, now = _leaves(config_to_dict(stored)), _leaves(config_to_dict(config))
     changed = _without_sections(
         [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from maze_train.collect.agents import (
     RANDOM,
     PolicyAgent,
     RandomAgent,
+    UniformPolicy,
     agent_maker,
     built_policy,
     check_policy_spaces,
@@ -23,12 +25,15 @@ from maze_train.collect.episode_player import ModelAgent
 from maze_train.collect.fixed_policies import fixed_policy
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.notices import notify
+from maze_train.core.seeding import Seeds
 from maze_train.core.targets import TARGET, Given, build_target, is_target
+from maze_train.envs.factory import EnvFactory
 from maze_train.nets.joint import JointModel, acting_alone
 from maze_train.run.saved_policies import SavedPolicy, read_saved_policy, read_source, score_of
-from maze_train.spaces.agents import AgentSpaces, agent_spaces
+from maze_train.spaces.agents import REWARDS, AgentSpaces, agent_spaces
 from maze_train.spaces.describe import check_same_spaces
-from maze_train.training.config import PolicyConfig
+from maze_train.training.config import RANDOM_OPPONENT, PolicyConfig
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept
 from maze_train.training.models import (
@@ -43,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
+    import gymnasium
     from torch import nn
 
     from maze_train.collect.collector import ActingModel, RecurrentModel
@@ -416,6 +422,65 @@ class OpponentEvaluator(RolloutEvaluator):
         chosen = {agent: models[agent] if agent in others else own[agent] for agent in own}
         *_, returns = self._play(acting_alone(chosen), env)
         return returns[seat], np.max([returns[agent] for agent in others], axis=0)
+
+
+MOST_TURNS, ENOUGH = 1_000, 10
+"""Turns that are played to see whether rewards cancel, and those with rewards that say it."""
+
+CANCELLED = (
+    "note: what one agent gains others lose, so the mean return over agents says nothing: "
+    "evaluation plays against random as well, and eval/vs_random/return_mean selects the best "
+    "policy. evaluation.opponents names others; evaluation.metric=eval/episode_return_mean: none"
+)
+
+
+def with_random_opponent(config: TrainConfig) -> TrainConfig:
+    """Let evaluation play against random, where no setting says what selects the best policy.
+
+    That is so in environments where the rewards of several agents cancel, which a few random
+    episodes show.
+
+    Args:
+        config: The configuration, which is returned as it is where they do not.
+    """
+    settings = config.evaluation
+    is_chosen = settings.opponents or settings.metric or not settings.n_episodes
+    if is_chosen or config.env.backend != "gymnasium":
+        return config
+    make_env, found = EnvFactory(config.env).for_evaluation(), False
+    # An error comes again where it belongs.
+    with suppress(Exception), generators_kept(), closing(make_env()) as env:
+        found = rewards_cancel(env, Seeds(config.seed or 0).integer("opponents"))
+    if not found:
+        return config
+    notify(CANCELLED)
+    return replace(config, evaluation=replace(settings, opponents=dict(RANDOM_OPPONENT)))
+
+
+def rewards_cancel(env: gymnasium.Env[Any, Any], seed: int) -> bool:
+    """Whether the rewards of several agents add up to 0 in every turn of some random episodes.
+
+    Args:
+        env: An environment; with one agent they do not.
+        seed: Seed of the first episode, >= 0; later ones have larger seeds.
+    """
+    spaces = env.observation_space, env.action_space
+    if agent_spaces(*spaces) is None:
+        return False
+    policy, is_over, n_found = UniformPolicy(*spaces), True, 0
+    policy.reset(seed)
+    for turn in range(MOST_TURNS):
+        if is_over:
+            obs, _ = env.reset(seed=seed + turn)
+        obs, _, terminated, truncated, _ = env.step(policy.act(obs))
+        is_over = terminated or truncated
+        rewards = obs[REWARDS].astype(np.float64)
+        if abs(rewards.sum()) > 1e-6 * np.abs(rewards).sum():
+            return False
+        n_found += bool(rewards.any())
+        if n_found == ENOUGH:
+            break
+    return n_found > 0
 
 
 def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> OpponentEvaluator:

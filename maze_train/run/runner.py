@@ -33,7 +33,7 @@ from maze_train.run.parts import (
     stop_reason_of,
     tell_stop,
 )
-from maze_train.run.policies import opponent_evaluator
+from maze_train.run.policies import opponent_evaluator, with_random_opponent
 from maze_train.spaces.agents import agent_spaces
 from maze_train.tracking.tracker import (
     EVAL_RETURN,
@@ -200,6 +200,8 @@ class TrainingRunner:
             builder.prepare(model)
             for base in self.prepared.bases:
                 notify(base.take_over(model))
+            if self._agents and self.resumed_dir is None:
+                self._judge_by_opponents()
             evaluator = self._build_evaluator()
             self._final_evaluator = builder.build_final_evaluator()
             with generators_kept():  # rich draws from `random` when it is imported
@@ -314,6 +316,13 @@ class TrainingRunner:
     def selection_mode(self) -> Literal["max", "min"]:
         """Whether a larger or a smaller value of it is better."""
         return self.config.evaluation.selection_mode(self.builder.selection_metric)
+
+    def _judge_by_opponents(self) -> None:
+        """Let evaluation play against random, where returns of agents cancel."""
+        self.config = config = with_random_opponent(self.config)
+        self.config_text = config_text(config)
+        builder = self.builder
+        builder.context = replace(builder.context, evaluation=config.evaluation)
 
     def _build_evaluator(self) -> Evaluator | None:
         """Build the evaluator of the policy; it reports the metric that selects the best one.

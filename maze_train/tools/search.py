@@ -37,6 +37,7 @@ from maze_train.core.notices import notify, say, tell_traceback
 from maze_train.core.targets import TARGET, locate
 from maze_train.envs.factory import EnvFactory
 from maze_train.run.pipeline import configure, prepare
+from maze_train.run.policies import with_random_opponent
 from maze_train.run.runner import TrainingRunner
 from maze_train.tools.runs import is_within, task_name
 from maze_train.tools.search_report import (
@@ -386,7 +387,9 @@ def run_search(
     """
     for kind in ("sampler", "pruner"):
         part_named(kind, getattr(config, kind))
-    base = configure(settings)
+    base = with_random_opponent(configure(settings))
+    if base.evaluation.opponents:
+        settings = {**settings, "evaluation.opponents": base.evaluation.opponents}
     if not base.tracking.csv:
         notify(
             "note: trials write metrics.csv all the same, since they continue with what it holds"

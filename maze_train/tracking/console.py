@@ -22,6 +22,7 @@ from maze_train.tracking.tracker import (
     EVAL_RETURN_STD,
     FAILURES,
     TOTAL_S,
+    TRAIN_LENGTH,
     TRAIN_RETURN,
     MetricsWriter,
     RunInfo,
@@ -308,6 +309,9 @@ class _Status:
         self.fraction = 0.0
         self.latest: dict[str, float] = {}
         self.best: tuple[float, int] | None = None
+        self._shown = {"train": TRAIN_RETURN, "eval": EVAL_RETURN}
+        if run.opponent:
+            self._shown = {"train length": TRAIN_LENGTH, f"vs {run.opponent}": run.metric}
         self._disagreement = Disagreement(run.config)
         self._seconds: Counter[str] = Counter()
         for row in run.past_rows:
@@ -323,7 +327,7 @@ class _Status:
         self.env_steps = int(row[ENV_STEPS])
         self.fraction = 0.0
         self._seconds.update({n: row[n] for n in TIMES if n in row})
-        names = (TRAIN_RETURN, EVAL_RETURN, EVAL_RETURN_STD)
+        names = (*self._shown.values(), EVAL_RETURN_STD)
         self.latest.update({n: row[n] for n in names if math.isfinite(row.get(n, math.nan))})
         score = row.get(self.run.metric, math.nan)
         if math.isfinite(score) and (self.best is None or self.run.is_better(score, self.best[0])):
@@ -372,9 +376,9 @@ class _Status:
         parts = {"steps": self._steps_text(" steps" if room is None else ""), "rate": rate}
         if self.share(now) is not None:
             parts["eta"] = f"eta {duration(remaining)}"
-        for label, name in (("train", TRAIN_RETURN), ("eval", EVAL_RETURN)):
+        for part, (label, name) in zip(("train", "eval"), self._shown.items(), strict=True):
             if name in self.latest:
-                parts[label] = f"{label} {readable(self.latest[name])}"
+                parts[part] = f"{label} {readable(self.latest[name])}"
         if self.best is not None:
             parts["best"] = f"best {readable(self.best[0])}"
         for expendable in ("rate", "best", "train", "eta"):
@@ -396,8 +400,8 @@ class _Status:
         found = dict(summary)
         elapsed = found.get("wall_time_s", now - self.started_at)
         speed = found.get("steps_per_second", self.speed(now))
-        final = self.latest.get(EVAL_RETURN)
-        final_std = self.latest.get(EVAL_RETURN_STD)
+        final = self.latest.get(self._shown.get("eval", self.run.metric))
+        final_std = None if self.run.opponent else self.latest.get(EVAL_RETURN_STD)
         lines = [
             ("stopped", str(found.get("stop_reason", "training ended"))),
             ("epochs", f"{int(found.get('epochs', self.epoch)):,}"),
@@ -414,6 +418,7 @@ class _Status:
             lines.append((name, f"{readable(self.best[0])} at epoch {epoch:,}"))
         if final is not None:
             spread = "" if final_std is None else f" ± {readable(final_std)}"
+            spread = f" against {self.run.opponent}" if self.run.opponent else spread
             lines.append(("final evaluation", readable(final) + spread))
         for name, test in found.get("final_test", {}).items():
             mean, std = (readable(test[f"episode_return_{key}"]) for key in ("mean", "std"))

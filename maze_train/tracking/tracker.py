@@ -28,6 +28,7 @@ UPDATES = "updates"
 ENV_STEPS = "env_steps"
 TRAIN_RETURN = "train/episode_return_mean"
 EVAL_RETURN = "eval/episode_return_mean"
+TRAIN_LENGTH = "train/episode_length_mean"
 VALIDATION_LOSS = "validation/loss"
 TOTAL_S = "time/total_s"
 EVAL_RETURN_STD = "eval/episode_return_std"
@@ -72,6 +73,11 @@ class RunInfo:
 
     resumed_at_step: int | None = None
     """Environment steps at that checkpoint; None: the run begins."""
+
+    @property
+    def opponent(self) -> str:
+        """Name of the opponent that policies are judged by; empty: by other metrics."""
+        return self.metric.split("/")[1][3:] if self.metric.startswith("eval/vs_") else ""
 
     def is_better(self, score: float, best: float) -> bool:
         """Whether a score is better than the best one so far."""

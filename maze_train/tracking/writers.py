@@ -150,7 +150,8 @@ class LearningCurveWriter(MetricsWriter):
 
     def write(self, row: Mapping[str, float]) -> None:
         """Keep the values of a row that are drawn."""
-        wanted = (EPOCH, ENV_STEPS, TRAIN_RETURN, EVAL_RETURN, EVAL_RETURN_STD, *LOSSES)
+        returns = (TRAIN_RETURN, EVAL_RETURN, EVAL_RETURN_STD, self._run.metric)
+        wanted = (EPOCH, ENV_STEPS, *returns, *LOSSES)
         self._rows.append({key: row[key] for key in row if key in wanted or key.startswith(LEAGUE)})
         if EVAL_RETURN in row:
             self._write_leagues()
@@ -171,7 +172,8 @@ class LearningCurveWriter(MetricsWriter):
 def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Figure:
     """A figure of the returns of a run, without the global state of pyplot.
 
-    Without returns, losses are drawn if one of them selects the best policy.
+    Without returns, losses are drawn if one of them selects the best policy; where results against
+    an opponent do, these are drawn instead.
 
     Args:
         rows: Rows of metrics in the order of epochs.
@@ -184,11 +186,17 @@ def draw_learning_curve(rows: Sequence[Mapping[str, float]], run: RunInfo) -> Fi
     evaluation = _points(rows, EVAL_RETURN)
     is_by_loss = run.metric.endswith("loss")
     losses = {name: _points(rows, name) for name in LOSSES} if is_by_loss else {}
-    if train or evaluation:
+    if foe := run.opponent:
+        name = run.metric.rpartition("/")[2].replace("_", " ")
+        if points := _points(rows, run.metric):
+            _draw_evaluation(axes, {}, points, run.mode == "max")
+        decorate(axes, run.step_label, f"{name} against {foe}")
+    elif train or evaluation:
         if train:
             _line(axes, train, color=_TRAIN_COLOR, label="training episodes")
         if evaluation:
-            _draw_evaluation(axes, rows, evaluation, run.mode == "max")
+            deviations = dict(_points(rows, EVAL_RETURN_STD))
+            _draw_evaluation(axes, deviations, evaluation, run.mode == "max")
         decorate(axes, run.step_label, "episode return (mean)")
     elif any(losses.values()):
         for (name, points), color in zip(losses.items(), (_TRAIN_COLOR, _EVAL_COLOR), strict=True):
@@ -217,11 +225,10 @@ def _line(axes: Axes, points: list[tuple[float, float]], **style: Any) -> None:
 
 def _draw_evaluation(
     axes: Axes,
-    rows: Sequence[Mapping[str, float]],
+    deviations: Mapping[float, float],
     points: list[tuple[float, float]],
     larger_is_better: bool,
 ) -> None:
-    deviations = dict(_points(rows, EVAL_RETURN_STD))
     band = [(x, y - deviations[x], y + deviations[x]) for x, y in points if x in deviations]
     _line(axes, points, color=_EVAL_COLOR, label="evaluation")
     if len(band) > 1:

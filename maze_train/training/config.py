@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from maze_train.collect.config import OpponentsConfig
@@ -29,6 +30,10 @@ SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
 
 RANDOM = "random"
 """Policy whose actions are uniform over the legal ones."""
+
+
+RANDOM_OPPONENT = MappingProxyType({RANDOM: RANDOM})
+"""Value of `evaluation.opponents` where the rewards of agents cancel, unless settings say more."""
 
 
 TRIAL_STEPS = 10
@@ -257,7 +262,8 @@ class EvaluationConfig:
     opponents: dict[str, Any] = field(default_factory=dict)
     """Policies by name against which those that learn play after each evaluation, in every seat,
     `n_episodes` each: `{first: <run>, random: random}`, as in `policies.<id>.source`; metrics are
-    `eval/vs_<name>/win_rate`, `draw_rate`, `loss_rate` and `return_mean`."""
+    `eval/vs_<name>/win_rate`, `draw_rate`, `loss_rate` and `return_mean`. Empty: `{random: random}`
+    where rewards of several agents cancel and `metric` is not set, else none."""
 
     def __post_init__(self) -> None:
         convert_fields(self)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 from agent_envs import Peek
-from short_runs import rows, short_run
+from short_runs import rows, short_run, written_config
 
 from maze_train import ConfigError
 
@@ -23,6 +24,7 @@ HEAPS: dict[str, Any] = {
     "total_steps": 0,
     "trust": ["agent_envs"],
 }
+EVAL_RETURN = "eval/episode_return_mean"
 METRIC_OF_THIRD = "eval/third/episode_return_mean"
 
 
@@ -107,10 +109,32 @@ def test_opponents_of_agents_whatever_their_names() -> None:
     assert rows("run")[-1]["eval/vs_random/return_mean"]
 
 
+def test_where_rewards_cancel_evaluation_plays_against_random(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Random play shows it; the settings of the run say it, and it continues with them."""
+    game = {"env": {"_target_": "agent_envs.Rochambeau"}, "resume": "auto", "seed": 1}
+    result = short_run("game", "ppo", **game, **{"tracking.progress": "lines"})
+    shown = capsys.readouterr()
+    metric = "eval/vs_random/return_mean"
+    assert result.best_metric == max(row[metric] for row in result.history)
+    assert shown.err.count("what one agent gains others lose") == 1
+    assert re.search(r"train length 1\.00  vs random [\d.-]+  best", shown.out)
+    assert written_config("game")["evaluation"]["opponents"] == {"random": "random"}
+    more = short_run("game", "ppo", **game, total_steps=600)
+    assert metric in more.history[-1]
+    assert len(more.history) > len(result.history)
+    assert "what one agent gains" not in capsys.readouterr().err
+    for other in ({"env": {"_target_": "agent_envs.Peek"}}, {"evaluation.metric": EVAL_RETURN}):
+        result = short_run(None, "ppo", **{**game, "resume": None, **other})
+        assert metric not in result.history[-1]
+
+
 def test_the_metric_that_selects_policies(capsys: pytest.CaptureFixture[str]) -> None:
     """By default the return against the first opponent; without, the newest of equal policies."""
     more = {"algorithm.n_epochs": 3, "evaluation.n_episodes": 4}
-    result = short_run("game", "ppo", env={"_target_": "agent_envs.Rochambeau"})
+    usual = {"evaluation.metric": EVAL_RETURN}
+    result = short_run("game", "ppo", env={"_target_": "agent_envs.Rochambeau"}, **usual)
     assert "the first two policies have the same mean return" in capsys.readouterr().err
     assert (result.summary.best_metric, result.summary.best_epoch) == (0.0, 3)
     foes = {"one": {"_target_": "own_policies.TakesOne"}, "random": "random"}

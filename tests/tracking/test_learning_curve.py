@@ -59,6 +59,16 @@ def test_values_that_are_missing_or_nan_are_left_out() -> None:
     assert "no episode return" in axes.texts[0].get_text()
 
 
+def test_results_against_an_opponent_are_drawn_where_they_select() -> None:
+    """Returns of a policy against itself stay where they are."""
+    metric = "eval/vs_random/win_rate"
+    rows = [{**row, metric: row["epoch"] / 4} for row in make_rows(4)]
+    axes = draw_learning_curve(rows, RunInfo(metric=metric)).axes[0]
+    assert axes.get_ylabel() == "win rate against random"
+    assert list(axes.lines[0].get_ydata()) == [0.25, 0.5, 0.75, 1.0]
+    assert [len(line.get_xdata()) for line in axes.lines] == [4, 1]
+
+
 @pytest.mark.parametrize("n", [0, 1, 2, 60])
 def test_the_picture_can_be_opened(tmp_path: Path, n: int) -> None:
     """A PNG of the expected size that is not blank; none of a run without an epoch."""
