@@ -387,6 +387,17 @@ def test_a_search_in_python(runs: Runs, tmp_path: Path, monkeypatch: pytest.Monk
     assert result.line == "maze-run env=CartPole-v1 algorithm=ppo algorithm.gamma=0.9"
 
 
+def test_a_search_where_rewards_cancel(
+    runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trials are compared by the metric that selects their policies."""
+    monkeypatch.chdir(tmp_path)
+    runs.metric = "eval/vs_random/return_mean"
+    ranges = {"algorithm.gamma": {"low": 0.5, "high": 0.9}}
+    result = search({"_target_": "agent_envs.Rochambeau"}, "ppo", ranges, n_trials=1, study="s")
+    assert (result.metric, result.rows[0]["state"]) == (runs.metric, "complete")
+
+
 @pytest.mark.slow
 def test_trials_in_parallel_have_the_values_of_trials_one_after_the_other(
     tmp_path: Path,
