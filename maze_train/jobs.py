@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import math
 import os
+import re
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
@@ -20,6 +22,7 @@ from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
 from maze_train.config.loading import load_settings
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain, unsettable
 from maze_train.config.options import CONFIGURATION_ERROR, DONE, FAILURE, PROGRAM, group_names
+from maze_train.config.overrides import overrides_of
 from maze_train.config.resuming import directory_of
 from maze_train.config.rollout_config import load_rollout_config
 from maze_train.config.search_config import load_search_config, without_search
@@ -38,6 +41,10 @@ from maze_train.run.pipeline import configure, prepare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+
+NAME, LONGEST_NAME = "tracking.name", 100
+"""Setting with the name of a run, and the most characters of one that a sweep gives."""
 
 
 class Job:
@@ -80,6 +87,7 @@ class Job:
         )
         if is_sweep:
             say(f"{PROGRAM}: {record.title}")
+            self._name_run(composed, overrides)
         started_in = os.getcwd()
         try:
             objective = do(composed, settings.job.config_name, directory, overrides)
@@ -99,6 +107,22 @@ class Job:
             return math.nan
         finally:
             os.chdir(started_in)  # an environment may have left it; the next job begins here
+
+    def _name_run(self, composed: DictConfig, overrides: Sequence[str]) -> None:
+        """Name the run after what differs between the jobs, unless the user names it."""
+        if OmegaConf.select(composed, NAME, throw_on_resolution_failure=False) != "":
+            return
+        fixed: set[str] = set()
+        parser = OverridesParser.create()
+        for word in overrides_of(self.argv):
+            is_varied = False
+            with suppress(HydraException):  # it is written so that the command line understands it
+                is_varied = parser.parse_override(word).is_sweep_override()
+            if not is_varied:
+                fixed.add(_key_of(word))
+        varied = [word.lstrip("+") for word in overrides if _key_of(word) not in fixed]
+        name = re.sub(r"[^\w.,=+-]+", "-", ",".join(varied))
+        OmegaConf.update(composed, NAME, name[:LONGEST_NAME])
 
     @property
     def _is_here(self) -> bool:
@@ -135,6 +159,10 @@ class Job:
         """Remove the directory that Hydra made for the job, if nothing was put there."""
         with suppress(OSError):
             os.rmdir(settings.runtime.output_dir)
+
+
+def _key_of(override: str) -> str:
+    return override.partition("=")[0].lstrip("+")
 
 
 def do(composed: DictConfig, name: str | None, directory: str | None, given: Any) -> float:

@@ -110,6 +110,26 @@ def test_a_sweep_ends_with_its_comparison(
     assert all((maze_run.folder / name).read_text().count("library") == 2 for name in logs)
 
 
+@pytest.mark.parametrize(
+    ("varied", "names"),
+    [
+        ("algorithm.lr=1e-3,linear_0.01", ["algorithm.lr=0.001", "algorithm.lr=linear_0.01"]),
+        ("env.kwargs.maps=[a/b],../c d", ["env.kwargs.maps=-a-b-", "env.kwargs.maps=..-c-d"]),
+        (f"env.kwargs.map={'x' * 99},y", [f"env.kwargs.map={'x' * 85}", "env.kwargs.map=y"]),
+        ("tracking.name=mine", ["mine"]),
+    ],
+)
+def test_runs_of_a_sweep_are_named_after_what_differs(
+    maze_run: CommandLine, varied: str, names: list[str]
+) -> None:
+    """Not after what all jobs have, and never so that a name is no name of a directory."""
+    given = ("total_steps=2k", "+tracking.plot=false", "tracking.info_keys=[a,b]")
+    assert maze_run(*SWEEP, *given, varied) == 0
+    assert [config.tracking.name for config in maze_run.configs] == names
+    assert maze_run(*SWEEP[1:-1], *given, "algorithm.lr=1e-3", "run_dir=r") == 0
+    assert maze_run.configs[-1].tracking.name == ""
+
+
 def test_runs_are_compared_by_a_command(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str]
 ) -> None:

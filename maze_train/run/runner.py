@@ -378,6 +378,7 @@ class TrainingRunner:
         return RunInfo(
             run_dir=run_dir,
             title=title,
+            name=config.tracking.name,
             past_rows=(past_rows(run_dir, resumed, config.tracking.csv) if resumed else ()),
             # From its beginning if there was no checkpoint yet.
             resumed_at_step=(resumed.env_steps if resumed else 0) if self.resumed_dir else None,

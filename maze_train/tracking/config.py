@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from maze_train.core.checks import check_below
 from maze_train.core.conversion import convert_fields
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import is_target
@@ -23,6 +24,11 @@ class TrackingConfig:
 
     tensorboard: bool = True
     """Whether TensorBoard event files are written."""
+
+    name: str = ""
+    """Folder of these files in the run directory, which TensorBoard shows as the end of the name of
+    the run. Empty: they lie in the run directory; in a sweep: what differs between the jobs, such
+    as `algorithm.lr=0.001,seed=2`."""
 
     summary: bool = True
     """Whether summary.json is written at the end of the run."""
@@ -45,6 +51,8 @@ class TrackingConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self)
+        if self.name:
+            check_below("name", self.name)
         if self.profile is not None and not (
             len(self.profile) == 2 and 1 <= self.profile[0] <= self.profile[1]
         ):

@@ -47,6 +47,9 @@ class RunInfo:
     title: str = ""
     """Short name for people, such as `PPO on CartPole-v1`."""
 
+    name: str = ""
+    """Folder of the files of TensorBoard in the directory; empty: that itself."""
+
     config: dict[str, Any] = field(default_factory=dict)
     """Resolved configuration as plain values."""
 

@@ -381,7 +381,7 @@ class TensorBoardWriter(MetricsWriter):
         from torch.utils.tensorboard import SummaryWriter
 
         purge_step = None if run.resumed_at_step is None else run.resumed_at_step + 1
-        self._writer = SummaryWriter(str(run.run_dir), purge_step=purge_step)
+        self._writer = SummaryWriter(str(run.run_dir / run.name), purge_step=purge_step)
         settings = yaml.safe_dump(_plain(run.config), sort_keys=False)
         self._writer.add_text("config", indent(settings, "    "))  # Markdown shows it as code
         self._add_hparams(run)

@@ -105,6 +105,14 @@ def test_tensorboard_continues_a_run(tmp_path: Path) -> None:
     assert points == [(1000, pytest.approx(1 / 3)), (2000, 5.0)]
 
 
+def test_a_name_is_a_folder_that_tensorboard_shows(tmp_path: Path) -> None:
+    """It is the end of the path by which TensorBoard calls a run."""
+    name = "algorithm.lr=0.001,seed=2"
+    write_all(TensorBoardWriter(), RunInfo(run_dir=tmp_path / "0", name=name), ROWS)
+    (file,) = tmp_path.rglob("events.*")
+    assert file.parent == tmp_path / "0" / name
+
+
 def test_the_summary_is_valid_json(tmp_path: Path) -> None:
     """NaN and infinities are null; numpy, paths and nested values are plain."""
     values: list[tuple[Any, Any]] = [
