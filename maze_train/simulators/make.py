@@ -47,7 +47,7 @@ def make_simulator(
     if env_id is not None:
         env, limit = from_suite(env_id, kwargs)
     else:
-        env, limit = built(str(target), kwargs, num_envs, device, max_episode_steps), None
+        env, limit = built(target or "", kwargs, num_envs, device, max_episode_steps), None
     if not hasattr(env, "num_envs") and hasattr(env, "reset") and hasattr(env, "step"):
         limit = max_episode_steps or getattr(env, "max_episode_steps", limit)
         return FunctionalSimulator(env, num_envs, device, limit, name)
