@@ -138,6 +138,8 @@ def functions(
         episodes = carry["episodes"] + ended
 
         def chosen(new: Any, old: Any) -> Any:
+            if old.shape[:1] != (num_envs,):
+                return old  # what all environments share, as in the data of MuJoCo Warp
             return jnp.where(ended.reshape(-1, *[1] * (old.ndim - 1)), new.astype(old.dtype), old)
 
         # A condition on one number is a branch: nothing is computed in steps that end no episode.
