@@ -28,7 +28,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("core",),
     ("functional", "spaces", "workers"),
     ("distributions",),
-    ("nets", "data"),
+    ("nets", "data", "simulators"),
     ("learner", "envs"),
     ("collect", "tracking"),
     ("training",),
@@ -48,7 +48,10 @@ MAX_TEXTS = 60
 NAMES_PARTS = (f"{PACKAGE}.algorithms.td3.model",)
 """Modules besides settings that name parts by text: those that fill in a setting."""
 
-STARTS_QUICKLY = ("cli", "jobs", "config.", "run.pipeline", "workers.places")
+STARTS_QUICKLY = (
+    *("cli", "jobs", "config.", "run.pipeline", "workers.places"),
+    *("envs.factory", "envs.foreign"),
+)
 """Modules that import late: they run before PyTorch is needed, and whether it is needed or not."""
 MAX_FUNCTION_LINES = 60
 

@@ -49,6 +49,7 @@ MODULES_OF_EXTRAS = {
     "-cn search": ("optuna",),
     "policy.onnx": ("onnx", "onnxscript", "onnxruntime"),
     "env=pettingzoo:": ("pettingzoo", "mpe2"),
+    "env=gymnax:": ("gymnax",),
     "env._target_=mpe2": ("mpe2",),
     "experiment=ppo/tictactoe_v3": ("pettingzoo",),
 }

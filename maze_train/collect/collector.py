@@ -19,7 +19,7 @@ from maze_train.collect.episodes import (
     successes_of,
 )
 from maze_train.core.errors import EnvError
-from maze_train.core.types import tree_map
+from maze_train.core.types import is_on, tree_map
 from maze_train.data.rollout import RolloutStorage
 from maze_train.data.turns import TurnSplitter
 from maze_train.learner.modules import DEFAULT_MODULE
@@ -91,9 +91,11 @@ class Actor:
         )
         return params
 
-    def forget(self, which: Array) -> None:
+    def forget(self, which: Array | Tensor) -> None:
         """Clear the recurrent state of environments in which an episode ended, `[n]` bool."""
-        if self.state_size and which.any():
+        if isinstance(which, torch.Tensor):  # to look into it would wait for the device
+            self.hidden_state = self.hidden_state.masked_fill(which[:, None], 0.0)
+        elif self.state_size and which.any():
             rows = torch.from_numpy(which).to(self.hidden_state.device)
             if hasattr(self.model, "end_episodes"):
                 self.model.end_episodes(self.hidden_state[rows])
@@ -281,7 +283,7 @@ class RolloutCollector(Collector):
         self.records_log_probs = records_log_probs
         self._info_keys = info_keys
         self._on_step = on_step or (lambda: None)
-        self._obs: ArrayTree | None = None
+        self._obs: Any = None
         self._memory: Tensor | None = None
         self._actor: Actor | None = None
         self._storage: RolloutStorage | None = None
@@ -308,13 +310,13 @@ class RolloutCollector(Collector):
             The rollout, which shares memory with the next one, and the episodes that ended in it.
         """
         if self._obs is None:
-            self._obs, _ = self.env.reset(seed=self._env_seed)
+            self._obs = self._reset(self._env_seed)
         actor, storage = self._actor_and_storage(model)
         distribution = model.distribution
         shape = (self.num_steps, self.num_envs)
         noise = distribution.draw_noise(shape, self.generator, torch.device("cpu"))
         noise_rows = noise.to(self.device).unbind(0)
-        on_cpu = self.device.type == "cpu"
+        moves = not is_on(storage.rewards, self.device)
         reports = FinishedEpisodes()
         restarts_before = self.env.worker_restarts
         kept_params: list[Tensor] = []
@@ -322,7 +324,7 @@ class RolloutCollector(Collector):
         storage.start(self._obs)
         for step in range(self.num_steps):
             obs = storage.acting_obs(step)
-            if not on_cpu:
+            if moves:
                 obs = tree_map(lambda x: x.to(self.device, non_blocking=True), obs)
             if actor.state_size:
                 storage.write_hidden_state(step, actor.hidden_state)
@@ -331,30 +333,22 @@ class RolloutCollector(Collector):
                 kept_params.append(params)
             actions = distribution.sample(params, noise_rows[step])
             storage.write_actions(step, actions)
-            sent = env_actions(distribution, actions)
+            sent = self._sent(distribution, actions)
             began = time.perf_counter()
-            self.env.step_async(sent)
+            self._begin_step(sent)
             if meanwhile is not None and step == self.num_steps - 1:
                 self.env_s += time.perf_counter() - began
                 with torch.enable_grad():
                     meanwhile()
                 began = time.perf_counter()
-            self._obs, rewards, terminated, truncated, infos = self.env.step_wait()
-            self.env_s += time.perf_counter() - began
-            valid = ~infos["ignored"] if "ignored" in infos else None
-            self._on_step()
-            storage.write_step(step, self._obs, rewards, terminated, truncated, valid)
-            if infos:
-                self._read_infos(step, terminated, truncated, infos, reports)
-                ended = terminated | truncated
-                actor.forget(ended if valid is None else ended | ~valid)
+            self._finish_step(step, actor, storage, reports, began)
         if actor.state_size:
             storage.write_hidden_state(self.num_steps, actor.hidden_state)
-        rollout = storage.rollout()
+        rollout = self._rollout(storage)
         if kept_params:
             # All at once, while the weights are those that acted: step by step it would cost more.
             log_probs = cast("Distribution", distribution).log_prob(
-                torch.stack(kept_params).cpu(), rollout.actions
+                torch.stack(kept_params).to(storage.device), rollout.actions
             )
             rollout = replace(rollout, log_probs=log_probs)
         reports.steps = rollout.num_samples
@@ -376,8 +370,51 @@ class RolloutCollector(Collector):
                 self.num_steps,
                 self.num_envs,
                 state_size=self._actor.state_size,
+                device=self._storage_device,
             )
         return self._actor, self._storage
+
+    # -- what the environments give and take -------------------------------------------------------
+
+    @property
+    def _storage_device(self) -> torch.device | None:
+        """Where rollouts lie; None: on the CPU, and environments give arrays."""
+        return None
+
+    def _reset(self, seed: int) -> Any:
+        """The first observations of new episodes."""
+        return self.env.reset(seed=seed)[0]
+
+    def _sent(self, distribution: ActionSampler, actions: TensorTree) -> Any:
+        """Actions as the environments take them."""
+        return env_actions(distribution, actions)
+
+    def _begin_step(self, actions: Any) -> None:
+        """Begin a step of the environments."""
+        self.env.step_async(actions)
+
+    def _finish_step(
+        self,
+        step: int,
+        actor: Actor,
+        storage: RolloutStorage,
+        reports: FinishedEpisodes,
+        began: float,
+    ) -> None:
+        """Finish a step of the environments, and store what it brought."""
+        self._obs, rewards, terminated, truncated, infos = self.env.step_wait()
+        self.env_s += time.perf_counter() - began
+        valid = ~infos["ignored"] if "ignored" in infos else None
+        self._on_step()
+        storage.write_step(step, self._obs, rewards, terminated, truncated, valid)
+        if infos:
+            self._read_infos(step, terminated, truncated, infos, reports)
+            ended = terminated | truncated
+            actor.forget(ended if valid is None else ended | ~valid)
+
+    def _rollout(self, storage: RolloutStorage) -> Rollout:
+        """The finished rollout."""
+        return storage.rollout()
 
     def _finished(self, rollout: Rollout, reports: FinishedEpisodes) -> FinishedEpisodes:
         """The episodes that ended: as monitored environments report them, or by the flags."""
@@ -422,7 +459,7 @@ class RolloutCollector(Collector):
             "generator": self.generator.get_state(),
             "episodes": self.episodes.state_dict(),
             "has_begun": self._obs is not None,
-            "env": self.env.state_dict() if self.env.can_be_restored else None,
+            "env": self._env_state(),
             "memory": memory,
             "turns": self.turns.state_dict(),
         }
@@ -434,9 +471,7 @@ class RolloutCollector(Collector):
         self.episodes.load_state_dict(state["episodes"])
         self._obs, self._actor, self._memory = None, None, state["memory"]
         if state["has_begun"] and state["env"] is not None:
-            self._obs, lost = self.env.load_state_dict(
-                state["env"], allow_new_episodes=self._allow_new_episodes
-            )
+            lost = self._load_env_state(state["env"])
         elif state["has_begun"]:
             self._begin_anew()
             lost[:] = True
@@ -446,6 +481,17 @@ class RolloutCollector(Collector):
             self._memory[torch.from_numpy(lost)] = 0.0
         self.turns.load_state_dict(state.get("turns", {}))
         self.turns.forget(torch.from_numpy(lost))
+        return lost
+
+    def _env_state(self) -> dict[str, Any] | None:
+        """The running episodes; None: they cannot be kept."""
+        return self.env.state_dict() if self.env.can_be_restored else None
+
+    def _load_env_state(self, state: dict[str, Any]) -> Array:
+        """Continue the episodes of a state; returns which environments begin new ones, `[B]`."""
+        self._obs, lost = self.env.load_state_dict(
+            state, allow_new_episodes=self._allow_new_episodes
+        )
         return lost
 
     def _begin_anew(self) -> None:
@@ -463,4 +509,4 @@ class RolloutCollector(Collector):
         # Others than those that were played before, and the same each time.
         generator = torch.Generator()
         generator.set_state(self.generator.get_state())
-        self._obs, _ = self.env.reset(seed=int(torch.randint(2**31, (), generator=generator)))
+        self._obs = self._reset(int(torch.randint(2**31, (), generator=generator)))

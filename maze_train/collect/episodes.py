@@ -219,18 +219,29 @@ class EpisodeTracker:
             The episodes that ended, in order of time, then environment. One that was lost, so that
             a row that is no step follows without an end, is not among them.
         """
-        finished = FinishedEpisodes()
-        starts = np.zeros(len(self.returns), dtype=np.int64)
-        for t, b in zip(*(done if valid is None else done | ~valid).nonzero(), strict=True):
-            self._add(b, slice(starts[b], t + 1), rewards, valid)
-            if done[t, b]:
-                finished.returns.append(float(self.returns[b]))
-                finished.lengths.append(int(self.lengths[b]))
-            self.returns[b] = self.lengths[b] = 0
-            starts[b] = t + 1
-        for b, start in enumerate(starts):
-            self._add(b, slice(start, len(rewards)), rewards, valid)
-        return finished
+        breaks = done if valid is None else done | ~valid
+        steps = np.ones(rewards.shape, np.int64) if valid is None else valid.astype(np.int64)
+        # By environment, then time: a part begins with each environment and after each break.
+        starts = np.zeros((rewards.shape[1], len(rewards) + 1), np.bool_)
+        starts[:, 0], starts[:, 1:] = True, breaks.T
+        columns = np.zeros(starts.shape, np.float64), np.zeros(starts.shape, np.int64)
+        columns[0][:, :-1], columns[1][:, :-1] = rewards.T, steps.T
+        begins = np.flatnonzero(starts)
+        sums, counts = (np.add.reduceat(column.ravel(), begins) for column in columns)
+        envs, times = np.divmod(begins, starts.shape[1])
+        is_first = times == 0
+        sums[is_first] += self.returns
+        counts[is_first] += self.lengths
+        is_last = np.append(is_first[1:], True)
+        self.returns, self.lengths = sums[is_last], counts[is_last]
+        # Part k of an environment ends with the break before part k + 1.
+        ends = np.flatnonzero(~is_last)
+        owners, moments = envs[ends], times[ends + 1] - 1
+        kept = done[moments, owners]
+        order = np.lexsort((owners[kept], moments[kept]))
+        return FinishedEpisodes(
+            returns=sums[ends][kept][order].tolist(), lengths=counts[ends][kept][order].tolist()
+        )
 
     def forget(self, envs: Array) -> None:
         """Begin again in some environments, `[B]` bool: their episodes were lost."""
@@ -243,8 +254,3 @@ class EpisodeTracker:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         self.returns, self.lengths = state["returns"].copy(), state["lengths"].copy()
-
-    def _add(self, env: int, rows: slice, rewards: Array, valid: Array | None) -> None:
-        self.returns[env] += rewards[rows, env].sum(dtype=np.float64)
-        steps = rows.stop - rows.start if valid is None else valid[rows, env].sum()
-        self.lengths[env] += steps

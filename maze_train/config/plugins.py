@@ -27,6 +27,7 @@ from maze_train.config.ray_jobs import RayLauncher, RayLauncherConf
 from maze_train.config.sweeps import LocalLauncher, LocalLauncherConf
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import check_enclosed
+from maze_train.envs.config import SIMULATORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -155,6 +156,8 @@ def is_registered(env_id: str) -> bool:
         from maze_train.envs.pettingzoo import module_named
 
         return bool(module_named(env_id))
+    if module in SIMULATORS:
+        return True  # which names there are is known when it is built
     if colon:
         try:
             importlib.import_module(module)

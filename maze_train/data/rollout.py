@@ -141,6 +141,8 @@ class RolloutStorage:
         num_steps: T.
         num_envs: B.
         state_size: Size S of the recurrent state; 0: none.
+        device: Where it lies, if what is written are tensors; None: on the CPU, and observations,
+            rewards and flags are arrays.
     """
 
     def __init__(
@@ -150,39 +152,45 @@ class RolloutStorage:
         num_envs: int,
         *,
         state_size: int = 0,
+        device: torch.device | None = None,
     ) -> None:
         self.space = observation_space
         self.num_steps = num_steps
         self.num_envs = num_envs
-        self.obs = zeros_for(observation_space, (num_steps + 1, num_envs))
+        self.device = device or torch.device("cpu")
+        shape, after = (num_steps, num_envs), (num_steps + 1, num_envs)
+        self.obs = self._zeros_for(after)
         self.actions: TensorTree | None = None
-        self.rewards = torch.zeros(num_steps, num_envs)
-        self.terminated = torch.zeros(num_steps, num_envs, dtype=torch.bool)
-        self.truncated = torch.zeros(num_steps, num_envs, dtype=torch.bool)
-        self.valid = torch.ones(num_steps, num_envs, dtype=torch.bool)
-        self.hidden_states = (
-            torch.zeros(num_steps + 1, num_envs, state_size) if state_size else None
-        )
+        with self.device:
+            self.rewards = torch.zeros(shape)
+            self.terminated = torch.zeros(shape, dtype=torch.bool)
+            self.truncated = torch.zeros(shape, dtype=torch.bool)
+            self.valid = torch.ones(shape, dtype=torch.bool)
+            self.hidden_states = torch.zeros(*after, state_size) if state_size else None
+        writable: Any = torch.Tensor.numpy if device is None else torch.Tensor.detach
         # Views made once: indexing a tensor by row costs more than the copy of a small row.
         leaves = leaves_by_key(self.obs)
-        self._obs_arrays = [(key, leaf.numpy()) for key, leaf in leaves.items()]
+        self._obs_arrays = [(key, writable(leaf)) for key, leaf in leaves.items()]
         self._obs_rows = {key: leaf.unbind(0) for key, leaf in leaves.items()}
         self._has_obs_keys = isinstance(self.obs, dict)
-        self._reward_rows = list(self.rewards.numpy())
-        self._terminated_rows = list(self.terminated.numpy())
-        self._truncated_rows = list(self.truncated.numpy())
+        self._reward_rows = list(writable(self.rewards))
+        self._terminated_rows = list(writable(self.terminated))
+        self._truncated_rows = list(writable(self.truncated))
         self._action_rows: list[dict[str, Tensor]] = []
         self._any_invalid = False
         self._final_positions: list[int] = []
         self._final_obs: list[ArrayTree] = []
-        self._no_final_obs = zeros_for(observation_space, (0,))
+        self._no_final_obs = self._zeros_for((0,))
+
+    def _zeros_for(self, shape: tuple[int, ...]) -> TensorTree:
+        return tree_map(lambda x: x.to(self.device), zeros_for(self.space, shape))
 
     @property
     def obs_nbytes(self) -> int:
         """Bytes of the observations."""
-        return sum(array.nbytes for _, array in self._obs_arrays)
+        return sum(leaf.nbytes for leaf in leaves_by_key(self.obs).values())
 
-    def start(self, obs: ArrayTree) -> None:
+    def start(self, obs: ArrayTree | TensorTree) -> None:
         """Begin a rollout with the observation before its first action, `[B, ...]`."""
         self._final_positions.clear()
         self._final_obs.clear()
@@ -206,7 +214,9 @@ class RolloutStorage:
         """Store the actions of a step, `[B, ...]`."""
         if self.actions is None:
             steps = self.num_steps
-            self.actions = tree_map(lambda x: x.new_zeros((steps, *x.shape)).cpu(), actions)
+            self.actions = tree_map(
+                lambda x: x.new_zeros((steps, *x.shape), device=self.device), actions
+            )
             columns = {key: leaf.unbind(0) for key, leaf in leaves_by_key(self.actions).items()}
             rows = zip(*columns.values(), strict=True)
             self._action_rows = [dict(zip(columns, row, strict=True)) for row in rows]
@@ -217,10 +227,10 @@ class RolloutStorage:
     def write_step(
         self,
         step: int,
-        obs: ArrayTree,
-        rewards: Array,
-        terminated: Array,
-        truncated: Array,
+        obs: ArrayTree | TensorTree,
+        rewards: Array | Tensor,
+        terminated: Array | Tensor,
+        truncated: Array | Tensor,
         valid: Array | None = None,
     ) -> None:
         """Store what a step brought: the observation after it, and `[B]` rewards and flags.
@@ -235,7 +245,7 @@ class RolloutStorage:
             self._any_invalid = True
         self._write_obs(step + 1, obs)
 
-    def _write_obs(self, row: int, obs: ArrayTree) -> None:
+    def _write_obs(self, row: int, obs: ArrayTree | TensorTree) -> None:
         leaves = leaves_by_key(obs)
         for key, array in self._obs_arrays:
             array[row] = leaves[key]

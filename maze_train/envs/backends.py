@@ -86,8 +86,8 @@ def check_settings(config: EnvConfig) -> None:
         ConfigError: If there are wrappers or arguments that do not fit, or not exactly one of id
             and target.
     """
-    if config.backend not in ("native", "envpool"):
-        raise ConfigError("env.backend", "expected native or envpool", config.backend)
+    if config.backend == "gymnasium":
+        raise ConfigError("env.backend", "expected native, envpool or tensor", config.backend)
     config.check_named()
     for key in ("wrappers", "training_wrappers"):
         if getattr(config, key):

@@ -10,6 +10,9 @@ from maze_train.core.conversion import convert_fields
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import is_target
 
+SIMULATORS = ("brax", "gymnax", "playground")
+"""First parts of ids that name simulators."""
+
 
 @dataclass(kw_only=True, slots=True)
 class EnvConfig:
@@ -18,16 +21,24 @@ class EnvConfig:
     id: str | None = None
     """Registered gymnasium id, such as `CartPole-v1` or `ALE/Pong-v5`; `my_module:MyEnv-v0` imports
     the module first; `pettingzoo:classic/tictactoe_v3` is an environment of PettingZoo (extra
-    `pettingzoo`)."""
+    `pettingzoo`); `brax:ant`, `gymnax:CartPole-v1` and `playground:CartpoleBalance` are simulators
+    of JAX (extra `jax`)."""
     target: str | None = None
     """Own environment instead of `id`: dotted path of a class, or of a function that returns one;
     `_target_` in YAML."""
     kwargs: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments for `gymnasium.make`, for the target, or for PettingZoo's function."""
-    backend: Literal["gymnasium", "native", "envpool"] = "gymnasium"
+    backend: Literal["gymnasium", "native", "envpool", "tensor"] = "gymnasium"
     """Implementation that steps many environments: `gymnasium`: one object per environment, in this
     process or in workers, as the runner says; `native`: the vector environment that is registered
-    under the id; `envpool`: EnvPool's environment of that name (extra `envpool`)."""
+    under the id; `envpool`: EnvPool's environment of that name (extra `envpool`); `tensor`: a
+    simulator that gives and takes tensors, as ids of JAX always are."""
+    device: str | None = None
+    """Device of a simulator (`env.backend=tensor`); null: that of the learner."""
+    truncation: Literal["bootstrap_previous", "as_termination"] = "bootstrap_previous"
+    """What a time limit means where a simulator does not give the last observation of the episode:
+    `bootstrap_previous`: the value of the observation before stands in for that of the last one;
+    `as_termination`: nothing is expected after it."""
     preprocessing: Literal["auto", "atari", "none"] = "auto"
     """`atari`: the standard preprocessing of Atari games (no-ops, skip 4, 84x84 grey, stack 4; in
     training only, the loss of a life ends an episode and rewards are signs); `auto`: that for
@@ -49,6 +60,8 @@ class EnvConfig:
             ConfigError: If a value is out of its range.
         """
         convert_fields(self)
+        if (self.id or "").partition(":")[0] in SIMULATORS and self.backend == "gymnasium":
+            self.backend = "tensor"
         if self.max_episode_steps is not None:
             check_at_least("max_episode_steps", self.max_episode_steps, 1)
         for name in ("wrappers", "training_wrappers"):

@@ -28,6 +28,8 @@ from maze_train.spaces.agents import AGENTS, agent_spaces
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from maze_train.simulators.simulator import Simulator
+
 
 REWARD_WRAPPERS = (gymnasium.RewardWrapper, gymnasium.wrappers.NormalizeReward)
 
@@ -160,11 +162,37 @@ def env_name(config: EnvConfig) -> str:
 
 def make(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Build the environment that the settings name, without wrappers."""
+    if config.backend == "tensor":
+        from maze_train.simulators.simulator import SingleFace  # needs PyTorch
+
+        settings = dict(config.kwargs)
+        mode = settings.pop("render_mode", None)
+        return SingleFace(simulator_of(replace(config, kwargs=settings), 1), mode)
     if config.id is None:
         return make_own(config, own_maker(config.target or ""))
     if config.id.startswith("pettingzoo:"):
         return make_own(config, maker_named(config.id))
     return make_registered(config, config.id)
+
+
+def simulator_of(config: EnvConfig, num_envs: int, device: Any = "cpu") -> Simulator:
+    """Build the simulator that the settings name.
+
+    Args:
+        config: Settings of the environment.
+        num_envs: Number of environments.
+        device: Its device, unless the settings name one.
+    """
+    from maze_train.simulators.make import make_simulator  # needs PyTorch
+
+    return make_simulator(
+        config.id,
+        config.target,
+        config.kwargs,
+        num_envs,
+        device=config.device or device,
+        max_episode_steps=config.max_episode_steps,
+    )
 
 
 def make_game(config: EnvConfig) -> gymnasium.Env[Any, Any]:

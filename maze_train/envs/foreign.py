@@ -17,6 +17,7 @@ from maze_train.envs.backends import (
     check_settings,
     seed_for,
 )
+from maze_train.envs.factory import simulator_of
 from maze_train.envs.faults import (
     NonFiniteError,
     check_finite,
@@ -64,8 +65,9 @@ def make_foreign_env(
     training: bool,
     num_threads: int = 0,
     max_episode_steps: int | None = None,
+    device: Any = "cpu",
 ) -> MazeVectorEnv:
-    """Build the vector environment of a configuration whose backend is `native` or `envpool`.
+    """Build the vector environment of a configuration whose backend is not `gymnasium`.
 
     Args:
         config: Settings of the environment.
@@ -75,6 +77,7 @@ def make_foreign_env(
         num_threads: Threads that step the environments, where the backend has such; 0: it decides.
         max_episode_steps: Steps after which an episode is truncated at the latest, >= 1; a limit of
             the environment's own that is smaller stays.
+        device: Device of a simulator, unless the settings name one.
 
     Raises:
         ConfigError: If the settings name no such environment, or do not fit its backend.
@@ -83,6 +86,10 @@ def make_foreign_env(
         SpaceError: If a space cannot be flattened.
     """
     check_settings(config)
+    if config.backend == "tensor":
+        from maze_train.simulators.simulator import NumpyFace  # needs PyTorch
+
+        return ForeignVectorEnv(NumpyFace(simulator_of(config, num_envs, device)))
     build = build_native if config.backend == "native" else build_envpool
     backend = build(config, num_envs, num_threads, max_episode_steps)
     try:
@@ -160,6 +167,7 @@ class ForeignVectorEnv(MazeVectorEnv):
                 max_episode_steps,
             )
         self._env = env
+        self.simulator = getattr(env, "simulator", None)
         n = env.num_envs
         metadata = {**env.metadata, "monitored": atari_training}
         if frame_stack is not None:

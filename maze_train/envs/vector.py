@@ -74,6 +74,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             (`l`) of episodes, because wrappers end them early or change rewards for training.
         can_be_restored: Whether the running episodes can be kept: not those of vector environments
             of other packages.
+        simulator: The `Simulator` behind it, which gives and takes tensors; None: there is none.
         first_env: Number of the first environment in messages.
         notify: Prints a line about unexpected behaviour of environments; None: it is not printed.
     """
@@ -81,6 +82,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     root_seed: int | None = None
     first_env: int = 0
     can_be_restored: bool = False
+    simulator: Any = None
     notify: Callable[[str], object] | None = None
     frame_stack: dict[str, int]
     monitored: bool

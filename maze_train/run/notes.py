@@ -140,6 +140,8 @@ def end_notes(
 
 def lacks_time_limit(config: EnvConfig) -> bool:
     """Whether nothing cuts the episodes of training, as far as it is known without playing."""
+    if config.backend == "tensor":
+        return False  # a simulator begins episodes by itself, and knows when
     wrappers = [str(node[TARGET]) for node in (*config.wrappers, *config.training_wrappers)]
     if config.max_episode_steps is not None or any("TimeLimit" in name for name in wrappers):
         return False

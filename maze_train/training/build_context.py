@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from maze_train.collect.collector import RolloutCollector
+from maze_train.collect.simulators import SimulatorCollector
 from maze_train.core.errors import EnvError
 from maze_train.core.notices import warn
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
@@ -46,6 +48,7 @@ def build_vector_env(
     training: bool = True,
     max_episode_steps: int = 0,
     can_be_restored: bool = True,
+    device: torch.device | str = "cpu",
 ) -> MazeVectorEnv:
     """Environments that are stepped in a place.
 
@@ -59,6 +62,7 @@ def build_vector_env(
         max_episode_steps: Steps after which environments of another backend cut an episode;
             0: never.
         can_be_restored: Whether their state will be asked for.
+        device: Device of a simulator.
     """
     if config.backend != "gymnasium":
         env: MazeVectorEnv = make_foreign_env(
@@ -67,6 +71,7 @@ def build_vector_env(
             training=training,
             num_threads=place.num_workers(len(factories)),
             max_episode_steps=max_episode_steps or None,
+            device=device,
         )
         env.first_env = first_env
         return env
@@ -164,6 +169,7 @@ class BuildContext(Generic[Config]):
             self.algorithm.on_non_finite_step,
             training=training,
             max_episode_steps=limit,
+            device=self.device,
         )
         env.notify = self.notify
         self.closing.callback(close_quietly, env)
@@ -179,7 +185,10 @@ class BuildContext(Generic[Config]):
             num_steps: Steps of each environment per rollout; fewer in a trial.
             stream: Name that gives the collector separate random numbers.
         """
-        return RolloutCollector(
+        make: Callable[..., RolloutCollector] = RolloutCollector
+        if env.simulator is not None:
+            make = partial(SimulatorCollector, truncation=self.env.truncation)
+        return make(
             env,
             min(num_steps, TRIAL_STEPS) if self.is_trial else num_steps,
             env_seed=self.seeds.integer(f"{stream}episodes"),

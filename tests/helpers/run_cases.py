@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 OWN = [
     *("agent_envs", "goal_envs", "own_envs", "own_networks", "own_parts", "own_policies"),
-    "run_cases",
+    *("run_cases", "benchmarks"),
 ]
 SMALL: dict[str, Any] = {
     "env": "CartPole-v1",
@@ -97,6 +97,7 @@ ONE_EPOCH, TWO_EPOCHS, FOUR_EPOCHS = ({"algorithm.n_epochs": n} for n in (1, 2, 
 NORMALISED = {"model.normalization.mode": "running", "model.normalization.n_steps": 48}
 MEMORY = {"model": "vector_rnn", "model.rnn.size": 8}
 DICT_ENV = {"env": {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "tuple"}}}
+POLES = {"_target_": "benchmarks.tensor_cartpole.TensorCartPole", "backend": "tensor"}
 DEMONSTRATIONS = {"_target_": "run_cases.demonstrations"}
 
 CASES: dict[str, dict[str, Any]] = {
@@ -120,6 +121,7 @@ CASES: dict[str, dict[str, Any]] = {
             "step_size": 2,
         },
     },
+    "ppo, simulator": {"env": POLES},
     "a2c": {},
     "a2c, memory": MEMORY,
     "a2c, actors with memory": {**DICT_ENV, **MEMORY, "runner.envs_per_actor": 1},
@@ -140,6 +142,7 @@ CASES: dict[str, dict[str, Any]] = {
         "model.normalization.mode": "running",
         "model.normalization.n_steps": 100,
     },
+    "sac, simulator": {"env": POLES},
     "td3": {},
     "td3, several boxes": {
         **NORMALISED,

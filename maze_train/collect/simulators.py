@@ -1,0 +1,182 @@
+"""Collects rollouts from simulators: everything stays a tensor on their device."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from maze_train.collect.collector import RolloutCollector
+from maze_train.collect.episodes import SUCCESS
+from maze_train.core.errors import EnvError
+from maze_train.core.notices import notify
+from maze_train.core.types import leaves_by_key, tree_map
+from maze_train.spaces.tensors import zeros_for
+
+if TYPE_CHECKING:
+    from maze_train.collect.collector import Actor
+    from maze_train.collect.episodes import FinishedEpisodes
+    from maze_train.core.types import Array, Tensor, TensorTree
+    from maze_train.data.rollout import Rollout, RolloutStorage
+    from maze_train.distributions.base import ActionSampler
+    from maze_train.simulators.simulator import Simulator
+
+
+class SimulatorCollector(RolloutCollector):
+    """Steps a simulator, T steps at a time, without a wait for its device until the last one.
+
+    Where an episode was truncated and the simulator does not give its last observation,
+    `bootstrap_previous` takes the one before, s_t, in place of s_{t+1}: the target of the value is
+    r_t + gamma V(s_t). `as_termination` takes r_t alone.
+
+    Args:
+        *args: As for `RolloutCollector`; the environments are the face of a simulator.
+        truncation: See above.
+        **settings: As for `RolloutCollector`.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        truncation: Literal["bootstrap_previous", "as_termination"] = "bootstrap_previous",
+        **settings: Any,
+    ) -> None:
+        super().__init__(*args, **settings)
+        self.simulator: Simulator = self.env.simulator
+        self._truncation = truncation
+        self._final_rows: TensorTree | None = None
+        self._numbers: dict[str, list[Tensor]] = {}
+        self._actions: TensorTree | None = None
+        self._is_told = False
+
+    @property
+    def _storage_device(self) -> torch.device | None:
+        """The device of the simulator."""
+        return self.simulator.device
+
+    def _reset(self, seed: int) -> TensorTree:
+        """The first observations of new episodes."""
+        return tree_map(torch.clone, self.simulator.reset(seed))
+
+    def _sent(self, distribution: ActionSampler, actions: TensorTree) -> TensorTree:
+        """Actions on the device of the simulator."""
+        return tree_map(lambda x: x.to(self.simulator.device), distribution.to_env(actions))
+
+    def _begin_step(self, actions: TensorTree) -> None:
+        """Keep the actions: the simulator steps in `_finish_step`."""
+        self._actions = actions
+
+    def _finish_step(
+        self,
+        step: int,
+        actor: Actor,
+        storage: RolloutStorage,
+        reports: FinishedEpisodes,
+        began: float,
+    ) -> None:
+        """Step the simulator, and store what it brought."""
+        assert self._actions is not None
+        found = self.simulator.step(self._actions)
+        self.env_s += time.perf_counter() - began
+        self._on_step()
+        storage.write_step(step, found.obs, found.rewards, found.terminated, found.truncated)
+        self._obs = found.obs
+        if found.final_obs is not None:
+            self._write_final(step, storage, found.final_obs)
+        for key in (SUCCESS, *self._info_keys):
+            if key in found.infos:
+                self._numbers.setdefault(key, []).append(found.infos[key].float())
+        if actor.state_size:
+            actor.forget((found.terminated | found.truncated).to(actor.hidden_state.device))
+
+    def _write_final(self, step: int, storage: RolloutStorage, obs: TensorTree) -> None:
+        """Keep last observations of a step; rows where no episode ended too."""
+        if self._final_rows is None:
+            zeros = zeros_for(storage.space, (self.num_steps, self.num_envs))
+            self._final_rows = tree_map(lambda x: x.to(storage.device), zeros)
+        leaves = leaves_by_key(obs)
+        for key, rows in leaves_by_key(self._final_rows).items():
+            rows[step] = leaves[key]
+
+    def _rollout(self, storage: RolloutStorage) -> Rollout:
+        """The finished rollout, with the last observations that a value needs.
+
+        Raises:
+            EnvError: If an observation or a reward is not finite.
+        """
+        # The memory of the storage is written by the next step already.
+        self._obs = tree_map(lambda x: x[-1].clone(), storage.obs)
+        rollout = storage.rollout()
+        self._check_finite(rollout)
+        kept = rollout.ended if self.keeps_terminal_obs else rollout.truncated & ~rollout.terminated
+        positions = kept.flatten().nonzero().squeeze(1)
+        last = self._final_rows
+        if last is None and len(positions):
+            if not self._is_told:
+                self._is_told = True
+                notify(f"note: {self.simulator.name} gives no last observations: {self._meaning}")
+            if self._truncation == "as_termination":
+                terminated = rollout.ended
+                return replace(
+                    rollout, terminated=terminated, truncated=torch.zeros_like(terminated)
+                )
+        if last is None:
+            last = tree_map(lambda x: x[:-1], rollout.obs)
+        final_obs = tree_map(lambda x: x.flatten(0, 1)[positions], last)
+        return replace(rollout, final_obs=final_obs, final_positions=positions)
+
+    @property
+    def _meaning(self) -> str:
+        """What `env.truncation` does."""
+        if self._truncation == "as_termination":
+            return "nothing is expected after a time limit (env.truncation=as_termination)"
+        return (
+            "after a time limit the value of the observation before stands in for that of the last "
+            "one (env.truncation=bootstrap_previous; as_termination expects nothing)"
+        )
+
+    def _check_finite(self, rollout: Rollout) -> None:
+        """Refuse NaN and infinities: one wait for all of them."""
+        floats = [leaf for leaf in leaves_by_key(rollout.obs).values() if leaf.is_floating_point()]
+        floats.append(rollout.rewards)
+        # A sum of numbers in single precision is finite in double precision if all of them are.
+        if bool(torch.stack([leaf.sum(dtype=torch.float64) for leaf in floats]).isfinite().all()):
+            return
+        for leaf in floats:
+            bad = (~leaf.flatten(2).isfinite()).any(-1) if leaf.ndim > 2 else ~leaf.isfinite()
+            if bad.any():
+                step, env = (int(x) for x in bad.nonzero()[0])
+                what = "a reward" if leaf is rollout.rewards else "an observation"
+                raise EnvError(
+                    f"environment {env} of {self.simulator.name} returned {what} that is not "
+                    f"finite in step {step} of a rollout"
+                )
+
+    def _finished(self, rollout: Rollout, reports: FinishedEpisodes) -> FinishedEpisodes:
+        """The episodes that ended, by the flags, and the numbers that infos reported with them."""
+        cpu = torch.device("cpu")
+        ended = rollout.ended.to(cpu)
+        for key, values in self._numbers.items():
+            numbers = torch.stack(values).to(cpu)
+            found = numbers if numbers.ndim == 1 else numbers[ended]
+            target = reports.successes if key == SUCCESS else reports.infos.setdefault(key, [])
+            target += found.tolist()
+        self._numbers.clear()
+        finished = self.episodes.follow(rollout.rewards.to(cpu).numpy(), ended.numpy())
+        return replace(reports, returns=finished.returns, lengths=finished.lengths)
+
+    def _env_state(self) -> dict[str, Any] | None:
+        """The running episodes; None: they cannot be kept, or none has begun."""
+        if not self.simulator.can_be_restored or self._obs is None:
+            return None
+        return {"simulator": self.simulator.state_dict(), "obs": self._obs}
+
+    def _load_env_state(self, state: dict[str, Any]) -> Array:
+        """Continue the episodes of a state: no environment begins a new one."""
+        self.simulator.reset(self._env_seed)
+        self.simulator.load_state_dict(state["simulator"])
+        self._obs = tree_map(lambda x: x.to(self.simulator.device), state["obs"])
+        return np.zeros(self.num_envs, np.bool_)

@@ -1,0 +1,301 @@
+"""Functional environments of JAX as simulators: Brax, MuJoCo Playground, gymnax, custom ones.
+
+Such an environment has no state of its own: `reset(key) -> state`, `step(state, action) -> state`,
+where a state is a pytree with `obs`, `reward` and `done`. Here many of them step in one compiled
+function, and tensors share the memory of their arrays (DLPack).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch.utils.dlpack import from_dlpack
+
+from maze_train.core.errors import ConfigError, EnvError
+from maze_train.core.targets import import_extra
+from maze_train.core.types import tree_map
+from maze_train.simulators.simulator import Simulator, SimulatorStep, flat_leaves
+from maze_train.spaces.describe import FlatView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from maze_train.core.types import TensorTree
+
+
+EXTRA = "jax"
+
+
+class FunctionalSimulator(Simulator):
+    """B copies of a functional environment, stepped by one compiled function.
+
+    Episode e of environment i begins with the key `fold_in(fold_in(key(seed), i), e)`; where one
+    ends, the next one begins in the same step, with a state of its own. Episodes are cut off after
+    `max_episode_steps`.
+
+    Args:
+        env: The environment: `reset(key)` and `step(state, action)`, and `observation_space` and
+            `action_space` of gymnasium, or Brax's `observation_size` and `action_size`.
+        num_envs: B.
+        device: Where it computes.
+        max_episode_steps: Steps after which an episode is truncated; None: never.
+        name: Name in messages.
+    """
+
+    can_be_restored = True
+
+    def __init__(
+        self,
+        env: Any,
+        num_envs: int,
+        device: torch.device,
+        max_episode_steps: int | None,
+        name: str,
+    ) -> None:
+        self._jax = import_extra("jax", EXTRA, name)
+        self.num_envs, self.device, self.name = num_envs, device, name
+        self.observation_space = observation_space_of(env)
+        self.action_space = action_space_of(env)
+        self._observation, self._action = (
+            FlatView(self.observation_space),
+            FlatView(self.action_space),
+        )
+        self._place = jax_device(self._jax, device)
+        begin, advance = functions(self._jax, env, num_envs, max_episode_steps)
+        self._begin, self._advance = self._jax.jit(begin), self._jax.jit(advance)
+        self._carry: Any = None
+
+    def reset(self, seed: int) -> TensorTree:
+        """Begin new episodes everywhere."""
+        with self._jax.default_device(self._place):
+            self._carry = self._begin(self._jax.random.PRNGKey(seed))
+        return self._tensors(self._carry["state"].obs)
+
+    def step(self, actions: TensorTree) -> SimulatorStep:
+        """Step every environment once."""
+        given = tree_map(as_array_of(self._jax), actions)
+        nested = given if self._action.is_single else self._action.build(given)
+        self._carry, result = self._advance(self._carry, nested)
+        return SimulatorStep(
+            obs=self._tensors(result["obs"]),
+            rewards=from_dlpack(result["rewards"]),
+            terminated=from_dlpack(result["terminated"]),
+            truncated=from_dlpack(result["truncated"]),
+            final_obs=self._tensors(result["final_obs"]),
+            infos={key: from_dlpack(value) for key, value in result["infos"].items()},
+        )
+
+    def _tensors(self, obs: Any) -> TensorTree:
+        return tree_map(from_dlpack, flat_leaves(self._observation, obs))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The leaves of the pytree that the episodes are."""
+        return {"leaves": [np.asarray(leaf) for leaf in self._jax.tree.leaves(self._carry)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the episodes of `state`.
+
+        Raises:
+            EnvError: If it is that of another environment, or of another number of them.
+        """
+        jax = self._jax
+        expected = jax.eval_shape(self._begin, jax.random.PRNGKey(0))
+        shapes = [(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(expected)]
+        if shapes != [(leaf.shape, leaf.dtype) for leaf in state["leaves"]]:
+            raise EnvError(
+                f"the saved state is not one of {self.num_envs} environments {self.name}: continue "
+                "with the settings and the versions of packages that the run began with"
+            )
+        leaves = [jax.device_put(leaf, self._place) for leaf in state["leaves"]]
+        self._carry = jax.tree.unflatten(jax.tree.structure(expected), leaves)
+
+
+def functions(
+    jax: Any, env: Any, num_envs: int, limit: int | None
+) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The functions that begin all episodes, and that step all environments."""
+    jnp = jax.numpy
+
+    def begin_episodes(root: Any, episodes: Any) -> Any:
+        fold_in = jax.random.fold_in
+        keys = jax.vmap(lambda i, e: fold_in(fold_in(root, i), e))(jnp.arange(num_envs), episodes)
+        return jax.vmap(env.reset)(keys)
+
+    def begin(root: Any) -> Any:
+        zeros = jnp.zeros(num_envs, jnp.int32)
+        state = begin_episodes(root, zeros)
+        return {"state": state, "root": root, "episodes": zeros, "steps": zeros}
+
+    def advance(carry: Any, actions: Any) -> Any:
+        state = jax.vmap(env.step)(carry["state"], actions)
+        steps = carry["steps"] + 1
+        terminated = state.done.astype(bool)
+        truncated = jnp.zeros_like(terminated) if limit is None else (steps >= limit) & ~terminated
+        ended = terminated | truncated
+        episodes = carry["episodes"] + ended
+
+        def chosen(new: Any, old: Any) -> Any:
+            if old.shape[:1] != (num_envs,):
+                return old  # what all environments share, as in the data of MuJoCo Warp
+            return jnp.where(ended.reshape(-1, *[1] * (old.ndim - 1)), new.astype(old.dtype), old)
+
+        # A condition on one number is a branch: nothing is computed in steps that end no episode.
+        following = jax.lax.cond(
+            ended.any(),
+            lambda: jax.tree.map(chosen, begin_episodes(carry["root"], episodes), state),
+            lambda: state,
+        )
+        steps = jnp.where(ended, 0, steps)
+        result = {
+            "obs": following.obs,
+            "rewards": state.reward.astype(jnp.float32),
+            "terminated": terminated,
+            "truncated": truncated,
+            "final_obs": state.obs,
+            "infos": numbers_of(state, num_envs),
+        }
+        return {
+            "state": following,
+            "root": carry["root"],
+            "episodes": episodes,
+            "steps": steps,
+        }, result
+
+    return begin, advance
+
+
+def numbers_of(state: Any, num_envs: int) -> dict[str, Any]:
+    """Numbers by name that a state reports, `[B]` each: Brax's `metrics`."""
+    metrics = getattr(state, "metrics", None) or {}
+    return {key: value for key, value in metrics.items() if value.shape == (num_envs,)}
+
+
+def as_array_of(jax: Any) -> Callable[[torch.Tensor], Any]:
+    """A function that gives a tensor as an array of JAX, which has integers of 32 bits."""
+
+    def convert(x: torch.Tensor) -> Any:
+        x = x.int() if x.dtype == torch.int64 else x
+        return jax.dlpack.from_dlpack(x.detach().contiguous())
+
+    return convert
+
+
+def jax_device(jax: Any, device: torch.device) -> Any:
+    """JAX's name of a device.
+
+    Raises:
+        ConfigError: If JAX does not have it.
+    """
+    kind = "gpu" if device.type == "cuda" else device.type
+    try:
+        return jax.devices(kind)[device.index or 0]
+    except (RuntimeError, IndexError) as error:
+        problem = f"JAX does not see it ({error}): install JAX for it, or set env.device=cpu"
+        raise ConfigError("env.device", problem, str(device)) from error
+
+
+def observation_space_of(env: Any) -> spaces.Space[Any]:
+    """Its space, or that of Brax's sizes: a number, a shape, or several by name."""
+    if isinstance(space := getattr(env, "observation_space", None), spaces.Space):
+        return space
+    return space_of_size(env.observation_size)
+
+
+def space_of_size(size: Any) -> spaces.Space[Any]:
+    """The unbounded space of a size of observations."""
+    if isinstance(size, dict) or hasattr(size, "items"):
+        return spaces.Dict({key: space_of_size(part) for key, part in size.items()})
+    shape = (size,) if isinstance(size, (int, np.integer)) else tuple(size)
+    return spaces.Box(-np.inf, np.inf, shape, np.float32)
+
+
+def action_space_of(env: Any) -> spaces.Space[Any]:
+    """Its space, or Brax's: numbers in [-1, 1]."""
+    if isinstance(space := getattr(env, "action_space", None), spaces.Space):
+        return space
+    return spaces.Box(-1.0, 1.0, (int(env.action_size),), np.float32)
+
+
+# -- environments by name ------------------------------------------------------------------------
+
+
+def brax(name: str, kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
+    """An environment of Brax (Freeman et al. 2021), and its usual limit of steps."""
+    envs = import_extra("brax", EXTRA, f"brax:{name}", "brax.envs")
+    return envs.get_environment(name, **kwargs), 1000
+
+
+def playground(name: str, kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
+    """An environment of MuJoCo Playground (Zakka et al. 2025), and its limit of steps."""
+    registry = import_extra("mujoco_playground", EXTRA, f"playground:{name}").registry
+    config = registry.get_default_config(name)
+    return registry.load(name, **kwargs), int(config.episode_length)
+
+
+def gymnax(name: str, kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
+    """An environment of gymnax (Lange 2022), and its limit of steps."""
+    env, params = import_extra("gymnax", EXTRA, f"gymnax:{name}").make(name)
+    limit = kwargs.get("max_steps_in_episode", params.max_steps_in_episode)
+    # Its own limit would end episodes as if the state were terminal: it is never reached.
+    params = params.replace(**{**kwargs, "max_steps_in_episode": 2**30})
+    return GymnaxFunctions(env, params), int(limit)
+
+
+class GymnaxState(NamedTuple):
+    """State of an environment of gymnax between two steps."""
+
+    inner: Any
+    key: Any
+    obs: Any
+    reward: Any
+    done: Any
+
+
+class GymnaxFunctions:
+    """An environment of gymnax, whose functions take and give a key, as a functional environment.
+
+    Args:
+        env: The environment.
+        params: Its parameters.
+    """
+
+    def __init__(self, env: Any, params: Any) -> None:
+        self._jax = import_extra("jax", EXTRA, "gymnax")
+        self._env, self._params = env, params
+        self.observation_space = gymnasium_space(env.observation_space(params))
+        self.action_space = gymnasium_space(env.action_space(params))
+
+    def reset(self, key: Any) -> GymnaxState:
+        """The first state of an episode."""
+        first, key = self._jax.random.split(key)
+        obs, inner = self._env.reset_env(first, self._params)
+        numpy = self._jax.numpy
+        return GymnaxState(inner, key, obs, numpy.float32(0), numpy.bool_(False))
+
+    def step(self, state: GymnaxState, action: Any) -> GymnaxState:
+        """The state after an action."""
+        own, key = self._jax.random.split(state.key)
+        obs, inner, reward, done, _ = self._env.step_env(own, state.inner, action, self._params)
+        return GymnaxState(inner, key, obs, reward, done)
+
+
+def gymnasium_space(space: Any) -> spaces.Space[Any]:
+    """A space of gymnax as one of gymnasium."""
+    if hasattr(space, "spaces"):
+        parts = space.spaces
+        named = parts.items() if hasattr(parts, "items") else enumerate(parts)
+        return spaces.Dict({str(key): gymnasium_space(part) for key, part in named})
+    if hasattr(space, "n"):
+        return spaces.Discrete(int(space.n))
+    dtype = np.dtype(space.dtype).type
+    low, high = (
+        np.broadcast_to(np.asarray(x, dtype), space.shape) for x in (space.low, space.high)
+    )
+    return spaces.Box(low, high, tuple(space.shape), dtype)
+
+
+SUITES = {"brax": brax, "gymnax": gymnax, "playground": playground}
+"""Packages of functional environments, by the first part of an id."""

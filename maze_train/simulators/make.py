@@ -1,0 +1,100 @@
+"""Builds the simulator that settings name."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
+from maze_train.core.targets import maker_of
+from maze_train.simulators.functional import SUITES, FunctionalSimulator
+from maze_train.simulators.simulator import Simulator
+from maze_train.simulators.tensors import TensorSimulator
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def make_simulator(
+    env_id: str | None,
+    target: str | None,
+    kwargs: Mapping[str, Any],
+    num_envs: int,
+    *,
+    device: torch.device | str = "cpu",
+    max_episode_steps: int | None = None,
+) -> Simulator:
+    """Build a simulator.
+
+    Args:
+        env_id: `brax:<name>`, `gymnax:<name>` or `playground:<name>`; None: there is a target.
+        target: Class or function of a vector environment of tensors or of a functional environment
+            of JAX, which gets `num_envs` and `device` if it takes them; None: there is an id.
+        kwargs: Arguments of the environment.
+        num_envs: Number of environments.
+        device: Where it computes, if it can be told.
+        max_episode_steps: Steps after which an episode is truncated; None: as the environment says.
+
+    Raises:
+        ConfigError: If the name is unknown, or the environment refuses a setting.
+        EnvError: If it cannot be built, or is neither of the two kinds.
+        MissingExtraError: If a package that it needs is not installed.
+    """
+    device = torch.device(device)
+    name = env_id or str(target)
+    if env_id is not None:
+        env, limit = from_suite(env_id, kwargs)
+    else:
+        env, limit = built(target or "", kwargs, num_envs, device, max_episode_steps), None
+    if not hasattr(env, "num_envs") and hasattr(env, "reset") and hasattr(env, "step"):
+        limit = max_episode_steps or getattr(env, "max_episode_steps", limit)
+        return FunctionalSimulator(env, num_envs, device, limit, name)
+    simulator = TensorSimulator(env, name)
+    if simulator.num_envs != num_envs:
+        simulator.close()
+        raise EnvError(
+            f"{name} has {simulator.num_envs} environments, expected {num_envs}: it has to build "
+            "as many as its argument num_envs says, or set runner.concurrency to its number"
+        )
+    return simulator
+
+
+def from_suite(env_id: str, kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
+    """A functional environment by name, and its usual limit of steps."""
+    suite, _, name = env_id.partition(":")
+    if suite not in SUITES:
+        known = ", ".join(f"{key}:<name>" for key in SUITES)
+        problem = f"env.backend=tensor expects {known}, or a class or function in env._target_"
+        raise ConfigError("env.id", problem, env_id)
+    try:
+        return SUITES[suite](name, kwargs)
+    except MazeTrainError:
+        raise
+    except Exception as error:  # each package refuses names and arguments in its own way
+        problem = f"{suite} cannot build it: {type(error).__name__}: {error}"
+        raise ConfigError("env", problem, env_id) from error
+
+
+def built(
+    target: str,
+    kwargs: Mapping[str, Any],
+    num_envs: int,
+    device: torch.device,
+    max_episode_steps: int | None,
+) -> Any:
+    """The environment of a class or function."""
+    make = maker_of(target, "env._target_")
+    parameters = inspect.signature(make).parameters
+    takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    offered = {"num_envs": num_envs, "device": device, "max_episode_steps": max_episode_steps}
+    if max_episode_steps is None:
+        del offered["max_episode_steps"]
+    given = {k: v for k, v in offered.items() if k in parameters or (takes_all and k != "device")}
+    try:
+        return make(**{**given, **kwargs})
+    except MazeTrainError:
+        raise
+    except Exception as error:  # whatever it raises
+        raise EnvError(f"{target} could not be built: {type(error).__name__}: {error}") from error

@@ -1,0 +1,222 @@
+"""Many environments that take and give tensors on one device, and their faces in numpy."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from maze_train.core.types import as_tree, leaves_by_key, tree_map
+from maze_train.spaces.describe import FlatView
+
+if TYPE_CHECKING:
+    from gymnasium import spaces
+
+    from maze_train.core.types import Array, Tensor, TensorTree
+
+
+@dataclass(frozen=True, slots=True)
+class SimulatorStep:
+    """What one step of B environments brought, on the device of the simulator."""
+
+    obs: TensorTree
+    """Observations to act on, `[B, ...]`: where an episode ended, the first one of the next."""
+
+    rewards: Tensor
+    """`[B]` floats."""
+
+    terminated: Tensor
+    """Whether the step led to a terminal state, `[B]` bool."""
+
+    truncated: Tensor
+    """Whether a time limit cut the episode off, `[B]` bool."""
+
+    final_obs: TensorTree | None = None
+    """True last observations where an episode ended, `[B, ...]` (other rows mean nothing); None:
+    the simulator does not give them."""
+
+    infos: dict[str, Tensor] = field(default_factory=dict)
+    """Numbers by name: `[B]`, which count where an episode ended, or 0-d, a mean of its own."""
+
+
+class Simulator(ABC):
+    """B environments that step together, take tensors and give tensors on one device.
+
+    An episode that ends is followed by the next one in the same step. Observations and actions are
+    one tensor, or one flat mapping of tensors (keys joined by `/`). Nothing waits for the device.
+
+    Attributes:
+        num_envs: B.
+        device: Where all tensors lie.
+        observation_space: Observation space of one environment.
+        action_space: Action space of one environment.
+        can_be_restored: Whether `state_dict` gives the running episodes.
+        name: Name in messages.
+    """
+
+    num_envs: int
+    device: torch.device
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    can_be_restored: bool = False
+    name: str = "the simulator"
+
+    @abstractmethod
+    def reset(self, seed: int) -> TensorTree:
+        """Begin new episodes everywhere; returns the first observations, `[B, ...]`."""
+
+    @abstractmethod
+    def step(self, actions: TensorTree) -> SimulatorStep:
+        """Step every environment once.
+
+        Args:
+            actions: As the action space says, `[B, ...]`; kept by nobody.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running episodes as arrays and tensors, where `can_be_restored`."""
+        raise NotImplementedError
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue the episodes of `state`."""
+        raise NotImplementedError
+
+    def render(self) -> Any:
+        """A picture `[height, width, 3]` of the first environment; None: it cannot be drawn."""
+        return None
+
+    def close(self) -> None:  # noqa: B027 (most hold nothing)
+        """Release what the simulator holds."""
+
+
+def as_arrays(tree: TensorTree) -> Any:
+    """Copies of tensors as arrays."""
+    return tree_map(lambda x: x.cpu().numpy().copy(), tree)
+
+
+class NumpyFace(VectorEnv[Any, Any, Any]):
+    """A simulator as a vector environment of gymnasium, for whatever is not a training loop.
+
+    Evaluations, for example, play few episodes: one wait for the device in each step does not
+    matter there.
+
+    Args:
+        simulator: The simulator; closed with this.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 (as in the base class)
+
+    def __init__(self, simulator: Simulator) -> None:
+        self.simulator = simulator
+        self.num_envs = simulator.num_envs
+        self.single_observation_space = simulator.observation_space
+        self.single_action_space = simulator.action_space
+        self.observation_space = batch_space(simulator.observation_space, self.num_envs)
+        self.action_space = batch_space(simulator.action_space, self.num_envs)
+        self._observation = FlatView(simulator.observation_space)
+        self._action = FlatView(simulator.action_space)
+        self._obs: Any = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin new episodes."""
+        self._obs = as_arrays(self.simulator.reset(seed or 0))
+        return self._nested(self._obs), {}
+
+    def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
+        """Step every environment once."""
+        flat = {
+            key: torch.from_numpy(np.ascontiguousarray(part)).to(self.simulator.device)
+            for key, part in self._action.read(actions)
+        }
+        before = self._obs
+        step = self.simulator.step(as_tree(flat, not self._action.is_single))
+        self._obs = as_arrays(step.obs)
+        terminated, truncated = step.terminated.cpu().numpy(), step.truncated.cpu().numpy()
+        ended, infos = terminated | truncated, dict[str, Any]()
+        if ended.any():
+            last = before if step.final_obs is None else as_arrays(step.final_obs)
+            infos = {"final_obs": rows_of(last, ended), "_final_obs": ended}
+            found = {k: v.cpu().numpy() for k, v in step.infos.items() if v.ndim == 1}
+            masks = {f"_{key}": ended for key in found}
+            infos |= {"final_info": {**found, **masks}, "_final_info": ended}
+        rewards = step.rewards.cpu().numpy()
+        return self._nested(self._obs), rewards, terminated, truncated, infos
+
+    def _nested(self, obs: Any) -> Any:
+        return obs if self._observation.is_single else self._observation.build(obs)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the simulator."""
+        self.simulator.close()
+
+
+def rows_of(tree: Any, which: Array) -> Array:
+    """The rows of a tree that a mask names, one object each, as gymnasium has them."""
+    rows = np.full(len(which), None, dtype=object)
+    for i in np.flatnonzero(which):
+        rows[i] = tree_map(itemgetter(i), tree)
+    return rows
+
+
+class SingleFace(gymnasium.Env[Any, Any]):
+    """A simulator of one environment as a single environment of gymnasium.
+
+    Args:
+        simulator: A simulator with `num_envs` 1; closed with this.
+        render_mode: `rgb_array`, or None.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 (as in the base)
+
+    def __init__(self, simulator: Simulator, render_mode: str | None = None) -> None:
+        self.simulator = simulator
+        self.render_mode = render_mode
+        self.observation_space = simulator.observation_space
+        self.action_space = simulator.action_space
+        self._face = NumpyFace(simulator)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; without a seed, one that follows from the last seed."""
+        super().reset(seed=seed)
+        obs, _ = self._face.reset(seed=int(self.np_random.integers(2**31)))
+        return self._first(obs), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step the environment; an episode that ended waits for `reset`."""
+        view = self._face._action
+        flat = {key: np.asarray(part)[None] for key, part in view.read(action)}
+        obs, rewards, terminated, truncated, infos = self._face.step(view.build(flat))
+        last = infos["final_obs"][0] if "final_obs" in infos else None
+        found = infos.get("final_info", {})
+        info = {key: found[key][0] for key in found if not key.startswith("_")}
+        row = self._first(obs) if last is None else self._face._nested(last)
+        return row, float(rewards[0]), bool(terminated[0]), bool(truncated[0]), info
+
+    def _first(self, obs: Any) -> Any:
+        view = self._face._observation
+        return view.build({key: leaf[0] for key, leaf in view.read(obs)})
+
+    def render(self) -> Any:
+        """A picture of the environment."""
+        return self.simulator.render()
+
+    def close(self) -> None:
+        """Close the simulator."""
+        self.simulator.close()
+
+
+def flat_leaves(view: FlatView, value: Any) -> TensorTree:
+    """A value of a space as one tensor, or as one flat mapping of tensors."""
+    leaves = leaves_by_key(value) if view.is_single else dict(view.read(value))
+    return as_tree(leaves, not view.is_single)

@@ -1,0 +1,147 @@
+"""Vector environments of tensors in the style of gymnasium and of Isaac Lab."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any
+
+import torch
+from gymnasium import spaces
+
+from maze_train.core.errors import EnvError, ShapeError, SpaceError
+from maze_train.core.types import leaves_by_key
+from maze_train.simulators.simulator import Simulator, SimulatorStep, flat_leaves
+from maze_train.spaces.describe import FlatView
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from maze_train.core.types import Tensor, TensorTree
+
+NEEDED = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
+"""Attributes of a vector environment of tensors."""
+
+FINAL_OBS = ("final_obs", "final_observation")
+LOGS = ("log", "episode")
+"""Keys of an info with last observations, and with mappings of further numbers."""
+
+
+class TensorSimulator(Simulator):
+    """A vector environment of tensors that resets itself where an episode ends.
+
+    `reset() -> (obs, info)`, `step(actions) -> (obs, rewards, terminated, truncated, info)`. Also
+    taken: the four results of rsl_rl, `(obs, rewards, dones, info)`, and `info["time_outs"]`, which
+    counts as truncation in both. True last observations are in `info["final_obs"]`, if there.
+
+    Args:
+        env: The vector environment, with `num_envs`, `single_observation_space` and
+            `single_action_space`; `device` says where its tensors lie (`cpu` without it). Its
+            running episodes can be kept if it has `state_dict` and `load_state_dict`.
+        name: Name in messages.
+
+    Raises:
+        EnvError: If it lacks one of these.
+    """
+
+    def __init__(self, env: Any, name: str) -> None:
+        if missing := [key for key in NEEDED if not hasattr(env, key)]:
+            raise EnvError(
+                f"{name} has no {', '.join(missing)}: env.backend=tensor expects a vector "
+                f"environment of tensors with {', '.join(NEEDED)} and device, or a functional one "
+                "of JAX with reset(key) and step(state, action)"
+            )
+        self._env, self.name = env, name
+        self.num_envs = int(env.num_envs)
+        self.device = torch.device(getattr(env, "device", "cpu"))
+        self.observation_space = as_space(env.single_observation_space)
+        self.action_space = as_space(env.single_action_space)
+        self.can_be_restored = hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
+        self._observation, self._action = (
+            FlatView(self.observation_space),
+            FlatView(self.action_space),
+        )
+        self._takes_seed = "seed" in inspect.signature(env.reset).parameters
+
+    def reset(self, seed: int) -> TensorTree:
+        """Begin new episodes; `seed` goes to `reset`, if that takes one, else to PyTorch."""
+        if not self._takes_seed:
+            torch.manual_seed(seed)
+        result = self._env.reset(**({"seed": seed} if self._takes_seed else {}))
+        obs = self._flat(result[0] if isinstance(result, tuple) else result)
+        leaves = leaves_by_key(obs)
+        for key, space in self._observation.leaves.items():
+            where = f"the observation{f' {key!r}' if key else ''} of {self.name}"
+            if not isinstance(leaves[key], torch.Tensor):
+                problem = f"is {type(leaves[key]).__name__}: expected a tensor"
+                raise SpaceError(f"{where} {problem}; for arrays use env.backend=native")
+            shape = (self.num_envs, *(space.shape or ()))
+            if leaves[key].shape != shape:
+                found = list(leaves[key].shape)
+                raise ShapeError(f"{where} has shape {found}, its space says {list(shape)}")
+        return obs
+
+    def step(self, actions: TensorTree) -> SimulatorStep:
+        """Step every environment once."""
+        nested = actions if self._action.is_single else self._action.build(actions)  # type: ignore[arg-type]  # a mapping
+        obs, rewards, *ends, info = self._env.step(nested)
+        terminated = ends[0].bool()
+        truncated = ends[1].bool() if len(ends) > 1 else torch.zeros_like(terminated)
+        if (time_outs := info.get("time_outs")) is not None:
+            time_outs = time_outs.bool()
+            truncated, terminated = truncated | time_outs, terminated & ~time_outs
+        final = next((info[key] for key in FINAL_OBS if info.get(key) is not None), None)
+        return SimulatorStep(
+            obs=self._flat(obs),
+            rewards=rewards,
+            terminated=terminated,
+            truncated=truncated,
+            final_obs=None if final is None else self._flat(final),
+            infos=self._numbers(info),
+        )
+
+    def _flat(self, obs: Any) -> TensorTree:
+        return flat_leaves(self._observation, obs)
+
+    def _numbers(self, info: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Numbers of an info, and of the mappings in it that hold more of them."""
+        found = {key: value for key, value in info.items() if key not in FINAL_OBS}
+        for log in LOGS:
+            if isinstance(found.get(log), dict):
+                found |= found.pop(log)
+        numbers = {}
+        for key, value in found.items():
+            if isinstance(value, (int, float)):
+                value = torch.tensor(float(value))
+            if isinstance(value, torch.Tensor) and value.shape in ((), (self.num_envs,)):
+                numbers[key] = value
+        return numbers
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that the environment gives."""
+        return {"env": self._env.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give the environment its state back."""
+        self._env.load_state_dict(state["env"])
+
+    def render(self) -> Any:
+        """What `render` of the environment gives."""
+        return self._env.render() if hasattr(self._env, "render") else None
+
+    def close(self) -> None:
+        """Close the environment, if it can be closed."""
+        if hasattr(self._env, "close"):
+            self._env.close()
+
+
+def as_space(space: Any) -> spaces.Space[Any]:
+    """A space of gymnasium; a mapping of spaces is a Dict.
+
+    Raises:
+        SpaceError: If it is none.
+    """
+    if isinstance(space, dict):
+        return spaces.Dict({key: as_space(part) for key, part in space.items()})
+    if not isinstance(space, spaces.Space):
+        raise SpaceError(f"{space!r} is not a space of gymnasium")
+    return space

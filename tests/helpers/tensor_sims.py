@@ -1,0 +1,88 @@
+"""Simulators of tensors and of JAX, each with the habits of one family."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from benchmarks.tensor_cartpole import TensorCartPole
+from maze_train.simulators.simulator import NumpyFace
+from maze_train.simulators.tensors import TensorSimulator
+
+
+def cartpole_of_arrays(num_envs, max_episode_steps=500):
+    """The same numbers as `TensorCartPole`, for `env.backend=native`."""
+    return NumpyFace(TensorSimulator(TensorCartPole(num_envs, "cpu", max_episode_steps), "poles"))
+
+
+class Robot:
+    """In the style of Isaac Lab: groups of observations, resets inside of the step, a log.
+
+    It keeps its observations in place, gives no last ones, and has no state. Episode e of
+    environment i has 3 + (i + e) % 3 steps; those of odd numbers are terminated.
+    """
+
+    def __init__(self, num_envs, device="cpu", style="five results"):
+        self.num_envs, self.device, self.style = num_envs, torch.device(device), style
+        box = spaces.Box(-np.inf, np.inf, (3,), np.float32)
+        self.single_observation_space = spaces.Dict({"policy": box, "critic": box})
+        self.single_action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        numbers = torch.arange(num_envs, dtype=torch.float32)
+        self.obs = {key: torch.zeros(num_envs, 3) for key in ("policy", "critic")}
+        self.numbers, self.episodes, self.steps = numbers, numbers * 0, numbers * 0
+
+    def _observe(self):
+        self.obs["policy"][:] = torch.stack([self.numbers, self.episodes, self.steps], 1) / 10 + 1
+        self.obs["critic"][:] = self.obs["policy"].square()
+        return self.obs
+
+    def reset(self, seed=None, options=None):
+        self.episodes, self.steps = self.numbers * 0, self.numbers * 0
+        return self._observe(), {}
+
+    def step(self, actions):
+        self.steps = self.steps + 1
+        rewards = self.steps + self.numbers + actions.sum(1) * 0
+        ended = self.steps >= 3 + (self.numbers + self.episodes) % 3
+        terminated = ended & (self.episodes % 2 == 1)
+        self.episodes, self.steps = self.episodes + ended, self.steps * ~ended
+        log = {"log": {"Episode_Reward/alive": rewards.mean(), "height": self.numbers}}
+        if self.style == "four results":
+            return self._observe(), rewards, ended, {**log, "time_outs": ended & ~terminated}
+        return self._observe(), rewards, terminated, ended & ~terminated, log
+
+    def close(self):
+        self.obs = {}
+
+
+class PointState(NamedTuple):
+    """A point on a line, as a functional environment of JAX keeps it."""
+
+    obs: Any
+    reward: Any
+    done: Any
+    metrics: Any
+
+
+class Point:
+    """Functional, in the style of Brax: the action moves a point, which falls off at 1."""
+
+    def __init__(self, max_episode_steps=6):
+        import jax
+
+        self._jax, self.max_episode_steps = jax, max_episode_steps
+        self.observation_size, self.action_size = 2, 1
+
+    def reset(self, key):
+        numpy = self._jax.numpy
+        x = self._jax.random.uniform(key)
+        return PointState(numpy.stack([x, 0 * x]), 0 * x, x > 2, {"place": x})
+
+    def step(self, state, action):
+        numpy = self._jax.numpy
+        x = state.obs[0] + 0.1 + 0.01 * action[0]
+        obs = numpy.stack([x, state.obs[1] + 1])
+        return PointState(obs, x, x > 1, {"place": x})

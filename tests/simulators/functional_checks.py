@@ -1,0 +1,58 @@
+"""Checks of functional environments of JAX, which `test_simulators.py` runs in a process alone."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+import torch
+from tensor_sims import Point
+
+from maze_train import EnvError
+from maze_train.simulators.make import make_simulator
+
+
+def test_functional_episodes_are_those_of_a_loop():
+    """Each episode begins with its own key; ends, limits and last observations are right."""
+    num_envs, simulator = 3, make_simulator(None, "tensor_sims.Point", {}, 3)
+    seen = [simulator.reset(7)]
+    actions = torch.linspace(-1, 1, 40 * num_envs).view(40, num_envs, 1)
+    steps = [simulator.step(action) for action in actions]
+    assert steps[0].obs.dtype == torch.float32
+    env, root = Point(), jax.random.PRNGKey(7)
+    ends = {"terminated": 0, "truncated": 0}
+    for i in range(num_envs):
+        episode, state, length = 0, None, 0
+        for t, step in enumerate(steps):
+            if state is None:
+                key = jax.random.fold_in(jax.random.fold_in(root, i), episode)
+                state, length = env.reset(key), 0
+                before = seen[0] if t == 0 else steps[t - 1].obs
+                np.testing.assert_allclose(before[i], state.obs, rtol=1e-6)
+            state, length = env.step(state, np.asarray(actions[t, i])), length + 1
+            terminated = bool(state.done)
+            truncated = length == 6 and not terminated
+            assert bool(step.terminated[i]) == terminated
+            assert bool(step.truncated[i]) == truncated
+            np.testing.assert_allclose(step.rewards[i], state.reward, rtol=1e-6)
+            np.testing.assert_allclose(step.final_obs[i], state.obs, rtol=1e-6)
+            if terminated or truncated:
+                ends["terminated" if terminated else "truncated"] += 1
+                episode, state = episode + 1, None
+    assert min(ends.values()) > 3
+
+
+def test_a_functional_state_continues_exactly():
+    """As it was saved, in another simulator; one of another size is refused."""
+    one, other = (make_simulator(None, "tensor_sims.Point", {}, 3) for _ in range(2))
+    action = torch.ones(3, 1)
+    one.reset(1)
+    for _ in range(8):
+        one.step(action)
+    other.reset(2)
+    other.load_state_dict(one.state_dict())
+    for _ in range(8):
+        assert torch.equal(one.step(action).obs, other.step(action).obs)
+    fewer = make_simulator(None, "tensor_sims.Point", {}, 2)
+    with pytest.raises(EnvError, match="is not one of 2 environments"):
+        fewer.load_state_dict(one.state_dict())

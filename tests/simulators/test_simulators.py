@@ -1,0 +1,268 @@
+"""Environments that give and take tensors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from cases import everyday
+from killed_runs import rows_of
+from run_cases import ALGORITHMS, SMALL
+from tensor_sims import Robot
+
+from maze_train import ConfigError, EnvConfig, EnvError, load_policy, train
+from maze_train.algorithms.actor_critic.batch import evaluate_rollout
+from maze_train.collect.simulators import SimulatorCollector
+from maze_train.core.errors import ShapeError, SpaceError
+from maze_train.core.targets import Given
+from maze_train.envs.factory import EnvFactory
+from maze_train.envs.foreign import make_foreign_env
+from maze_train.functional.returns import discounts_and_lambdas, lambda_advantages
+from maze_train.learner.part import Part
+from maze_train.nets.actor_critic import build_actor_critic
+from maze_train.nets.config import ModelConfig, RecurrentConfig
+from maze_train.simulators.make import make_simulator
+
+OWN = ["tensor_sims", "benchmarks"]
+POLES = {"_target_": "benchmarks.tensor_cartpole.TensorCartPole", "backend": "tensor"}
+ARRAYS = {"_target_": "tensor_sims.cartpole_of_arrays", "backend": "native"}
+SHORT = {"max_episode_steps": 20}
+
+
+def short(algorithm, run_dir, env, **changes):
+    """A short run; its metrics without times."""
+    given = {**SMALL, **ALGORITHMS[algorithm], "algorithm": algorithm, **changes}
+    return train(**{**given, "env": env, "run_dir": str(run_dir), "runner.concurrency": 3})
+
+
+def collector_of(make, num_steps, num_envs=3, memory=None, **settings):
+    """A collector on a simulator, and a model."""
+    env = make_foreign_env(EnvConfig(target=Given(make), backend="tensor"), num_envs, training=True)
+    config = ModelConfig(hidden_sizes=[8], rnn=memory)
+    model = build_actor_critic(config, env.single_observation_space, env.single_action_space, 0)
+    return SimulatorCollector(env, num_steps, env_seed=3, action_seed=5, **settings), model
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "changes"),
+    everyday(
+        3,
+        [
+            ("ppo", {}),
+            ("a2c", {"model.rnn": {"cell": "gru", "size": 6}}),
+            ("dqn", {}),
+            ("sac", {"algorithm.n_step_returns": 3}),
+            ("ppo", {"model.normalization.mode": "running", "model.normalization.n_steps": 48}),
+        ],
+        are_rows=True,
+    ),
+)
+def test_numbers_are_those_of_arrays(algorithm, changes, tmp_path):
+    """The path of tensors and the one of arrays lead to the same metrics, to the last digit."""
+    for name, env in (("tensors", POLES), ("arrays", ARRAYS)):
+        changes = {**changes, "total_steps": 256}
+        short(algorithm, tmp_path / name, {**env, **SHORT}, **changes)
+    assert rows_of(tmp_path / "tensors") == rows_of(tmp_path / "arrays")
+    assert len(rows_of(tmp_path / "tensors")) >= 2
+
+
+class OwnNumbers:
+    """What `Robot` does, from its description: step s of episode e of environment i."""
+
+    def __init__(self, env):
+        self.env, self.episode, self.step = env, 0, 0
+
+    def observation(self):
+        return np.array([self.env, self.episode, self.step]) / 10 + 1
+
+    def advance(self):
+        """Reward, true last observation, terminated, truncated."""
+        self.step += 1
+        reward, last = self.step + self.env, self.observation()
+        ended = self.step == 3 + (self.env + self.episode) % 3
+        odd = self.episode % 2 == 1
+        if ended:
+            self.episode, self.step = self.episode + 1, 0
+        return reward, last, ended and odd, ended and not odd
+
+
+def slow_advantages(value, num_steps, num_envs, gamma, decay, truncation):
+    """GAE (Schulman et al. 2016, eq. 16) of each environment, sum by sum."""
+    found = np.zeros((num_steps, num_envs))
+    for i in range(num_envs):
+        world, deltas, continues = OwnNumbers(i), [], []
+        for _ in range(num_steps):
+            before = world.observation()
+            reward, last, terminated, truncated = world.advance()
+            after = {
+                "bootstrap_previous": value(before),
+                "as_termination": 0.0,
+                "final_obs": value(last),
+            }[truncation]
+            following = after if truncated else (0.0 if terminated else value(last))
+            deltas.append(reward + gamma * following - value(before))
+            continues.append(not (terminated or truncated))
+        for t in range(num_steps):
+            weight = 1.0
+            for k in range(t, num_steps):
+                found[t, i] += weight * deltas[k]
+                weight *= gamma * decay * continues[k]
+    return found
+
+
+class RobotWithLast(Robot):
+    """Gives the true last observations."""
+
+    def step(self, actions):
+        numbers = torch.stack([self.numbers, self.episodes, self.steps + 1], 1) / 10 + 1
+        obs, *rest, info = super().step(actions)
+        return obs, *rest, {**info, "final_obs": {"policy": numbers, "critic": numbers.square()}}
+
+
+@pytest.mark.parametrize("style", ["five results", "four results"])
+@pytest.mark.parametrize("truncation", ["bootstrap_previous", "as_termination", "final_obs"])
+def test_a_time_limit_is_what_the_setting_says(truncation, style, capsys):
+    """Advantages equal a slow reference, in two rollouts that follow each other."""
+    gives = truncation == "final_obs"
+    settings = {} if gives else {"truncation": truncation}
+    collector, model = collector_of(
+        lambda num_envs: (RobotWithLast if gives else Robot)(num_envs, style=style), 13, **settings
+    )
+
+    def value(x):
+        obs = {"policy": torch.tensor(x), "critic": torch.tensor(x).square()}
+        return model.double().values({k: v[None] for k, v in obs.items()}).item()
+
+    parts = []
+    for _ in range(2):
+        rollout, _ = collector.collect_steps(model.float())
+        evaluated = evaluate_rollout(model, rollout, False, Part())
+        parts.append((rollout, evaluated.values.clone(), evaluated.next_values.clone()))
+        parts[-1] = lambda_advantages(
+            rollout.rewards,
+            discounts_and_lambdas(rollout.terminated, rollout.cut, 0.9, 0.8)[0],
+            evaluated.values,
+            evaluated.next_values,
+            discounts_and_lambdas(rollout.terminated, rollout.cut, 0.9, 0.8)[1],
+        ).clone()
+    # The trace of the first rollout ends with it: the second one is compared from its own start.
+    expected = slow_advantages(value, 26, 3, 0.9, 0.8, truncation)[13:]
+    np.testing.assert_allclose(parts[1], expected, rtol=1e-4)
+    notes = capsys.readouterr().err.count("gives no last observations")
+    assert notes == (0 if gives else 1)
+
+
+def test_numbers_of_infos_are_metrics():
+    """Values of environments count where an episode ends; a mean of all counts as it is."""
+    keys = ["Episode_Reward/alive", "height"]
+    collector, model = collector_of(Robot, 7, info_keys=keys)
+    _, episodes = collector.collect_steps(model)
+    assert episodes.infos["height"] == [0, 1, 2, 0]
+    assert len(episodes.infos["Episode_Reward/alive"]) == 7
+    assert episodes.lengths == [3, 4, 5, 4]
+    assert episodes.returns == [6, 14, 25, 10]
+
+
+def test_the_recurrent_state_is_cleared_where_an_episode_ends():
+    """Also without a look at the flags."""
+    memory = RecurrentConfig(cell="gru", size=4)
+    collector, model = collector_of(Robot, 7, memory=memory)
+    rollout, _ = collector.collect_steps(model)
+    assert rollout.hidden_states is not None
+    is_zero = (rollout.hidden_states[1:] == 0).all(-1)
+    assert torch.equal(is_zero, rollout.ended)
+
+
+class BadNumbers(Robot):
+    """Returns a reward that is not finite."""
+
+    def step(self, actions):
+        obs, rewards, *rest = super().step(actions)
+        rewards[1] = rewards[1] + (float("inf") if self.steps[0] == 2 else 0)
+        return obs, rewards, *rest
+
+
+class Arrays(Robot):
+    """Returns arrays."""
+
+    def reset(self, seed=None):
+        return {key: obs.numpy() for key, obs in super().reset()[0].items()}, {}
+
+
+class Wider(Robot):
+    """Returns observations of another shape."""
+
+    def reset(self, seed=None):
+        return {key: obs[:, :2] for key, obs in super().reset()[0].items()}, {}
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (BadNumbers, EnvError, "environment 1 of .*BadNumbers returned a reward .* in step 1"),
+        (Arrays, SpaceError, "'critic' of .*Arrays is ndarray: expected a tensor; .*native"),
+        (Wider, ShapeError, r"'critic' of .* has shape \[3, 2\], its space says \[3, 3\]"),
+        (lambda num_envs: Robot(2), EnvError, "has 2 environments, expected 3"),
+        (lambda: object(), EnvError, "has no num_envs, .* or a functional one of JAX"),
+    ],
+)
+def test_what_does_not_fit_is_one_message(make, kind, words):
+    """It names the environment, and what is expected."""
+
+    def collect():
+        collector, model = collector_of(make, 5)
+        collector.collect_steps(model)
+
+    with pytest.raises(kind, match=f"(?s){words}"):
+        collect()
+
+
+def test_a_simulator_without_a_state_begins_new_episodes(tmp_path):
+    """The run says so, and does so where that is allowed."""
+    changes = {"total_steps": 0, "algorithm.n_epochs": 2}
+    robot = {"_target_": "tensor_sims.Robot", "backend": "tensor"}
+    short("ppo", tmp_path / "run", robot, **changes)
+    again = {"resume": str(tmp_path / "run"), "trust": OWN, "algorithm.n_epochs": 3}
+    with pytest.raises(EnvError, match=r"checkpoint\.allow_new_episodes=true"):
+        train(**again)
+    train(**again, **{"checkpoint.allow_new_episodes": True})
+    assert len(rows_of(tmp_path / "run")) == 3
+
+
+def test_a_policy_plays_in_a_lone_environment(tmp_path):
+    """The simulator serves as an environment of gymnasium: rollouts are played in it."""
+    result = short("ppo", tmp_path / "run", {**POLES, **SHORT}, total_steps=192)
+    policy = load_policy(result.run_dir, OWN)
+    env = EnvFactory(EnvConfig(target=POLES["_target_"], backend="tensor", **SHORT))()
+    obs, _ = env.reset(seed=1)
+    again, _ = env.reset(seed=1)
+    assert np.array_equal(obs, again)
+    assert env.observation_space.contains(obs)
+    ended, steps = False, 0
+    while not ended:
+        obs, reward, terminated, truncated, _ = env.step(policy.act(obs))
+        ended, steps = terminated or truncated, steps + 1
+    assert reward == 1.0
+    assert terminated or steps == 20
+    assert terminated != (np.abs(obs[0]) <= 2.4 and np.abs(obs[2]) <= np.radians(12))
+
+
+def test_names_of_simulators():
+    """Ids of JAX choose the backend; a name that is wrong says what exists."""
+    assert EnvConfig(id="brax:ant").backend == "tensor"
+    with pytest.raises(ConfigError, match="brax:<name>, gymnax:<name>, playground:<name>"):
+        make_simulator("CartPole-v1", None, {}, 2)
+
+
+@pytest.mark.slow
+def test_functional_simulators():
+    """In a fresh interpreter: where JAX was used, nothing can be forked any more."""
+    pytest.importorskip("jax")
+    checks = Path(__file__).with_name("functional_checks.py")
+    command = [sys.executable, "-m", "pytest", "-q", str(checks)]
+    child = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert child.returncode == 0, child.stdout
