@@ -32,8 +32,8 @@ OTHER_NAMES = {
     "algorithm.optimizer": "optimizer_class optimizer_kwargs",
     "algorithm.n_rollout_steps": "n_steps num_steps rollout rollout_length rollout_fragment_length "
     "unroll_length frames_per_batch train_batch_size train_batch_size_per_learner train_freq",
-    "algorithm.batch_size": "minibatch_size mini_batch_size sgd_minibatch_size num_minibatches "
-    "n_minibatches nminibatches",
+    "algorithm.batch_size": "minibatch_size mini_batch_size sgd_minibatch_size num_minibatches",
+    "algorithm.n_minibatches": "num_minibatches num_mini_batches nminibatches mini_batches",
     "algorithm.n_optimization_epochs": "n_epochs num_epochs update_epochs ppo_epochs ppo_epoch "
     "noptepochs num_sgd_iter",
     "algorithm.n_epochs": "n_epochs num_epochs epochs max_epochs n_itr training_iterations",

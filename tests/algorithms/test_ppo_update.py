@@ -18,7 +18,14 @@ from update_problems import (
     snapshot,
 )
 
-from maze_train import A2CLearner, ConfigError, PPOLearner, Progress, Statistics
+from maze_train import (
+    A2CLearner,
+    ConfigError,
+    PPOAlgorithmConfig,
+    PPOLearner,
+    Progress,
+    Statistics,
+)
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -103,6 +110,36 @@ def test_every_sample_appears_once_per_pass(batch_size, passes):
     assert all(sorted(order) == samples for order in cut)
     assert len({tuple(order) for order in cut}) == passes
     assert len(rows) == passes * N
+
+
+@pytest.mark.parametrize("count", [1, 4, N])
+def test_minibatches_by_count(count):
+    """18 samples in 4 minibatches are 5, 5, 4 and 4; `batch_size` is not used."""
+    settings = {"n_minibatches": count, "n_optimization_epochs": 3, "batch_size": 5}
+    row, _ = compare("ppo", make_problem(), **settings)
+    assert row["train/gradient_steps"] == 3 * count
+    learner, _ = recorded(**settings)
+    sizes = [len(rows) for rows in learner.rows]
+    assert sizes == 3 * {1: [N], 4: [5, 5, 4, 4], N: [1] * N}[count]
+
+
+def test_there_are_no_empty_minibatches():
+    """Where a rollout has fewer transitions than there are to be minibatches."""
+    model, rollout, _ = make_problem()
+    valid = torch.zeros(T, B, dtype=torch.bool)
+    valid[2, :2] = True
+    learner = make_learner("ppo", model, n_minibatches=N, n_optimization_epochs=1)
+    row = learner.update(replace(rollout, valid=valid), Progress()).reduce()
+    assert row["train/gradient_steps"] == 2
+
+
+@pytest.mark.parametrize(("settings", "count"), [({}, 7), ({"sequence_length": 16}, 2)])
+def test_a_trial_has_as_many_minibatches_as_it_can(settings, count):
+    """Those of the run, at most one for each sequence of its short rollout."""
+    config = PPOAlgorithmConfig(n_rollout_steps=32, n_minibatches=7, **settings)
+    trial = config.shortened()
+    assert trial.n_minibatches == min(count, trial.n_rollout_steps // (trial.sequence_length or 1))
+    trial.check_concurrency(1)
 
 
 def test_modules_learn_side_by_side():

@@ -106,16 +106,23 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
 
     def num_minibatches(self, prepared: Mapping[str, PreparedRollout]) -> int:
         """How many minibatches an update has, unless `target_kl` ends it."""
-        sizes = ((rollout.num_units, self._size(rollout)) for rollout in prepared.values())
-        return self.config.n_optimization_epochs * max(-(-units // size) for units, size in sizes)
+        counts = (
+            self._count(rollout) or -(-rollout.num_units // self._size(rollout))
+            for rollout in prepared.values()
+        )
+        return self.config.n_optimization_epochs * max(counts)
 
     def _size(self, rollout: PreparedRollout) -> int:
         """Transitions of a minibatch, or as many sequences as give that number of samples."""
         return max(1, self.config.batch_size // rollout.sequence_length)
 
+    def _count(self, rollout: PreparedRollout) -> int:
+        """Minibatches of a pass, at most one per unit, where settings give their number; or 0."""
+        return min(self.config.n_minibatches or 0, rollout.num_units)
+
     def _shuffled(self, rollout: PreparedRollout) -> Iterator[ActorCriticBatch]:
-        size = self._size(rollout)
-        for units in minibatch_indices(rollout.num_units, size, self.generator, self.device):
+        size, count = self._size(rollout), self._count(rollout)
+        for units in minibatch_indices(rollout.num_units, size, self.generator, self.device, count):
             yield rollout.select(units)
 
     def record_policy_change(
@@ -179,23 +186,29 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
 
 
 def minibatch_indices(
-    num_samples: int, batch_size: int, generator: torch.Generator, device: torch.device
+    num_samples: int,
+    batch_size: int,
+    generator: torch.Generator,
+    device: torch.device,
+    count: int = 0,
 ) -> Iterator[Tensor]:
     """One pass over `num_samples` samples in random order.
 
     The last minibatch is smaller when the sizes do not divide; no sample is repeated or left out.
+    With a count the first N mod count minibatches have one sample more than the others.
 
     Args:
         num_samples: N, >= 1.
         batch_size: Samples per minibatch, >= 1.
         generator: Source of the order, on the CPU: the order is the same on every device.
         device: Where the indices are needed.
+        count: Minibatches, in [1, N], in place of their size; 0: as the size gives.
 
     Yields:
-        Indices into the samples, `[<= batch_size]` int64.
+        Indices into the samples, int64.
     """
     order = torch.randperm(num_samples, generator=generator).to(device)
-    yield from torch.split(order, batch_size)
+    yield from order.tensor_split(count) if count else torch.split(order, batch_size)
 
 
 class PPO(ActorCritic):
