@@ -127,6 +127,12 @@ def test_other_networks_and_settings(algorithm, changes):
     assert compare(torch.float64, algorithm, "box", **changes) == [{"default"}, set()]
 
 
+def test_a_learning_rate_that_follows_the_divergence():
+    """It changes in the same way, by minibatches whose gradients are made by hand."""
+    lr = {"adaptive_kl": 0.05, "start": 0.01}
+    assert compare(torch.float64, "ppo", "box", lr=lr) == [{"default"}, set()]
+
+
 def test_illegal_actions():
     """Their logits get no gradient."""
     space = spaces.Dict({"x": BOX, "action_mask": spaces.MultiBinary(3)})

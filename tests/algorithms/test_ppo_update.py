@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -60,6 +61,68 @@ def test_the_minibatch_that_moves_too_far_is_not_applied(target_kl, low, high):
     settings = {"target_kl": target_kl, "batch_size": 6, "lr": 0.01}
     row, _ = compare("ppo", make_problem(), updates=3, **settings)
     assert low <= row["train/gradient_steps"] <= high
+
+
+class Rates(Recorder):
+    """Notes the learning rate of every step."""
+
+    def __init__(self, *args, **kwargs):
+        self.rates = []
+        super().__init__(*args, **kwargs)
+
+    def apply_gradients(self):
+        self.rates.append([group["lr"] for group in self.active[0].optimizer.param_groups])
+        super().apply_gradients()
+
+
+ADAPTIVE = {"adaptive_kl": 0.0078125, "start": 0.0625, "min": 0.03125, "max": 0.125}
+
+
+@pytest.mark.parametrize(
+    ("updates", "start", "settings"),
+    [
+        (4, 0.0625, {}),
+        (3, 0.03125, {"lr_factors": {"critic": 0.5}}),
+        (3, 0.125, {"gradient_accumulation": 2, "n_minibatches": 4}),
+    ],
+)
+def test_the_learning_rate_follows_the_divergence(updates, start, settings):
+    """By 1.5 before the step of each minibatch but those before the first step of an update.
+
+    The reference computes all rates from the log-ratios, as the definition says.
+    """
+    model, rollout, _ = make_problem("gaussian")
+    given = {"lr": {**ADAPTIVE, "start": start}, "batch_size": 6, "n_optimization_epochs": 4}
+    learner = Rates(model, make_config("ppo", **{**given, **settings}), seed=3)
+    gathered, rate, expected = learner.config.gradient_accumulation, start, []
+    for _ in range(updates):
+        learner.log_ratios.clear()
+        row = learner.update(replace(rollout, log_probs=None), Progress()).reduce()
+        for number, x in enumerate(learner.log_ratios):
+            divergence = float((x.exp() - 1.0 - x).mean())
+            if number >= gathered and divergence > 2 * ADAPTIVE["adaptive_kl"]:
+                rate = max(ADAPTIVE["min"], rate / 1.5)
+            elif number >= gathered and divergence < ADAPTIVE["adaptive_kl"] / 2:
+                rate = min(ADAPTIVE["max"], rate * 1.5)
+            if number % gathered == gathered - 1:
+                expected.append(rate)
+        assert row["train/learning_rate"] == rate
+    assert [rates[0] for rates in learner.rates] == expected
+    assert {a < b for a, b in pairwise(expected) if a != b} == {False, True}
+    assert {ADAPTIVE["min"], ADAPTIVE["max"]} & set(expected)
+    if "lr_factors" in settings:
+        assert all(rates[1] == 0.5 * rates[0] for rates in learner.rates)
+
+
+def test_each_module_has_its_own_learning_rate():
+    """One that moves too far, one that may move further, and one with a number."""
+    models = {name: make_problem("gaussian")[0] for name in ("fast", "slow", "plain")}
+    rollout = replace(make_problem("gaussian")[1], log_probs=None)
+    own = {"slow": {"lr": {**ADAPTIVE, "adaptive_kl": 100.0}}, "plain": {"lr": 0.0625}}
+    learner = make_learner("ppo", models, lr=ADAPTIVE, batch_size=N, overrides=own)
+    row = learner.update(dict.fromkeys(models, rollout), Progress()).reduce()
+    rates = [row[f"train/{name}/learning_rate"] for name in models]
+    assert rates == [0.0625 / 1.5, 0.0625 * 1.5, 0.0625]
 
 
 class Plain(PPOLearner):

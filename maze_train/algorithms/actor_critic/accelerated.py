@@ -113,7 +113,7 @@ class ActorCriticByHand(LossesByHand):
             params, batch.actions
         )
         advantages = learner.advantages(batch)
-        learner.record_policy_change(log_probs, batch, config, statistics)
+        learner.record_policy_change(module_id, log_probs, batch, statistics)
         policy_loss = learner.policy_loss(log_probs, advantages, batch, config, statistics)
         mean_entropy = entropy.mean()
         statistics.record(events.policy_loss, policy_loss, size)

@@ -8,7 +8,7 @@ from typing import ClassVar
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.core.checks import check_at_least, check_fields
 from maze_train.core.errors import ConfigError
-from maze_train.learner.config import Schedule
+from maze_train.learner.config import Schedule, is_adaptive
 from maze_train.training.config import TRIAL_STEPS
 
 
@@ -26,7 +26,8 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
 
     lr: float | Schedule = field(default_factory=lambda: Schedule(start=1e-3, end=0.0))
-    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0)."""
+    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0), or
+    `adaptive_kl` (follows the divergence of the policy from the one that acted)."""
 
     batch_size: int = 256
     """Samples per minibatch, at most `runner.concurrency * n_rollout_steps`; the last minibatch of
@@ -67,6 +68,10 @@ class PPOAlgorithmConfig(ActorCriticConfig):
             check_at_least("n_minibatches", self.n_minibatches, 1)
         check_fields(self, 0.0, "value_clip_range", "target_kl")
         self._check_positive("clip_range")
+
+    def _check_positive(self, *keys: str) -> None:
+        """As in other algorithms, but a learning rate may follow the divergence."""
+        super()._check_positive(*(key for key in keys if key != "lr" or not is_adaptive(self.lr)))
 
     def check_concurrency(self, concurrency: int) -> None:
         """Refuse minibatches larger than the rollout, and more of them than it has samples."""

@@ -17,7 +17,8 @@ from maze_train.functional.losses import (
     clip_fraction,
     clipped_surrogate_loss,
 )
-from maze_train.learner.config import Progress, number
+from maze_train.learner.config import Progress, is_adaptive, number
+from maze_train.learner.steps import statistics_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,7 +52,8 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     gradients_by_hand: ClassVar[Mapping[str, object]] = {"value_clip_range": 0.0}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._divergences: list[Tensor] = []
+        self._divergences: dict[str, Tensor] = {}
+        self._has_moved = False
         super().__init__(*args, **kwargs)
 
     def check_module(self, module_id: str, module: nn.Module) -> None:
@@ -70,6 +72,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         """Set schedules."""
         super().before_gradient_based_update(progress, statistics)
         self._divergences.clear()  # an update before may have failed
+        self._has_moved = False
 
     def old_log_probs(
         self, model: ActorCriticModel, rollout: Rollout, evaluated: EvaluatedRollout
@@ -126,17 +129,14 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
             yield rollout.select(units)
 
     def record_policy_change(
-        self,
-        log_probs: Tensor,
-        batch: ActorCriticBatch,
-        config: PPOAlgorithmConfig,
-        statistics: Statistics,
+        self, module_id: str, log_probs: Tensor, batch: ActorCriticBatch, statistics: Statistics
     ) -> None:
-        """Report divergence and clip fraction; `target_kl` bounds the divergence."""
+        """Report divergence and clip fraction; `target_kl` and a learning rate follow the first."""
+        config = self.config_of(module_id)
         log_ratios = log_probs - batch.old_log_probs
         divergence = approximate_kl(log_ratios)
-        if config.target_kl > 0:
-            self._divergences.append(self.part.mean(divergence))
+        if config.target_kl > 0 or is_adaptive(config.lr):
+            self._divergences[module_id] = self.part.mean(divergence)
         events, clip_range = ActorCriticEvents, number(config.clip_range)
         statistics.record(events.approximate_kl, divergence, batch.size)
         statistics.record(events.clip_fraction, clip_fraction(log_ratios, clip_range), batch.size)
@@ -180,9 +180,33 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         )
 
     def should_stop(self, statistics: Statistics) -> bool:
-        """Whether a policy has moved further than `target_kl` from the one that acted."""
-        divergences, self._divergences = self._divergences, []
-        return any(float(divergence) > self.config.target_kl for divergence in divergences)
+        """Whether a policy has moved further than `target_kl` from the one that acted.
+
+        A learning rate of `adaptive_kl` changes here, before the step of the minibatch. Before the
+        first step of an update it stays: the policy is the one that acted, up to rounding.
+        """
+        divergences = {key: float(divergence) for key, divergence in self._divergences.items()}
+        self._divergences.clear()
+        if self._has_moved:
+            for module_id, divergence in divergences.items():
+                for _, optimizer in self.get_optimizers_for_module(module_id):
+                    optimizer.adapt_lr(divergence)
+        bound = self.config.target_kl
+        return bound > 0 and any(divergence > bound for divergence in divergences.values())
+
+    def after_gradient_step(self) -> None:
+        """Note that the policy is no longer the one that acted."""
+        super().after_gradient_step()
+        self._has_moved = True
+
+    def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
+        """Take observations into the statistics; report learning rates that have changed."""
+        super().after_gradient_based_update(progress, statistics)
+        for module_id in self.modules:
+            optimizers = self.get_optimizers_for_module(module_id)
+            if optimizers and self.may_learn(module_id) and is_adaptive(optimizers[0][1].lr):
+                own = statistics_of(module_id, statistics)
+                own.record(ActorCriticEvents.learning_rate, optimizers[0][1].set_lr(progress))
 
 
 def minibatch_indices(
