@@ -16,6 +16,7 @@ OTHER_NAMES = {
     "hidden_size num_cells",
     "model.activation": "activation_fn fcnet_activation activation_class nonlinearity",
     "model.shared_trunk": "vf_share_layers share_features_extractor actor_critic_share_weights",
+    "model.critic_obs": "privileged_obs state_space critic_observations use_asymmetric",
     "model.image_encoder": "encoder_conv_architecture conv_filters",
     "model.trunk": "features_extractor_class",
     "model.rnn": "memory use_lstm use_rnn rnn_type rnn_size lstm_hidden_size lstm_cell_size",

@@ -116,6 +116,7 @@ def test_an_update_is_that_of_autograd(algorithm, actions, dtype):
         {"model": {"shared_trunk": True}},
         {"model": {"shared_trunk": True}, "critic_burn_in_epochs": 1},
         {"space": PARTS},
+        {"space": PARTS, "model": {"critic_obs": ["gear"]}},
         {"space": PARTS, "model": {"shared_trunk": True}},
         {"model": {"activation": "gelu"}, "normalize_advantage": False, "policy_loss_coef": 0.5},
     ],
