@@ -23,7 +23,7 @@ OTHER_NAMES = {
     "model.orthogonal_init": "ortho_init orthogonal_initialization policy_initialization",
     "model.normalization.mode": "norm_obs normalize_obs normalize_input observation_filter",
     "model.normalization.clip": "clip_obs",
-    "model.distributions": "action_dist_class log_std_init",
+    "model.distributions": "action_dist_class log_std_init init_noise_std min_log_std max_log_std",
     "algorithm": "algo agent",
     "algorithm.epoch_length": "log_interval",
     "algorithm.device": "cuda num_gpus use_gpu num_gpus_per_learner",

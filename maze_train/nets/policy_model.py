@@ -145,6 +145,17 @@ class Policy(nn.Module):
         free = self.free_params.expand(*params.shape[:-1], -1)
         return torch.cat([params, free], dim=-1)
 
+    @property
+    def has_free_params(self) -> bool:
+        """Whether there are parameters that do not depend on the state, and learn."""
+        return self.free_params is not None and self.free_params.requires_grad
+
+    @torch.no_grad()
+    def limit_free_params(self) -> None:
+        """Bring the free parameters back to the limits of their family."""
+        if self.free_params is not None:
+            self.distribution.limit_free_params(self.free_params)
+
 
 def input_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Part of a flat observation space that networks read: all but masks."""

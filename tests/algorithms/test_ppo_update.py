@@ -27,6 +27,7 @@ from maze_train import (
     Progress,
     Statistics,
 )
+from maze_train.core.targets import Given
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -123,6 +124,25 @@ def test_each_module_has_its_own_learning_rate():
     row = learner.update(dict.fromkeys(models, rollout), Progress()).reduce()
     rates = [row[f"train/{name}/learning_rate"] for name in models]
     assert rates == [0.0625 / 1.5, 0.0625 * 1.5, 0.0625]
+
+
+def wide(learner, module_id, batch, statistics):
+    """A loss that falls with the entropy, or grows, as `learner.sign` says."""
+    model = learner.modules[module_id]
+    return -learner.sign * model.distribution.entropy(model.policy_params(batch.obs)).mean()
+
+
+@pytest.mark.parametrize("name", ["gaussian", "dict_action"])
+def test_a_free_deviation_is_not_stuck_at_a_limit(name):
+    """However far steps would lead, it is at the limit; the first step back leaves it."""
+    limits = {"name": "diagonal_gaussian", "log_std_min": -0.5, "log_std_max": 0.0}
+    model, rollout, _ = make_problem(name, distributions={"Box": limits})
+    learner = make_learner("ppo", model, lr=0.25, loss_function={"_target_": Given(wide)})
+    for sign, end in ((1.0, 0.0), (-1.0, -0.5), (1.0, 0.0)):
+        learner.sign = sign
+        for _ in range(4):
+            learner.update(replace(rollout, log_probs=None), Progress())
+        assert model.policy.free_params.tolist() == [end] * 2
 
 
 class Plain(PPOLearner):
