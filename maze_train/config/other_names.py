@@ -16,13 +16,14 @@ OTHER_NAMES = {
     "hidden_size num_cells",
     "model.activation": "activation_fn fcnet_activation activation_class nonlinearity",
     "model.shared_trunk": "vf_share_layers share_features_extractor actor_critic_share_weights",
+    "model.critic_obs": "privileged_obs state_space critic_observations use_asymmetric",
     "model.image_encoder": "encoder_conv_architecture conv_filters",
     "model.trunk": "features_extractor_class",
     "model.rnn": "memory use_lstm use_rnn rnn_type rnn_size lstm_hidden_size lstm_cell_size",
     "model.orthogonal_init": "ortho_init orthogonal_initialization policy_initialization",
     "model.normalization.mode": "norm_obs normalize_obs normalize_input observation_filter",
     "model.normalization.clip": "clip_obs",
-    "model.distributions": "action_dist_class log_std_init",
+    "model.distributions": "action_dist_class log_std_init init_noise_std min_log_std max_log_std",
     "algorithm": "algo agent",
     "algorithm.epoch_length": "log_interval",
     "algorithm.device": "cuda num_gpus use_gpu num_gpus_per_learner",
@@ -32,8 +33,8 @@ OTHER_NAMES = {
     "algorithm.optimizer": "optimizer_class optimizer_kwargs",
     "algorithm.n_rollout_steps": "n_steps num_steps rollout rollout_length rollout_fragment_length "
     "unroll_length frames_per_batch train_batch_size train_batch_size_per_learner train_freq",
-    "algorithm.batch_size": "minibatch_size mini_batch_size sgd_minibatch_size num_minibatches "
-    "n_minibatches nminibatches",
+    "algorithm.batch_size": "minibatch_size mini_batch_size sgd_minibatch_size num_minibatches",
+    "algorithm.n_minibatches": "num_minibatches num_mini_batches nminibatches mini_batches",
     "algorithm.n_optimization_epochs": "n_epochs num_epochs update_epochs ppo_epochs ppo_epoch "
     "noptepochs num_sgd_iter",
     "algorithm.n_epochs": "n_epochs num_epochs epochs max_epochs n_itr training_iterations",

@@ -149,8 +149,12 @@ def _dump(value: Any, hint: Any) -> Any:
 
 
 def _dump_schedule(schedule: Schedule) -> dict[str, Any] | str:
-    if schedule.start is not None and schedule.end == 0:
-        return str(schedule)
+    short = str(schedule)
+    if short != repr(schedule):
+        return short
+    if schedule.adaptive_kl is not None:
+        names = ("adaptive_kl", "start", "min", "max")
+        return {name: getattr(schedule, name) for name in names}
     if schedule.start is not None:
         return {"start": schedule.start, "end": schedule.end}
     return {"points": [list(point) for point in schedule.points or ()], "by": schedule.by}

@@ -155,6 +155,12 @@ class Distribution(ABC):
         """Start of the state-independent parameters, float32, [free_param_size]."""
         return torch.zeros(self.free_param_size)
 
+    def limit_free_params(self, params: Tensor) -> None:  # noqa: B027 (most have no limits)
+        """Bring state-independent parameters [free_param_size] back to their limits, in place.
+
+        It is called after each gradient step. Families without limits do nothing.
+        """
+
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:

@@ -137,6 +137,8 @@ def _check_intervals(family: type[Distribution], space: Box) -> None:
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 LOG_2 = math.log(2.0)
 QUADRATURE_NODES = 32
+LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
+"""Limits of a logarithmic deviation that a network computes, unless others are given."""
 ATANH_MARGIN = 1e-6
 
 
@@ -148,8 +150,8 @@ class GaussianFamily(Distribution):
         state_dependent_std: Whether the network computes log σ; otherwise it is a free parameter.
         initial_log_std: Start of log σ. With a state-dependent std it is added to what the network
             computes.
-        log_std_min: Lower limit of a state-dependent log σ.
-        log_std_max: Upper limit of a state-dependent log σ.
+        log_std_min: Lower limit of log σ; None: -20 if it depends on the state, else none.
+        log_std_max: Upper limit of log σ; None: 2 if it depends on the state, else none.
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = Box
@@ -160,14 +162,18 @@ class GaussianFamily(Distribution):
         space: Box,
         state_dependent_std: bool = False,
         initial_log_std: float = 0.0,
-        log_std_min: float = -20.0,
-        log_std_max: float = 2.0,
+        log_std_min: float | None = None,
+        log_std_max: float | None = None,
     ) -> None:
         check_space(type(self), space)
+        if state_dependent_std is True:
+            log_std_min = LOG_STD_MIN if log_std_min is None else log_std_min
+            log_std_max = LOG_STD_MAX if log_std_max is None else log_std_max
         _check_settings(state_dependent_std, initial_log_std, log_std_min, log_std_max)
         self._state_dependent = state_dependent_std
         self._initial_log_std = float(initial_log_std)
-        self._limits = (float(log_std_min), float(log_std_max))
+        self._limits = log_std_min, log_std_max
+        self._is_limited = self._limits != (None, None)
         self._layout = VectorLayout(space)
         self._bounds = BoxBounds(space)
         size = self._layout.size
@@ -217,13 +223,22 @@ class GaussianFamily(Distribution):
     def _split(self, params: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log σ, each [..., D]."""
         mean, log_std = params.chunk(2, -1)
-        # Only a network's output is clamped: beyond a limit the gradient of a clamp is 0, which a
-        # network leaves through its other inputs, but a free parameter would be stuck for good.
-        if self._state_dependent:
-            if self._initial_log_std:
-                log_std = log_std + self._initial_log_std
-            log_std = log_std.clamp(*self._limits)
-        return mean, log_std
+        if self._state_dependent and self._initial_log_std:
+            log_std = log_std + self._initial_log_std
+        return mean, self._limited(log_std)
+
+    def _limited(self, log_std: Tensor) -> Tensor:
+        """Log σ within its limits, if it has any; beyond them its gradient is 0."""
+        return log_std.clamp(*self._limits) if self._is_limited else log_std
+
+    def limit_free_params(self, params: Tensor) -> None:
+        """Bring a free log σ [D] back to its limits, in place.
+
+        Beyond a limit the gradient is 0: a network gets back through its other inputs, but a free
+        parameter would be stuck for good.
+        """
+        if self._is_limited:
+            params.clamp_(*self._limits)
 
     @abstractmethod
     def _log_density(self, mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
@@ -250,8 +265,8 @@ class DiagonalGaussian(GaussianFamily):
         state_dependent_std: Whether the network computes log σ; otherwise it is a free parameter.
         initial_log_std: Start of log σ. With a state-dependent std it is added to what the network
             computes.
-        log_std_min: Lower limit of a state-dependent log σ.
-        log_std_max: Upper limit of a state-dependent log σ.
+        log_std_min: Lower limit of log σ; None: -20 if it depends on the state, else none.
+        log_std_max: Upper limit of log σ; None: 2 if it depends on the state, else none.
     """
 
     def to_env(self, actions: Tensor) -> Tensor:
@@ -285,8 +300,11 @@ class DiagonalGaussian(GaussianFamily):
         With z = (a - μ) / σ and s = log σ:
 
         ∂log p/∂μ = z / σ,  ∂log p/∂s = z² - 1,  ∂H/∂s = 1.
+
+        Beyond a limit of s both derivatives by s are 0.
         """
-        mean, log_std = params.chunk(2, -1)
+        mean, free = params.chunk(2, -1)
+        log_std = self._limited(free)
         dims = mean.shape[-1]
         inverse_std = log_std.neg().exp_()
         z = (actions.view_as(mean) - mean) * inverse_std
@@ -297,6 +315,8 @@ class DiagonalGaussian(GaussianFamily):
         def gradient(g: Tensor, h: float) -> Tensor:
             columns = g.unsqueeze(-1)
             d_log_std = torch.addcmul(h - columns, columns, z_squared)
+            if self._is_limited:
+                d_log_std *= log_std == free
             return torch.cat((z * inverse_std * columns, d_log_std), -1)
 
         return log_prob, total_log_std + dims * (0.5 + HALF_LOG_2PI), gradient
@@ -330,8 +350,8 @@ class SquashedGaussian(GaussianFamily):
         state_dependent_std: Whether the network computes log σ; otherwise it is a free parameter.
         initial_log_std: Start of log σ. With a state-dependent std it is added to what the network
             computes.
-        log_std_min: Lower limit of a state-dependent log σ.
-        log_std_max: Upper limit of a state-dependent log σ.
+        log_std_min: Lower limit of log σ; None: -20 if it depends on the state, else none.
+        log_std_max: Upper limit of log σ; None: 2 if it depends on the state, else none.
 
     Raises:
         SpaceError: If a bound is infinite or an interval is empty.
@@ -342,8 +362,8 @@ class SquashedGaussian(GaussianFamily):
         space: Box,
         state_dependent_std: bool = True,
         initial_log_std: float = 0.0,
-        log_std_min: float = -20.0,
-        log_std_max: float = 2.0,
+        log_std_min: float | None = None,
+        log_std_max: float | None = None,
     ) -> None:
         super().__init__(space, state_dependent_std, initial_log_std, log_std_min, log_std_max)
         self._scale = BoxScale(type(self), space)
@@ -409,20 +429,22 @@ def _squashed(surprise: Tensor, u: Tensor) -> Tensor:
 
 
 def _check_settings(
-    state_dependent_std: bool, initial_log_std: float, log_std_min: float, log_std_max: float
+    state_dependent_std: bool,
+    initial_log_std: float,
+    log_std_min: float | None,
+    log_std_max: float | None,
 ) -> None:
     """Refuse settings of a wrong type or range; keys are relative to the family."""
     if not isinstance(state_dependent_std, bool):
         raise ConfigError("state_dependent_std", "expected true or false", state_dependent_std)
-    settings = {"log_std_min": log_std_min, "log_std_max": log_std_max}
-    for key, value in {**settings, "initial_log_std": initial_log_std}.items():
+    limits = {"log_std_min": log_std_min, "log_std_max": log_std_max}
+    given = {key: value for key, value in limits.items() if value is not None}
+    for key, value in {**given, "initial_log_std": initial_log_std}.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(key, "expected a number", value)
         # The variance at these limits is still an ordinary float32 number.
         check_between(key, value, -40.0, 40.0)
-    if log_std_min >= log_std_max:
-        raise ConfigError(
-            "log_std_min", f"expected less than log_std_max={log_std_max:g}", log_std_min
-        )
-    if state_dependent_std:
-        check_between("initial_log_std", initial_log_std, log_std_min, log_std_max)
+    low, high = given.get("log_std_min", -math.inf), given.get("log_std_max", math.inf)
+    if low >= high:
+        raise ConfigError("log_std_min", f"expected less than log_std_max={high:g}", log_std_min)
+    check_between("initial_log_std", initial_log_std, low, high)

@@ -62,6 +62,13 @@ class JointDistribution(Distribution):
         """Start of the state-independent parameters, part by part, [free_param_size]."""
         return torch.cat([part.initial_free_params() for part in self.parts.values()])
 
+    def limit_free_params(self, params: Tensor) -> None:
+        """Bring the state-independent parameters of every part back to their limits, in place."""
+        for part, own in zip(
+            self._parts.values(), params.split_with_sizes(self._free_sizes), strict=True
+        ):
+            part.limit_free_params(own)
+
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:

@@ -9,7 +9,13 @@ from itertools import pairwise
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from maze_train.core.checks import MOST_THREADS, check_at_least, check_fields
+from maze_train.core.checks import (
+    MOST_THREADS,
+    check_at_least,
+    check_between,
+    check_fields,
+    check_positive,
+)
 from maze_train.core.conversion import convert_fields, replaced
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET
@@ -21,6 +27,10 @@ if TYPE_CHECKING:
 
 
 PREFIX = "linear_"
+ADAPTIVE = "adaptive_kl"
+ADAPTIVE_TARGET, ADAPTIVE_START = 0.01, 1e-3
+ADAPTIVE_FACTOR = 1.5
+"""Factor of a step of an adaptive learning rate."""
 
 
 @dataclass(kw_only=True)
@@ -29,11 +39,13 @@ class Schedule:
 
     `linear_0.001` falls from 0.001 to 0 over the run; `{start: 0.001, end: 0.0001}` goes from
     `start` to `end`; `{points: [[0, 0.001], [0.5, 0.0001]], by: progress}` interpolates between
-    points; `[[0, 0.001], [50_000, 0.0001]]` does so by environment steps.
+    points; `[[0, 0.001], [50_000, 0.0001]]` does so by environment steps. `adaptive_kl`,
+    `adaptive_kl_0.02` and `{adaptive_kl: 0.02, start: 0.001}` are learning rates of PPO that follow
+    the divergence of the policy; see `adapted`.
     """
 
     start: float | None = None
-    """Value at the first update."""
+    """Value at the first update; with `adaptive_kl` null is 0.001."""
 
     end: float | None = None
     """Value that is reached at the end of the run (after its last update)."""
@@ -44,8 +56,24 @@ class Schedule:
     by: Literal["progress", "env_steps", "updates"] = "progress"
     """Unit of x: the share of the run in [0, 1], environment steps, or updates."""
 
+    adaptive_kl: float | None = None
+    """Divergence > 0 at which a learning rate of PPO aims: above twice of it the rate falls, below
+    half of it the rate grows. null: the value does not depend on it."""
+
+    min: float = 1e-5
+    """Least value with `adaptive_kl`, > 0."""
+
+    max: float = 1e-2
+    """Largest value with `adaptive_kl`."""
+
     def __post_init__(self) -> None:
         convert_fields(self)
+        if self.adaptive_kl is not None:
+            self._begin_adaptive(self.adaptive_kl)
+            return
+        for key in ("min", "max"):
+            if getattr(self, key) != getattr(Schedule, key):
+                raise ConfigError(key, "needs adaptive_kl; leave it out", getattr(self, key))
         if self.points is None:
             if self.start is None or self.end is None or self.by != "progress":
                 raise ConfigError(
@@ -68,16 +96,31 @@ class Schedule:
                 self.points,
             )
 
+    def _begin_adaptive(self, target: float) -> None:
+        """Check the settings of `adaptive_kl`; until a divergence is known the value is `start`."""
+        if self.end is not None or self.points is not None or self.by != "progress":
+            raise ConfigError(ADAPTIVE, "cannot be combined with end, points and by", target)
+        check_positive(ADAPTIVE, target)
+        check_positive("min", self.min)
+        check_at_least("max", self.max, self.min)
+        self.start = ADAPTIVE_START if self.start is None else self.start
+        check_between("start", self.start, self.min, self.max)
+        self.points, self.by = [[0.0, self.start]], "updates"
+
     @classmethod
     def from_text(cls, text: str) -> Schedule:
-        """The schedule of a short form, `linear_<start>`.
+        """The schedule of a short form: `linear_<start>`, `adaptive_kl` or `adaptive_kl_<target>`.
 
         Raises:
             ConfigError: If the text is not such a form.
         """
-        if text.startswith(PREFIX):
-            with suppress(ValueError):
+        if text == ADAPTIVE:
+            return cls(adaptive_kl=ADAPTIVE_TARGET)
+        with suppress(ValueError):
+            if text.startswith(PREFIX):
                 return cls(start=float(text.removeprefix(PREFIX)), end=0.0)
+            if text.startswith(f"{ADAPTIVE}_"):
+                return cls(adaptive_kl=float(text.removeprefix(f"{ADAPTIVE}_")))
         raise ConfigError("", "expected a number, linear_<start>, or a schedule", text)
 
     @classmethod
@@ -99,9 +142,32 @@ class Schedule:
         )
 
     def __str__(self) -> str:
+        short = f"{ADAPTIVE}_{self.adaptive_kl!r}"
+        if self.adaptive_kl is not None and self == Schedule.from_text(short):
+            return short
         if self.start is not None and self.end == 0:
             return f"{PREFIX}{self.start!r}"
         return repr(self)
+
+    def adapted(self, rate: float, divergence: float) -> float:
+        """The learning rate after a minibatch, with the target t = `adaptive_kl`.
+
+        max(min, rate / 1.5) if d > 2 t;  min(max, 1.5 rate) if 0 < d < t / 2;  else the same rate.
+
+        Args:
+            rate: Rate before, in [`min`, `max`].
+            divergence: d, the estimated divergence of the policy from the one that acted.
+
+        Source: Schulman et al. (2017), arXiv:1707.06347, section 4, whose penalty is doubled and
+        halved by d; for the learning rate with these numbers: Rudin et al. (2022),
+        arXiv:2109.11978, appendix.
+        """
+        assert self.adaptive_kl is not None
+        if divergence > 2.0 * self.adaptive_kl:
+            return max(self.min, rate / ADAPTIVE_FACTOR)
+        if 0.0 < divergence < 0.5 * self.adaptive_kl:
+            return min(self.max, rate * ADAPTIVE_FACTOR)
+        return rate
 
     @property
     def values(self) -> list[float]:
@@ -109,10 +175,22 @@ class Schedule:
         return [value for _, value in self.points or ()]
 
 
+def is_adaptive(setting: float | Schedule | None) -> bool:
+    """Whether a setting follows the divergence of the policy."""
+    return isinstance(setting, Schedule) and setting.adaptive_kl is not None
+
+
 def check_schedule(
     key: str, value: float | Schedule, check: Callable[..., None], *bounds: float
 ) -> None:
-    """Apply a range check to a number, or to each value of a schedule."""
+    """Apply a range check to a number, or to each value of a schedule that needs no divergence."""
+    if is_adaptive(value):
+        raise ConfigError(
+            key,
+            f"{ADAPTIVE} is for algorithm.lr of ppo, which measures how far its policy moves; "
+            "expected a number, linear_<start>, or a schedule such as {start: 0.001, end: 0}",
+            str(value),
+        )
     values = value.values if isinstance(value, Schedule) else [value]
     for number in values:
         check(key, number, *bounds)

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from maze_train.core.conversion import convert
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET, build_target, locate
-from maze_train.learner.config import Progress, Schedule, scheduled_value
+from maze_train.learner.config import Progress, Schedule, is_adaptive, scheduled_value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -227,6 +227,7 @@ class ModuleOptimizer:
         self.params = [p for p in params if p.requires_grad]
         self.clipping = clipping
         self.lr: float | Schedule | None = convert(lr, float | Schedule | None, "lr")
+        self._adapted_lr: float | None = None
         groups = [(1.0, self.params)] if groups is None else groups
         trained = [(factor, [p for p in group if p.requires_grad]) for factor, group in groups]
         self._lr_factors = [factor for factor, part in trained if part]
@@ -344,10 +345,16 @@ class ModuleOptimizer:
         groups = self.optimizer.param_groups
         if self.lr is None or self.scheduler is not None:
             return float(groups[0]["lr"])
-        lr = scheduled_value(self.lr, progress)
+        lr = scheduled_value(self.lr, progress) if self._adapted_lr is None else self._adapted_lr
         for group, factor in zip(groups, self._lr_factors, strict=True):
             group["lr"] = lr * factor
         return lr
+
+    def adapt_lr(self, divergence: float) -> None:
+        """Have a rate of `adaptive_kl` follow a divergence, from the next step on."""
+        if isinstance(self.lr, Schedule) and is_adaptive(self.lr):
+            self._adapted_lr = self.lr.adapted(self.set_lr(Progress()), divergence)
+            self.set_lr(Progress())
 
     def end_update(self) -> None:
         """Call the scheduler, with or without a step in this update."""
@@ -453,6 +460,8 @@ class ModuleOptimizer:
         state = self.optimizer.state_dict()
         if self.scheduler is not None:
             state["lr_scheduler"] = self.scheduler.state_dict()
+        if self._adapted_lr is not None:
+            state["adapted_lr"] = self._adapted_lr
         return deepcopy(state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -461,6 +470,8 @@ class ModuleOptimizer:
             self.optimizer.load_state_dict(state)
         if self.scheduler is not None:
             self.scheduler.load_state_dict(deepcopy(state["lr_scheduler"]))
+        if is_adaptive(self.lr):
+            self._adapted_lr = state.get("adapted_lr")
 
 
 def _needs(step: Any, argument: str) -> bool:

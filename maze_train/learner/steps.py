@@ -12,6 +12,7 @@ from maze_train.core.events import Event, EventInterface
 from maze_train.learner.modules import DEFAULT_MODULE, autocast
 from maze_train.learner.optimizers import norm_of
 from maze_train.learner.part import OwnStatistics
+from maze_train.nets.policy_model import Policy
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -164,6 +165,10 @@ class GradientSteps:
             or learner.on_non_finite == "skip"
             or learner.loss_scaler is not None
         )
+        found = (getattr(module, "policy", None) for module in learner.modules.values())
+        self._free_policies = [
+            policy for policy in found if isinstance(policy, Policy) and policy.has_free_params
+        ]
         self.norms: list[Tensor] = []
         self.clipped: list[Tensor] = []
         self.zeroed: list[Tensor] = []
@@ -212,6 +217,8 @@ class GradientSteps:
         if any(optimizer.clipping[0] > 0 for optimizer in learner.active):
             self.clipped.append(norm_of([g for o in learner.active for g in o.gradients()]))
         learner.apply_gradients()
+        for policy in self._free_policies:
+            policy.limit_free_params()
         if scaler is not None:
             scaler.count_step()
         learner.after_gradient_step()

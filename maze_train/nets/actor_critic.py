@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from maze_train.nets.policy_model import (
     compose_policy,
     head_of_trunk,
     input_space,
+    readable,
 )
 from maze_train.nets.template import resolve
 from maze_train.spaces.describe import flat_space
@@ -110,6 +112,8 @@ class ActorCriticModel(PolicyModel):
         memory: Recurrent layers after the trunk, or None.
         normalizer: Normalises observations, or None.
         masking: Rules out illegal actions, which a part of the observations names, or None.
+        critic_keys: Keys of observations that the critic alone reads, next to all others; it
+            shares no layers with the policy then.
     """
 
     learner_only: ClassVar[tuple[str, ...]] = ("critic", "value_head")
@@ -125,8 +129,16 @@ class ActorCriticModel(PolicyModel):
         rnn: RecurrentNetwork | None = None,
         normalizer: ObservationNormalizer | None = None,
         masking: ActionMasking | None = None,
+        critic_keys: tuple[str, ...] = (),
     ) -> None:
-        super().__init__(policy, trunk, rnn=rnn, normalizer=normalizer, masking=masking)
+        super().__init__(
+            policy,
+            trunk,
+            rnn=rnn,
+            normalizer=normalizer,
+            masking=masking,
+            critic_keys=critic_keys,
+        )
         self.critic = critic
         self.value_head = value_head
 
@@ -148,9 +160,15 @@ class ActorCriticModel(PolicyModel):
         return self._masked(self.policy(features), obs), self.raw_values(features, obs)
 
     def raw_values(self, features: TensorTree, obs: TensorTree) -> Tensor:
-        """Output of the critic, `[..., output_size]`, from the features shared with the policy."""
-        values: Tensor = self.critic(features)
+        """Output of the critic, `[..., output_size]`."""
+        values: Tensor = self.critic(self.critic_inputs(features, obs))
         return values
+
+    def critic_inputs(self, features: TensorTree, obs: TensorTree) -> TensorTree:
+        """What the critic reads: the features that it shares with the policy, or all of `obs`."""
+        if not self.critic_keys:
+            return features
+        return readable(obs, self.normalizer, self.masking is not None)
 
     def values(self, obs: TensorTree, state: Tensor | None = None) -> Tensor:
         """State values in units of returns, `[...]`.
@@ -196,6 +214,8 @@ def build_actor_critic(
         torch.default_generator.manual_seed(seed)
         head = ValueHead.from_config(config)
         part = compose_policy(config, observation_space, action_space)
+        if part.critic_keys:  # what a trunk or recurrent layers hold is for the policy
+            config = replace(config, trunk=None, rnn=None, shared_trunk=False)
         critic = build_critic(config, input_space(flat_space(observation_space)), head)
     return ActorCriticModel(part.policy, critic, head, **part.around).eval()
 

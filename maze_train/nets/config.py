@@ -90,6 +90,12 @@ class ModelConfig:
     """Whether the critic reads the observations of all agents, as in MAPPO (Yu et al., 2021), while
     the policy acts on its own; for A2C, PPO and IMPALA with several agents. null: false."""
 
+    critic_obs: list[str] | None = None
+    """Keys of a Dict observation (nested keys joined by `/`) that the critic alone reads, as what
+    only a simulator knows (Pinto et al., 2017, arXiv:1710.06542); a key of a nested Dict names all
+    below it. The critic reads the others too. For A2C, PPO and IMPALA; policies without a critic
+    leave them out. null: none."""
+
     image_encoder: Literal["nature", "impala", "flat"] = "nature"
     """Encoder of an image (a uint8 Box of two to four dimensions, the first of four: frames):
     `nature`: three convolutions (Mnih et al., 2015); `impala`: a residual network (Espeholt et al.,
@@ -149,6 +155,12 @@ class ModelConfig:
         if self.centralized_critic and self.shared_trunk:
             problem = "a centralised critic shares no layers with the policy; leave it out"
             raise ConfigError("shared_trunk", problem, True)
+        if self.critic_obs and self.shared_trunk:
+            problem = "a critic that reads more shares no layers with the policy; leave it out"
+            raise ConfigError("shared_trunk", problem, True)
+        if self.critic_obs and self.centralized_critic:
+            problem = "a centralised critic reads what all policies do; leave out one of the two"
+            raise ConfigError("critic_obs", problem, self.critic_obs)
         if self.value_support is not None and (
             len(self.value_support) != 2 or self.value_support[0] >= self.value_support[1]
         ):
@@ -162,9 +174,10 @@ class ModelConfig:
             if node is not None and "_target_" not in node:
                 raise ConfigError(name, "expected a mapping with the key _target_, or null", node)
         shares = self.shared_trunk or self.rnn is not None
+        has_own_critic = bool(self.centralized_critic or self.critic_obs)
         if self.rnn is not None and self.shared_trunk is False:
             raise ConfigError("shared_trunk", "recurrent layers belong to a shared trunk", False)
-        if self.critic_hidden_sizes is not None and shares and not self.centralized_critic:
+        if self.critic_hidden_sizes is not None and shares and not has_own_critic:
             raise ConfigError(
                 "critic_hidden_sizes",
                 "a shared trunk leaves the critic no separate layers; leave it out",
@@ -174,7 +187,7 @@ class ModelConfig:
             raise ConfigError("trunk", "needs model.shared_trunk=true")
         if shares:
             remedy = "" if self.rnn is not None else ", or set model.shared_trunk=false"
-            for name in ("policy",) if self.centralized_critic else ("policy", "critic"):
+            for name in ("policy",) if has_own_critic else ("policy", "critic"):
                 if getattr(self, name) is not None:
                     raise ConfigError(
                         name,

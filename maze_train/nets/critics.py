@@ -226,6 +226,7 @@ UNUSED = {
     "shared_trunk": "policy and critics share no layers here",
     "trunk": "policy and critics share no layers here",
     "rnn": "recurrent policies learn from rollouts (a2c, ppo), not from single steps",
+    "critic_obs": "only critics of states read more than the policy; choose a2c, ppo or impala",
     "value_transform": "critics of actions are not transformed",
     "value_support": "critics of actions are scalars",
 }

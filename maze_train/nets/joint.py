@@ -18,7 +18,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import Seeds
 from maze_train.nets.actor_critic import ActorCriticModel, build_critic
 from maze_train.nets.normalization import ObservationNormalizer
-from maze_train.nets.policy_model import input_space
+from maze_train.nets.policy_model import input_space, without_critic
 from maze_train.spaces.agents import ACTS, AGENTS
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import (
@@ -344,8 +344,7 @@ def build_centralized(
         ConfigError: If the algorithm has other critics than those of states, or a network cannot
             be built.
     """
-    plain = replace(config, centralized_critic=None, critic=None, critic_hidden_sizes=None)
-    model = build(plain, *several.of(agent), seed)
+    model = build(without_critic(config), *several.of(agent), seed)
     if type(model) is not ActorCriticModel:
         problem = "only critics of states can be centralised; choose a2c, ppo or impala, or null"
         raise ConfigError("model.centralized_critic", problem, True)

@@ -89,7 +89,7 @@ class ObservationNormalizer(nn.Module):
         """Normalised observations.
 
         Args:
-            obs: Observations, `[..., *obs shape]`; not modified.
+            obs: Observations, `[..., *obs shape]`; not modified. Keys may be missing.
 
         Returns:
             Observations of the same shapes; what is normalised is float32.
@@ -98,7 +98,8 @@ class ObservationNormalizer(nn.Module):
             return self._normalized(0, obs) if self._shapes else obs
         normalized = dict(obs)
         for i, key in enumerate(self._shapes):
-            normalized[key] = self._normalized(i, obs[key])
+            if key in obs:
+                normalized[key] = self._normalized(i, obs[key])
         return normalized
 
     def _normalized(self, i: int, x: Tensor) -> Tensor:

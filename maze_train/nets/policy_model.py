@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium.spaces import Dict
 from torch import nn
 
-from maze_train.core.errors import ConfigError, SpaceError
+from maze_train.core.errors import ConfigError, SpaceError, did_you_mean, nearest
 from maze_train.distributions.categorical import Categorical, MultiCategorical, impossible_logit
 from maze_train.distributions.mapping import KEY, distribution_for
 from maze_train.nets.blocks import MLP
@@ -22,7 +22,7 @@ from maze_train.spaces.describe import flat_space, is_mask_key
 from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping
 
     from gymnasium import spaces
 
@@ -145,6 +145,17 @@ class Policy(nn.Module):
         free = self.free_params.expand(*params.shape[:-1], -1)
         return torch.cat([params, free], dim=-1)
 
+    @property
+    def has_free_params(self) -> bool:
+        """Whether there are parameters that do not depend on the state, and learn."""
+        return self.free_params is not None and self.free_params.requires_grad
+
+    @torch.no_grad()
+    def limit_free_params(self) -> None:
+        """Bring the free parameters back to the limits of their family."""
+        if self.free_params is not None:
+            self.distribution.limit_free_params(self.free_params)
+
 
 def input_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     """Part of a flat observation space that networks read: all but masks."""
@@ -154,6 +165,51 @@ def input_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
     if not parts:
         raise SpaceError(f"{space} holds masks only: expected something to act on as well")
     return Dict(parts)
+
+
+def critic_keys(config: ModelConfig, space: spaces.Space[Any]) -> tuple[str, ...]:
+    """Keys of the observations that the critic alone reads, in the order of the space.
+
+    Args:
+        config: Model settings; of these `critic_obs`.
+        space: Result of `input_space`.
+
+    Raises:
+        ConfigError: If a key does not exist, or none is left for the policy.
+    """
+    if not config.critic_obs:
+        return ()
+    known = list(space.spaces) if isinstance(space, Dict) else []
+    found: set[str] = set()
+    for name in config.critic_obs:
+        own = {key for key in known if key == name or key.startswith(f"{name}/")}
+        if not own:
+            hint = did_you_mean(nearest(name, known, 1))
+            problem = f"expected keys of the observation space, {known}{hint}"
+            if not known:
+                problem = "the observation space has no keys, it is a single one: leave it out"
+            raise ConfigError("model.critic_obs", problem, name)
+        found |= own
+    if len(found) == len(known):
+        problem = f"the policy would have nothing to read; expected some of {known}"
+        raise ConfigError("model.critic_obs", problem, config.critic_obs)
+    return tuple(key for key in known if key in found)
+
+
+def policy_space(config: ModelConfig, space: spaces.Space[Any]) -> spaces.Space[Any]:
+    """Part of `input_space` that the policy reads; see `critic_keys`."""
+    hidden = critic_keys(config, space)
+    if not hidden:
+        return space
+    assert isinstance(space, Dict)
+    return Dict(OrderedDict((k, leaf) for k, leaf in space.spaces.items() if k not in hidden))
+
+
+def without_critic(config: ModelConfig) -> ModelConfig:
+    """The settings of a policy whose critic has layers of its own, and may read more."""
+    return replace(
+        config, centralized_critic=None, critic_obs=None, critic=None, critic_hidden_sizes=None
+    )
 
 
 def build_normalizer(config: ModelConfig, space: spaces.Space[Any]) -> ObservationNormalizer | None:
@@ -172,12 +228,15 @@ def build_masking(distribution: Distribution, masks: MaskLayout | None) -> Actio
 
 
 def readable(
-    obs: TensorTree, normalizer: ObservationNormalizer | None, has_masks: bool
+    obs: TensorTree,
+    normalizer: ObservationNormalizer | None,
+    has_masks: bool,
+    hidden: Collection[str] = (),
 ) -> TensorTree:
-    """Part of observations that networks read: no masks, normalised."""
-    if has_masks:
+    """Part of observations that networks read: no masks and no hidden keys, normalised."""
+    if has_masks or hidden:
         assert isinstance(obs, dict)
-        obs = {key: leaf for key, leaf in obs.items() if not is_mask_key(key)}
+        obs = {k: leaf for k, leaf in obs.items() if not (is_mask_key(k) or k in hidden)}
     return obs if normalizer is None else normalizer(obs)
 
 
@@ -217,6 +276,7 @@ class PolicyModel(nn.Module):
         memory: Recurrent layers after the trunk, or None.
         normalizer: Normalises observations, or None.
         masking: Rules out illegal actions, which a part of the observations names, or None.
+        critic_keys: Keys of observations that are not read to act, which may be missing then.
     """
 
     def __init__(
@@ -227,6 +287,7 @@ class PolicyModel(nn.Module):
         rnn: RecurrentNetwork | None = None,
         normalizer: ObservationNormalizer | None = None,
         masking: ActionMasking | None = None,
+        critic_keys: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
         # Saved weights and flat vectors of parameters have this order.
@@ -235,6 +296,7 @@ class PolicyModel(nn.Module):
         self.rnn = rnn
         self.policy = policy
         self.masking = masking
+        self.critic_keys = critic_keys
 
     @property
     def distribution(self) -> Distribution:
@@ -244,7 +306,7 @@ class PolicyModel(nn.Module):
     @property
     def around(self) -> dict[str, Any]:
         """Everything but the policy, as arguments of a model like this one."""
-        names = ("trunk", "rnn", "normalizer", "masking")
+        names = ("trunk", "rnn", "normalizer", "masking", "critic_keys")
         return {name: getattr(self, name) for name in names}
 
     @property
@@ -276,8 +338,8 @@ class PolicyModel(nn.Module):
         return inputs if self.trunk is None else self.trunk(inputs)
 
     def inputs(self, obs: TensorTree) -> TensorTree:
-        """Inputs of the networks: no masks, normalised."""
-        return readable(obs, self.normalizer, self.masking is not None)
+        """Inputs of the policy: no masks, nothing for the critic alone, normalised."""
+        return readable(obs, self.normalizer, self.masking is not None, self.critic_keys)
 
     def _masked(self, params: Tensor, obs: TensorTree) -> Tensor:
         return params if self.masking is None else self.masking.apply(params, obs)
@@ -346,11 +408,12 @@ def compose_policy(
         SpaceError: If no network or distribution exists for a space.
     """
     masks = mask_layout(observation_space, action_space)
-    space = input_space(flat_space(observation_space))
-    config = resolve(config, space)
+    full = input_space(flat_space(observation_space))
+    hidden, space = critic_keys(config, full), policy_space(config, full)
+    config = resolve(without_critic(config) if hidden else config, space)
     distribution = distribution_for(action_space, config.distributions)
     masking = build_masking(distribution, masks)
-    normalizer = build_normalizer(config, space)
+    normalizer = build_normalizer(config, full)
     net_size = distribution.param_size - distribution.free_param_size
     sizes = config.hidden_sizes or []
     trunk, rnn = None, None
@@ -362,7 +425,9 @@ def compose_policy(
     else:
         net = build_network(config, "policy", space, sizes, net_size, POLICY_GAIN)
     policy = Policy(net, distribution)
-    return PolicyModel(policy, trunk, rnn=rnn, normalizer=normalizer, masking=masking)
+    return PolicyModel(
+        policy, trunk, rnn=rnn, normalizer=normalizer, masking=masking, critic_keys=hidden
+    )
 
 
 def head_of_trunk(config: ModelConfig, output_size: int, gain: float) -> MLP:

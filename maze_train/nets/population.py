@@ -22,7 +22,7 @@ import torch
 from maze_train.core.types import tree_map
 from maze_train.nets.blocks import MLP, activation
 from maze_train.nets.normalization import ObservationNormalizer
-from maze_train.nets.policy_model import Policy, PolicyModel, readable
+from maze_train.nets.policy_model import Policy, PolicyModel
 from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
 from maze_train.spaces.agents import AGENTS
 from maze_train.spaces.tensors import part_of
@@ -155,7 +155,7 @@ class BatchedPolicy:
     def params(self, count: int, obs: TensorTree) -> Tensor:
         """Distribution parameters of the first copies, see `Population.params`."""
         model, rows = self.model, row_blocks(count)
-        inputs: Any = readable(obs, model.normalizer, model.masking is not None)
+        inputs: Any = model.inputs(obs)
         # Some kernels of OpenBLAS read what was left on the stack into lanes that they do not use,
         # and numpy warns of it (as in https://github.com/numpy/numpy/issues/24067).
         with np.errstate(invalid="ignore"):

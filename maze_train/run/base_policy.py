@@ -21,7 +21,7 @@ from maze_train.distributions.mapping import DEFAULTS
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import CRITIC_SETTINGS as SETTINGS_OF_CRITICS
-from maze_train.nets.policy_model import input_space
+from maze_train.nets.policy_model import input_space, policy_space, without_critic
 from maze_train.run.saved_policies import (
     SavedPolicy,
     load_weights,
@@ -133,7 +133,7 @@ class BasePolicy:
             own = policy_settings(config.model, config.algorithm, self.saved.spaces)
             self._check_can_learn(own)
             self._check_settings(named, own)
-            if given.centralized_critic and own["shared_trunk"]:
+            if (given.centralized_critic or own["critic_obs"]) and own["shared_trunk"]:
                 own["shared_trunk"] = None  # trunks of recurrent policies and images are not
         try:
             model = replace(given, **{**own, **named})
@@ -301,10 +301,12 @@ def policy_settings(
         SpaceError: If a space cannot be described.
     """
     resolve = locate(algorithm.model_resolver)
-    if model.centralized_critic:  # its policy was built as one without critic
-        model = replace(model, centralized_critic=None, critic=None)
     each = _spaces_of_policies(spaces)
-    resolved = [resolve(model, input_space(flat_space(observed))) for observed, _ in each]
+    inputs = [policy_space(model, input_space(flat_space(observed))) for observed, _ in each]
+    critic_obs = model.critic_obs
+    if model.centralized_critic or critic_obs:  # its policy was built as one without critic
+        model = without_critic(model)
+    resolved = [resolve(model, space) for space in inputs]
     settings: dict[str, Any] = {}
     for name in POLICY_SETTINGS:
         first, *others = (getattr(own, name) for own in resolved)
@@ -317,7 +319,7 @@ def policy_settings(
         families.setdefault("Box", DEFAULTS["Box"])
     else:
         families.pop("Box", None)
-    return {**settings, "distributions": families}
+    return {**settings, "distributions": families, "critic_obs": critic_obs}
 
 
 def _spaces_of_policies(spaces: tuple[Any, Any]) -> list[tuple[Any, Any]]:

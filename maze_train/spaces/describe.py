@@ -17,7 +17,7 @@ from gymnasium import spaces
 from maze_train.core.errors import ConfigError, SpaceError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from maze_train.core.types import Array
 
@@ -42,6 +42,7 @@ class FlatView:
     Args:
         space: Any nesting of Dict and Tuple over Box, Discrete, MultiDiscrete and MultiBinary, or
             one of these alone.
+        left_out: Joined keys of leaves that are passed over; values may lack them.
 
     Attributes:
         space: The space as given.
@@ -53,7 +54,7 @@ class FlatView:
             another kind.
     """
 
-    def __init__(self, space: spaces.Space[Any]) -> None:
+    def __init__(self, space: spaces.Space[Any], left_out: Collection[str] = ()) -> None:
         self.space = space
         self.is_single = not isinstance(space, NESTED_TYPES)
         self.leaves: dict[str, spaces.Space[Any]] = {}
@@ -62,6 +63,8 @@ class FlatView:
             key = join_keys(path)
             if not key and not self.is_single:
                 raise SpaceError(f"a key of {space} is empty: give it a name")
+            if key in left_out:
+                continue
             if key in self.leaves:
                 raise SpaceError(f"two leaves of {space} have the joined key {key!r}: rename one")
             self.leaves[key] = leaf

@@ -228,7 +228,7 @@ class PolicyStep(nn.Module):
         zeros: dict[str, Tensor] = leaves_by_key(zeros_for(space, (1,)))
         self._family: Any = model.distribution
         self.state_size = int(getattr(model, "state_size", 0))
-        self.keys = list(zeros)
+        self.keys = [key for key in zeros if key not in getattr(model, "critic_keys", ())]
         if agent_spaces(policy.observation_space, policy.action_space) is not None:
             read = (AGENTS, ACTS) if self.state_size else (AGENTS,)
             self.keys = [key for key in zeros if key.partition("/")[0] in read]

@@ -204,6 +204,8 @@ class TrainedPolicy:
         self.action_space = action_space
         self._flat_space = flat_space(observation_space)
         self._view = FlatView(observation_space)
+        hidden = getattr(model, "critic_keys", ())
+        self._acting_view = FlatView(observation_space, hidden) if hidden else self._view
         self._masks = mask_layout(observation_space, action_space)
         self._generator = torch.Generator().manual_seed(seed)
         self._actor: Actor | None = None
@@ -231,7 +233,7 @@ class TrainedPolicy:
 
         Args:
             observation: One observation of the space, or a batch with one leading dimension (for
-                Dict and Tuple spaces on every part).
+                Dict and Tuple spaces on every part). Keys of `model.critic_obs` may be missing.
             deterministic: Whether to take the most likely action instead of a sampled one.
 
         Returns:
@@ -241,7 +243,7 @@ class TrainedPolicy:
             SpaceError: If the shape fits neither one observation nor a batch, a number is NaN or
                 infinite, or no action is legal.
         """
-        obs, batched = self._read(observation)
+        obs, batched = self._read(observation, self._acting_view)
         params = self._actor_for(obs).params(obs)
         distribution = self.model.distribution
         noise = None
@@ -263,7 +265,8 @@ class TrainedPolicy:
         actions. The recurrent state does not change.
 
         Args:
-            observation: As for `act`; for recurrent policies, the one after the last acted on.
+            observation: As for `act`, with all keys; for recurrent policies, the one after the
+                last acted on.
 
         Returns:
             A number, or one for each observation of a batch, `[n]`.
@@ -276,7 +279,7 @@ class TrainedPolicy:
         if not hasattr(model, "values"):
             problem = "has no state values: those of A2C, PPO, IMPALA and DQN have"
             raise ConfigError("policy", problem, type(model).__name__)
-        obs, batched = self._read(observation)
+        obs, batched = self._read(observation, self._view)
         memory = self._actor_for(obs).hidden_state
         found = model.values(obs, memory) if memory.shape[1] else model.values(obs)
         return found.cpu().numpy() if batched else float(found)
@@ -288,7 +291,7 @@ class TrainedPolicy:
         The recurrent state does not change.
 
         Args:
-            observation: As for `values`.
+            observation: As for `act`.
 
         Returns:
             `[N]`, in the order of the actions, or `[n, N]` for a batch. MultiDiscrete and
@@ -298,7 +301,7 @@ class TrainedPolicy:
         Raises:
             SpaceError: If actions are not discrete, and as for `act`.
         """
-        obs, batched = self._read(observation)
+        obs, batched = self._read(observation, self._acting_view)
         actor = self._actor_for(obs)
         memory = actor.hidden_state
         params, actor.hidden_state = actor.params(obs), memory
@@ -309,9 +312,9 @@ class TrainedPolicy:
         }
         return found.get("", found)
 
-    def _read(self, observation: Any) -> tuple[TensorTree, bool]:
-        """A batch of observations, and whether it was given as one."""
-        parts = {key: np.asarray(value) for key, value in self._view.read(observation)}
+    def _read(self, observation: Any, view: FlatView) -> tuple[TensorTree, bool]:
+        """A batch of observations with the leaves of a view, and whether it was given as one."""
+        parts = {key: np.asarray(value) for key, value in view.read(observation)}
         batched = self._is_batch(parts)
         if not batched:
             parts = {key: value[None] for key, value in parts.items()}

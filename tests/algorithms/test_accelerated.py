@@ -37,6 +37,8 @@ class OwnLosses(PPOLearner):
 ALGORITHMS = {**LEARNERS, "own": (OwnLosses, PPOAlgorithmConfig, {"batch_size": 8})}
 ACTIONS = {"discrete": spaces.Discrete(3), "box": spaces.Box(-1.0, 1.0, (2,))}
 PARTS = spaces.Dict({"x": BOX, "gear": spaces.Discrete(3)})
+NARROW = {"Box": {"name": "diagonal_gaussian", "log_std_min": -0.1, "log_std_max": 0.1}}
+"""Limits of the deviation, some of which perturbed parameters have passed."""
 TOLERANCES = {
     torch.float64: {"rtol": 1e-9, "atol": 1e-11},
     torch.float32: {"rtol": 1e-5, "atol": 1e-6},
@@ -115,7 +117,9 @@ def test_an_update_is_that_of_autograd(algorithm, actions, dtype):
         {"lr_factors": {"critic": 2.0, "*.bias": 0.5}, "freeze": [Freeze.from_text("policy.net")]},
         {"model": {"shared_trunk": True}},
         {"model": {"shared_trunk": True}, "critic_burn_in_epochs": 1},
+        {"model": {"distributions": NARROW}},
         {"space": PARTS},
+        {"space": PARTS, "model": {"critic_obs": ["gear"]}},
         {"space": PARTS, "model": {"shared_trunk": True}},
         {"model": {"activation": "gelu"}, "normalize_advantage": False, "policy_loss_coef": 0.5},
     ],
@@ -125,6 +129,12 @@ def test_an_update_is_that_of_autograd(algorithm, actions, dtype):
 def test_other_networks_and_settings(algorithm, changes):
     """Shared layers, Dict observations, a critic that burns in."""
     assert compare(torch.float64, algorithm, "box", **changes) == [{"default"}, set()]
+
+
+def test_a_learning_rate_that_follows_the_divergence():
+    """It changes in the same way, by minibatches whose gradients are made by hand."""
+    lr = {"adaptive_kl": 0.05, "start": 0.01}
+    assert compare(torch.float64, "ppo", "box", lr=lr) == [{"default"}, set()]
 
 
 def test_illegal_actions():

@@ -299,6 +299,13 @@ def test_updates_of_a_policy_with_a_memory(algorithm, name, cell, ignoring, leng
     assert len(ratios) == N - 4 * ignoring
 
 
+def test_minibatches_of_sequences_by_count():
+    """9 sequences of 2 steps in 4 minibatches are 3, 2, 2 and 2."""
+    problem = memory_problem("discrete", "gru", False, "ppo")
+    row, _ = compare("ppo", problem, sequence_length=2, n_minibatches=4)
+    assert row["train/gradient_steps"] == 8
+
+
 def test_what_the_actor_remembered_first_counts():
     """The first row is no beginning: another memory there gives another update."""
     moved = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -18,7 +19,15 @@ from update_problems import (
     snapshot,
 )
 
-from maze_train import A2CLearner, ConfigError, PPOLearner, Progress, Statistics
+from maze_train import (
+    A2CLearner,
+    ConfigError,
+    PPOAlgorithmConfig,
+    PPOLearner,
+    Progress,
+    Statistics,
+)
+from maze_train.core.targets import Given
 
 pytestmark = pytest.mark.usefixtures("float64")
 
@@ -53,6 +62,87 @@ def test_the_minibatch_that_moves_too_far_is_not_applied(target_kl, low, high):
     settings = {"target_kl": target_kl, "batch_size": 6, "lr": 0.01}
     row, _ = compare("ppo", make_problem(), updates=3, **settings)
     assert low <= row["train/gradient_steps"] <= high
+
+
+class Rates(Recorder):
+    """Notes the learning rate of every step."""
+
+    def __init__(self, *args, **kwargs):
+        self.rates = []
+        super().__init__(*args, **kwargs)
+
+    def apply_gradients(self):
+        self.rates.append([group["lr"] for group in self.active[0].optimizer.param_groups])
+        super().apply_gradients()
+
+
+ADAPTIVE = {"adaptive_kl": 0.0078125, "start": 0.0625, "min": 0.03125, "max": 0.125}
+
+
+@pytest.mark.parametrize(
+    ("updates", "start", "settings"),
+    [
+        (4, 0.0625, {}),
+        (3, 0.03125, {"lr_factors": {"critic": 0.5}}),
+        (3, 0.125, {"gradient_accumulation": 2, "n_minibatches": 4}),
+    ],
+)
+def test_the_learning_rate_follows_the_divergence(updates, start, settings):
+    """By 1.5 before the step of each minibatch but those before the first step of an update.
+
+    The reference computes all rates from the log-ratios, as the definition says.
+    """
+    model, rollout, _ = make_problem("gaussian")
+    given = {"lr": {**ADAPTIVE, "start": start}, "batch_size": 6, "n_optimization_epochs": 4}
+    learner = Rates(model, make_config("ppo", **{**given, **settings}), seed=3)
+    gathered, rate, expected = learner.config.gradient_accumulation, start, []
+    for _ in range(updates):
+        learner.log_ratios.clear()
+        row = learner.update(replace(rollout, log_probs=None), Progress()).reduce()
+        for number, x in enumerate(learner.log_ratios):
+            divergence = float((x.exp() - 1.0 - x).mean())
+            if number >= gathered and divergence > 2 * ADAPTIVE["adaptive_kl"]:
+                rate = max(ADAPTIVE["min"], rate / 1.5)
+            elif number >= gathered and divergence < ADAPTIVE["adaptive_kl"] / 2:
+                rate = min(ADAPTIVE["max"], rate * 1.5)
+            if number % gathered == gathered - 1:
+                expected.append(rate)
+        assert row["train/learning_rate"] == rate
+    assert [rates[0] for rates in learner.rates] == expected
+    assert {a < b for a, b in pairwise(expected) if a != b} == {False, True}
+    assert {ADAPTIVE["min"], ADAPTIVE["max"]} & set(expected)
+    if "lr_factors" in settings:
+        assert all(rates[1] == 0.5 * rates[0] for rates in learner.rates)
+
+
+def test_each_module_has_its_own_learning_rate():
+    """One that moves too far, one that may move further, and one with a number."""
+    models = {name: make_problem("gaussian")[0] for name in ("fast", "slow", "plain")}
+    rollout = replace(make_problem("gaussian")[1], log_probs=None)
+    own = {"slow": {"lr": {**ADAPTIVE, "adaptive_kl": 100.0}}, "plain": {"lr": 0.0625}}
+    learner = make_learner("ppo", models, lr=ADAPTIVE, batch_size=N, overrides=own)
+    row = learner.update(dict.fromkeys(models, rollout), Progress()).reduce()
+    rates = [row[f"train/{name}/learning_rate"] for name in models]
+    assert rates == [0.0625 / 1.5, 0.0625 * 1.5, 0.0625]
+
+
+def wide(learner, module_id, batch, statistics):
+    """A loss that falls with the entropy, or grows, as `learner.sign` says."""
+    model = learner.modules[module_id]
+    return -learner.sign * model.distribution.entropy(model.policy_params(batch.obs)).mean()
+
+
+@pytest.mark.parametrize("name", ["gaussian", "dict_action"])
+def test_a_free_deviation_is_not_stuck_at_a_limit(name):
+    """However far steps would lead, it is at the limit; the first step back leaves it."""
+    limits = {"name": "diagonal_gaussian", "log_std_min": -0.5, "log_std_max": 0.0}
+    model, rollout, _ = make_problem(name, distributions={"Box": limits})
+    learner = make_learner("ppo", model, lr=0.25, loss_function={"_target_": Given(wide)})
+    for sign, end in ((1.0, 0.0), (-1.0, -0.5), (1.0, 0.0)):
+        learner.sign = sign
+        for _ in range(4):
+            learner.update(replace(rollout, log_probs=None), Progress())
+        assert model.policy.free_params.tolist() == [end] * 2
 
 
 class Plain(PPOLearner):
@@ -103,6 +193,36 @@ def test_every_sample_appears_once_per_pass(batch_size, passes):
     assert all(sorted(order) == samples for order in cut)
     assert len({tuple(order) for order in cut}) == passes
     assert len(rows) == passes * N
+
+
+@pytest.mark.parametrize("count", [1, 4, N])
+def test_minibatches_by_count(count):
+    """18 samples in 4 minibatches are 5, 5, 4 and 4; `batch_size` is not used."""
+    settings = {"n_minibatches": count, "n_optimization_epochs": 3, "batch_size": 5}
+    row, _ = compare("ppo", make_problem(), **settings)
+    assert row["train/gradient_steps"] == 3 * count
+    learner, _ = recorded(**settings)
+    sizes = [len(rows) for rows in learner.rows]
+    assert sizes == 3 * {1: [N], 4: [5, 5, 4, 4], N: [1] * N}[count]
+
+
+def test_there_are_no_empty_minibatches():
+    """Where a rollout has fewer transitions than there are to be minibatches."""
+    model, rollout, _ = make_problem()
+    valid = torch.zeros(T, B, dtype=torch.bool)
+    valid[2, :2] = True
+    learner = make_learner("ppo", model, n_minibatches=N, n_optimization_epochs=1)
+    row = learner.update(replace(rollout, valid=valid), Progress()).reduce()
+    assert row["train/gradient_steps"] == 2
+
+
+@pytest.mark.parametrize(("settings", "count"), [({}, 7), ({"sequence_length": 16}, 2)])
+def test_a_trial_has_as_many_minibatches_as_it_can(settings, count):
+    """Those of the run, at most one for each sequence of its short rollout."""
+    config = PPOAlgorithmConfig(n_rollout_steps=32, n_minibatches=7, **settings)
+    trial = config.shortened()
+    assert trial.n_minibatches == min(count, trial.n_rollout_steps // (trial.sequence_length or 1))
+    trial.check_concurrency(1)
 
 
 def test_modules_learn_side_by_side():

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from maze_train.algorithms.ppo.learner import minibatch_indices
 
 
-def a_pass(generator, num_samples=50, batch_size=8):
+def a_pass(generator, num_samples=50, batch_size=8, count=0):
     """One pass, as lists."""
-    pieces = minibatch_indices(num_samples, batch_size, generator, torch.device("cpu"))
+    pieces = minibatch_indices(num_samples, batch_size, generator, torch.device("cpu"), count)
     return [piece.tolist() for piece in pieces]
 
 
@@ -27,6 +27,19 @@ def test_each_sample_appears_exactly_once(num_samples, batch_size, seed):
     assert all(size == batch_size for size in full)
     assert last == (num_samples % batch_size or min(batch_size, num_samples))
     (whole,) = a_pass(seeded(seed), num_samples, num_samples)
+    assert [i for piece in pieces for i in piece] == whole
+
+
+@given(st.integers(1, 200), st.data())
+def test_minibatches_by_count(num_samples, data):
+    """As many as asked for, whose sizes differ by one at most; the order is that of other sizes."""
+    count = data.draw(st.integers(1, num_samples))
+    pieces = a_pass(seeded(3), num_samples, 7, count)
+    sizes = [len(piece) for piece in pieces]
+    assert len(sizes) == count
+    assert sizes == sorted(sizes, reverse=True)
+    assert sizes[0] - sizes[-1] <= 1
+    (whole,) = a_pass(seeded(3), num_samples, num_samples)
     assert [i for piece in pieces for i in piece] == whole
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,7 @@ from cases import sweep
 from gymnasium.spaces import Box
 
 from maze_train.core.errors import ConfigError
-from maze_train.distributions.gaussian import DiagonalGaussian
+from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 
 
 def test_free_params_are_the_last_entries() -> None:
@@ -25,8 +27,39 @@ def test_free_params_are_the_last_entries() -> None:
     assert free.grad.tolist() == [8.0] * 3
 
 
-def test_only_a_networks_log_std_is_limited() -> None:
-    """A free one passes any limit with its gradient; a network's is shifted, and clamped."""
+@pytest.mark.parametrize("family_class", [DiagonalGaussian, SquashedGaussian])
+@pytest.mark.parametrize("is_free", [False, True])
+def test_limits_of_the_deviation(family_class: Any, is_free: bool) -> None:
+    """Log std is clamped, and its gradient is 0 beyond a limit, free or computed; one may be None.
+
+    The reference has the clamped numbers as params.
+    """
+    space, limits = Box(-1.0, 1.0, (4,)), {"log_std_min": -1.0, "log_std_max": 0.5}
+    family = family_class(space, state_dependent_std=not is_free, **limits)
+    plain = family_class(space, state_dependent_std=not is_free)
+    mean, actions = torch.randn(3, 4), torch.randn(3, 4)
+    log_std = torch.tensor([-3.0, -1.0, 0.2, 0.7]).expand(3, 4).clone().requires_grad_()
+    clamped = log_std.detach().clamp(-1.0, 0.5).requires_grad_()
+    for one, params in ((family, log_std), (plain, clamped)):
+        log_prob, entropy = one.log_prob_and_entropy(torch.cat([mean, params], -1), actions)
+        (log_prob + 2.0 * entropy).sum().backward()
+    assert log_std.grad is not None
+    assert clamped.grad is not None
+    inside = torch.tensor([0.0, 1.0, 1.0, 0.0])
+    torch.testing.assert_close(log_std.grad, clamped.grad * inside)
+    noise = torch.randn(3, 4)
+    given, expected = (torch.cat([mean, x.detach()], -1) for x in (log_std, clamped))
+    assert torch.equal(family.sample(given, noise), plain.sample(expected, noise))
+    free = torch.tensor([-3.0, -1.0, 0.2, 0.7])
+    family.limit_free_params(free)
+    assert torch.equal(free, clamped[0])
+    above = family_class(space, state_dependent_std=False, log_std_min=-1.0)
+    above.limit_free_params(free.fill_(7.0))
+    assert free.tolist() == [7.0] * 4
+
+
+def test_only_a_networks_log_std_is_limited_by_default() -> None:
+    """A free one passes any number with its gradient; a network's is shifted, and clamped."""
     space = Box(-1.0, 1.0, (1,))
     params = torch.tensor([0.0, 5.0], requires_grad=True)
     (gradient,) = torch.autograd.grad(DiagonalGaussian(space).entropy(params), params)
@@ -89,7 +122,8 @@ def test_log_prob_of_the_unclipped_action() -> None:
         ({"state_dependent_std": "yes"}, "state_dependent_std"),
         ({"initial_log_std": float("nan")}, "initial_log_std"),
         ({"log_std_min": "low"}, "log_std_min"),
-        ({"log_std_min": 2.0}, "log_std_min"),
+        ({"log_std_min": 2.0, "log_std_max": 2.0}, "log_std_min"),
+        ({"log_std_min": 2.0}, "initial_log_std"),
         ({"log_std_max": 100.0}, "log_std_max"),
         ({"state_dependent_std": True, "initial_log_std": 3.0}, "initial_log_std"),
     ],

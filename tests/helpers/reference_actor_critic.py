@@ -211,26 +211,36 @@ class SlowLearner:
 
     # -- networks --------------------------------------------------------------------------------
 
-    def inputs(self, obs):
-        """What networks read: without masks, normalised by the formula."""
+    def inputs(self, obs, hidden=()):
+        """What networks read: without masks and hidden keys, normalised by the formula."""
         if isinstance(obs, dict):
-            obs = {key: x for key, x in obs.items() if key != "action_mask"}
+            obs = {key: x for key, x in obs.items() if key not in ("action_mask", *hidden)}
         normalizer = self.model.normalizer
         if normalizer is None:
             return obs
 
-        def scaled(x):
-            x = (x - normalizer.mean) / (normalizer.var + 1e-8).sqrt()
+        sizes = [math.prod(shape) for shape in normalizer._shapes.values()]
+        moments = (torch.split(m, sizes) for m in (normalizer.mean, normalizer.var))
+        of_key = dict(zip(normalizer.keys, zip(*moments, strict=True), strict=True))
+
+        def scaled(x, key=""):
+            if key not in of_key:
+                return x
+            x = (x - of_key[key][0]) / (of_key[key][1] + 1e-8).sqrt()
             return x.clamp(-normalizer._clip, normalizer._clip)
 
-        return {key: scaled(x) for key, x in obs.items()} if isinstance(obs, dict) else scaled(obs)
+        return {k: scaled(x, k) for k, x in obs.items()} if isinstance(obs, dict) else scaled(obs)
 
     def features(self, obs, state):
         """Features of one observation, and what is remembered after it."""
-        x = self.inputs(obs)
+        x = self.inputs(obs, self.model.critic_keys)
         if self.model.trunk is not None:
             x = self.model.trunk(x)
         return (x, None) if self.model.rnn is None else self.model.rnn.step(x, state)
+
+    def raw_value(self, x, obs):
+        """Output of the critic: of the features, or of all observations if it reads more."""
+        return self.model.critic(self.inputs(obs) if self.model.critic_keys else x)[0]
 
     def policy_terms(self, params, obs, action):
         """Log-probability and entropy; with a mask, of the legal actions alone."""
@@ -257,7 +267,7 @@ class SlowLearner:
                     state = rollout.hidden_states[t, b : b + 1] if stored else state.detach()
                 obs = at(rollout.obs, t, b)
                 x, state = self.features(obs, state)
-                raw = self.model.critic(x)[0]
+                raw = self.raw_value(x, obs)
                 self.values[t, b] = value = self.critic.value(raw)
                 if t == rollout.num_steps:
                     break
@@ -266,8 +276,9 @@ class SlowLearner:
                 steps[t, b] = Step(*terms, raw, value)
                 if t * rollout.num_envs + b in positions:
                     k = positions.index(t * rollout.num_envs + b)
-                    last, _ = self.features(at(rollout.final_obs, k), state)
-                    self.finals[t, b] = self.critic.value(self.model.critic(last)[0])
+                    obs = at(rollout.final_obs, k)
+                    last, _ = self.features(obs, state)
+                    self.finals[t, b] = self.critic.value(self.raw_value(last, obs))
                 if state is not None and begins_after(rollout, t, b):
                     state = torch.zeros_like(state)
         return steps

@@ -102,7 +102,12 @@ DEMONSTRATIONS = {"_target_": "run_cases.demonstrations"}
 
 CASES: dict[str, dict[str, Any]] = {
     "ppo": {},
-    "ppo, normalised": {**PENDULUM, **NORMALISED, "algorithm.reward_scaling": True},
+    "ppo, normalised": {
+        **PENDULUM,
+        **NORMALISED,
+        "algorithm.reward_scaling": True,
+        "algorithm.lr": {"adaptive_kl": 0.02, "start": 0.005},
+    },
     "ppo, memory": {**DICT_ENV, **MEMORY},
     "ppo, actors": {
         **PENDULUM,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -255,6 +256,12 @@ def orders(slow, rollout, generator):
     size = config.batch_size // (1 if rollout.hidden_states is None else slow.length(rollout))
     for _ in range(config.n_optimization_epochs):
         order = torch.randperm(count, generator=generator)
+        if config.n_minibatches is not None:
+            ends = [0]
+            for i in range(config.n_minibatches):
+                ends.append(ends[-1] + -(-(count - ends[-1]) // (config.n_minibatches - i)))
+            yield [order[start:end].tolist() for start, end in pairwise(ends)]
+            continue
         yield [piece.tolist() for piece in order.split(size)]
 
 

@@ -270,6 +270,9 @@ LEARNERS = {
     "ppo": lambda: actor_critic("ppo", reward_scaling=True, settings={"normalization": RUNNING}),
     "ppo, memory": lambda: actor_critic("ppo", ignoring=True, memory=True, sequence_length=2),
     "ppo, stops early": lambda: actor_critic("ppo", target_kl=0.01),
+    "ppo, adaptive rate": lambda: two_modules(
+        lr={"adaptive_kl": 0.05, "start": 0.005}, n_minibatches=5
+    ),
     "ppo, by autograd": lambda: actor_critic("ppo", value_clip_range=0.1, max_grad_norm=0.01),
     "ppo, another optimizer": lambda: actor_critic(
         "ppo", optimizer={"_target_": "torch.optim.ASGD"}

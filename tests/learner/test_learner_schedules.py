@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from maze_train.config.loading import load_config
+from maze_train.config.writing import config_to_dict
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Progress, Schedule, check_schedule, scheduled_value
@@ -78,12 +80,73 @@ def test_both_ends_are_exact():
         # Points that count steps without saying so would give a constant.
         ({"points": [[0, 1], [50_000, 0]]}, r"expected x in \[0, 1\]"),
         ({"points": [[-0.1, 1], [1, 0]]}, r"expected x in \[0, 1\]"),
+        ({"adaptive_kl": 0.0}, r"adaptive_kl = 0.0: expected a number > 0"),
+        ({"adaptive_kl": 0.01, "start": 0.1}, r"start = 0.1: expected .* \[1e-05, 0.01\]"),
+        ({"adaptive_kl": 0.01, "min": 0.0}, r"min = 0.0: expected a number > 0"),
+        ({"adaptive_kl": 0.01, "min": 0.1}, r"max = 0.01: expected a number >= 0.1"),
+        ({"adaptive_kl": 0.01, "end": 0.0}, r"adaptive_kl = 0.01: cannot be combined"),
+        ({"start": 1.0, "end": 0.0, "max": 0.5}, r"max = 0.5: needs adaptive_kl"),
     ],
 )
 def test_schedules_that_mean_nothing_are_refused(settings, message):
     """The message says what a schedule looks like."""
     with pytest.raises(ConfigError, match=message):
         Schedule(**settings)
+
+
+@pytest.mark.parametrize(
+    ("given", "written"),
+    [
+        ("adaptive_kl", "adaptive_kl_0.01"),
+        ("adaptive_kl_0.02", "adaptive_kl_0.02"),
+        ({"adaptive_kl": 0.5, "max": 0.1}, None),
+        ("linear_0.5", "linear_0.5"),
+    ],
+)
+def test_what_is_written_is_what_was_read(given, written):
+    """In the short form where there is one; begins at 0.001."""
+    config = load_config({"env": "CartPole-v1", "algorithm": "ppo", "algorithm.lr": given})
+    node = config_to_dict(config)
+    assert load_config(node) == config
+    assert node["algorithm"]["lr"] == (
+        written or {"adaptive_kl": 0.5, "start": 0.001, "min": 1e-5, "max": 0.1}
+    )
+    assert scheduled_value(config.algorithm.lr, Progress()) in (0.001, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("rate", "divergence", "expected"),
+    [
+        (1e-3, 0.0, 1e-3),
+        (1e-3, 1e-12, 1.5e-3),
+        (1e-3, 0.0049, 1.5e-3),
+        (1e-3, 0.0051, 1e-3),
+        (1e-3, 0.02, 1e-3),
+        (1e-3, 0.0201, 1e-3 / 1.5),
+        (1.2e-5, 5.0, 1e-5),
+        (9e-3, 0.001, 1e-2),
+        (1e-3, float("nan"), 1e-3),
+    ],
+)
+def test_an_adaptive_learning_rate(rate, divergence, expected):
+    """Falls where the policy moves too far and grows where it hardly moves, within its bounds."""
+    assert Schedule.from_text("adaptive_kl").adapted(rate, divergence) == expected
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "key"),
+    [
+        *((name, "lr") for name in ("a2c", "impala", "sac", "td3", "dqn", "es", "bc")),
+        *(("ppo", "entropy_coef"), ("ppo", "clip_range"), ("sac", "entropy_coef_lr")),
+        *(("sac", "critic_lr"), ("td3", "exploration_noise_stddev"), ("dqn", "epsilon")),
+    ],
+)
+def test_other_settings_do_not_follow_the_divergence(algorithm, key):
+    """The message says which one does, and what is expected."""
+    place = {"runner.dataset": "there"} if algorithm == "bc" else {"env": "CartPole-v1"}
+    told = rf"^algorithm\.{key} = 'adaptive_kl_0\.01': adaptive_kl is for algorithm\.lr of ppo"
+    with pytest.raises(ConfigError, match=told):
+        load_config({**place, "algorithm": algorithm, f"algorithm.{key}": "adaptive_kl"})
 
 
 def test_every_value_of_a_schedule_is_checked():

@@ -72,12 +72,14 @@ def sac(seed):
     return SACLearner(model, config, seed=seed)
 
 
-def ppo(seed):
+def ppo(seed, **settings):
     """Scaled rewards, running statistics, schedules of the loss."""
     normalization = ObservationNormalizationConfig(mode="running")
     model = perturbed(make_model(*PROBLEMS["discrete"], normalization=normalization), seed).float()
     schedules = {"clip_range": Schedule(start=0.3, end=0.1), "entropy_coef": DECAY}
-    learner = make_learner("ppo", model, reward_scaling=True, gradient_accumulation=2, **schedules)
+    learner = make_learner(
+        "ppo", model, reward_scaling=True, gradient_accumulation=2, **schedules, **settings
+    )
     learner.generator.manual_seed(seed)
     return learner
 
@@ -96,10 +98,12 @@ LEARNERS = {
     "modules": modules,
     "sac": sac,
     "ppo": ppo,
+    "ppo, adaptive rate": lambda seed: ppo(seed, lr={"adaptive_kl": 0.02, "start": 0.001}),
 }
 EXPERIENCE = {
     "sac": lambda k: make_transitions(BOX, spaces.Box(-1.0, 1.0, (2,)), k),
     "ppo": lambda k: make_rollout(*PROBLEMS["discrete"], k),
+    "ppo, adaptive rate": lambda k: make_rollout(*PROBLEMS["discrete"], k),
     "modules": lambda k: {key: make_data(k) for key in ("default", "waits", "frozen")},
 }
 

@@ -28,7 +28,7 @@ PPO: dict[str, Any] = {
     "algorithm.clip_range": "linear_0.3",
     "algorithm.target_kl": 1.0,
     "algorithm.batch_size": 24,
-    "algorithm.lr": 0.01,
+    "algorithm.lr": {"adaptive_kl": 0.02, "start": 0.005},
 }
 # Random numbers in losses, steps without the policy, losses that priorities are made of.
 REPLAY: dict[str, Any] = {

@@ -62,6 +62,7 @@ CASES = {
     "lstm": (build_actor_critic, VECTOR, HYBRID, {"rnn": LSTM}),
     "gru": (build_actor_critic, PARTS, spaces.Discrete(3), {"rnn": GRU}),
     "normalized": (build_policy, PARTS, HYBRID, {"normalization": RUNNING}),
+    "critic's own": (build_actor_critic, PARTS, spaces.Discrete(3), {"critic_obs": ["view", "at"]}),
     "masked": (build_actor_critic, MASKED, spaces.Discrete(4), {}),
     "two masks": (build_actor_critic, TWO_MASKS, spaces.MultiDiscrete([2, 3]), {}),
     "switches": (build_actor_critic, spaces.Discrete(7), SWITCHES, {}),
@@ -185,8 +186,12 @@ def test_a_file_acts_as_the_policy(tmp_path, case):
 
 
 def test_what_is_not_read_is_not_asked_for(tmp_path):
-    """Rewards and ends of agents; who acts, unless an agent remembers; masks are read."""
+    """What the critic alone reads, rewards and ends of agents, who acts unless an agent remembers.
+
+    Masks are read.
+    """
     step = PolicyStep(build("agents"))
+    assert PolicyStep(build("critic's own")).keys == ["gear"]
     agents = ["agents/first", "agents/second", "agents/other/action_mask", "agents/other/at"]
     assert step.keys == agents
     assert PolicyStep(build("agents with memory")).keys == [*agents, "acts"]

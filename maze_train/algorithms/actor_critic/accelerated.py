@@ -59,6 +59,7 @@ class ActorCriticByHand(LossesByHand):
             and (model.rnn, head.support) == (None, None)
             and all(map(has_gradients_by_hand, (policy.net, model.critic)))
             and (model.trunk is None or has_gradients_by_hand(model.trunk))
+            and (model.trunk is None or not model.critic_keys)
             and FAMILY_METHOD in vars(type(family))
             # The network gives all parameters, or all but the deviations of a Gaussian.
             and family.free_param_size in (0, family.critic_input_size)
@@ -98,7 +99,9 @@ class ActorCriticByHand(LossesByHand):
         config, model = learner.config_of(module_id), learner.model(module_id)
         events, size, entropy_coef = ActorCriticEvents, batch.size, number(config.entropy_coef)
         features, trunk_backward = _features(model, batch.obs)
-        raw_values, critic_backward = forward_and_backward(model.critic, features)
+        raw_values, critic_backward = forward_and_backward(
+            model.critic, model.critic_inputs(features, batch.obs)
+        )
         errors = raw_values.squeeze(-1) - batch.targets
         value_loss = errors.square().mean()
         d_values = errors.mul_(2.0 / size).mul_(config.value_loss_coef).unsqueeze(-1)
@@ -113,7 +116,7 @@ class ActorCriticByHand(LossesByHand):
             params, batch.actions
         )
         advantages = learner.advantages(batch)
-        learner.record_policy_change(log_probs, batch, config, statistics)
+        learner.record_policy_change(module_id, log_probs, batch, statistics)
         policy_loss = learner.policy_loss(log_probs, advantages, batch, config, statistics)
         mean_entropy = entropy.mean()
         statistics.record(events.policy_loss, policy_loss, size)

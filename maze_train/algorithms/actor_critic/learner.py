@@ -253,7 +253,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
             return config.value_loss_coef * value_loss
         log_probs, entropies = model.distribution.log_prob_and_entropy(params, batch.actions)
         advantages = self.advantages(batch)
-        self.record_policy_change(log_probs, batch, config, statistics)
+        self.record_policy_change(module_id, log_probs, batch, statistics)
         policy_loss = self.policy_loss(log_probs, advantages, batch, config, statistics)
         entropy = entropies.mean()
         statistics.record(events.policy_loss, policy_loss, size)
@@ -277,7 +277,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         return model.value_head.loss(raw_values, batch.targets, batch.old_values)
 
     def record_policy_change(
-        self, log_probs: Tensor, batch: ActorCriticBatch, config: Config, statistics: Statistics
+        self, module_id: str, log_probs: Tensor, batch: ActorCriticBatch, statistics: Statistics
     ) -> None:
         """Report how far the policy is from the one that acted; called before `policy_loss`."""
 

@@ -44,6 +44,7 @@ UNUSED = {
     "trunk": "there is one network",
     "rnn": "recurrent policies learn from rollouts (a2c, ppo), not from single steps",
     "distributions": "dqn acts at random or takes the best action",
+    "critic_obs": "only critics of states read more than the policy; choose a2c, ppo or impala",
     "value_transform": "values of actions are not transformed",
     "value_support": "distributions of returns are algorithm.num_quantiles",
 }

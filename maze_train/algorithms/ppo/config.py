@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.core.checks import check_fields
+from maze_train.core.checks import check_at_least, check_fields
 from maze_train.core.errors import ConfigError
-from maze_train.learner.config import Schedule
+from maze_train.learner.config import Schedule, is_adaptive
 from maze_train.training.config import TRIAL_STEPS
 
 
@@ -26,11 +26,18 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
 
     lr: float | Schedule = field(default_factory=lambda: Schedule(start=1e-3, end=0.0))
-    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0)."""
+    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0), or
+    `adaptive_kl` (follows the divergence of the policy from the one that acted)."""
 
     batch_size: int = 256
     """Samples per minibatch, at most `runner.concurrency * n_rollout_steps`; the last minibatch of
-    an epoch over the rollout is smaller when the sizes do not divide. >= 1."""
+    an epoch over the rollout is smaller when the sizes do not divide. >= 1. Unused with
+    `n_minibatches`."""
+
+    n_minibatches: int | None = None
+    """Minibatches into which each pass cuts the rollout (a recurrent policy's sequences), in place
+    of `batch_size`; their sizes differ by one sample (sequence) at most. >= 1, at most the samples
+    (sequences); null: as many as `batch_size` gives."""
 
     n_optimization_epochs: int = 10
     """Passes over each rollout (in other libraries often `n_epochs`, here the length of the run);
@@ -57,13 +64,25 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     def __post_init__(self) -> None:
         ActorCriticConfig.__post_init__(self)
         check_fields(self, 1, "batch_size", "n_optimization_epochs", "gradient_accumulation")
+        if self.n_minibatches is not None:
+            check_at_least("n_minibatches", self.n_minibatches, 1)
         check_fields(self, 0.0, "value_clip_range", "target_kl")
         self._check_positive("clip_range")
 
+    def _check_positive(self, *keys: str) -> None:
+        """As in other algorithms, but a learning rate may follow the divergence."""
+        super()._check_positive(*(key for key in keys if key != "lr" or not is_adaptive(self.lr)))
+
     def check_concurrency(self, concurrency: int) -> None:
-        """Refuse minibatches larger than the rollout."""
+        """Refuse minibatches larger than the rollout, and more of them than it has samples."""
         rollout = concurrency * self.n_rollout_steps
-        if self.batch_size > rollout:
+        if self.n_minibatches is not None:
+            units = rollout // (self.sequence_length or 1)
+            if self.n_minibatches > units:
+                name = "sequences" if self.sequence_length else "samples"
+                problem = f"more than the {units} {name} of a rollout; expected at most {units}"
+                raise ConfigError("n_minibatches", problem, self.n_minibatches)
+        elif self.batch_size > rollout:
             raise ConfigError(
                 "batch_size",
                 f"larger than the rollout of {rollout} samples (runner.concurrency={concurrency} x "
@@ -76,8 +95,11 @@ class PPOAlgorithmConfig(ActorCriticConfig):
         """The settings of a trial, with minibatches that a short rollout fills."""
         trial = super().shortened()
         assert isinstance(trial, PPOAlgorithmConfig)
+        units = trial.n_rollout_steps // (trial.sequence_length or 1)
+        count = self.n_minibatches
         return replace(
             trial,
             batch_size=min(self.batch_size, trial.n_rollout_steps),
+            n_minibatches=None if count is None else min(count, units),
             n_optimization_epochs=min(self.n_optimization_epochs, TRIAL_STEPS),
         )

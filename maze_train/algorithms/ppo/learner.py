@@ -17,7 +17,8 @@ from maze_train.functional.losses import (
     clip_fraction,
     clipped_surrogate_loss,
 )
-from maze_train.learner.config import Progress, number
+from maze_train.learner.config import Progress, is_adaptive, number
+from maze_train.learner.steps import statistics_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -51,7 +52,8 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     gradients_by_hand: ClassVar[Mapping[str, object]] = {"value_clip_range": 0.0}
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._divergences: list[Tensor] = []
+        self._divergences: dict[str, Tensor] = {}
+        self._has_moved = False
         super().__init__(*args, **kwargs)
 
     def check_module(self, module_id: str, module: nn.Module) -> None:
@@ -70,6 +72,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         """Set schedules."""
         super().before_gradient_based_update(progress, statistics)
         self._divergences.clear()  # an update before may have failed
+        self._has_moved = False
 
     def old_log_probs(
         self, model: ActorCriticModel, rollout: Rollout, evaluated: EvaluatedRollout
@@ -106,30 +109,34 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
 
     def num_minibatches(self, prepared: Mapping[str, PreparedRollout]) -> int:
         """How many minibatches an update has, unless `target_kl` ends it."""
-        sizes = ((rollout.num_units, self._size(rollout)) for rollout in prepared.values())
-        return self.config.n_optimization_epochs * max(-(-units // size) for units, size in sizes)
+        counts = (
+            self._count(rollout) or -(-rollout.num_units // self._size(rollout))
+            for rollout in prepared.values()
+        )
+        return self.config.n_optimization_epochs * max(counts)
 
     def _size(self, rollout: PreparedRollout) -> int:
         """Transitions of a minibatch, or as many sequences as give that number of samples."""
         return max(1, self.config.batch_size // rollout.sequence_length)
 
+    def _count(self, rollout: PreparedRollout) -> int:
+        """Minibatches of a pass, at most one per unit, where settings give their number; or 0."""
+        return min(self.config.n_minibatches or 0, rollout.num_units)
+
     def _shuffled(self, rollout: PreparedRollout) -> Iterator[ActorCriticBatch]:
-        size = self._size(rollout)
-        for units in minibatch_indices(rollout.num_units, size, self.generator, self.device):
+        size, count = self._size(rollout), self._count(rollout)
+        for units in minibatch_indices(rollout.num_units, size, self.generator, self.device, count):
             yield rollout.select(units)
 
     def record_policy_change(
-        self,
-        log_probs: Tensor,
-        batch: ActorCriticBatch,
-        config: PPOAlgorithmConfig,
-        statistics: Statistics,
+        self, module_id: str, log_probs: Tensor, batch: ActorCriticBatch, statistics: Statistics
     ) -> None:
-        """Report divergence and clip fraction; `target_kl` bounds the divergence."""
+        """Report divergence and clip fraction; `target_kl` and a learning rate follow the first."""
+        config = self.config_of(module_id)
         log_ratios = log_probs - batch.old_log_probs
         divergence = approximate_kl(log_ratios)
-        if config.target_kl > 0:
-            self._divergences.append(self.part.mean(divergence))
+        if config.target_kl > 0 or is_adaptive(config.lr):
+            self._divergences[module_id] = self.part.mean(divergence)
         events, clip_range = ActorCriticEvents, number(config.clip_range)
         statistics.record(events.approximate_kl, divergence, batch.size)
         statistics.record(events.clip_fraction, clip_fraction(log_ratios, clip_range), batch.size)
@@ -173,29 +180,59 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         )
 
     def should_stop(self, statistics: Statistics) -> bool:
-        """Whether a policy has moved further than `target_kl` from the one that acted."""
-        divergences, self._divergences = self._divergences, []
-        return any(float(divergence) > self.config.target_kl for divergence in divergences)
+        """Whether a policy has moved further than `target_kl` from the one that acted.
+
+        A learning rate of `adaptive_kl` changes here, before the step of the minibatch. Before the
+        first step of an update it stays: the policy is the one that acted, up to rounding.
+        """
+        divergences = {key: float(divergence) for key, divergence in self._divergences.items()}
+        self._divergences.clear()
+        if self._has_moved:
+            for module_id, divergence in divergences.items():
+                for _, optimizer in self.get_optimizers_for_module(module_id):
+                    optimizer.adapt_lr(divergence)
+        bound = self.config.target_kl
+        return bound > 0 and any(divergence > bound for divergence in divergences.values())
+
+    def after_gradient_step(self) -> None:
+        """Note that the policy is no longer the one that acted."""
+        super().after_gradient_step()
+        self._has_moved = True
+
+    def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
+        """Take observations into the statistics; report learning rates that have changed."""
+        super().after_gradient_based_update(progress, statistics)
+        for module_id in self.modules:
+            optimizers = self.get_optimizers_for_module(module_id)
+            if optimizers and self.may_learn(module_id) and is_adaptive(optimizers[0][1].lr):
+                own = statistics_of(module_id, statistics)
+                own.record(ActorCriticEvents.learning_rate, optimizers[0][1].set_lr(progress))
 
 
 def minibatch_indices(
-    num_samples: int, batch_size: int, generator: torch.Generator, device: torch.device
+    num_samples: int,
+    batch_size: int,
+    generator: torch.Generator,
+    device: torch.device,
+    count: int = 0,
 ) -> Iterator[Tensor]:
     """One pass over `num_samples` samples in random order.
 
     The last minibatch is smaller when the sizes do not divide; no sample is repeated or left out.
+    With a count the first N mod count minibatches have one sample more than the others.
 
     Args:
         num_samples: N, >= 1.
         batch_size: Samples per minibatch, >= 1.
         generator: Source of the order, on the CPU: the order is the same on every device.
         device: Where the indices are needed.
+        count: Minibatches, in [1, N], in place of their size; 0: as the size gives.
 
     Yields:
-        Indices into the samples, `[<= batch_size]` int64.
+        Indices into the samples, int64.
     """
     order = torch.randperm(num_samples, generator=generator).to(device)
-    yield from torch.split(order, batch_size)
+    yield from order.tensor_split(count) if count else torch.split(order, batch_size)
 
 
 class PPO(ActorCritic):
