@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+import torch
+
 from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.simulators import SimulatorCollector
-from maze_train.core.errors import EnvError
+from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.nets.config import ModelConfig
+from maze_train.spaces.describe import flat_spaces
+from maze_train.spaces.tensors import storage_dtype
 from maze_train.training.config import (
     TRIAL_STEPS,
     AlgorithmConfig,
@@ -23,12 +28,12 @@ from maze_train.training.config import (
     EvaluationConfig,
     PolicyConfig,
 )
+from maze_train.training.contexts import available_memory, readable_nbytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    import torch
     from gymnasium import Env
 
     from maze_train.core.seeding import Seeds
@@ -184,16 +189,43 @@ class BuildContext(Generic[Config]):
             env: The environments.
             num_steps: Steps of each environment per rollout; fewer in a trial.
             stream: Name that gives the collector separate random numbers.
+
+        Raises:
+            ConfigError: If a rollout does not fit into memory.
         """
+        steps = min(num_steps, TRIAL_STEPS) if self.is_trial else num_steps
+        check_fits(env, steps)
         make: Callable[..., RolloutCollector] = RolloutCollector
         if env.simulator is not None:
             make = partial(SimulatorCollector, truncation=self.env.truncation)
         return make(
             env,
-            min(num_steps, TRIAL_STEPS) if self.is_trial else num_steps,
+            steps,
             env_seed=self.seeds.integer(f"{stream}episodes"),
             action_seed=self.seeds.integer(f"{stream}actions"),
             device=self.device,
             allow_new_episodes=self.checkpoint.allow_new_episodes,
             info_keys=self.info_keys,
+        )
+
+
+def check_fits(env: MazeVectorEnv, num_steps: int) -> None:
+    """Refuse a rollout whose observations are larger than the memory that is free.
+
+    Raises:
+        ConfigError: If they are.
+    """
+    simulator = env.simulator
+    device = torch.device("cpu") if simulator is None else simulator.device
+    leaves = flat_spaces(env.single_observation_space).values()
+    row = sum(storage_dtype(leaf).itemsize * math.prod(leaf.shape or ()) for leaf in leaves)
+    # A simulator may give the last observation of each episode as well.
+    nbytes = row * env.num_envs * (num_steps + 1) * (1 if simulator is None else 2)
+    free = available_memory(device)
+    if free is not None and nbytes > free:
+        raise ConfigError(
+            "algorithm.n_rollout_steps",
+            f"the observations of a rollout take {readable_nbytes(nbytes)}, and "
+            f"{readable_nbytes(free)} are free on {device}: lower it, or runner.concurrency",
+            num_steps,
         )

@@ -251,6 +251,14 @@ def test_a_policy_plays_in_a_lone_environment(tmp_path):
     assert terminated != (np.abs(obs[0]) <= 2.4 and np.abs(obs[2]) <= np.radians(12))
 
 
+def test_a_rollout_that_does_not_fit_is_refused(tmp_path):
+    """Before memory is taken for it."""
+    changes = {"runner.concurrency": 3, "algorithm.n_rollout_steps": 10**12, "total_steps": 10**13}
+    given = {**SMALL, "algorithm": "a2c", **changes, "run_dir": str(tmp_path / "run")}
+    with pytest.raises(ConfigError, match=r"n_rollout_steps.*96000\.00 GB, and .* are free on cpu"):
+        train(**{**given, "env": {**POLES, **SHORT}})
+
+
 def test_names_of_simulators():
     """Ids of JAX choose the backend; a name that is wrong says what exists."""
     assert EnvConfig(id="brax:ant").backend == "tensor"
