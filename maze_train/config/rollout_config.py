@@ -159,7 +159,7 @@ class RolloutConfig:
             return
         if self.env is None or not (self.env.id or self.env.target):
             raise ConfigError("env", CHOOSE_ENV)
-        if self.env.backend != "gymnasium":
+        if not self.env.has_single_form:
             raise ConfigError(
                 "env.backend",
                 "every episode of a rollout has its own seed, which only single environments "

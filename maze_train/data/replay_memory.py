@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -141,14 +142,16 @@ class ReplayMemory:
             ShapeError: If the rollout does not fit the columns, or lacks a final observation.
         """
         self._check(rollout)
-        rollout = rollout.to(torch.device("cpu"))
+        obs, actions = leaves_by_key(rollout.obs), leaves_by_key(rollout.actions)
+        # What is large goes from where it is to where it lies: it may never leave the device.
+        rollout = replace(rollout, obs={}, actions={}).to(torch.device("cpu"))
         flags, positions, picked = _flags(rollout, self.layout.keeps_terminal_obs)
         begin = max(0, rollout.num_steps - self.ring.rows)
         head = first + rollout.num_steps
         self._make_room(head + 1)
         expired = self._expire(head)
-        self._write_obs(leaves_by_key(rollout.obs), first + begin, begin, continues)
-        for key, leaf in leaves_by_key(rollout.actions).items():
+        self._write_obs(obs, first + begin, begin, continues)
+        for key, leaf in actions.items():
             self._actions[key].write(first + begin, leaf, begin)
         self._columns["rewards"].write(first + begin, rollout.rewards, begin)
         self._columns["flags"].write(first + begin, torch.from_numpy(flags), begin)
@@ -253,7 +256,7 @@ class ReplayMemory:
 
     def _write_obs(self, obs: dict[str, Any], row: int, begin: int, continues: bool) -> None:
         for key, stacks in self._stacks.items():
-            stacks.write(row, obs[key], begin, continues and not begin)
+            stacks.write(row, obs[key].to("cpu"), begin, continues and not begin)
         for key, column in self._whole.items():
             leaf = obs[key]
             rows = leaf if isinstance(leaf, torch.Tensor) else leaf.whole()

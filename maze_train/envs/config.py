@@ -67,6 +67,11 @@ class EnvConfig:
         for name in ("wrappers", "training_wrappers"):
             self._check_wrappers(name)
 
+    @property
+    def has_single_form(self) -> bool:
+        """Whether there are single environments, which take one seed per episode."""
+        return self.backend in ("gymnasium", "tensor")
+
     def check_named(self) -> None:
         """Refuse settings that name no environment, or two.
 

@@ -173,7 +173,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
 
     def __init__(self, context: BuildContext[ESAlgorithmConfig]) -> None:
         super().__init__(context)
-        if context.env.backend != "gymnasium":
+        if not context.env.has_single_form:
             raise ConfigError(
                 "env.backend",
                 "evolution strategies give every episode its own seed, which only single "
