@@ -150,11 +150,10 @@ class Policy(nn.Module):
         """Whether there are parameters that do not depend on the state, and learn."""
         return self.free_params is not None and self.free_params.requires_grad
 
-    @torch.no_grad()
     def limit_free_params(self) -> None:
         """Bring the free parameters back to the limits of their family."""
         if self.free_params is not None:
-            self.distribution.limit_free_params(self.free_params)
+            self.distribution.limit_free_params(self.free_params.detach())
 
 
 def input_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
