@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from cases import everyday
 from command_lines import CommandLine, maze_run
 from omegaconf import OmegaConf
 
@@ -256,7 +257,11 @@ def test_a_sweep_keeps_a_given_run_directory(maze_run: CommandLine) -> None:
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(ValueError("a bug"), 1), (ConfigError("algorithm.lr", "wrong"), 2), (SystemExit(0), 1)],
+    everyday(
+        1,
+        [(ValueError("a bug"), 1), (ConfigError("algorithm.lr", "wrong"), 2), (SystemExit(0), 1)],
+        are_rows=True,
+    ),
 )
 def test_a_failed_job_stops_no_other(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], error: BaseException, code: int

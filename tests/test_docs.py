@@ -157,6 +157,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
+@pytest.mark.usefixtures("composed_once")
 @pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
 def test_snippets_run(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are written, Python is run, commands are checked, in the order of the page."""
@@ -302,13 +303,12 @@ def test_the_path_to_the_optimizer_is_the_documented_one(
 def test_named_tests_exist() -> None:
     """The pages refer to tests that are there."""
     page = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs").glob("*.md"))
+    named = set(re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page))
     missing = []
-    for path, name in re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", page):
-        file = ROOT / path
-        names = set()
-        if file.is_file():
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-            names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-        if not file.is_file() or (name and name not in names):
-            missing.append(f"{path}::{name}")
+    for path in sorted({path for path, _ in named}):
+        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+        found = {"", *(node.name for node in tree.body if isinstance(node, ast.FunctionDef))}
+        missing += [
+            f"{path}::{name}" for other, name in named if other == path and name not in found
+        ]
     assert missing == []

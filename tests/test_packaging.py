@@ -88,6 +88,7 @@ def test_every_text_has_the_version() -> None:
     assert f"version-{version}-" in (ROOT / "README.md").read_text()
 
 
+@pytest.mark.exhaustive
 def test_the_source_distribution_holds_what_it_should(installation: Installation) -> None:
     """The package, its configuration and four texts; no tests, no pages, no build files."""
     with tarfile.open(installation.archive) as archive:
@@ -137,6 +138,7 @@ def test_every_file_of_the_package_is_shipped(installation: Installation) -> Non
     assert shipped - compiled - configuration == expected - compiled
 
 
+@pytest.mark.exhaustive
 def test_training_works_from_an_empty_directory(installation: Installation, tmp_path: Path) -> None:
     """One short iteration of everything, into outputs/ below the working directory."""
     command = str(installation.target / "bin" / "maze-run")

@@ -119,17 +119,11 @@ DEV = ("runner=dev",)
     [
         # A module where the command is called needs no PYTHONPATH.
         (LOCAL, "near.Near", 0, r"stopped +total_steps", "total_steps"),
-        pytest.param(
-            *(DEV, "near.Broken", 1, "RuntimeError: the wheel came off", "error"),
-            marks=pytest.mark.exhaustive,
-        ),
-        pytest.param(
-            *(LOCAL, "near.Broken", 1, "RuntimeError: the wheel came off", "error"),
-            marks=pytest.mark.exhaustive,
-        ),
+        (LOCAL, "near.Broken", 1, "RuntimeError: the wheel came off", "error"),
     ],
-    ids=["local, done", "dev, broken", "local, broken"],
+    ids=["local, done", "local, broken"],
 )
+@pytest.mark.exhaustive
 def test_how_a_run_ends_by_itself(
     start: Start,
     tmp_path: Path,
@@ -198,17 +192,17 @@ def test_a_terminal_that_is_closed(start: Start, tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_a_reader_that_goes_away(start: Start, tmp_path: Path) -> None:
     """A run whose standard output is closed, as by `| head -1`, continues to its end."""
-    process = start(*ENDLESS, "total_steps=60000")
+    process = start(*ENDLESS, "total_steps=20000")
     process.wait_for(r"epoch +[1-9]")
     process.stop_reading()
     assert process.popen.wait(STARTUP_S) == 0
     assert stop_reason(tmp_path) == "total_steps"
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_the_main_process_is_killed(start: Start, start_method: str) -> None:
+@pytest.mark.exhaustive
+def test_the_main_process_is_killed(start: Start) -> None:
     """The workers notice and end."""
-    process = start(*ENDLESS, *LOCAL, f"runner.start_method={start_method}")
+    process = start(*ENDLESS, *LOCAL)
     process.wait_for(r"epoch +[1-9]")
     assert len(members(process.popen.pid)) >= 3
     process.popen.kill()
@@ -217,10 +211,9 @@ def test_the_main_process_is_killed(start: Start, start_method: str) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("runner", [DEV, LOCAL], ids=["dev", "local"])
-def test_the_first_update_comes_soon(start: Start, runner: tuple[str, ...]) -> None:
+def test_the_first_update_comes_soon(start: Start) -> None:
     """The first update has ended after few seconds of computing; `pytest -rP` shows the time."""
-    process = start(*ENDLESS, *runner)
+    process = start(*ENDLESS, *LOCAL)
     seconds = process.wait_for(r"epoch +1")
     computed = cpu_seconds(process.popen.pid)
     print(f"first update after {seconds:.2f} s, of which {computed:.2f} s were computed")
@@ -233,17 +226,16 @@ print("begin", flush=True)
 short = {"total_steps": 64, "evaluation.n_episodes": 0}
 maze_train.train("CartPole-v1", "a2c", run_dir="first", **short)
 print("middle", flush=True)
-maze_train.train("CartPole-v1", "a2c", run_dir="second", runner="local", **short)
+local = {"runner": "local", "runner.n_workers": 2}
+maze_train.train("CartPole-v1", "a2c", run_dir="second", **local, **short)
 """
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
 @pytest.mark.exhaustive
-def test_a_script_without_guard(tmp_path: Path, start_method: str) -> None:
+def test_a_script_without_guard(tmp_path: Path) -> None:
     """Workers, which import it, do not train and say nothing; one message says what is missing."""
     script = tmp_path / "script.py"
-    settings = f'short["runner.start_method"] = "{start_method}"\nshort["runner.n_workers"] = 2\n'
-    script.write_text(UNGUARDED.replace('print("middle"', f'{settings}print("middle"'))
+    script.write_text(UNGUARDED)
     ended = subprocess.run(
         [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120.0
     )

@@ -11,7 +11,6 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from cases import everyday
 from leftovers import left_in
 from test_process_end import Start, start
 
@@ -39,14 +38,13 @@ def numbers(folder: Path) -> list[int]:
     return [int(row["number"]) for row in rows]
 
 
-@pytest.mark.parametrize("runner", everyday(1, [LOCAL, ("runner=dev",)]), ids=["local", "dev"])
 @pytest.mark.exhaustive
-def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
+def test_ctrl_c(start: Start, tmp_path: Path) -> None:
     """Exit code 130 in 5 s, every episode up to there in all files, no process left.
 
     Episodes that were done before one with a smaller number are among them.
     """
-    process = start(*ENDLESS, *runner)
+    process = start(*ENDLESS, *LOCAL)
     patience = max(5.0, process.wait_for(r"episode +[1-9]\d*/"))  # as in `test_process_end.py`
     os.killpg(process.popen.pid, signal.SIGINT)
     asked = time.monotonic()
@@ -66,6 +64,7 @@ def test_ctrl_c(start: Start, tmp_path: Path, runner: tuple[str, ...]) -> None:
     assert "Traceback" not in process.output
 
 
+@pytest.mark.exhaustive
 def test_a_process_that_is_killed(start: Start, tmp_path: Path) -> None:
     """The rows of the episodes up to there are in the file; the last one may be torn."""
     process = start(*ENDLESS)
@@ -80,20 +79,13 @@ def test_a_process_that_is_killed(start: Start, tmp_path: Path) -> None:
     assert not (tmp_path / "out/summary.json").exists()
 
 
-@pytest.mark.parametrize(
-    ("kind", "said"),
-    everyday(
-        1,
-        [("raise", "RuntimeError: the wheel came off"), ("kill", "maze-run: error: ")],
-        are_rows=True,
-    ),
-)
-def test_an_environment_that_fails(start: Start, tmp_path: Path, kind: str, said: str) -> None:
+@pytest.mark.exhaustive
+def test_an_environment_that_fails(start: Start, tmp_path: Path) -> None:
     """Exit code 1, its words or the seed, what was played in the files, no process left."""
     env = ("env=default", "env._target_=own_envs.FaultyEnv", "env.kwargs.at=30")
-    process = start(*ENDLESS, *LOCAL, *env, f"env.kwargs.fault={kind}")
+    process = start(*ENDLESS, *LOCAL, *env, "env.kwargs.fault=raise")
     assert process.end() == 1
-    assert said in process.output
+    assert "RuntimeError: the wheel came off" in process.output
     assert left_in(process.popen.pid) == {}
     summary = json.loads((tmp_path / "out/summary.json").read_text())
     assert (summary["stop_reason"], summary["episodes"]) == ("error", len(numbers(tmp_path)))

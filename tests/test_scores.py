@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import everyday
 
 from benchmarks.scores.__main__ import Scores, main
 from benchmarks.scores.cells import Cell, Table, read_table
@@ -65,6 +66,7 @@ def row_of(cell: Cell, seed: int, value: float = 100.0, settings: str = "") -> R
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_killed_run_goes_on_and_becomes_a_row(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_cell_learns_from_its_teacher(tmp_path: Path) -> None:
     assert changes == [f"`runner.dataset` was {was}, is {now}"]
 
 
+@pytest.mark.exhaustive
 def test_a_changed_preset_makes_rows_stale(tmp_path: Path) -> None:
     """They stay, are marked with what changed, and run again; new rows take their place."""
     before = replace(CELL, settings=(*SHORT, "algorithm.lr=0.5"))
@@ -159,12 +162,16 @@ def test_settings_that_came_later_change_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("values", "steps", "verdict"),
-    [
-        ((101.0, 130.0), 1_200, "ahead"),
-        ((90.0, 115.0), 1_875, "equal"),
-        ((80.0, 110.0), 4_500, "equal, 3x steps"),
-        ((90.0, 99.0), 300, "behind, 0.2x steps"),
-    ],
+    everyday(
+        1,
+        [
+            ((101.0, 130.0), 1_200, "ahead"),
+            ((90.0, 115.0), 1_875, "equal"),
+            ((80.0, 110.0), 4_500, "equal, 3x steps"),
+            ((90.0, 99.0), 300, "behind, 0.2x steps"),
+        ],
+        are_rows=True,
+    ),
 )
 def test_beside_a_published_figure(
     tmp_path: Path, values: tuple[float, float], steps: int, verdict: str

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cases import everyday
 from command_lines import CommandLine, maze_run
 from leftovers import left_of, run_owner
 from omegaconf import OmegaConf
@@ -78,7 +79,7 @@ def run_of_seed(config: TrainConfig) -> float:
     return float(config.seed or 0)
 
 
-@pytest.mark.parametrize("launcher", [(), LOCAL])
+@pytest.mark.parametrize("launcher", everyday(1, [(), LOCAL]))
 def test_a_sweep_ends_with_its_comparison(
     maze_run: CommandLine, capfd: pytest.CaptureFixture[str], launcher: tuple[str, ...]
 ) -> None:
@@ -154,7 +155,7 @@ def test_runs_are_compared_by_a_command(
     assert maze_run.configs == []
 
 
-@pytest.mark.parametrize("launcher", [LOCAL, LOCAL[:1]], ids=["two", "one per core"])
+@pytest.mark.parametrize("launcher", everyday(1, [LOCAL, LOCAL[:1]]), ids=["two", "one per core"])
 def test_jobs_run_at_the_same_time(
     maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch, launcher: tuple[str, ...]
 ) -> None:
@@ -185,12 +186,16 @@ def test_jobs_run_at_the_same_time(
 
 @pytest.mark.parametrize(
     ("end", "reason"),
-    [
-        (lambda: os.kill(os.getpid(), signal.SIGKILL), "ended by SIGKILL"),
-        (lambda: os.kill(os.getpid(), signal.SIGTERM), "ended by SIGTERM"),
-        (lambda: os._exit(3), "its process ended with exit code 3"),
-        (lambda: sys.exit(0), "SystemExit: 0"),
-    ],
+    everyday(
+        1,
+        [
+            (lambda: os.kill(os.getpid(), signal.SIGKILL), "ended by SIGKILL"),
+            (lambda: os.kill(os.getpid(), signal.SIGTERM), "ended by SIGTERM"),
+            (lambda: os._exit(3), "its process ended with exit code 3"),
+            (lambda: sys.exit(0), "SystemExit: 0"),
+        ],
+        are_rows=True,
+    ),
     ids=["killed", "terminated", "gone", "exit"],
 )
 def test_a_job_that_is_lost_stops_no_other(

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cases import sweep
+from cases import everyday, sweep
 from gymnasium import spaces
 from reference_actor_critic import Critic, SlowLearner
 from torch import nn
@@ -50,7 +50,7 @@ RMSPROP_TF = {"_target_": "maze_train.RMSpropTF", "alpha": 0.75, "eps": 0.125, "
 
 
 @EVERY
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", everyday(2, PROBLEMS))
 @sweep("shared", [False, True])
 @sweep("ignoring", [False, True])
 def test_update_equals_the_reference(algorithm, name, ignoring, shared):
@@ -285,7 +285,9 @@ def memory_problem(name, cell, ignoring, algorithm):
 
 
 @EVERY
-@pytest.mark.parametrize(("name", "cell"), [("discrete", "lstm"), ("dict_obs", "gru")])
+@pytest.mark.parametrize(
+    ("name", "cell"), everyday(1, [("discrete", "lstm"), ("dict_obs", "gru")], are_rows=True)
+)
 @sweep("ignoring", [False, True])
 @sweep("length", [0, 1, 3])
 def test_updates_of_a_policy_with_a_memory(algorithm, name, cell, ignoring, length):
@@ -381,7 +383,7 @@ def test_a_rollout_without_transitions(algorithm, mode):
         assert torch.equal(value, before[name]), name
 
 
-@pytest.mark.parametrize("algorithm", ["a2c", "impala"])
+@pytest.mark.parametrize("algorithm", everyday(1, ["a2c", "impala"]))
 def test_gradients_that_are_not_finite(algorithm):
     """Their steps are left out and counted; a hundred updates in a row without one are an error."""
     model, rollout, _ = make_problem()

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from cases import everyday
 from gymnasium import spaces
 from torch import nn
 
@@ -135,7 +136,7 @@ def test_to_act_the_own_observation_is_enough() -> None:
     assert not torch.isclose(own(moved)[1], values).any()
 
 
-@pytest.mark.parametrize("is_centralized", [True, False])
+@pytest.mark.parametrize("is_centralized", everyday(1, [True, False]))
 def test_advantages_without_variance(tmp_path: Path, is_centralized: bool) -> None:
     """The reward is what the other agent sees: nothing is left to chance if the critic sees it."""
     more = {

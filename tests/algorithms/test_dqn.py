@@ -287,11 +287,18 @@ class Ring(gymnasium.Env[Any, Any]):
         return q
 
 
-@pytest.mark.parametrize("is_chain", [True, False], ids=["chain", "truncated"])
 @pytest.mark.parametrize(
-    "more",
-    everyday(1, [{"algorithm.num_quantiles": 3}, {"algorithm.dueling": True}, {}]),
-    ids=["quantiles", "dueling", "plain"],
+    ("is_chain", "more"),
+    everyday(
+        2,
+        [
+            (True, {"algorithm.num_quantiles": 3}),
+            (False, {"algorithm.num_quantiles": 3}),
+            (False, {"algorithm.dueling": True}),
+        ],
+        are_rows=True,
+    ),
+    ids=["quantiles, chain", "quantiles, truncated", "dueling, truncated"],
 )
 def test_known_values_are_learned(tmp_path, is_chain, more):
     """From random actions alone; a time limit does not end the world."""
@@ -334,6 +341,7 @@ class Coin(gymnasium.Env[Any, Any]):
         return np.ones(1, np.float32), reward, True, False, {}
 
 
+@pytest.mark.exhaustive
 def test_quantiles_are_those_of_returns(tmp_path):
     """Of a coin with a larger mean than the sure reward, though most of its quantiles are less."""
     settings = {

@@ -398,7 +398,7 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", everyday(1, MODELS))
 def test_evaluations_take_the_policy_without_noise(model: str) -> None:
     """As soon as it is built, and after each update: what the plain networks would get."""
     made = RolloutEvaluator(
@@ -482,12 +482,10 @@ class StopAt(Interruption):
             raise Interrupted(signal.SIGINT)
 
 
-@pytest.mark.parametrize("model", everyday(1, MODELS))
 @pytest.mark.exhaustive
-def test_an_iteration_that_was_interrupted_is_played_again(model: str) -> None:
+def test_an_iteration_that_was_interrupted_is_played_again() -> None:
     """From its beginning, by this trainer or by another one with its state: the same numbers."""
     more = {
-        **MODELS[model],
         "model.normalization.mode": "running",
         "model.normalization.n_steps": 10,
         "algorithm.lr": "linear_0.1",

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cases import everyday
 from gymnasium import spaces
 from torch import nn
 from update_problems import BOX, SEED, B, T, make_config, make_problem, make_transitions, normal
@@ -119,10 +120,18 @@ def learned(learner, module_id, experience):
 
 @pytest.mark.parametrize(
     ("learner_class", "key", "how"),
-    [
-        *((learner, key, "at once") for learner, settings in SETTINGS.items() for key in settings),
-        *((PPOLearner, "value_clip_range", "added"), (SACLearner, "critic_lr", "added")),
-    ],
+    everyday(
+        25,
+        [
+            *(
+                (learner, key, "at once")
+                for learner, settings in SETTINGS.items()
+                for key in settings
+            ),
+            *((PPOLearner, "value_clip_range", "added"), (SACLearner, "critic_lr", "added")),
+        ],
+        are_rows=True,
+    ),
 )
 def test_a_setting_of_a_module_is_that_of_a_learner_of_its_own(learner_class, key, how):
     """To the bit; other modules have that of all."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import everyday
 from gymnasium import spaces
 from reference_sac import move, of_critics, row_of, step_each, tagged
 from update_problems import BOX, PARTS, SMALL, make_transitions, perturbed
@@ -183,7 +184,10 @@ FALLING = {"points": [[0, 0.4], [48, 0.0]], "by": "env_steps"}
 
 
 @pytest.mark.parametrize(
-    ("setting", "at_last"), [(0.0, 0.0), (0.5, 0.5), ([[0, 0.4], [1_000, 0.2]], None), (FALLING, 0)]
+    ("setting", "at_last"),
+    everyday(
+        1, [(0.0, 0.0), (0.5, 0.5), ([[0, 0.4], [1_000, 0.2]], None), (FALLING, 0)], are_rows=True
+    ),
 )
 def test_evaluations_act_without_noise(tmp_path, setting, at_last):
     """Whatever noise collects experience, which a saved policy still knows."""

@@ -23,6 +23,7 @@ from actor_envs import (
     set_version,
     vector_of,
 )
+from cases import everyday
 from rollouts_compared import assert_same_rollouts
 
 from maze_train.collect.actor_collector import ActorCollector
@@ -136,7 +137,7 @@ def assert_collects(collector, model, references, versions=(0, 1, 2)):
 
 
 @every_place
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", everyday(2, KINDS))
 def test_what_is_collected_is_what_each_actor_collects(start, kind, place):
     """All columns and episodes, to the bit, whatever the number of workers."""
     make, settings = KINDS[kind]
@@ -177,7 +178,7 @@ def test_learning_meanwhile_changes_the_next_rollout_alone(start, place):
     assert_same_rollouts(collector.collect_steps(model)[0], expected.collect(9)[0])
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", everyday(2, KINDS))
 @pytest.mark.parametrize(
     "places",
     [("here", "2 here"), pytest.param(("2 processes", "3 processes"), marks=slow)],
@@ -234,7 +235,7 @@ def test_environments_that_can_not_be_put_back(start, place):
 
 @slow
 @pytest.mark.parametrize("memory", [False, True])
-@pytest.mark.parametrize("n_workers", [1, 2])
+@pytest.mark.parametrize("n_workers", everyday(1, [1, 2]))
 def test_killed_workers_change_no_number(start, n_workers, memory, tmp_path, capfd):
     """In a rollout and between two: the worker is put back, and collects again what it lost."""
     marker = tmp_path / "failed"

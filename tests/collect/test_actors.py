@@ -32,6 +32,7 @@ from actor_envs import (
     slow_log_probs,
     vector_of,
 )
+from cases import everyday
 from leftovers import has_ended
 from rollouts_compared import assert_same_rollouts
 
@@ -234,7 +235,9 @@ def test_first_come_first_served(start, tmp_path):
 
 
 @slow
-@pytest.mark.parametrize(("queue_size", "num_slots"), [(0, 1), (1, 2), (3, 3)])
+@pytest.mark.parametrize(
+    ("queue_size", "num_slots"), everyday(1, [(0, 1), (1, 2), (3, 3)], are_rows=True)
+)
 def test_the_queue_is_bounded(start, queue_size, num_slots):
     """Actors pause when all of their slots are full, and continue when the learner took some."""
     # Those that wait, or whose rollouts wait to be looked at, do not hang.
@@ -362,7 +365,7 @@ TRACEBACK = 'In the worker process:\n(?s:.*)raise RuntimeError\\("the wheel came
 
 
 @slow
-@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize("how", everyday(2, FAILURES))
 def test_a_failed_actor_is_started_again(start, how, tmp_path, capfd):
     """It is reported, what is lost is counted, and new episodes have other seeds."""
     make = partial(FaultyEnv, how, 7, tmp_path / "failed")

@@ -73,7 +73,7 @@ def test_pairs_are_those_of_their_members(start):
         assert not pair.lost
 
 
-@pytest.mark.parametrize("num_envs", [1, 4, 9])
+@pytest.mark.parametrize("num_envs", everyday(1, [1, 4, 9]))
 def test_no_more_than_expected_is_played(start, num_envs):
     """The pairs that are needed are played to their end, and others are not begun."""
     rollouts = start(UnequalEnv, num_envs=num_envs)
@@ -180,8 +180,8 @@ KINDS = {
 @pytest.mark.parametrize(
     ("kind", "n_workers", "num_envs"),
     everyday(
-        2,
-        [("unequal", 4, 6), ("own", 2, 4), ("walk", 2, 8), ("walk", 2, 2), ("unequal", 1, 3)],
+        1,
+        [("own", 2, 4), ("unequal", 4, 6), ("walk", 2, 8), ("walk", 2, 2), ("unequal", 1, 3)],
         are_rows=True,
     ),
 )

@@ -145,10 +145,9 @@ class Reader:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_another_process_reads_the_same_numbers(table, method):
+def test_another_process_reads_the_same_numbers(table):
     """Nothing is drawn again, and it keeps the numbers when the first table is closed."""
-    pool = LocalProcesses(1, start_method=method).pool([Reader], ["reader"], {})
+    pool = LocalProcesses(1, start_method="forkserver").pool([Reader], ["reader"], {})
     pool.call_all("set_table", table)
     table.array[100] = -1000.0
     table.close()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from cases import everyday
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
@@ -293,7 +294,7 @@ def test_the_dump_names_classes_and_targets() -> None:
 OF_RUNS = [name for name in group_names() if name not in ("experiment", "search")]
 
 
-@pytest.mark.parametrize("group", OF_RUNS)
+@pytest.mark.parametrize("group", everyday(4, OF_RUNS))
 def test_options_are_those_of_the_command_line(group: str) -> None:
     """Read without Hydra, with the options that they change, they have the values that it gives."""
     with initialize_config_module("maze_train.conf", version_base="1.3"):

@@ -209,7 +209,7 @@ CASE = {
 }
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     num_envs=st.integers(1, 3),
     lengths=st.lists(st.integers(-1, 15), min_size=1, max_size=8),

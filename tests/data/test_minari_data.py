@@ -325,6 +325,7 @@ def test_a_missing_extra(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_minari_is_imported_late():
     """The store works without it, and neither side needs jax."""
     code = (

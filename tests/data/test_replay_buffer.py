@@ -176,7 +176,7 @@ def test_an_observation_is_stored_once():
     assert ReplayLayout(1000, image, action).nbytes == 1001 * (84 * 84 + 24 + 4 + 1)
 
 
-@pytest.mark.parametrize("storage", ["memory", "disk", "device"])
+@pytest.mark.parametrize("storage", everyday(1, ["memory", "disk", "device"]))
 def test_a_frame_is_stored_once(storage, tmp_path):
     """Per row one frame, and a whole stack where an episode begins."""
     settings = {"storage": storage, "directory": tmp_path}
@@ -306,7 +306,7 @@ def small_segments(monkeypatch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", everyday(3, range(12)))
+@pytest.mark.parametrize("seed", everyday(3, range(6)))
 def test_saved_again_and_again_a_buffer_goes_on_as_it_was(small_segments, kind, seed):
     """Segments are read where they changed; samples are equal bit for bit, in all turns.
 

@@ -7,7 +7,7 @@ import sys
 import gymnasium
 import numpy as np
 import pytest
-from cases import sweep
+from cases import everyday, sweep
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
@@ -97,7 +97,11 @@ class SlowReference:
 
 @pytest.mark.parametrize(
     ("name", "stickiness", "limit"),
-    [("Breakout", 0.25, 108_000), ("Breakout", 0.0, 333), ("SpaceInvaders", 0.5, 202)],
+    everyday(
+        1,
+        [("Breakout", 0.25, 108_000), ("Breakout", 0.0, 333), ("SpaceInvaders", 0.5, 202)],
+        are_rows=True,
+    ),
 )
 def test_equals_a_slow_reference(name, stickiness, limit):
     """Screens, rewards and ends of whole games: skip, maximum, stickiness, no-ops, fire, limit."""
@@ -124,7 +128,9 @@ def test_equals_a_slow_reference(name, stickiness, limit):
             assert info["episode_frame_number"] == limit
 
 
-@pytest.mark.parametrize(("name", "steps"), [("Assault", 60), ("Qbert", 250)])
+@pytest.mark.parametrize(
+    ("name", "steps"), everyday(1, [("Assault", 60), ("Qbert", 250)], are_rows=True)
+)
 def test_a_game_follows_from_its_seed_alone(name, steps):
     """Whatever was played before: one forgets it by the restored state, the other by the reset."""
 

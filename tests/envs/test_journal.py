@@ -42,18 +42,13 @@ N = 3
 REAL = [
     ("CartPole-v1", 130),
     ("Pendulum-v1", 250),
-    ("MountainCarContinuous-v0", 200),
     ("LunarLander-v3", 250),
     ("HalfCheetah-v5", 1050),
-    ("Hopper-v5", 100),
     ("Ant-v5", 130),
     ("Blackjack-v1", 10),
-    ("Taxi-v4", 250),
-    ("ALE/Pong-v5", 60),
     ("ALE/Breakout-v5", 130),
 ]
-"""Environments, and steps after which each is in the middle of an episode that is not the first,
-but for Pong and the car."""
+"""Environments, and steps after which each is in the middle of an episode that is not the first."""
 
 
 class OwnStateEnv(CountingEnv):
@@ -114,7 +109,7 @@ def is_plain(value):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("env", ["CartPole-v1", NestedEnv])
+@pytest.mark.parametrize("env", everyday(1, ["CartPole-v1", NestedEnv]))
 @sweep("steps", [0, 1, 23])
 def test_round_trip_over_kinds_and_workers(env, steps):
     """A state of one kind continues in the other, with any number of workers, and back."""
@@ -144,7 +139,7 @@ def test_round_trip_over_kinds_and_workers(env, steps):
         assert pickle.dumps(four.state_dict()) == pickle.dumps(one.state_dict())
 
 
-@pytest.mark.parametrize("case", everyday(4, REAL))
+@pytest.mark.parametrize("case", everyday(3, REAL))
 def test_real_environments_do_the_same_again(case):
     """In new objects and in ones that played something else, bit for bit."""
     name, steps = case

@@ -392,7 +392,7 @@ def steps(vector: Any, count: int, obs: Any = None) -> list[Any]:
     return results
 
 
-REAL = [BOARDS[0], PARALLEL[0], *BOARDS[1:], *CARDS, *PARALLEL[1:]]
+REAL = [BOARDS[0], PARALLEL[0], "classic/chess_v6", CARDS[0], "sisl/multiwalker_v9"]
 
 
 @pytest.mark.parametrize("name", everyday(2, REAL))

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from cases import sweep
+from cases import everyday, sweep
 from toy_envs import (
     FORKS,
     START_METHODS,
@@ -35,7 +35,7 @@ from maze_train.envs.pooled import episode_seed
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("no_file_is_left"), FORKS]
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", everyday(1, START_METHODS))
 @sweep("between_halves", [False, True])
 def test_killed_workers_change_no_number(between_halves, start_method):
     """Workers are killed at random times; all numbers are those of an undisturbed run."""
@@ -325,7 +325,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
+@pytest.mark.parametrize("start_method", everyday(1, START_METHODS))
 def test_workers_survive_the_signals_of_a_cluster(start_method, tmp_path):
     """To all processes: workers continue without their fork server, restart, and end."""
     script = tmp_path / "parent.py"

@@ -91,8 +91,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
 }
 """Four epochs of each."""
 
-LOCAL = {"runner": "local", "runner.n_workers": 2}
 FORK = {"runner": "local", "runner.start_method": "fork"}
+LOCAL = {**FORK, "runner.n_workers": 2}
 ONE_EPOCH, TWO_EPOCHS, FOUR_EPOCHS = ({"algorithm.n_epochs": n} for n in (1, 2, 4))
 NORMALISED = {"model.normalization.mode": "running", "model.normalization.n_steps": 48}
 MEMORY = {"model": "vector_rnn", "model.rnn.size": 8}

@@ -250,7 +250,7 @@ class ThreadCountingEnv(CountingEnv):
 # -- Vector environments in every place, and comparisons of their steps ----------------------------
 
 
-START_METHODS = ["fork", "forkserver", "spawn"]
+START_METHODS = ["fork", "forkserver"]
 
 FORKS = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 

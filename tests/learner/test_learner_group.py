@@ -354,7 +354,7 @@ def assert_all_equal(group):
 
 @slow
 @pytest.mark.parametrize(
-    "name", everyday(4, sorted(LEARNERS, key=lambda name: name not in EVERYDAY))
+    "name", everyday(2, sorted(LEARNERS, key=lambda name: name not in EVERYDAY))
 )
 def test_the_numbers_of_one_learner(name):
     """Weights, moments, statistics and errors, with parts that are uneven or empty."""
@@ -445,6 +445,7 @@ def test_only_modules_that_there_are_can_be_chosen(chosen, problem):
         assert group.policies_to_train == ["second"]
 
 
+@pytest.mark.exhaustive
 def test_modules_come_and_go():
     """Added, frozen, chosen, removed, added again: the numbers of one, also for a new learner."""
 
@@ -538,9 +539,8 @@ def strike(group, number, when="in an update", victim=-1):
     ("number", "when"),
     [
         (signal.SIGKILL, "in an update"),
-        (signal.SIGSTOP, "in an update"),
+        pytest.param(signal.SIGSTOP, "in an update", marks=pytest.mark.exhaustive),
         pytest.param(signal.SIGKILL, "between", marks=pytest.mark.exhaustive),
-        pytest.param(signal.SIGSTOP, "between", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_learner_that_is_lost(number, when, capfd):
@@ -655,6 +655,7 @@ print(first.get("key"), stranger.check(["key"]))
 
 
 @slow
+@pytest.mark.exhaustive
 def test_learners_of_a_cluster_find_each_other():
     """By the address with its prefix; who knows the address alone finds no key of theirs."""
     # The store of PyTorch leaves a pipe open until its process ends.

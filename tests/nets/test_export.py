@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from cases import everyday
 from gymnasium import spaces
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -113,8 +114,12 @@ CASES += [(kind, "critics") for kind in ("vector", "image", "dict", "masked", "r
 
 @pytest.mark.parametrize(
     ("kind", "part", "way"),
-    [(*case, way) for case in CASES for way in ("trace", "export")]
-    + [("vector", "heads", "make_fx"), ("gru", "sequence", "make_fx")],
+    everyday(
+        12,
+        [(*case, way) for case in CASES for way in ("trace", "export")]
+        + [("vector", "heads", "make_fx"), ("gru", "sequence", "make_fx")],
+        are_rows=True,
+    ),
 )
 def test_what_is_exported_is_the_same_function(kind, part, way):
     """On other inputs than it was recorded with, it gives what the network gives."""

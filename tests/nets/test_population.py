@@ -119,7 +119,7 @@ ROWWISE = {
     "agents that remember": ({"rnn": RecurrentConfig(size=7)}, "agents"),
 }
 CASES = {**BATCHED, **ROWWISE}
-OFTEN = [*CASES][::3]
+OFTEN = [*CASES][::6]
 every_case = pytest.mark.parametrize("case", everyday(len(OFTEN), dict.fromkeys([*OFTEN, *CASES])))
 
 

@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 from cases import everyday
 from killed_runs import CALLS, MOMENTS, run_in_child
-from run_cases import assert_same_training, settings
+from run_cases import LOCAL, assert_same_training, settings
 
 pytestmark = pytest.mark.slow
 
-SAMPLING, PLAYING = ([m for m in MOMENTS if m != other] for other in ("playing", "rollout"))
+SAMPLING = [moment for moment in MOMENTS if moment != "playing"]
 PHASES = {
+    "ppo, actors": ["rollout", "update", "renaming"],
     "ppo, memory": SAMPLING,
     "ppo, normalised": ["update", "saving"],
-    "ppo, actors": ["rollout", "update", "renaming"],
     "sac, disk": SAMPLING,
     "sac, prioritised": ["update", "renaming"],
     "sac, demonstrations": ["rollout", "saving"],
-    "impala, replay": SAMPLING,
+    "impala, replay": ["rollout", "evaluation", "saving"],
     "agents: ppo, league": ["update", "saving"],
-    "es, more steps": PLAYING,
-    "bc": PLAYING[1:],
+    "es, more steps": ["playing", "evaluation", "saving"],
+    "bc": ["update", "evaluation", "writing"],
 }
 """Phases in which a run is killed: all that there are, once for each kind of part that is saved."""
 
@@ -30,7 +30,7 @@ def test_killed_runs_equal_undisturbed_ones(tmp_path, case):
     """Killed in each phase, continued on dev and local in turn: equal to the last bit."""
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     # Numbers of IMPALA are the same each time in one process only.
-    local = {"runner": "dev"} if "impala" in case else {"runner": "local", "runner.n_workers": 2}
+    local = {"runner": "dev"} if "impala" in case else LOCAL
     assert run_in_child(settings(case, straight)) == 0
     given = settings(case, killed, resume="auto")
     for i, moment in enumerate(PHASES[case]):

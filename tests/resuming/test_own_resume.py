@@ -105,10 +105,13 @@ def samples_by_obs(buffer: Any) -> dict[tuple[float, ...], Any]:
 
 @pytest.mark.parametrize(
     "env",
-    [
-        {"id": "CartPole-v1", "backend": "native"},
-        {"_target_": "test_own_resume.ChanceEnv", "kwargs": {"length": 7}},
-    ],
+    everyday(
+        1,
+        [
+            {"id": "CartPole-v1", "backend": "native"},
+            {"_target_": "test_own_resume.ChanceEnv", "kwargs": {"length": 7}},
+        ],
+    ),
     ids=["native", "chance"],
 )
 def test_new_episodes_are_not_joined_with_lost_ones(tmp_path, env):
@@ -198,6 +201,7 @@ def beginnings(directory: Path) -> set[tuple[float, ...]]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_actors_begin_anew(tmp_path, capsys):
     """What was in flight is reported and counted; no episode is one from before."""
     more = {**FORK, **NO_EVALUATION}
@@ -224,6 +228,7 @@ def test_actors_begin_anew(tmp_path, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_impala_on_dev_on_local_and_back(tmp_path, capsys):
     """Steps, counts, learning rate, kept rollouts and weights continue, wherever the actors are."""
     run_dir = tmp_path / "run"
@@ -265,7 +270,7 @@ def interrupted(case: str, run_dir: Path, changes: dict[str, Any], **how: Any) -
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("place", [{}, LOCAL], ids=["dev", "local"])
+@pytest.mark.parametrize("place", everyday(1, [{}, LOCAL]), ids=["dev", "local"])
 def test_ctrl_c_in_a_gradient_step(tmp_path, place):
     """The update finishes and is saved, and the run can continue."""
     run_dir = tmp_path / "run"
@@ -292,7 +297,8 @@ class SlowEnv(SpacesEnv):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", everyday(1, ["impala", "es"]))
+@pytest.mark.parametrize("case", ["impala", "es"])
+@pytest.mark.exhaustive
 def test_ctrl_c_while_others_play(tmp_path, case):
     """A rollout or episode takes two minutes: the run does not wait for it, and saves."""
     run_dir, marker = tmp_path / "run", tmp_path / "slow"

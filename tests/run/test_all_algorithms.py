@@ -47,7 +47,7 @@ SEEDED: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("algorithm", SEEDED)
+@pytest.mark.parametrize("algorithm", everyday(2, SEEDED))
 def test_the_seed_decides_every_number(algorithm: str) -> None:
     """Equal seeds give equal metrics, to the last digit; others give others."""
     more, metric = SEEDED[algorithm]
@@ -83,7 +83,7 @@ REPORTED: dict[str, tuple[tuple[str, ...], set[str]]] = {
 
 
 @pytest.mark.parametrize("algorithm", REPORTED)
-@pytest.mark.parametrize("action", ["box", "tuple"])
+@pytest.mark.parametrize("action", everyday(1, ["box", "tuple"]))
 def test_every_event_is_reported(algorithm: str, action: str) -> None:
     """In the history and in the table; all numbers are finite."""
     env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"action": action}}
@@ -106,7 +106,7 @@ EVERY_SPACE = [
 
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["sac", "impala", "es", "ppo", "a2c"]))
-@pytest.mark.parametrize(("obs", "action"), EVERY_SPACE)
+@pytest.mark.parametrize(("obs", "action"), everyday(4, EVERY_SPACE, are_rows=True))
 def test_every_space(algorithm: str, obs: str, action: str) -> None:
     """Metrics are finite, every action is one of its space, and the saved policy acts."""
     more = {"model.image_encoder": "impala"} if obs == "image" else {}
@@ -150,7 +150,9 @@ TRIALS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "a2c", "impala", "sac", "sacfd", "es", "bc"])
+@pytest.mark.parametrize(
+    "algorithm", everyday(3, ["ppo", "a2c", "impala", "sac", "sacfd", "es", "bc"])
+)
 @pytest.mark.parametrize("normalization", ["none", "estimated"])
 def test_a_trial_makes_a_few_steps_of_each_environment(algorithm: str, normalization: str) -> None:
     """In training, in an evaluation, for statistics before; one epoch that learns something."""
@@ -198,11 +200,15 @@ def test_a_trial_of_a_policy_with_a_memory(algorithm: str, length: int) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "learner_class", "mode", "begun", "of_training"),
-    [
-        ("impala", ImpalaLearner, "running", 64, 6 * 2 * 8 * 2),
-        ("es", ESLearner, "running", 1024, None),
-        ("es", ESLearner, "estimated", 1024, 0),
-    ],
+    everyday(
+        1,
+        [
+            ("impala", ImpalaLearner, "running", 64, 6 * 2 * 8 * 2),
+            ("es", ESLearner, "running", 1024, None),
+            ("es", ESLearner, "estimated", 1024, 0),
+        ],
+        are_rows=True,
+    ),
 )
 def test_statistics_of_observations_begin_before_training(
     monkeypatch: pytest.MonkeyPatch,
@@ -322,7 +328,7 @@ def test_an_environment_that_raises(algorithm: str, place: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("fault", ["nan_reward", "nan_observation"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", everyday(2, ALGORITHMS))
 def test_a_number_that_is_none_ends_the_run(algorithm: str, fault: str) -> None:
     """NaN in rewards or observations ends the run; the message says where to look."""
     env = {"_target_": FAULTY, "kwargs": {"fault": fault, "at": 13}}
@@ -333,7 +339,8 @@ def test_a_number_that_is_none_ends_the_run(algorithm: str, fault: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("algorithm", "learner_class"), [("sac", SACLearner), ("impala", ImpalaLearner)]
+    ("algorithm", "learner_class"),
+    everyday(1, [("sac", SACLearner), ("impala", ImpalaLearner)], are_rows=True),
 )
 def test_learning_fails_while_workers_act(
     monkeypatch: pytest.MonkeyPatch, algorithm: str, learner_class: Any

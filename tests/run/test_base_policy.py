@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 import yaml
+from cases import everyday
 from own_envs import SpacesEnv
 from recorded import record
 from short_runs import ALGORITHMS, QUIET, SMALL, settings, short_run
@@ -191,10 +192,14 @@ def test_networks_come_along_in_a_trial(tmp_path, base):
 
 @pytest.mark.parametrize(
     ("name", "networks"),
-    [
-        ("sac box", ([256, 256], "relu", "squashed_gaussian")),
-        ("ppo box", ([64, 64], "tanh", "diagonal_gaussian")),
-    ],
+    everyday(
+        1,
+        [
+            ("sac box", ([256, 256], "relu", "squashed_gaussian")),
+            ("ppo box", ([64, 64], "tanh", "diagonal_gaussian")),
+        ],
+        are_rows=True,
+    ),
 )
 def test_bc_goes_on_from_the_policy_of_another(tmp_path, base, name, networks):
     """With the networks that it had there, those of SAC included."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cases import everyday
 from own_callbacks import Diary, StopAt
 from own_envs import SpacesEnv
 from short_runs import rows, short_run, summary, written_config
@@ -172,7 +173,9 @@ def test_a_callback_that_ends_an_epoch_without_evaluation() -> None:
     assert "eval/episode_return_mean" in result.history[0]
 
 
-@pytest.mark.parametrize("hook", ["on_run_start", "on_update_end", "on_epoch_end", "on_checkpoint"])
+@pytest.mark.parametrize(
+    "hook", everyday(2, ["on_run_start", "on_update_end", "on_epoch_end", "on_checkpoint"])
+)
 def test_a_callback_that_fails_loses_nothing(hook: str) -> None:
     """The error names class and method, and the run continues as one that was not disturbed."""
     short_run("whole", callbacks=[Diary()], **CONSTANT)

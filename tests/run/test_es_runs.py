@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from agent_envs import Pushers
+from cases import everyday
 from es_problems import WalkEnv
 from own_envs import SpacesEnv
 from short_runs import FORK, rows, short_run, summary
@@ -156,7 +157,9 @@ def test_a_wrapper_acts_and_is_saved() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("mode", "at"), [("none", 24), ("running", STATISTICS_STEPS + 12)])
+@pytest.mark.parametrize(
+    ("mode", "at"), everyday(1, [("none", 24), ("running", STATISTICS_STEPS + 12)], are_rows=True)
+)
 def test_killed_workers_make_no_difference(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], mode: str, at: int
 ) -> None:
@@ -182,6 +185,7 @@ def test_killed_workers_make_no_difference(
     assert len(re.findall(r"warning: worker \d .* episodes are played again", error)) == 2
 
 
+@pytest.mark.exhaustive
 def test_agents_with_opposite_aims_learn_each_its_own() -> None:
     """One pushes a cart to the left, the other one to the right, unless its policy is frozen.
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import everyday
 from short_runs import rows, short_run, written_config
 
 from maze_train import PPOAlgorithmConfig, PPOLearner, load_policy
@@ -48,7 +49,7 @@ def test_settings_of_a_module_and_a_scheduler_of_torch() -> None:
         short_run(**{"algorithm.overrides.defalt.gamma": 1})
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "sac"])
+@pytest.mark.parametrize("algorithm", everyday(1, ["ppo", "sac"]))
 def test_a_policy_that_is_frozen_stays(algorithm: str) -> None:
     """The saved policy is that of the start, whatever the critics learn."""
     short_run("start", algorithm, total_steps=64)
@@ -69,7 +70,7 @@ def test_a_name_that_means_nothing_ends_the_run_at_once() -> None:
         short_run(**{"algorithm.freeze": ["polcy"]})
 
 
-@pytest.mark.parametrize("algorithm", ["a2c", "impala", "sac"])
+@pytest.mark.parametrize("algorithm", everyday(1, ["a2c", "impala", "sac"]))
 def test_a_loss_of_ones_own(algorithm: str) -> None:
     """The run is that of the algorithm's own loss, of which the column is one term; or of twice."""
     node = {"_target_": "own_parts.own_loss"}
@@ -87,10 +88,14 @@ def test_a_loss_of_ones_own(algorithm: str) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "model"),
-    [
-        *(("a2c", {}), ("ppo", {"rnn": {"cell": "gru", "size": 8}}), ("impala", {})),
-        ("sac", {"activation": "tanh"}),
-    ],
+    everyday(
+        1,
+        [
+            *(("a2c", {}), ("ppo", {"rnn": {"cell": "gru", "size": 8}}), ("impala", {})),
+            ("sac", {"activation": "tanh"}),
+        ],
+        are_rows=True,
+    ),
 )
 def test_networks_compute_in_half_precision(algorithm: str, model: dict[str, Any]) -> None:
     """What is learned is another thing in the last digits, and finite."""

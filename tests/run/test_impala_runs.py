@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import torch
+from cases import everyday
 from gymnasium import spaces
 from own_envs import SpacesEnv
 from own_parts import diaries
@@ -217,7 +218,7 @@ def stacked_pictures() -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CONTENTS)
+@pytest.mark.parametrize("case", everyday(1, CONTENTS))
 def test_what_actors_send(case: str) -> None:
     """A memory, masks, parts of actions: ratios are of the order of 1, metrics are finite."""
     env, more = CONTENTS[case]

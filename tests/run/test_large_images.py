@@ -94,9 +94,9 @@ def test_the_line_of_the_note_works(env: Any) -> None:
     assert not [note for note in start_notes(config, made.observation_space) if "pixels" in note]
 
 
-@pytest.mark.parametrize("env", [Screen, Screens])
+@pytest.mark.exhaustive
 def test_a_signal_in_a_long_update(
-    env: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The first minibatch says how long the update takes, and the signal how long is left."""
     policy_loss, calls = PPOLearner.policy_loss, 0
@@ -105,14 +105,14 @@ def test_a_signal_in_a_long_update(
         nonlocal calls
         calls += 1
         time.sleep(0.8)
-        if calls == (2 if env is Screen else 3):  # of each agent
+        if calls == 2:
             os.kill(os.getpid(), signal.SIGTERM)
         return policy_loss(self, *args)
 
     monkeypatch.setattr(PPOLearner, "policy_loss", slow)
     monkeypatch.setattr(update_clock, "LONG_UPDATE_S", 2.0)
     with pytest.raises(Interrupted):
-        train(env, "ppo", run_dir=tmp_path / "run", total_steps=64, **SMALL, **QUIET)
+        train(Screen, "ppo", run_dir=tmp_path / "run", total_steps=64, **SMALL, **QUIET)
     told = capfd.readouterr().err
     order = (
         r"is an image of 120 x 160 pixels[\s\S]*note: an update takes about 0:00:\d\d\n[\s\S]*"

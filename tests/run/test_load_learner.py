@@ -9,6 +9,7 @@ from typing import Any
 import gymnasium
 import pytest
 import torch
+from cases import everyday
 from own_envs import SpacesEnv
 from recorded import cartpole_heuristic, record
 from short_runs import ALGORITHMS, QUIET, file_contents, short_run
@@ -52,7 +53,7 @@ def imitation() -> None:
     train(algorithm="bc", run_dir="run", **{"runner.dataset": str(data)}, **small, **QUIET)
 
 
-@pytest.mark.parametrize("algorithm", [*ALGORITHMS, "bc"])
+@pytest.mark.parametrize("algorithm", everyday(2, [*ALGORITHMS, "bc"]))
 def test_a_run_gives_its_learner(algorithm: str) -> None:
     """With all of its state, as it was in the newest checkpoint; nothing of the run changes."""
     imitation() if algorithm == "bc" else short_run("run", algorithm)

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from cases import everyday
 from own_envs import Scaled, SpacesEnv
 from own_parts import (
     CountingEvaluator,
@@ -35,15 +36,19 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
 
 @pytest.mark.parametrize(
     ("name", "env", "length"),
-    [
-        ("dev", {"_target_": "own_envs.SpacesEnv", "kwargs": {"length": 4}}, 4),
-        ("dev", {"_target_": "own_envs.make_env"}, 3),
-        (
-            "local",
-            {"_target_": "own_envs.make_env", "kwargs": {"length": 6}, "max_episode_steps": 2},
-            2,
-        ),
-    ],
+    everyday(
+        1,
+        [
+            ("dev", {"_target_": "own_envs.SpacesEnv", "kwargs": {"length": 4}}, 4),
+            ("dev", {"_target_": "own_envs.make_env"}, 3),
+            (
+                "local",
+                {"_target_": "own_envs.make_env", "kwargs": {"length": 6}, "max_episode_steps": 2},
+                2,
+            ),
+        ],
+        are_rows=True,
+    ),
 )
 def test_an_environment_of_ones_own(name: str, env: dict[str, Any], length: int) -> None:
     """`env._target_` names a class or a factory; its arguments and a time limit hold."""
@@ -289,6 +294,7 @@ def test_vector_environments() -> None:
         train(vector_env(3), runner={"concurrency": 2}, **alone)
 
 
+@pytest.mark.exhaustive
 def test_functions_and_lists_of_episodes() -> None:
     """A loss, data to imitate, an environment in a section: given again where a run continues."""
     bare = {key: value for key, value in SMALL.items() if key.startswith(("tracking", "eval"))}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from cases import everyday
 from short_runs import rows, settings
 
 from maze_train import load_policy, run_rollout, train
@@ -49,7 +50,7 @@ STILL: dict[str, Any] = {
 """Settings of the second player and of the run with which it does not learn."""
 
 
-@pytest.mark.parametrize(("foe", "more"), STILL.values(), ids=STILL)
+@pytest.mark.parametrize(("foe", "more"), everyday(2, STILL.values(), are_rows=True), ids=STILL)
 def test_a_policy_that_does_not_learn(foe: dict[str, Any], more: dict[str, Any]) -> None:
     """It acts, and its turns are dropped."""
     more = {**more, "algorithm.lr": 0.01, "total_steps": 0}
@@ -65,6 +66,7 @@ def test_a_policy_that_does_not_learn(foe: dict[str, Any], more: dict[str, Any])
 
 
 @pytest.mark.parametrize("how", ["frozen", "not chosen"])
+@pytest.mark.exhaustive
 def test_policies_that_do_not_learn_act_as_they_are(how: str) -> None:
     """The noise of the run is not for them, and their statistics stay, with replay buffers too."""
     foe, more = STILL[how]
@@ -87,7 +89,7 @@ def test_a_policy_remembers_while_replay_buffers_are_filled() -> None:
     assert found[-1]["train/gradient_steps"] > 0
 
 
-@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("frozen", everyday(1, [True, False]))
 def test_a_policy_of_a_run_goes_on_from_its_weights(frozen: bool) -> None:
     """The source may have other networks, and is not needed once there is a checkpoint."""
     run("base", {"model": {"hidden_sizes": [5, 4]}})
@@ -177,7 +179,8 @@ FINE = {("several", "rollout"), ("several", "opponent"), ("spaces", "opponent")}
 
 
 @pytest.mark.parametrize(
-    ("name", "use"), [pair for pair in product(NO_SOURCES, USES) if pair not in FINE]
+    ("name", "use"),
+    everyday(6, [pair for pair in product(NO_SOURCES, USES) if pair not in FINE], are_rows=True),
 )
 def test_what_is_no_source_is_named(name: str, use: str) -> None:
     """Wherever settings name a policy: key, value, what is expected; nothing is written."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from agent_envs import Peek
+from cases import everyday
 from short_runs import rows, short_run, written_config
 
 from maze_train import ConfigError
@@ -40,6 +41,7 @@ def run(name: str, **more: Any) -> Any:
     return short_run(name, algorithm, **{"policies": policies, **settings})
 
 
+@pytest.mark.exhaustive
 def test_the_results_are_a_table_and_a_picture() -> None:
     """The table has the numbers of metrics.csv, and the picture is one."""
     run("run", **{"algorithm.n_epochs": 3, "tracking.plot": True})
@@ -158,7 +160,9 @@ def test_the_metric_that_selects_policies(capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.mark.parametrize(
     "metric",
-    ["train/first/episode_return_mean", "league/main/win_rate", "league/main@0/win_rate"],
+    everyday(
+        1, ["train/first/episode_return_mean", "league/main/win_rate", "league/main@0/win_rate"]
+    ),
 )
 def test_a_metric_of_one_of_several_may_be_missing_in_an_epoch(metric: str) -> None:
     """Epochs are shorter than episodes; an agent or policy that is not there is no metric."""

@@ -35,7 +35,7 @@ def run(name: str, case: str, **more: Any) -> Any:
     return start(f"agents: {case}", Path(name).absolute(), **more)
 
 
-@pytest.mark.parametrize("case", ["ppo", "td3", "ppo, league"])
+@pytest.mark.parametrize("case", everyday(1, ["ppo", "td3", "ppo, league"]))
 def test_metrics_of_each_policy_and_agent(case: str) -> None:
     """Losses are those of policies; returns of evaluations are those of agents."""
     run("run", case, **{"algorithm.n_epochs": 2})
@@ -46,7 +46,7 @@ def test_metrics_of_each_policy_and_agent(case: str) -> None:
     assert any(name.startswith("eval/") and name.count("/") == 2 for name in found)
 
 
-@pytest.mark.parametrize("case", ["ppo, league", "ppo, league by win rate"])
+@pytest.mark.parametrize("case", everyday(1, ["ppo, league", "ppo, league by win rate"]))
 def test_snapshots_that_are_kept_are_saved(case: str) -> None:
     """Two are, of five; they do not learn, and others can go on with what is saved."""
     more = {"algorithm.lr": 0.01, "checkpoint.interval": 1}
@@ -62,7 +62,7 @@ def test_snapshots_that_are_kept_are_saved(case: str) -> None:
     assert sum(module_id.startswith("main@") for module_id in modules) == 2
 
 
-@pytest.mark.parametrize("case", ["impala", "impala, replay", "ppo"])
+@pytest.mark.parametrize("case", everyday(1, ["impala", "impala, replay", "ppo"]))
 def test_whoever_acted_learns(case: str) -> None:
     """With weights that stay, the recorded log-probabilities of each turn are those of now."""
     run("run", case, **{"algorithm.lr": 1e-12})
@@ -75,7 +75,9 @@ def test_whoever_acted_learns(case: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["running", "estimated"])
-@pytest.mark.parametrize("before", [{}, {"model.centralized_critic": True}], ids=["own", "joint"])
+@pytest.mark.parametrize(
+    "before", everyday(1, [{}, {"model.centralized_critic": True}]), ids=["own", "joint"]
+)
 def test_a_centralised_critic_has_statistics_of_its_own(mode: str, before: dict[str, Any]) -> None:
     """Before it learns, also next to a policy that has some; whether they stay, this run says."""
     other = "running" if mode == "estimated" else "estimated"
@@ -89,6 +91,7 @@ def test_a_centralised_critic_has_statistics_of_its_own(mode: str, before: dict[
         assert int(others.count) >= 20
 
 
+@pytest.mark.exhaustive
 def test_observations_of_several_agents_are_stacked() -> None:
     """Those of each agent, without its mask and what belongs to all."""
     stack = {"_target_": "maze_train.envs.wrappers.ObservationStackWrapper", "n": 2}
@@ -131,11 +134,15 @@ def test_classic_environments_are_learned_continued_and_played(name: str) -> Non
 
 @pytest.mark.parametrize(
     ("policies", "ids"),
-    [
-        ({}, {"default": 0, "referee": 1}),
-        ({"a": {"agents": ["first"]}, "b": {"agents": ["second", "ref*"]}}, None),
-        ({"all": {"agents": ["first", "second"]}, "r": {"agents": ["referee"]}}, {"all": 0}),
-    ],
+    everyday(
+        1,
+        [
+            ({}, {"default": 0, "referee": 1}),
+            ({"a": {"agents": ["first"]}, "b": {"agents": ["second", "ref*"]}}, None),
+            ({"all": {"agents": ["first", "second"]}, "r": {"agents": ["referee"]}}, {"all": 0}),
+        ],
+        are_rows=True,
+    ),
     ids=["default", "different spaces", "named"],
 )
 def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
@@ -255,7 +262,7 @@ def test_what_does_not_fit_is_named(overrides: dict[str, Any], problem: str) -> 
         short_run("run", algorithm, **{"env": HEAPS, "total_steps": 100, **overrides})
 
 
-@pytest.mark.parametrize("base", ["ppo", "sac"])
+@pytest.mark.parametrize("base", everyday(1, ["ppo", "sac"]))
 def test_a_run_begins_with_the_policies_of_another(
     base: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -279,6 +286,7 @@ def test_a_run_begins_with_the_policies_of_another(
 
 
 @pytest.mark.parametrize("is_centralized", [True, None])
+@pytest.mark.exhaustive
 def test_centralised_critics_for_the_memories_of_another_run(
     is_centralized: bool | None, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -331,6 +339,7 @@ def test_a_policy_may_have_networks_of_its_own() -> None:
     assert np.isfinite(float(rows("run")[-1]["train/judge/value_loss"]))
 
 
+@pytest.mark.exhaustive
 def test_sequences_of_a_policy_that_alone_has_a_memory() -> None:
     """It learns as where the memory is that of all but the others."""
     sizes = {"hidden_sizes": [8]}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from cases import everyday
 from own_policies import TakesOne
 from rollouts import play, rows
 from short_runs import FORK, short_run, summary
@@ -87,6 +88,7 @@ def test_returns_and_turns_of_agents_are_those_of_the_game() -> None:
     assert found["deterministic"] is None
 
 
+@pytest.mark.exhaustive
 def test_policies_that_are_reset_hear_where_episodes_begin() -> None:
     """In rollouts, in training and in evaluations, also where a league plays."""
     counts = {"_target_": "own_policies.CountsTurns"}
@@ -115,7 +117,7 @@ def test_agents_with_one_policy_win_nothing_against_each_other() -> None:
 
 @pytest.mark.parametrize(
     "more",
-    [{}, RECURRENT, {"model.centralized_critic": True}],
+    everyday(1, [{}, RECURRENT, {"model.centralized_critic": True}]),
     ids=["plain", "memory", "centralised critic"],
 )
 def test_policies_of_a_run_play_as_they_do_without_being_named(more: dict[str, Any]) -> None:
@@ -133,6 +135,7 @@ def test_policies_of_a_run_play_as_they_do_without_being_named(more: dict[str, A
     assert result.summary.agents["second"].policy == "second"
 
 
+@pytest.mark.exhaustive
 def test_agents_may_be_in_another_order_than_in_training() -> None:
     """Who acts is seen by name, on which the memory of a policy depends."""
     run("run", **RECURRENT, **{"algorithm.lr": 0.05, "total_steps": 512})
@@ -213,6 +216,7 @@ def test_random_actions_of_agents_that_are_not_named() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_processes_change_no_number() -> None:
     """Trained, random and own policies play the same episodes in worker processes."""
     run("run")

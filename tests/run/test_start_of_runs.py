@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import gymnasium
 import numpy as np
 import pytest
+from cases import everyday
 from gymnasium import spaces
 from own_envs import SpacesEnv
 from short_runs import QUIET
@@ -83,7 +84,7 @@ def test_a_trial_stays_a_trial(algorithm: str, key: str, most: int) -> None:
     assert getattr(shortened(config).algorithm, key) == most
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "es"])
+@pytest.mark.parametrize("algorithm", everyday(1, ["es", "ppo"]))
 def test_a_mask_that_nobody_reads_is_told_once(
     algorithm: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -95,6 +96,7 @@ def test_a_mask_that_nobody_reads_is_told_once(
         assert told.count("maze_train.ActionMaskWrapper") == (0 if more else 1)
 
 
+@pytest.mark.exhaustive
 def test_taxi_is_learned_from_with_its_masks(tmp_path: Path) -> None:
     """One setting: legal actions are observed, and no other is ever taken."""
     env_id, settings = TAXI
@@ -289,10 +291,14 @@ def test_where_a_vector_form_would_be_faster(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "notes"),
-    [
-        ({}, ("a larger runner.concurrency", "runner=dev")),
-        ({"runner.envs_per_actor": 8}, ("", "runner=dev")),
-    ],
+    everyday(
+        1,
+        [
+            ({}, ("a larger runner.concurrency", "runner=dev")),
+            ({"runner.envs_per_actor": 8}, ("", "runner=dev")),
+        ],
+        are_rows=True,
+    ),
     ids=["steps", "actors"],
 )
 def test_the_speed_of_a_run_is_told(

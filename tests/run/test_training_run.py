@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import everyday
 from gymnasium.spaces import Text
 from own_envs import SpacesEnv
 from short_runs import everything, file_contents, rows, settings, short_run, summary, written_config
@@ -70,7 +71,7 @@ def test_columns_of_the_metrics() -> None:
     assert read == [{name: float(x) for name, x in row.items()} for row in result.history]
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "a2c"])
+@pytest.mark.parametrize("algorithm", everyday(1, ["ppo", "a2c"]))
 def test_the_written_configuration_repeats_the_run(algorithm: str) -> None:
     """config.yaml reloads to an equal configuration and gives equal metrics; drawn seeds too."""
     node = settings(algorithm, seed=None)
@@ -210,6 +211,7 @@ def test_an_environment_that_changes_the_working_directory(run_dir: str | None) 
     assert {"metrics.csv", "summary.json", "config.yaml"} <= written
 
 
+@pytest.mark.exhaustive
 def test_a_sweep_whose_environment_changes_the_working_directory() -> None:
     """The second job is next to the first one."""
     here = Path.cwd()
@@ -323,6 +325,7 @@ def test_the_closing_summary_tells_when_the_best_return_was(
     assert int(found[1]) == 1 + returns.index(min(returns)) == result.summary.best_epoch
 
 
+@pytest.mark.exhaustive
 def test_modes_of_the_settings_hold_for_the_run_only() -> None:
     """In training, statistics before it included, and in the test after it; updates leave a trace.
 
@@ -368,7 +371,7 @@ class Telling(SpacesEnv):
         return *result, {**info, "way": [0.5 * self.t], "name": "x"}
 
 
-@pytest.mark.parametrize("algorithm", ["ppo", "sac", "impala", "es"])
+@pytest.mark.parametrize("algorithm", everyday(2, ["ppo", "sac", "impala", "es"]))
 def test_keys_of_infos_become_metrics(algorithm: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Means over last infos; a key without numbers is reported; nothing else is another number."""
     keys = {"tracking.info_keys": ["way", "name"]}

@@ -55,6 +55,7 @@ def test_a_memory_recalls_the_signal(
     assert [play(result.policy, seed) for seed in range(20)] == [1.0] * 20
 
 
+@pytest.mark.exhaustive
 def test_without_a_memory_it_can_only_be_guessed(tmp_path: Path) -> None:
     """The best is to name the same signal always: 1 / 3, and what chance adds to 60 episodes."""
     assert trained(tmp_path, PPO, 20_000, None).best_metric < GUESSING + 0.15

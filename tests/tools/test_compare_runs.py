@@ -11,6 +11,7 @@ import matplotlib.image
 import numpy as np
 import pytest
 import yaml
+from cases import everyday
 from run_files import RETURN, write_run
 
 from maze_train import Comparison, compare_runs
@@ -84,6 +85,7 @@ def test_runs_of_different_lengths(tmp_path: Path) -> None:
     assert (row["final_mean"], row["best_mean"]) == (9.0, 9.0)
 
 
+@pytest.mark.exhaustive
 def test_runs_without_times(tmp_path: Path) -> None:
     """They are compared by steps, and drawn so."""
     cut(write_run(tmp_path / "0", [1.0, 2.0]), column="time/total_s")
@@ -126,6 +128,7 @@ def test_settings_that_differ_are_columns(
     assert markdown_table([{"a": "x|y"}])[-1] == "| x\\|y |"
 
 
+@pytest.mark.exhaustive
 def test_several_environments(tmp_path: Path) -> None:
     """A table each, and with bounds one over all, for what was run in all of them."""
     write_runs(tmp_path / "c", [100], [200])
@@ -433,7 +436,8 @@ def test_rare_values_do_not_flatten_a_picture(
 
 
 @pytest.mark.parametrize(
-    ("lengths", "unit"), [((3, 11), "s"), ((12,), "min"), ((719,), "min"), ((720,), "h")]
+    ("lengths", "unit"),
+    everyday(1, [((3, 11), "s"), ((12,), "min"), ((719,), "min"), ((720,), "h")], are_rows=True),
 )
 def test_the_unit_of_time(tmp_path: Path, lengths: tuple[int, ...], unit: str) -> None:
     """The largest of which the longest run has two."""
@@ -479,7 +483,9 @@ def test_the_meaning_of_a_band_is_in_the_picture(
     assert figure.axes[1].get_title(loc="right") == text
 
 
-@pytest.mark.parametrize(("mode", "worst"), [("max", "0.1"), ("min", "2.1")])
+@pytest.mark.parametrize(
+    ("mode", "worst"), everyday(1, [("max", "0.1"), ("min", "2.1")], are_rows=True)
+)
 def test_the_worst_of_many_is_not_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, worst: str
 ) -> None:
@@ -501,6 +507,7 @@ def test_the_worst_of_many_is_not_drawn(
     assert worst not in labels[0]
 
 
+@pytest.mark.exhaustive
 def test_a_long_table_is_cut(tmp_path: Path) -> None:
     """On the screen, and the picture has the best ones; the file has all rows."""
     for i in range(MAX_ROWS + 2):

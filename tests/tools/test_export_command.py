@@ -89,6 +89,7 @@ def test_wrong_settings(settings, problem):
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_program_of_the_page_runs_without_this_package():
     """Nor with PyTorch; it plays the episode that the policy plays."""
     pytest.importorskip("onnxruntime")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import yaml
+from cases import everyday
 from hub_server import OWNER_TOKEN, HubServer
 
 from maze_train import load_policy, make_env, push_to_hub, run_rollout, train
@@ -247,6 +248,7 @@ def test_the_command_line(
     assert "repo_id = 'me': expected <owner>/<name>" in capfd.readouterr().err
 
 
+@pytest.mark.exhaustive
 def test_other_places_take_the_name(hub: HubServer, trained: TrainingResult) -> None:
     """Agents act with it, an environment is built from it, and a run begins with it."""
     push_to_hub(trained, NAME)
@@ -315,7 +317,7 @@ def test_a_policy_that_fills_the_disk_is_not_downloaded(
     assert not [line for line in hub.requests if "/resolve/" in line]
 
 
-@pytest.mark.parametrize("how", ["down", "offline", "gone"])
+@pytest.mark.parametrize("how", everyday(1, ["down", "offline", "gone"]))
 def test_without_the_hub_the_last_download_is_used(
     hub: HubServer,
     trained: TrainingResult,

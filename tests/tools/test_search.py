@@ -188,7 +188,7 @@ def test_reports_lie_on_a_grid_of_percents(maze_run: CommandLine, runs: Runs) ->
     assert found == pytest.approx([0.2, 0.2, 0.4, 0.6, 0.8, 0.8])
 
 
-@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("everything", everyday(1, [False, True]))
 def test_a_trial_that_fails(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str], everything: bool
 ) -> None:
@@ -270,6 +270,7 @@ def test_trials_that_a_kill_ended_have_failed(maze_run: CommandLine, runs: Runs)
     assert column(maze_run.folder / "s", "error") == errors
 
 
+@pytest.mark.exhaustive
 def test_what_the_first_trial_has(
     maze_run: CommandLine, runs: Runs, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -399,6 +400,7 @@ def test_a_search_where_rewards_cancel(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_trials_in_parallel_have_the_values_of_trials_one_after_the_other(
     tmp_path: Path,
 ) -> None:

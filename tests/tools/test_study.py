@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from cases import everyday
 
 from maze_train.config.search_config import SearchRange
 from maze_train.core.errors import ConfigError, RunDirectoryError
@@ -77,7 +78,7 @@ def test_settings_of_a_study(tmp_path: Path) -> None:
         check_settings(tmp_path, {"a": 2})
 
 
-@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+@pytest.mark.parametrize("direction", everyday(1, ["minimize", "maximize"]))
 def test_trials_from_the_best_one(tmp_path: Path, direction: str) -> None:
     """Then those that were pruned, with their last values; the picture has the best so far."""
     space, study = space_of(), optuna.create_study(direction=direction)

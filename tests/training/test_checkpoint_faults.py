@@ -89,8 +89,17 @@ SCENARIOS = (new_epoch, same_place, other_branch, older_place, without_links, fi
 CONTENTS = {"": [0.0, 50.0, 2.0], "new": [0.0, 50.0, 90.0]}
 
 
-@pytest.mark.parametrize("mode", ["before", "after", "dead"])
-@pytest.mark.parametrize("scenario", everyday(1, SCENARIOS))
+@pytest.mark.parametrize(
+    ("scenario", "mode"),
+    everyday(
+        3,
+        [
+            *((new_epoch, mode) for mode in ("before", "after", "dead")),
+            *((scenario, "dead") for scenario in SCENARIOS[1:]),
+        ],
+        are_rows=True,
+    ),
+)
 def test_killed_at_any_moment(directory, tmp_path, scenario, mode):
     """The old checkpoint or the new one is there, whole; and the next one can be written."""
     counted = Faults(-1, Killed())

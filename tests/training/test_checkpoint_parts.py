@@ -195,7 +195,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(ACTIONS)
 def test_any_history(tmp_path_factory, actions):
     """Whatever was shared, each checkpoint holds what its owner held when it was written."""

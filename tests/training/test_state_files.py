@@ -116,7 +116,7 @@ TREES = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(KEYS, TREES, max_size=5))
 def test_a_state_comes_back_bit_for_bit(state):
     """Types, keys, order, numbers and every bit of tensors."""

@@ -26,7 +26,7 @@ from maze_train.workers.process_pool import LocalProcesses
 from maze_train.workers.ray_pool import RayPlace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from pathlib import Path
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -37,9 +37,16 @@ PATIENCE_S = 30.0
 N = 3
 
 slow = pytest.mark.slow
+FORKSERVER = pytest.param("forkserver", marks=[slow, pytest.mark.exhaustive])
 RAY = pytest.param("ray", marks=[slow, pytest.mark.exhaustive, pytest.mark.ray])
 REMOTE = [pytest.param("fork", marks=slow), RAY]
 PLACES = ["here", *REMOTE, pytest.param("forkserver", marks=slow)]
+
+
+def elsewhere(cases: Iterable[str], on_ray: Iterable[str]) -> list[Any]:
+    """Each case in processes of this machine, and some on Ray as well."""
+    here = [pytest.param("fork", case, marks=slow) for case in cases]
+    return here + [pytest.param("ray", case, marks=RAY.marks) for case in on_ray]
 
 
 @pytest.fixture
@@ -227,8 +234,7 @@ def restart(pool: Any, index: int, how: str) -> None:
     pool.restart(failure, f"{failure.text}; a word is lost", "and says hello")
 
 
-@pytest.mark.parametrize("where", REMOTE)
-@pytest.mark.parametrize("how", [*FAILURES, "refuse"])
+@pytest.mark.parametrize(("where", "how"), elsewhere([*FAILURES, "refuse"], ["raise", "exit"]))
 def test_a_failure_is_an_error(
     start: Any, where: str, how: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -252,8 +258,7 @@ def test_a_failure_is_an_error(
     assert closed_in_order(tmp_path) >= {0, 2}
 
 
-@pytest.mark.parametrize("where", REMOTE)
-@pytest.mark.parametrize("how", FAILURES)
+@pytest.mark.parametrize(("where", "how"), elsewhere(FAILURES, ["hang", "exit"]))
 @pytest.mark.parametrize("stops_before", [False, True])
 def test_a_worker_is_started_again(
     start: Any, where: str, how: str, stops_before: bool, capfd: pytest.CaptureFixture[str]
@@ -446,7 +451,7 @@ if __name__ == "__main__":
 
 
 @slow
-@pytest.mark.parametrize("where", ["fork", "forkserver", RAY])
+@pytest.mark.parametrize("where", ["fork", FORKSERVER, RAY])
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_closing_while_workers_hang(
     start: Any, where: str, interrupted: bool, monkeypatch: pytest.MonkeyPatch
@@ -475,7 +480,7 @@ def test_closing_while_workers_hang(
 
 
 @slow
-@pytest.mark.parametrize("where", ["fork", "forkserver", RAY])
+@pytest.mark.parametrize("where", ["fork", FORKSERVER, RAY])
 @pytest.mark.parametrize("does", ["ends", "is killed"])
 def test_the_process_that_calls_ends(tmp_path: Path, where: str, does: str) -> None:
     """Killed, or without closing its pool: the workers end by themselves, as does Ray."""
