@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-COUNTS = {"train": 60, "rollout": 15, "compare": 10, "export": 6, "push": 8, "search": 5}
+COUNTS = {"train": 170, "rollout": 40, "compare": 30, "export": 20, "push": 25, "search": 15}
 
 
 @pytest.mark.exhaustive
