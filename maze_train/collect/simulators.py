@@ -33,7 +33,7 @@ class SimulatorCollector(RolloutCollector):
     r_t + gamma V(s_t). `as_termination` takes r_t alone.
 
     Args:
-        *args: As for `RolloutCollector`; the environments are the face of a simulator.
+        *args: As for `RolloutCollector`; the environments are those of a simulator.
         truncation: See above.
         **settings: As for `RolloutCollector`.
     """

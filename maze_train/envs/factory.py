@@ -163,11 +163,11 @@ def env_name(config: EnvConfig) -> str:
 def make(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Build the environment that the settings name, without wrappers."""
     if config.backend == "tensor":
-        from maze_train.simulators.simulator import SingleFace  # needs PyTorch
+        from maze_train.simulators.simulator import SimulatorEnv  # needs PyTorch
 
         settings = dict(config.kwargs)
         mode = settings.pop("render_mode", None)
-        return SingleFace(simulator_of(replace(config, kwargs=settings), 1), mode)
+        return SimulatorEnv(simulator_of(replace(config, kwargs=settings), 1), mode)
     if config.id is None:
         return make_own(config, own_maker(config.target or ""))
     if config.id.startswith("pettingzoo:"):

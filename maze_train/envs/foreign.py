@@ -87,9 +87,9 @@ def make_foreign_env(
     """
     check_settings(config)
     if config.backend == "tensor":
-        from maze_train.simulators.simulator import NumpyFace  # needs PyTorch
+        from maze_train.simulators.simulator import SimulatorVectorEnv  # needs PyTorch
 
-        return ForeignVectorEnv(NumpyFace(simulator_of(config, num_envs, device)))
+        return ForeignVectorEnv(SimulatorVectorEnv(simulator_of(config, num_envs, device)))
     build = build_native if config.backend == "native" else build_envpool
     backend = build(config, num_envs, num_threads, max_episode_steps)
     try:

@@ -1,4 +1,4 @@
-"""Many environments that take and give tensors on one device, and their faces in numpy."""
+"""Many environments that take and give tensors on one device, and adapters of arrays."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class Simulator(ABC):
         """Step every environment once.
 
         Args:
-            actions: As the action space says, `[B, ...]`; kept by nobody.
+            actions: As the action space says, `[B, ...]`.
         """
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def as_arrays(tree: TensorTree) -> Any:
     return tree_map(lambda x: x.cpu().numpy().copy(), tree)
 
 
-class NumpyFace(VectorEnv[Any, Any, Any]):
+class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
     """A simulator as a vector environment of gymnasium, for whatever is not a training loop.
 
     Evaluations, for example, play few episodes: one wait for the device in each step does not
@@ -167,7 +167,7 @@ def rows_of(tree: Any, which: Array) -> Array:
     return rows
 
 
-class SingleFace(gymnasium.Env[Any, Any]):
+class SimulatorEnv(gymnasium.Env[Any, Any]):
     """A simulator of one environment as a single environment of gymnasium.
 
     Args:
@@ -182,29 +182,29 @@ class SingleFace(gymnasium.Env[Any, Any]):
         self.render_mode = render_mode
         self.observation_space = simulator.observation_space
         self.action_space = simulator.action_space
-        self._face = NumpyFace(simulator)
+        self._vector = SimulatorVectorEnv(simulator)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; without a seed, one that follows from the last seed."""
         super().reset(seed=seed)
-        obs, _ = self._face.reset(seed=int(self.np_random.integers(2**31)))
+        obs, _ = self._vector.reset(seed=int(self.np_random.integers(2**31)))
         return self._first(obs), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the environment; an episode that ended waits for `reset`."""
-        view = self._face._action
+        view = self._vector._action
         flat = {key: np.asarray(part)[None] for key, part in view.read(action)}
-        obs, rewards, terminated, truncated, infos = self._face.step(view.build(flat))
+        obs, rewards, terminated, truncated, infos = self._vector.step(view.build(flat))
         last = infos["final_obs"][0] if "final_obs" in infos else None
         found = infos.get("final_info", {})
         info = {key: found[key][0] for key in found if not key.startswith("_")}
-        row = self._first(obs) if last is None else self._face._nested(last)
+        row = self._first(obs) if last is None else self._vector._nested(last)
         return row, float(rewards[0]), bool(terminated[0]), bool(truncated[0]), info
 
     def _first(self, obs: Any) -> Any:
-        view = self._face._observation
+        view = self._vector._observation
         return view.build({key: leaf[0] for key, leaf in view.read(obs)})
 
     def render(self) -> Any:

@@ -9,13 +9,15 @@ import torch
 from gymnasium import spaces
 
 from benchmarks.tensor_cartpole import TensorCartPole
-from maze_train.simulators.simulator import NumpyFace
+from maze_train.simulators.simulator import SimulatorVectorEnv
 from maze_train.simulators.tensors import TensorSimulator
 
 
 def cartpole_of_arrays(num_envs, max_episode_steps=500):
     """The same numbers as `TensorCartPole`, for `env.backend=native`."""
-    return NumpyFace(TensorSimulator(TensorCartPole(num_envs, "cpu", max_episode_steps), "poles"))
+    return SimulatorVectorEnv(
+        TensorSimulator(TensorCartPole(num_envs, "cpu", max_episode_steps), "poles")
+    )
 
 
 class Robot:
