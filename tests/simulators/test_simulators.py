@@ -30,6 +30,7 @@ from maze_train.simulators.make import make_simulator
 OWN = ["tensor_sims", "benchmarks"]
 POLES = {"_target_": "benchmarks.tensor_cartpole.TensorCartPole", "backend": "tensor"}
 ARRAYS = {"_target_": "tensor_sims.cartpole_of_arrays", "backend": "native"}
+ROBOT = {"_target_": "tensor_sims.Robot", "backend": "tensor"}
 SHORT = {"max_episode_steps": 20}
 
 
@@ -224,13 +225,27 @@ def test_what_does_not_fit_is_one_message(make, kind, words):
 def test_a_simulator_without_a_state_begins_new_episodes(tmp_path):
     """The run says so, and does so where that is allowed."""
     changes = {"total_steps": 0, "algorithm.n_epochs": 2}
-    robot = {"_target_": "tensor_sims.Robot", "backend": "tensor"}
-    short("ppo", tmp_path / "run", robot, **changes)
+    short("ppo", tmp_path / "run", ROBOT, **changes)
     again = {"resume": str(tmp_path / "run"), "trust": OWN, "algorithm.n_epochs": 3}
     with pytest.raises(EnvError, match=r"checkpoint\.allow_new_episodes=true"):
         train(**again)
     train(**again, **{"checkpoint.allow_new_episodes": True})
     assert len(rows_of(tmp_path / "run")) == 3
+
+
+def test_a_group_of_observations_is_for_the_critic_alone(tmp_path):
+    """The settings of those who train robots; the policy acts without the group of the critic."""
+    robots = {
+        "model.critic_obs": ["critic"],
+        "model.distributions": {"Box": {"name": "diagonal_gaussian", "log_std_min": -1.0}},
+        "algorithm.lr": "adaptive_kl",
+        "algorithm.n_minibatches": 4,
+    }
+    result = short("ppo", tmp_path / "run", ROBOT, **robots, total_steps=96)
+    policy = load_policy(result.run_dir, OWN)
+    seen = {"policy": np.ones(3, np.float32)}
+    with_both = policy.act({**seen, "critic": np.full(3, 9.0, np.float32)})
+    assert np.array_equal(policy.act(seen), with_both)
 
 
 def test_a_policy_plays_in_a_lone_environment(tmp_path):
