@@ -137,7 +137,7 @@ def assert_collects(collector, model, references, versions=(0, 1, 2)):
 
 
 @every_place
-@pytest.mark.parametrize("kind", everyday(2, KINDS))
+@pytest.mark.parametrize("kind", everyday(1, KINDS))
 def test_what_is_collected_is_what_each_actor_collects(start, kind, place):
     """All columns and episodes, to the bit, whatever the number of workers."""
     make, settings = KINDS[kind]

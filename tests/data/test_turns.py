@@ -199,11 +199,9 @@ SOME = [7, 20, 3, 30]
 @pytest.mark.parametrize("acting", everyday(1, [0.6, 1.0]))
 @pytest.mark.parametrize(
     ("lengths", "layout"),
-    [
-        ([1] * 60, {}),
-        (SOME, {"as_steps": True}),
-        (SOME, {"at_end": True}),
-    ],
+    everyday(
+        2, [(SOME, {"as_steps": True}), (SOME, {"at_end": True}), ([1] * 60, {})], are_rows=True
+    ),
 )
 def test_turns_are_those_of_a_loop_over_steps(
     lengths: list[int], layout: dict[str, bool], acting: float, some_learn: bool

@@ -228,6 +228,7 @@ def breakout(request: Any) -> tuple[str, list[list[Any]], list[list[Any]]]:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_atari_training_changes_ends_and_rewards_only(breakout):
     """Frames are the same; in training lost lives end episodes, and whole games are reported."""
     _, evaluated, trained = breakout

@@ -354,7 +354,7 @@ def assert_all_equal(group):
 
 @slow
 @pytest.mark.parametrize(
-    "name", everyday(2, sorted(LEARNERS, key=lambda name: name not in EVERYDAY))
+    "name", everyday(1, sorted(LEARNERS, key=lambda name: name not in EVERYDAY))
 )
 def test_the_numbers_of_one_learner(name):
     """Weights, moments, statistics and errors, with parts that are uneven or empty."""

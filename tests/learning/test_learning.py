@@ -229,7 +229,7 @@ SAMPLED_ES = {**ES, "deterministic": False}
         problem("chain", Chain, PPO, 1.0, 25_000),
         problem("chain", Chain, PATIENT_SAC, 1.0, 4_000, everyday=False),
         problem("chain", Chain, DQN, 1.0, 4_000),
-        problem("chain", Chain, ES, 1.0, 15_000),
+        problem("chain", Chain, ES, 1.0, 15_000, everyday=False),
         problem("both kinds", HybridTarget, SAC, 0.98, 4_000, everyday=False),
         problem("both kinds", HybridTarget, ES, 0.97, 25_000, everyday=False),
     ],

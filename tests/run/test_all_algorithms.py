@@ -297,7 +297,10 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("algorithm", "overrides", "message"), REFUSED)
+@pytest.mark.parametrize(
+    ("algorithm", "overrides", "message"),
+    everyday(22, [*REFUSED[::2], *REFUSED[1::2]], are_rows=True),
+)
 def test_what_does_not_fit_is_refused_before_anything_is_written(
     tmp_path: Path, algorithm: str, overrides: dict[str, Any], message: str
 ) -> None:

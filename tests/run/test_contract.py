@@ -52,8 +52,7 @@ def whole(tmp_path_factory):
 
 
 OFTEN = [
-    *("ppo, memory", "sac, prioritised", "impala, replay", "es, more steps"),
-    "agents: ppo, league",
+    *("ppo, memory", "sac, prioritised", "impala, replay", "agents: ppo, league"),
 ]
 
 

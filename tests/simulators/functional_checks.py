@@ -20,16 +20,17 @@ def test_functional_episodes_are_those_of_a_loop():
     steps = [simulator.step(action) for action in actions]
     assert steps[0].obs.dtype == torch.float32
     env, root = Point(), jax.random.PRNGKey(7)
+    begin, advance = jax.jit(env.reset), jax.jit(env.step)
     ends = {"terminated": 0, "truncated": 0}
     for i in range(num_envs):
         episode, state, length = 0, None, 0
         for t, step in enumerate(steps):
             if state is None:
                 key = jax.random.fold_in(jax.random.fold_in(root, i), episode)
-                state, length = env.reset(key), 0
+                state, length = begin(key), 0
                 before = seen[0] if t == 0 else steps[t - 1].obs
                 np.testing.assert_allclose(before[i], state.obs, rtol=1e-6)
-            state, length = env.step(state, np.asarray(actions[t, i])), length + 1
+            state, length = advance(state, np.asarray(actions[t, i])), length + 1
             terminated = bool(state.done)
             truncated = length == 6 and not terminated
             assert bool(step.terminated[i]) == terminated

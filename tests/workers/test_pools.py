@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from cases import everyday
 from leftovers import left_of, run_owner
 from toy_workers import ToyWorker, local_class
 
@@ -259,7 +260,7 @@ def test_a_failure_is_an_error(
 
 
 @pytest.mark.parametrize(("where", "how"), elsewhere(FAILURES, ["hang", "exit"]))
-@pytest.mark.parametrize("stops_before", [False, True])
+@pytest.mark.parametrize("stops_before", everyday(1, [False, True]))
 def test_a_worker_is_started_again(
     start: Any, where: str, how: str, stops_before: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
