@@ -14,6 +14,7 @@ from maze_train.collect.episodes import SUCCESS
 from maze_train.core.errors import EnvError
 from maze_train.core.notices import notify
 from maze_train.core.types import leaves_by_key, tree_map
+from maze_train.envs.backends import distinct_seeds
 from maze_train.spaces.tensors import zeros_for
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ class SimulatorCollector(RolloutCollector):
         return self.simulator.device
 
     def _reset(self, seed: int) -> TensorTree:
-        """The first observations of new episodes."""
-        return tree_map(torch.clone, self.simulator.reset(seed))
+        """The first observations of new episodes, those that `ForeignVectorEnv` would begin."""
+        return tree_map(torch.clone, self.simulator.reset(distinct_seeds(seed, 1)[0]))
 
     def _sent(self, distribution: ActionSampler, actions: TensorTree) -> TensorTree:
         """Actions on the device of the simulator."""
