@@ -62,6 +62,9 @@ class EnvConfig:
         convert_fields(self)
         if (self.id or "").partition(":")[0] in SIMULATORS and self.backend == "gymnasium":
             self.backend = "tensor"
+        if self.device is not None and self.backend != "tensor":
+            problem = "is for simulators (env.backend=tensor); leave it out"
+            raise ConfigError("device", problem, self.device)
         if self.max_episode_steps is not None:
             check_at_least("max_episode_steps", self.max_episode_steps, 1)
         for name in ("wrappers", "training_wrappers"):

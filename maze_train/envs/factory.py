@@ -175,13 +175,16 @@ def make(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     return make_registered(config, config.id)
 
 
-def simulator_of(config: EnvConfig, num_envs: int, device: Any = "cpu") -> Simulator:
+def simulator_of(
+    config: EnvConfig, num_envs: int, device: Any = "cpu", at_most: int | None = None
+) -> Simulator:
     """Build the simulator that the settings name.
 
     Args:
         config: Settings of the environment.
         num_envs: Number of environments.
         device: Its device, unless the settings name one.
+        at_most: See `make_simulator`.
     """
     from maze_train.simulators.make import make_simulator  # needs PyTorch
 
@@ -192,6 +195,7 @@ def simulator_of(config: EnvConfig, num_envs: int, device: Any = "cpu") -> Simul
         num_envs,
         device=config.device or device,
         max_episode_steps=config.max_episode_steps,
+        at_most=at_most,
     )
 
 

@@ -89,7 +89,8 @@ def make_foreign_env(
     if config.backend == "tensor":
         from maze_train.simulators.simulator import SimulatorVectorEnv  # needs PyTorch
 
-        return ForeignVectorEnv(SimulatorVectorEnv(simulator_of(config, num_envs, device)))
+        simulator = simulator_of(config, num_envs, device, max_episode_steps)
+        return ForeignVectorEnv(SimulatorVectorEnv(simulator))
     build = build_native if config.backend == "native" else build_envpool
     backend = build(config, num_envs, num_threads, max_episode_steps)
     try:

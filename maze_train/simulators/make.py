@@ -26,6 +26,7 @@ def make_simulator(
     *,
     device: torch.device | str = "cpu",
     max_episode_steps: int | None = None,
+    at_most: int | None = None,
 ) -> Simulator:
     """Build a simulator.
 
@@ -37,6 +38,7 @@ def make_simulator(
         num_envs: Number of environments.
         device: Where it computes, if it can be told.
         max_episode_steps: Steps after which an episode is truncated; None: as the environment says.
+        at_most: The same for functional environments, where it is less; None: no such limit.
 
     Raises:
         ConfigError: If the name is unknown, or the environment refuses a setting.
@@ -50,7 +52,8 @@ def make_simulator(
     else:
         env, limit = built(target or "", kwargs, num_envs, device, max_episode_steps), None
     if not hasattr(env, "num_envs") and hasattr(env, "reset") and hasattr(env, "step"):
-        limit = max_episode_steps or getattr(env, "max_episode_steps", limit)
+        limits = [max_episode_steps or getattr(env, "max_episode_steps", limit), at_most]
+        limit = min((steps for steps in limits if steps), default=None)
         return FunctionalSimulator(env, num_envs, device, limit, name)
     simulator = TensorSimulator(env, name)
     if simulator.num_envs != num_envs:

@@ -13,6 +13,7 @@ import torch
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from maze_train.core.errors import EnvError
 from maze_train.core.types import as_tree, leaves_by_key, tree_map
 from maze_train.spaces.describe import FlatView
 
@@ -81,12 +82,20 @@ class Simulator(ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """The running episodes as arrays and tensors, where `can_be_restored`."""
-        raise NotImplementedError
+        """The running episodes as arrays and tensors.
+
+        Raises:
+            EnvError: If the simulator does not give them: `can_be_restored` is false.
+        """
+        raise EnvError(f"{self.name} does not give the state of its episodes")
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue the episodes of `state`."""
-        raise NotImplementedError
+        """Continue the episodes of `state`.
+
+        Raises:
+            EnvError: If the simulator cannot.
+        """
+        raise EnvError(f"{self.name} takes no state of episodes")
 
     def render(self) -> Any:
         """A picture `[height, width, 3]` of the first environment; None: it cannot be drawn."""
@@ -120,8 +129,8 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
         self.single_action_space = simulator.action_space
         self.observation_space = batch_space(simulator.observation_space, self.num_envs)
         self.action_space = batch_space(simulator.action_space, self.num_envs)
-        self._observation = FlatView(simulator.observation_space)
-        self._action = FlatView(simulator.action_space)
+        self.observation_view = FlatView(simulator.observation_space)
+        self.action_view = FlatView(simulator.action_space)
         self._obs: Any = None
 
     def reset(
@@ -129,16 +138,16 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Begin new episodes."""
         self._obs = as_arrays(self.simulator.reset(seed or 0))
-        return self._nested(self._obs), {}
+        return self.nested(self._obs), {}
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
         """Step every environment once."""
         flat = {
             key: torch.from_numpy(np.ascontiguousarray(part)).to(self.simulator.device)
-            for key, part in self._action.read(actions)
+            for key, part in self.action_view.read(actions)
         }
         before = self._obs
-        step = self.simulator.step(as_tree(flat, not self._action.is_single))
+        step = self.simulator.step(as_tree(flat, not self.action_view.is_single))
         self._obs = as_arrays(step.obs)
         terminated, truncated = step.terminated.cpu().numpy(), step.truncated.cpu().numpy()
         ended, infos = terminated | truncated, dict[str, Any]()
@@ -149,10 +158,11 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
             masks = {f"_{key}": ended for key in found}
             infos |= {"final_info": {**found, **masks}, "_final_info": ended}
         rewards = step.rewards.cpu().numpy()
-        return self._nested(self._obs), rewards, terminated, truncated, infos
+        return self.nested(self._obs), rewards, terminated, truncated, infos
 
-    def _nested(self, obs: Any) -> Any:
-        return obs if self._observation.is_single else self._observation.build(obs)
+    def nested(self, obs: Any) -> Any:
+        """Observations by leaf, in the form of the space."""
+        return obs if self.observation_view.is_single else self.observation_view.build(obs)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the simulator."""
@@ -194,17 +204,17 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Step the environment; an episode that ended waits for `reset`."""
-        view = self._vector._action
+        view = self._vector.action_view
         flat = {key: np.asarray(part)[None] for key, part in view.read(action)}
         obs, rewards, terminated, truncated, infos = self._vector.step(view.build(flat))
         last = infos["final_obs"][0] if "final_obs" in infos else None
         found = infos.get("final_info", {})
         info = {key: found[key][0] for key in found if not key.startswith("_")}
-        row = self._first(obs) if last is None else self._vector._nested(last)
+        row = self._first(obs) if last is None else self._vector.nested(last)
         return row, float(rewards[0]), bool(terminated[0]), bool(truncated[0]), info
 
     def _first(self, obs: Any) -> Any:
-        view = self._vector._observation
+        view = self._vector.observation_view
         return view.build({key: leaf[0] for key, leaf in view.read(obs)})
 
     def render(self) -> Any:

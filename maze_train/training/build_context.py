@@ -177,6 +177,12 @@ class BuildContext(Generic[Config]):
             device=self.device,
         )
         env.notify = self.notify
+        simulator = env.simulator
+        if training and simulator and self.checkpoint.is_on and not simulator.can_be_restored:
+            self.notify(
+                f"{simulator.name} has no state_dict and load_state_dict: a run that is resumed "
+                "begins new episodes, which checkpoint.allow_new_episodes=true allows"
+            )
         self.closing.callback(close_quietly, env)
         return env
 

@@ -57,3 +57,15 @@ def test_a_functional_state_continues_exactly():
     fewer = make_simulator(None, "tensor_sims.Point", {}, 2)
     with pytest.raises(EnvError, match="is not one of 2 environments"):
         fewer.load_state_dict(one.state_dict())
+
+
+@pytest.mark.parametrize(("own", "at_most", "limit"), [(None, 3, 3), (2, 3, 2), (9, None, 9)])
+def test_the_smallest_limit_holds(own, at_most, limit):
+    """That of the settings in place of the environment's, and that of evaluations."""
+    simulator = make_simulator(
+        None, "tensor_sims.Point", {}, 2, max_episode_steps=own, at_most=at_most
+    )
+    simulator.reset(0)
+    back = torch.full((2, 1), -10.0)  # the points stay where they are
+    ends = [bool(simulator.step(back).truncated.all()) for _ in range(limit)]
+    assert ends == [False] * (limit - 1) + [True]

@@ -222,10 +222,11 @@ def test_what_does_not_fit_is_one_message(make, kind, words):
         collect()
 
 
-def test_a_simulator_without_a_state_begins_new_episodes(tmp_path):
+def test_a_simulator_without_a_state_begins_new_episodes(tmp_path, capsys):
     """The run says so, and does so where that is allowed."""
     changes = {"total_steps": 0, "algorithm.n_epochs": 2}
     short("ppo", tmp_path / "run", ROBOT, **changes)
+    assert capsys.readouterr().err.count("begins new episodes, which checkpoint.allow_new") == 1
     again = {"resume": str(tmp_path / "run"), "trust": OWN, "algorithm.n_epochs": 3}
     with pytest.raises(EnvError, match=r"checkpoint\.allow_new_episodes=true"):
         train(**again)
@@ -276,7 +277,9 @@ def test_a_rollout_that_does_not_fit_is_refused(tmp_path):
 
 def test_names_of_simulators():
     """Ids of JAX choose the backend; a name that is wrong says what exists."""
-    assert EnvConfig(id="brax:ant").backend == "tensor"
+    assert EnvConfig(id="brax:ant", device="cpu").backend == "tensor"
+    with pytest.raises(ConfigError, match=r"device.*is for simulators"):
+        EnvConfig(id="CartPole-v1", device="cpu")
     with pytest.raises(ConfigError, match="brax:<name>, gymnax:<name>, playground:<name>"):
         make_simulator("CartPole-v1", None, {}, 2)
 
