@@ -131,7 +131,7 @@ class SimulatorCollector(RolloutCollector):
 
     @property
     def _meaning(self) -> str:
-        """What `env.truncation` does."""
+        """The effect of `env.truncation`, for the note."""
         if self._truncation == "as_termination":
             return "nothing is expected after a time limit (env.truncation=as_termination)"
         return (

@@ -205,7 +205,7 @@ def policy_space(config: ModelConfig, space: spaces.Space[Any]) -> spaces.Space[
 
 
 def without_critic(config: ModelConfig) -> ModelConfig:
-    """The settings of a policy whose critic has layers of its own, and may read more."""
+    """The settings of a policy whose critic has separate layers, and may read more."""
     return replace(
         config, centralized_critic=None, critic_obs=None, critic=None, critic_hidden_sizes=None
     )

@@ -1,6 +1,6 @@
 """Functional environments of JAX as simulators: Brax, MuJoCo Playground, gymnax, custom ones.
 
-Such an environment has no state of its own: `reset(key) -> state`, `step(state, action) -> state`,
+Such an environment keeps no state: `reset(key) -> state`, `step(state, action) -> state`,
 where a state is a pytree with `obs`, `reward` and `done`. Here many of them step in one compiled
 function, and tensors share the memory of their arrays (DLPack).
 """
@@ -33,7 +33,7 @@ class FunctionalSimulator(Simulator):
     """B copies of a functional environment, stepped by one compiled function.
 
     Episode e of environment i begins with the key `fold_in(fold_in(key(seed), i), e)`; where one
-    ends, the next one begins in the same step, with a state of its own. Episodes are cut off after
+    ends, the next one begins in the same step, with another first state. Episodes are cut off after
     `max_episode_steps`.
 
     Args:

@@ -36,7 +36,7 @@ def make_simulator(
             of JAX, which gets `num_envs` and `device` if it takes them; None: there is an id.
         kwargs: Arguments of the environment.
         num_envs: Number of environments.
-        device: Where it computes, if it can be told.
+        device: Where it computes, if it takes that.
         max_episode_steps: Steps after which an episode is truncated; None: as the environment says.
         at_most: The same for functional environments, where it is less; None: no such limit.
 
@@ -60,7 +60,7 @@ def make_simulator(
         simulator.close()
         raise EnvError(
             f"{name} has {simulator.num_envs} environments, expected {num_envs}: it has to build "
-            "as many as its argument num_envs says, or set runner.concurrency to its number"
+            "the number that its argument num_envs says, or set runner.concurrency to its number"
         )
     return simulator
 

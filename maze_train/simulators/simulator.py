@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SimulatorStep:
-    """What one step of B environments brought, on the device of the simulator."""
+    """Results of one step of B environments, on the device of the simulator."""
 
     obs: TensorTree
     """Observations to act on, `[B, ...]`: where an episode ended, the first one of the next."""
@@ -44,7 +44,7 @@ class SimulatorStep:
     the simulator does not give them."""
 
     infos: dict[str, Tensor] = field(default_factory=dict)
-    """Numbers by name: `[B]`, which count where an episode ended, or 0-d, a mean of its own."""
+    """Numbers by name: `[B]`, which count where an episode ended, or 0-d: a mean over all."""
 
 
 class Simulator(ABC):

@@ -125,7 +125,7 @@ class TensorSimulator(Simulator):
         self._env.load_state_dict(state["env"])
 
     def render(self) -> Any:
-        """What `render` of the environment gives."""
+        """The picture that `render` of the environment gives."""
         return self._env.render() if hasattr(self._env, "render") else None
 
     def close(self) -> None:
@@ -138,7 +138,7 @@ def as_space(space: Any) -> spaces.Space[Any]:
     """A space of gymnasium; a mapping of spaces is a Dict.
 
     Raises:
-        SpaceError: If it is none.
+        SpaceError: If it is no space.
     """
     if isinstance(space, dict):
         return spaces.Dict({key: as_space(part) for key, part in space.items()})

@@ -37,7 +37,7 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     n_minibatches: int | None = None
     """Minibatches into which each pass cuts the rollout (a recurrent policy's sequences), in place
     of `batch_size`; their sizes differ by one sample (sequence) at most. >= 1, at most the samples
-    (sequences); null: as many as `batch_size` gives."""
+    (sequences); null: `batch_size` decides."""
 
     n_optimization_epochs: int = 10
     """Passes over each rollout (in other libraries often `n_epochs`, here the length of the run);
