@@ -218,8 +218,18 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         return view.build({key: leaf[0] for key, leaf in view.read(obs)})
 
     def render(self) -> Any:
-        """A picture of the environment."""
-        return self.simulator.render()
+        """A picture of the environment.
+
+        Raises:
+            EnvError: If it cannot be drawn.
+        """
+        picture = self.simulator.render()
+        if picture is None:
+            raise EnvError(
+                f"{self.simulator.name} cannot be drawn: expected a method render() that returns "
+                "a picture, uint8 [height, width, 3]; leave out video and render"
+            )
+        return picture
 
     def close(self) -> None:
         """Close the simulator."""
