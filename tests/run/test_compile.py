@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 import torch._inductor.cpp_builder
 from cases import everyday
-from short_runs import rows, settings, short_run
+from short_runs import rows, short_run
 
 from maze_train import load_policy
 from maze_train.core.errors import ConfigError
@@ -122,14 +119,19 @@ def test_without_a_compiler_there_is_a_warning(
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-def test_the_cache_is_used_again(tmp_path: Path) -> None:
-    """What one process compiled with the compiler of the machine is read by the next one."""
-    given = {**settings(run_dir=""), "env": "CartPole-v1", "total_steps": 32}
-    given["algorithm.compile"] = "forward"
-    variables = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler itself
+def test_the_cache_is_used_again(
+    tmp_path: Path, compiler: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the compiler of the machine made for one run is read by the next one."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
+    counters: Any = torch._dynamo.utils.counters
+    found = []
     for run_dir in ("first", "second"):
-        code = f"from maze_train import train; train(**{given | {'run_dir': run_dir}!r})"
-        subprocess.run([sys.executable, "-c", code], check=True, env=variables)
+        torch._dynamo.reset()
+        counters.clear()
+        short_run(run_dir, **{"algorithm.compile": "forward"})
+        found.append(counters["inductor"]["fxgraph_cache_hit"])
     assert list(tmp_path.rglob("*.so"))
-    first, second = (float(rows(run)[0]["train/compile_s"]) for run in ("first", "second"))
-    assert second < first
+    assert found[0] == 0 < found[1]
