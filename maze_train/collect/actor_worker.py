@@ -72,9 +72,9 @@ def _layout(model: nn.Module) -> ArrayLayout[str]:
     return ArrayLayout({key: (array.shape, array.dtype) for key, array in arrays.items()})
 
 
-def _tensors(layout: ArrayLayout[str], memory: Any, offset: int = 0) -> dict[str, Tensor]:
+def _tensors(layout: ArrayLayout[str], memory: Any) -> dict[str, Tensor]:
     """The tensors of a buffer."""
-    return {key: torch.from_numpy(x) for key, x in layout.arrays(memory, offset).items()}
+    return {key: torch.from_numpy(x) for key, x in layout.arrays(memory).items()}
 
 
 class _SharedWeights:

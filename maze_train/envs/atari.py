@@ -368,8 +368,3 @@ def preprocessed(
         # Outside, where steps are those of the agent.
         env = gymnasium.wrappers.TimeLimit(env, max_episode_steps)
     return ObservationStackWrapper(env, STACKED_SCREENS)
-
-
-def for_training(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """Let lost lives end episodes, and turn rewards into their signs."""
-    return SignRewardWrapper(EpisodicLifeWrapper(env))

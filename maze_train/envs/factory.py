@@ -12,8 +12,9 @@ from gymnasium import spaces
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.core.targets import TARGET, Given, build_target, locate, maker_of
 from maze_train.envs.atari import (
+    EpisodicLifeWrapper,
+    SignRewardWrapper,
     check_game,
-    for_training,
     other_than_screen,
     preprocessed,
     register_atari,
@@ -99,7 +100,7 @@ class EnvFactory:
             return env
         env = MonitoringWrapper(env)
         if atari:
-            env = for_training(env)
+            env = SignRewardWrapper(EpisodicLifeWrapper(env))
         for i, wrapper in enumerate(config.training_wrappers):
             key = f"env.training_wrappers[{i}]"
             wrapped = wrap(env, wrapper, key=key)
