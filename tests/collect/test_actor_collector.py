@@ -293,10 +293,3 @@ def test_failures_that_end_training(start, settings, reason):
         collector.collect_steps(model)
     with pytest.raises(WorkerError, match="closed"):
         collector.collect_steps(model)
-
-
-def test_what_an_environment_of_this_process_raises(start):
-    """It goes through, with the number of the environment."""
-    collector, model = start(partial(FaultyEnv, "raise", 3))
-    with pytest.raises(EnvError, match=r"^environment 0 failed at step .*: the wheel came off"):
-        collector.collect_steps(model)

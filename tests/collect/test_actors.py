@@ -39,7 +39,7 @@ from rollouts_compared import assert_same_rollouts
 from maze_train.collect import actors as actors_module
 from maze_train.collect.actor_worker import ActorWorker
 from maze_train.collect.actors import Actors, DistributedActors, StepCounts
-from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, SpaceError, WorkerError
+from maze_train.core.errors import EnvError, MazeTrainError, SpaceError, WorkerError
 from maze_train.data.rollout import join_rollouts, select_envs
 from maze_train.data.state_files import dumps, loads
 from maze_train.workers.places import Portable, ThisProcess
@@ -462,13 +462,6 @@ def test_environments_that_can_not_be_built(start, tmp_path):
     assert multiprocessing.active_children() == []  # even before anybody closes the actors
     with pytest.raises(WorkerError, match="closed"):
         learner.gather()
-
-
-def test_environments_that_can_not_be_sent(start):
-    """The error says what to do, before any process is started."""
-    words = r"^env: cannot be sent .*generator.*within the function"
-    with pytest.raises(ConfigError, match=words):
-        start(partial(ActorEnv, (k for k in "ab")))
 
 
 @every_place
