@@ -39,7 +39,7 @@ from rollouts_compared import assert_same_rollouts
 from maze_train.collect import actors as actors_module
 from maze_train.collect.actor_worker import ActorWorker
 from maze_train.collect.actors import Actors, DistributedActors, StepCounts
-from maze_train.core.errors import EnvError, MazeTrainError, SpaceError, WorkerError
+from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, SpaceError, WorkerError
 from maze_train.data.rollout import join_rollouts, select_envs
 from maze_train.data.state_files import dumps, loads
 from maze_train.workers.places import Portable, ThisProcess
@@ -184,10 +184,20 @@ def start(no_file_is_left):
 # -- what arrives ------------------------------------------------------------------------------
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
+ELSEWHERE = "box, discrete", "stacks, dict, memory"
+"""Kinds that are collected in processes every day."""
 
 
-@every_place
-@every_kind
+@pytest.mark.parametrize(
+    ("kind", "remote"),
+    [(kind, False) for kind in KINDS]
+    + [pytest.param(kind, True, marks=slow) for kind in ELSEWHERE]
+    + [
+        pytest.param(kind, True, marks=[slow, pytest.mark.exhaustive])
+        for kind in KINDS
+        if kind not in ELSEWHERE
+    ],
+)
 def test_what_arrives_is_what_collectors_collect(start, kind, remote):
     """All columns and episodes of all rollouts, to the bit; in this process in turns."""
     make, settings = KINDS[kind]
@@ -462,6 +472,13 @@ def test_environments_that_can_not_be_built(start, tmp_path):
     assert multiprocessing.active_children() == []  # even before anybody closes the actors
     with pytest.raises(WorkerError, match="closed"):
         learner.gather()
+
+
+def test_environments_that_can_not_be_sent(start):
+    """The error says what to do, before any process is started."""
+    words = r"^env: cannot be sent .*generator.*within the function"
+    with pytest.raises(ConfigError, match=words):
+        start(partial(ActorEnv, (k for k in "ab")))
 
 
 @every_place

@@ -11,7 +11,7 @@ from actor_envs import FailsForSeedEnv
 from cases import sweep
 from es_problems import RememberingPolicy, UnequalEnv, WalkEnv, bits, closing_env, model_for
 
-from maze_train.collect.agents import RolloutGenerator
+from maze_train.collect.agents import RolloutGenerator, model_of, spaces_of_policy
 from maze_train.collect.episode_player import PlaySettings
 from maze_train.core.errors import ConfigError, EnvError, WorkerError
 from maze_train.envs.config import EnvConfig
@@ -153,6 +153,17 @@ def test_policies_of_other_spaces():
     with pytest.raises(ConfigError, match=r"its action_space is Box.*environment is Discrete"):
         RolloutGenerator(make, trained)
     assert len(closed) == 8
+
+
+def test_spaces_that_policies_tell():
+    """Objects may; classes and functions do not."""
+    env = WalkEnv()
+    trained = TrainedPolicy(model_for(WalkEnv), env.observation_space, env.action_space)
+    assert spaces_of_policy(trained) == (env.observation_space, env.action_space)
+    assert model_of(trained) is trained.model is model_of(trained.model)
+    for policy in (lean, Leaning, Leaning(), TrainedPolicy):
+        assert spaces_of_policy(policy) == (None, None)
+        assert model_of(policy) is None
 
 
 @pytest.mark.slow

@@ -196,16 +196,6 @@ def test_transitions_are_those_of_our_own(mode, make, nested):
         assert mine == theirs[: len(mine)]
 
 
-def test_final_infos():
-    """Infos of the last step are found where the collector looks for them, of that row alone."""
-    for mode in (NEXT_STEP, DISABLED):
-        vector = ForeignVectorEnv(ScriptedVectorEnv(mode))
-        vector.reset(seed=0)
-        infos = vector.step([0, 0, 0])[4]
-        assert final_numbers(infos, SUCCESS) == {0: 1.0}
-        assert infos["_final_info"].tolist() == [True, False, False]
-
-
 def test_reset_begins_anew():
     """A reset in the middle forgets which rows were about to be reset."""
     vector = ForeignVectorEnv(ScriptedVectorEnv(NEXT_STEP))

@@ -10,7 +10,7 @@ import pytest
 from cases import sweep
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
-from toy_envs import CountingEnv, FailingEnv, LivesEnv, SpoiltEnv, assert_same
+from toy_envs import CountingEnv, FailingEnv, LivesEnv, NestedEnv, SpoiltEnv, assert_same
 
 from maze_train.core.errors import EnvError
 from maze_train.envs.atari import EpisodicLifeWrapper
@@ -174,6 +174,22 @@ def swap(slots: EnvSlots, slow: list[SlowSlot], i: int, j: int) -> None:
     if i != j:
         slots.swap(i, j)
         slow[i], slow[j] = slow[j], slow[i]
+
+
+def test_what_slots_tell_about_themselves() -> None:
+    """Their number, spaces, and arrays with a row for each, and more."""
+    slots = slots_of(NestedEnv, 2)
+    env = slots.envs[0]
+    assert len(slots) == len(slots.envs) == 2
+    assert slots.env_observation_space == env.observation_space
+    assert slots.single_action_space == env.action_space
+    assert list(slots.single_observation_space.spaces) == ["image", "robot/0", "robot/1"]
+    described = {key: (column.shape, column.dtype.name) for key, column in slots.obs.items()}
+    assert described == {
+        "image": ((ROWS, 3, 4, 1), "uint8"),
+        "robot/0": ((ROWS, 2, 2), "float64"),
+        "robot/1": ((ROWS,), "int64"),
+    }
 
 
 @sweep("where", ["speed", "temperature"])
