@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from maze_train.collect.episodes import FinishedEpisodes
     from maze_train.core.types import Array, Tensor
-    from maze_train.data.rollout import Rollout
     from maze_train.data.rollout_slots import RolloutSlot
     from maze_train.envs.vector import MazeVectorEnv
     from maze_train.workers.places import Portable
@@ -72,9 +71,9 @@ def _layout(model: nn.Module) -> ArrayLayout[str]:
     return ArrayLayout({key: (array.shape, array.dtype) for key, array in arrays.items()})
 
 
-def _tensors(layout: ArrayLayout[str], memory: Any, offset: int = 0) -> dict[str, Tensor]:
+def _tensors(layout: ArrayLayout[str], memory: Any) -> dict[str, Tensor]:
     """The tensors of a buffer."""
-    return {key: torch.from_numpy(x) for key, x in layout.arrays(memory, offset).items()}
+    return {key: torch.from_numpy(x) for key, x in layout.arrays(memory).items()}
 
 
 class _SharedWeights:
@@ -417,7 +416,9 @@ class ActorWorker:
         collected, episodes = collector.collect(self._model)
         self._filled = self._slots[slot]
         for key, part in self._filled.items():
-            part.write(_numbered(collected[key], seq_no))
+            rollout = collected[key]
+            numbers = torch.full((rollout.num_envs,), seq_no, dtype=torch.int64)
+            part.write(replace(rollout, weights_seq_no=numbers))
         return CollectedRollout(
             actor,
             slot,
@@ -450,9 +451,3 @@ class ActorWorker:
 def spaces_of(env: MazeVectorEnv) -> tuple[Any, Any]:
     """Observation and action space of one environment, as the environment has them."""
     return env.env_observation_space, env.single_action_space
-
-
-def _numbered(rollout: Rollout, weights_seq_no: int) -> Rollout:
-    """A rollout with the number of the weights that acted."""
-    numbers = torch.full((rollout.num_envs,), weights_seq_no, dtype=torch.int64)
-    return replace(rollout, weights_seq_no=numbers)

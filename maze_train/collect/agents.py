@@ -22,6 +22,7 @@ from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.core.seeding import Seeds
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.stepped import EpisodeError
+from maze_train.envs.vector import zeroed_columns
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import LegalChoices, random_action
 from maze_train.workers.places import ThisProcess
@@ -174,10 +175,7 @@ class PolicyAgent(SlotAgent):
         Raises:
             EpisodeError: If a policy raises, or returns something that is not in the action space.
         """
-        columns: dict[str, Array] = {
-            key: np.zeros((count, *(leaf.shape or ())), leaf.dtype)
-            for key, leaf in self._action.leaves.items()
-        }
+        columns = zeroed_columns(self._action, count)
         for row in range(count):
             found = {key: column[row].copy() for key, column in slots.obs.items()}
             obs = found[""] if self._observation.is_single else self._observation.build(found)

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from maze_train.collect.episodes import (
+    SUCCESS,
     EpisodeTracker,
     FinishedEpisodes,
     agent_returns_of,
     final_numbers,
     final_reports,
-    successes_of,
 )
 from maze_train.core.errors import EnvError
 from maze_train.core.types import is_on, tree_map
@@ -437,7 +437,7 @@ class RolloutCollector(Collector):
         kept = truncated | terminated if self.keeps_terminal_obs else truncated & ~terminated
         for env in kept.nonzero()[0]:
             self._storage.write_final_obs(step, int(env), infos["final_obs"][env])
-        reports.successes += successes_of(infos).values()
+        reports.successes += final_numbers(infos, SUCCESS).values()
         for key in self._info_keys:
             reports.infos.setdefault(key, []).extend(final_numbers(infos, key).values())
         for agent, returns in agent_returns_of(infos).items():

@@ -6,7 +6,6 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +26,7 @@ from maze_train.core.checks import check_at_least
 from maze_train.core.errors import EnvError
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.envs.stepped import EpisodeError
+from maze_train.learner.modules import torch_threads
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.joint import JointModel
 from maze_train.nets.policy_model import PolicyModel
@@ -35,7 +35,7 @@ from maze_train.spaces.agents import ACTS, AGENT_RETURNS, agent_spaces
 from maze_train.spaces.tensors import as_tensors
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from torch import nn
 
@@ -241,11 +241,13 @@ class PopulationAgent(SlotAgent):
     def act(self, count: int, slots: EnvSlots) -> ArrayTree:
         """Actions of the first slots, see `SlotAgent`."""
         obs = self._observe(count, slots)
-        with torch.no_grad(), one_thread():
+        with torch.no_grad(), torch_threads(1):  # several may add up in another order
             return self._actions.choose(self._population.params(count, obs), count)
 
     def _observe(self, count: int, slots: EnvSlots) -> TensorTree:
-        return first_observations(slots, count)
+        """Observations as networks read them, with the rows of whole blocks, `[n, ...]`."""
+        columns: Any = {key: column[: row_blocks(count)] for key, column in slots.obs.items()}
+        return as_tensors(slots.single_observation_space, columns.get("", columns))
 
     def swap(self, i: int, j: int) -> None:
         """Exchange two rows, see `SlotAgent`."""
@@ -279,34 +281,6 @@ def acting_part(model: nn.Module) -> nn.Module:
     if type(model) is not ActorCriticModel:
         return model
     return PolicyModel(model.policy, **model.around)
-
-
-def first_observations(slots: EnvSlots, count: int) -> TensorTree:
-    """The observations of the first slots, with rows up to a whole block of them.
-
-    Args:
-        slots: The environments, with at least `row_blocks(count)` rows.
-        count: How many slots.
-
-    Returns:
-        Observations as networks read them, `[row_blocks(count), ...]`.
-    """
-    columns: Any = {key: column[: row_blocks(count)] for key, column in slots.obs.items()}
-    return as_tensors(slots.single_observation_space, columns.get("", columns))
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Compute with one thread of PyTorch: several may add up in another order."""
-    before = torch.get_num_threads()
-    if before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @dataclass(frozen=True)

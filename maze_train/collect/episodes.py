@@ -129,15 +129,6 @@ def spread(values: Sequence[float] | Array) -> tuple[float, float, float, float]
     return float(x.mean()), float(x.std()), float(x.min()), float(x.max())
 
 
-def successes_of(infos: dict[str, Any]) -> dict[int, float]:
-    """Successes (1.0) and failures (0.0) by environment, of episodes whose last info has them.
-
-    Args:
-        infos: Infos of a step of vector environments.
-    """
-    return final_numbers(infos, SUCCESS)
-
-
 def final_numbers(infos: dict[str, Any], key: str) -> dict[int, float]:
     """Numbers by environment, of episodes whose last info has them under a key.
 

@@ -196,10 +196,8 @@ def as_rollout(transition: Transition) -> Rollout:
     if shapes != next_shapes:
         raise ShapeError(f"obs has the shapes {shapes}, next_obs {next_shapes}: expected the same")
     rows = {key: torch.stack([leaf, next_obs[key]])[:, None] for key, leaf in obs.items()}
-    has_keys, num_ended = (
-        isinstance(transition.obs, dict),
-        int(transition.truncated or transition.terminated),
-    )
+    has_keys = isinstance(transition.obs, dict)
+    num_ended = int(transition.truncated or transition.terminated)
     return Rollout(
         obs=as_tree(rows, has_keys),
         actions=tree_map(lambda x: x[None, None], transition.action),

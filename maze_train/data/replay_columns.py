@@ -21,6 +21,7 @@ from gymnasium import spaces
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError
 from maze_train.core.types import leaves_by_key
+from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import storage_dtype
 
 if TYPE_CHECKING:
@@ -113,9 +114,7 @@ class ReplayLayout:
         self.keeps_terminal_obs = keeps_terminal_obs
         self.has_obs_keys = isinstance(observation_space, spaces.Dict)
         self.has_action_keys = isinstance(actions, dict)
-        parts = {"": observation_space}
-        if isinstance(observation_space, spaces.Dict):
-            parts = dict(observation_space.spaces)
+        parts = flat_spaces(observation_space)
         self.obs = {key: Spec(part.shape or (), storage_dtype(part)) for key, part in parts.items()}
         self.actions = {
             key: Spec(tuple(leaf.shape), leaf.cpu().numpy().dtype)
@@ -206,12 +205,9 @@ class Column:
 
     def write(self, first: int, values: Tensor, begin: int = 0) -> None:
         """Write rows `[k, num_envs, *shape]` but for some at the beginning, from a row on."""
-        done, count = begin, values.shape[0]
-        while done < count:  # mostly once
-            slot = (first + done - begin) % self.ring.num_slots
-            length = min(self.ring.num_slots - slot, count - done)
-            self._rows[slot : slot + length].copy_(values[done : done + length])
-            done += length
+        values = values[begin:]
+        for slots, which in self.ring.slices(first, first + len(values)):  # mostly one
+            self._rows[slots].copy_(values[which])
 
     def gather(self, indices: Array) -> Tensor:
         """Entries at indices `[k]`, on the device of the column: `[k, *shape]`."""

@@ -258,9 +258,7 @@ class ReplayMemory:
         for key, stacks in self._stacks.items():
             stacks.write(row, obs[key].to("cpu"), begin, continues and not begin)
         for key, column in self._whole.items():
-            leaf = obs[key]
-            rows = leaf if isinstance(leaf, torch.Tensor) else leaf.whole()
-            column.write(row, rows, begin)
+            column.write(row, obs[key], begin)
 
     def _keep_final_obs(
         self, rollout: Rollout, positions: Array, picked: Array, first: int, begin: int

@@ -344,9 +344,8 @@ def select_envs(rollout: Rollout, envs: slice) -> Rollout:
     steps = positions.div(rollout.num_envs, rounding_mode="floor")
     owners = positions - steps * rollout.num_envs
     chosen = (owners >= first) & (owners < stop)
-    part = slice(first, stop)
     columns: dict[str, Any] = {
-        name: tree_map(partial(_columns, part, dim), column)
+        name: tree_map(partial(torch.narrow, dim=dim, start=first, length=stop - first), column)
         for name, dim in ENV_DIM.items()
         if (column := getattr(rollout, name)) is not None
     }
@@ -355,11 +354,6 @@ def select_envs(rollout: Rollout, envs: slice) -> Rollout:
         final_positions=(steps * (stop - first) + owners - first)[chosen],
         **columns,
     )
-
-
-def _columns(envs: slice, dim: int, leaf: Tensor) -> Tensor:
-    """The part of `[rows, B, ...]` or, with `dim` 0, of `[B]` that some environments are."""
-    return leaf[:, envs] if dim else leaf[envs]
 
 
 def _joined_positions(rollouts: Sequence[Rollout]) -> Tensor:

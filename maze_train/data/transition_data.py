@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -149,11 +149,7 @@ class TransitionData:
         """All transitions in their order, as many at a time as take `nbytes`, at least one."""
         size = max(1, nbytes // self._sample_nbytes) if self.num_samples else 1
         for start in range(0, self.num_samples, size):
-            rows = slice(start, min(start + size, self.num_samples))
-            if self._kept is None:
-                yield self._read(np.arange(rows.start, rows.stop))
-            else:
-                yield (_rows(self._kept[0], rows), _rows(self._kept[1], rows))
+            yield self.batch(torch.arange(start, min(start + size, self.num_samples)))
 
     def _converted(self) -> tuple[TensorTree, TensorTree]:
         obs, actions = (self._empty(tree) for tree in self._read(np.zeros(1, np.int64)))
@@ -244,23 +240,8 @@ def _ranges(starts: Array, lengths: Array) -> Array:
     return ranges
 
 
-def _rows(tree: TensorTree, rows: slice) -> TensorTree:
-    return tree_map(lambda x: x[rows], tree)
-
-
 AHEAD = 4
 """Minibatches for each worker that are read before they are needed."""
-
-
-class BatchSource(Protocol):
-    """Source of minibatches."""
-
-    num_samples: int
-    """Number of samples."""
-
-    def batch(self, indices: Tensor) -> tuple[TensorTree, TensorTree]:
-        """The samples of some numbers, `[n]` int64."""
-        ...
 
 
 class BatchLoader:
@@ -283,7 +264,7 @@ class BatchLoader:
     """
 
     def __init__(
-        self, source: BatchSource, batch_size: int, *, seed: int = 0, n_workers: int = 0
+        self, source: TransitionData, batch_size: int, *, seed: int = 0, n_workers: int = 0
     ) -> None:
         check_at_least("batch_size", batch_size, 1)
         check_at_least("n_workers", n_workers, 0)

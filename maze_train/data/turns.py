@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
@@ -135,7 +135,7 @@ class TurnSplitter:
 
     def state_dict(self) -> dict[str, Any]:
         """The turns that have not ended."""
-        return {agent: _columns(steps) for agent, steps in self._running.items()}
+        return {agent: dict(vars(steps)) for agent, steps in self._running.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
@@ -196,7 +196,7 @@ class TurnSplitter:
         running = self._running.get(agent)
         if running is None or not running.acts.any():
             return steps
-        before, after = _columns(running), _columns(steps)
+        before, after = vars(running), vars(steps)
         found: dict[str, Any] = {
             name: None if column is None else joined([before[name], column])
             for name, column in after.items()
@@ -356,10 +356,6 @@ def _at(rows: Tensor, numbers: Tensor) -> Tensor:
         return rows.new_zeros(numbers.shape)
     found = rows.gather(0, numbers.clamp(0, len(rows) - 1))
     return found.masked_fill((numbers < 0) | (numbers >= len(rows)), 0)
-
-
-def _columns(steps: _Steps) -> dict[str, Any]:
-    return {field.name: getattr(steps, field.name) for field in fields(steps)}
 
 
 WAITS = 16

@@ -21,7 +21,7 @@ from gymnasium import spaces
 
 from maze_train.core.errors import EnvError, SpaceError
 from maze_train.envs.monitoring import gives_state
-from maze_train.envs.vector import masked_writer, row_writer
+from maze_train.envs.vector import masked_writer, row_writer, zeroed_columns
 from maze_train.spaces.agents import AGENT_RETURNS, AgentSpaces
 from maze_train.spaces.describe import FlatView, is_mask_key
 from maze_train.spaces.masks import mask_layout
@@ -270,10 +270,7 @@ class _Seat:
     ) -> None:
         self._agent = agent
         self._view = FlatView(observation_space)
-        self._columns: dict[str, Array] = {
-            key: np.zeros((1, *(leaf.shape or ())), leaf.dtype)
-            for key, leaf in self._view.leaves.items()
-        }
+        self._columns = zeroed_columns(self._view, 1)
         self._write = self._write_acting = row_writer(self._view, self._columns)
         masks = mask_layout(observation_space, action_space)
         self._has_masks = masks is not None

@@ -21,7 +21,6 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.targets import import_extra
-from maze_train.envs.wrappers import ObservationStackWrapper
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -357,19 +356,3 @@ def register_atari() -> None:
     gymnasium.register_envs(ale_py)
     # Else every game that is made writes a banner.
     ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
-
-
-def preprocessed(
-    game: gymnasium.Env[Any, Any], max_episode_steps: int | None
-) -> gymnasium.Env[Any, Any]:
-    """An Atari game with the preprocessing that training and evaluation share."""
-    env: gymnasium.Env[Any, Any] = AtariPreprocessing(game)
-    if max_episode_steps is not None:
-        # Outside, where steps are those of the agent.
-        env = gymnasium.wrappers.TimeLimit(env, max_episode_steps)
-    return ObservationStackWrapper(env, STACKED_SCREENS)
-
-
-def for_training(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
-    """Let lost lives end episodes, and turn rewards into their signs."""
-    return SignRewardWrapper(EpisodicLifeWrapper(env))

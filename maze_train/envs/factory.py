@@ -12,10 +12,12 @@ from gymnasium import spaces
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.core.targets import TARGET, Given, build_target, locate, maker_of
 from maze_train.envs.atari import (
+    STACKED_SCREENS,
+    AtariPreprocessing,
+    EpisodicLifeWrapper,
+    SignRewardWrapper,
     check_game,
-    for_training,
     other_than_screen,
-    preprocessed,
     register_atari,
 )
 from maze_train.envs.config import EnvConfig
@@ -23,6 +25,7 @@ from maze_train.envs.faults import SHIMMY, explained
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.pettingzoo import joined, maker_named, other_kinds
 from maze_train.envs.registered import build_failure, register_installed, registered_failure
+from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.spaces.agents import AGENTS, agent_spaces
 
 if TYPE_CHECKING:
@@ -99,7 +102,7 @@ class EnvFactory:
             return env
         env = MonitoringWrapper(env)
         if atari:
-            env = for_training(env)
+            env = SignRewardWrapper(EpisodicLifeWrapper(env))
         for i, wrapper in enumerate(config.training_wrappers):
             key = f"env.training_wrappers[{i}]"
             wrapped = wrap(env, wrapper, key=key)
@@ -200,10 +203,14 @@ def simulator_of(
 
 
 def make_game(config: EnvConfig) -> gymnasium.Env[Any, Any]:
-    """Build an Atari game with its preprocessing, without wrappers."""
+    """Build an Atari game with the preprocessing that training and evaluation share."""
     kwargs = config.kwargs if config.id is None else {"frameskip": 1, **config.kwargs}
     game = make(replace(config, kwargs=kwargs, max_episode_steps=None))
-    return preprocessed(game, config.max_episode_steps)
+    env: gymnasium.Env[Any, Any] = AtariPreprocessing(game)
+    if config.max_episode_steps is not None:
+        # Outside, where steps are those of the agent.
+        env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
+    return ObservationStackWrapper(env, STACKED_SCREENS)
 
 
 def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:

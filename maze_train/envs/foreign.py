@@ -27,7 +27,7 @@ from maze_train.envs.faults import (
     non_finite_rows,
 )
 from maze_train.envs.stepped import close_all
-from maze_train.envs.vector import MazeVectorEnv, StepBuffers, converted
+from maze_train.envs.vector import MazeVectorEnv, StepBuffers, converted, zeroed_columns
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
 
@@ -41,11 +41,6 @@ if TYPE_CHECKING:
 
     Mask = npt.NDArray[np.bool_]
     Columns = dict[str, Array]
-
-
-def column_of(space: Any, n: int) -> Array:
-    """A zeroed array for n values of a leaf."""
-    return np.zeros((n, *(space.shape or ())), space.dtype)
 
 
 def masked(infos: Mapping[str, Any], rows: Mask) -> dict[str, Any]:
@@ -179,7 +174,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         self.render_mode = env.render_mode
         self._observation = FlatView(env.single_observation_space)
         self._masks = mask_layout(env.single_observation_space, env.single_action_space)
-        actions = {k: column_of(leaf, n) for k, leaf in self._action.leaves.items()}
+        actions = zeroed_columns(self._action, n)
         flags = np.zeros(n, np.bool_)
         self._buffers = StepBuffers({}, {}, actions, np.zeros(n), flags, flags)
         self._resetting = np.zeros(n, np.bool_)
@@ -345,9 +340,7 @@ class ForeignVectorEnv(MazeVectorEnv):
             )
         if not rows_given:
             return self._columns(given)
-        columns = {
-            k: column_of(leaf, self.num_envs) for k, leaf in self._observation.leaves.items()
-        }
+        columns = zeroed_columns(self._observation, self.num_envs)
         for i in np.flatnonzero(ended):
             for key, value in self._observation.read(given[i]):
                 column = columns[key]

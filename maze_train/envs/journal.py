@@ -385,8 +385,8 @@ def record_from(
         raise EnvError(f"the state of environment {i} is not one: expected the keys {expected}")
     record = EpisodeRecord(**given)
     counts = (record.steps, record.base_episodes - 1, record.episodes - record.base_episodes)
-    for name, kind in (("options", dict), ("own", dict)):
-        if not isinstance(given[name], (kind, type(None))):
+    for name in ("options", "own"):
+        if not isinstance(given[name], dict | None):
             raise EnvError(f"{name} of environment {i} is {given[name]!r}: expected a dict or None")
     if type(record.reward) is not float or not all(type(k) is int and k >= 0 for k in counts):
         raise EnvError(f"the counts of environment {i} are damaged: {counts}, {record.reward!r}")

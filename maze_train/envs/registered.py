@@ -162,8 +162,8 @@ def build_failure(name: str, config: EnvConfig, error: BaseException) -> MazeTra
     return EnvError(f"building {name} with {config.kwargs} failed: {text}")
 
 
-def nearest_ids(env_id: str, count: int = 3) -> list[str]:
-    """The registered ids closest to `env_id`, best first, each in its newest version.
+def nearest_ids(env_id: str) -> list[str]:
+    """Up to three registered ids closest to `env_id`, best first, each in its newest version.
 
     A wrong version counts for nothing and a missing namespace for little: `CartPole-v7` is near
     `CartPole-v1`, and `Pong-v5` near `ALE/Pong-v5`.
@@ -176,7 +176,7 @@ def nearest_ids(env_id: str, count: int = 3) -> list[str]:
     spelled = {name: name for name in newest}
     for name in newest:
         spelled.setdefault(name.rpartition("/")[2], name)
-    found = dict.fromkeys(spelled[s] for s in nearest(split_version(env_id)[0], spelled, count))
+    found = dict.fromkeys(spelled[s] for s in nearest(split_version(env_id)[0], spelled))
     return [f"{name}-v{newest[name]}" if newest[name] >= 0 else name for name in found]
 
 

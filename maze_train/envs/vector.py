@@ -302,6 +302,13 @@ def batched(space: gymnasium.Space[Any], n: int) -> gymnasium.Space[Any]:
     return gymnasium.spaces.Dict(parts)
 
 
+def zeroed_columns(view: FlatView, n: int) -> dict[str, Array]:
+    """Zeroed arrays for n values of a space, by leaf."""
+    return {
+        key: np.zeros((n, *(leaf.shape or ())), leaf.dtype) for key, leaf in view.leaves.items()
+    }
+
+
 def able_to_hold(column: Any, value: Any, given: Array) -> Any:
     """`column` itself, or its content in an array with a dtype that can hold `value` in a row.
 

@@ -18,7 +18,7 @@ from maze_train.envs.faults import (
     non_finite_rows,
 )
 from maze_train.envs.journal import load_own_state, offers_own_state, own_state
-from maze_train.envs.monitoring import described_metadata, gives_state, layers_of
+from maze_train.envs.monitoring import described_metadata
 from maze_train.envs.stepped import SteppedEnvs, checked_info
 from maze_train.envs.vector import StepBuffers, row_writer
 
@@ -104,7 +104,7 @@ class EnvWorker(SteppedEnvs):
 
     def describe(self) -> tuple[Any, Any, Any, Any, bool]:
         """Spaces, metadata and render mode, and whether an environment offers its state."""
-        env, offers = self.envs[0], any(map(offers_state, self.envs))
+        env, offers = self.envs[0], any(map(offers_own_state, self.envs))
         metadata = described_metadata(env)
         return env.observation_space, env.action_space, metadata, env.render_mode, offers
 
@@ -232,7 +232,7 @@ class EnvWorker(SteppedEnvs):
         states: list[dict[str, Any] | None] = []
         for i, env in enumerate(self.envs):
             try:
-                states.append(own_state(env) if offers_state(env) else None)
+                states.append(own_state(env) if offers_own_state(env) else None)
             except BaseException as error:
                 return str(self._fault(i, error))
         return states
@@ -344,9 +344,3 @@ class EnvWorker(SteppedEnvs):
 
     def _when(self, i: int, in_step: bool) -> tuple[int, int]:
         return self._steps - self._episode_start[i], self._episode_seed[i]
-
-
-def offers_state(env: gymnasium.Env[Any, Any]) -> bool:
-    """Whether an environment and all its wrappers can give their state."""
-    *_, inner = layers_of(env)
-    return gives_state(inner) and bool(offers_own_state(env))

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector.utils import batch_space
 
 from maze_train.core.checks import check_at_least, check_positive
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
@@ -216,8 +217,8 @@ class ObservationStackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._stacks: dict[str, Array] = {}
         self._put: dict[str, Callable[[int, Any], None]] = {}
         for key in keys:
-            leaves[key] = stacked_box(boxes[key], n)
-            self._stacks[key] = np.zeros(leaves[key].shape or (), leaves[key].dtype)
+            leaves[key] = batch_space(boxes[key], n)
+            self._stacks[key] = np.zeros((n, *boxes[key].shape), boxes[key].dtype)
             self._put[key] = column_writer(key, self._stacks[key])
         self.observation_space = with_leaves(env.observation_space, leaves)
         metadata = described_metadata(env)
@@ -343,12 +344,6 @@ def with_leaves(
             [with_leaves(part, leaves, (*path, i)) for i, part in enumerate(space.spaces)]
         )
     return leaves[join_keys(path)]
-
-
-def stacked_box(box: spaces.Box, n: int) -> spaces.Box:
-    """The space of n values of a Box."""
-    low, high = (np.repeat(bound[None], n, axis=0) for bound in (box.low, box.high))
-    return spaces.Box(low, high, dtype=box.dtype.type)
 
 
 def bins_by_key(view: FlatView, num_bins: int | Mapping[str, int]) -> dict[str, int]:

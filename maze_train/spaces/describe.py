@@ -247,8 +247,7 @@ def image_layout(space: spaces.Box) -> ImageLayout:
 
 def holds_images(space: spaces.Space[Any]) -> bool:
     """Whether a flat space is an image, or a Dict with an image in it."""
-    leaves = space.spaces.values() if isinstance(space, spaces.Dict) else [space]
-    return any(is_image(leaf) for leaf in leaves)
+    return any(is_image(leaf) for leaf in flat_spaces(space).values())
 
 
 def is_mask_key(key: str) -> bool:

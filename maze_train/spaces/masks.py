@@ -19,16 +19,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
-from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 
 from maze_train.core.errors import ShapeError, SpaceError, did_you_mean, nearest
 from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
 from maze_train.spaces.describe import MASK_KEY, FlatView, choice_sizes, flat_spaces, is_mask_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
-    import numpy.typing as npt
+    from gymnasium import Space
+
+    from maze_train.core.types import Array
+    from maze_train.spaces.agents import AgentSpaces
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class MaskLayout:
         return tuple(dict.fromkeys(part.leaf for part in self.parts))
 
     @cached_property
-    def _starts(self) -> dict[str, npt.NDArray[np.intp]]:
+    def _starts(self) -> dict[str, Array]:
         """Start of each choice in each flattened mask."""
         sizes = {
             leaf: [n for part in self.parts if part.leaf == leaf for n in part.sizes]
@@ -71,7 +73,7 @@ class MaskLayout:
         }
         return {leaf: np.cumsum([0, *own[:-1]], dtype=np.intp) for leaf, own in sizes.items()}
 
-    def illegal_part(self, obs: Mapping[str, npt.NDArray[Any]]) -> str | None:
+    def illegal_part(self, obs: Mapping[str, Array]) -> str | None:
         """Describe the first illegal mask of one observation.
 
         Args:
@@ -91,7 +93,7 @@ class MaskLayout:
             return self._describe(leaf, mask)
         return None
 
-    def first_illegal_row(self, obs: Mapping[str, npt.NDArray[Any]]) -> int | None:
+    def first_illegal_row(self, obs: Mapping[str, Array]) -> int | None:
         """The first environment in which some choice has no legal action.
 
         Args:
@@ -109,7 +111,7 @@ class MaskLayout:
                 found.append(int(has_legal.argmin()))
         return min(found, default=None)
 
-    def _describe(self, leaf: str, mask: npt.NDArray[Any]) -> str:
+    def _describe(self, leaf: str, mask: Array) -> str:
         """The sentence for the first choice in `mask` that has no legal action."""
         values = mask.reshape(-1)
         for part in self.parts:
@@ -127,18 +129,8 @@ class MaskLayout:
         raise AssertionError(f"every choice of {leaf!r} has a legal action")
 
 
-def layout_of_masks(
-    masks: Mapping[str, spaces.Space[Any]], action_space: spaces.Space[Any]
-) -> MaskLayout:
-    """Relate the masks in the observations of an environment to the parts of its actions.
-
-    Args:
-        masks: Spaces of the masks, by their keys in the flat observation.
-        action_space: Action space of the environment, nested or flat.
-
-    Raises:
-        SpaceError: If the mask does not fit the action space.
-    """
+def _layout_of(masks: Mapping[str, Space[Any]], action_space: Space[Any]) -> MaskLayout:
+    """Relate masks, by their keys in the flat observation, to the parts of the actions."""
     actions = flat_spaces(action_space)
     sizes = {key: choice_sizes(leaf) for key, leaf in actions.items()}
     maskable = {key: own for key, own in sizes.items() if own}
@@ -167,8 +159,8 @@ def joined_parts(maskable: Mapping[str, tuple[int, ...]]) -> Iterator[MaskedPart
 
 
 def separate_parts(
-    masks: Mapping[str, spaces.Space[Any]],
-    actions: Mapping[str, spaces.Space[Any]],
+    masks: Mapping[str, Space[Any]],
+    actions: Mapping[str, Space[Any]],
     maskable: Mapping[str, tuple[int, ...]],
 ) -> Iterator[MaskedPart]:
     """The parts that have their own mask."""
@@ -197,7 +189,7 @@ def separate_parts(
             yield MaskedPart(key, by_part[key], 0, sizes)
 
 
-def check_values(leaf: str, space: spaces.Space[Any]) -> None:
+def check_values(leaf: str, space: Space[Any]) -> None:
     """Refuse a mask that can hold other numbers than those from 0 to 1."""
     if isinstance(space, spaces.MultiBinary):
         return
@@ -216,9 +208,9 @@ def check_values(leaf: str, space: spaces.Space[Any]) -> None:
 
 def check_shape(
     leaf: str,
-    space: spaces.Space[Any],
+    space: Space[Any],
     sizes: list[tuple[int, ...]],
-    actions: Mapping[str, spaces.Space[Any]],
+    actions: Mapping[str, Space[Any]],
 ) -> None:
     """Refuse a mask that has not one entry for each action.
 
@@ -240,9 +232,7 @@ def check_shape(
         )
 
 
-def mask_layout(
-    observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
-) -> MaskLayout | None:
+def mask_layout(observation_space: Space[Any], action_space: Space[Any]) -> MaskLayout | None:
     """Find the legal actions in the observations of an environment.
 
     Args:
@@ -258,21 +248,7 @@ def mask_layout(
     if not isinstance(observation_space, spaces.Dict):
         return None
     masks = {k: leaf for k, leaf in flat_spaces(observation_space).items() if is_mask_key(k)}
-    if not masks:
-        return None
-    layout: MaskLayout = layout_of_masks(masks, action_space)
-    return layout
-
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    import numpy.typing as npt
-    from gymnasium import Space
-
-    from maze_train.spaces.agents import AgentSpaces
-
-    Array = npt.NDArray[Any]
+    return _layout_of(masks, action_space) if masks else None
 
 
 def checked_actions(name: str, part: Any, n: int, space: Space[Any]) -> Array:
@@ -310,11 +286,11 @@ def checked_actions(name: str, part: Any, n: int, space: Space[Any]) -> Array:
 
 def _limits(space: Space[Any]) -> tuple[Any, Any]:
     """Smallest and largest numbers of an action."""
-    if isinstance(space, Discrete):
+    if isinstance(space, spaces.Discrete):
         return space.start, space.start + space.n - 1
-    if isinstance(space, MultiDiscrete):
+    if isinstance(space, spaces.MultiDiscrete):
         return space.start, space.start + space.nvec - 1
-    if isinstance(space, MultiBinary):
+    if isinstance(space, spaces.MultiBinary):
         return 0, 1
     limits = np.finfo(np.float64)
     return limits.min, limits.max

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze_train.core.types import leaves_by_key
+from maze_train.core.types import as_tree, leaves_by_key, tree_map
 from maze_train.spaces.agents import ACTS, AGENTS
 from maze_train.spaces.describe import is_mask_key
 
@@ -46,13 +46,11 @@ def storage_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
 
 def zeros_for(space: spaces.Space[Any], shape: tuple[int, ...]) -> TensorTree:
     """Zeros for observations of a flat space: `[*shape, *space.shape]`, one tensor per key."""
-    if isinstance(space, spaces.Dict):
-        return {key: _zeros(leaf, shape) for key, leaf in space.spaces.items()}
-    return _zeros(space, shape)
 
+    def zeros(leaf: spaces.Space[Any]) -> Tensor:
+        return torch.from_numpy(np.zeros((*shape, *(leaf.shape or ())), storage_dtype(leaf)))
 
-def _zeros(space: spaces.Space[Any], shape: tuple[int, ...]) -> torch.Tensor:
-    return torch.from_numpy(np.zeros((*shape, *(space.shape or ())), storage_dtype(space)))
+    return tree_map(zeros, _leaves(space))
 
 
 def sampled_for(space: spaces.Space[Any], n: int) -> TensorTree:
@@ -61,9 +59,7 @@ def sampled_for(space: spaces.Space[Any], n: int) -> TensorTree:
     Those of a Box are close to 0, or to the bound that is: between bounds that are as far apart as
     numbers allow, a uniform sample would be of no use to a network.
     """
-    if isinstance(space, spaces.Dict):
-        return {key: _sampled(leaf, n) for key, leaf in space.spaces.items()}
-    return _sampled(space, n)
+    return tree_map(lambda leaf: _sampled(leaf, n), _leaves(space))
 
 
 def _sampled(space: spaces.Space[Any], n: int) -> torch.Tensor:
@@ -85,6 +81,11 @@ def as_tensors(space: spaces.Space[Any], tree: ArrayTree) -> TensorTree:
 
 def _tensor(space: spaces.Space[Any], array: Array) -> torch.Tensor:
     return torch.from_numpy(np.array(array, dtype=storage_dtype(space)))
+
+
+def _leaves(space: spaces.Space[Any]) -> spaces.Space[Any] | dict[str, spaces.Space[Any]]:
+    """The leaves of a flat space."""
+    return dict(space.spaces) if isinstance(space, spaces.Dict) else space
 
 
 JOINT = "/joint"
@@ -172,12 +173,8 @@ def with_name(name: str, part: Any) -> dict[str, Any]:
 
 def joined(parts: Sequence[TensorTree], dim: int = 0) -> TensorTree:
     """Trees of the same form, one after the other along a dimension."""
-    first = parts[0]
     if len(parts) == 1:
-        return first
-    if isinstance(first, dict):
-        return {
-            key: torch.cat([cast("dict[str, Tensor]", part)[key] for part in parts], dim)
-            for key in first
-        }
-    return torch.cat(cast("list[Tensor]", list(parts)), dim)
+        return parts[0]
+    trees = [leaves_by_key(part) for part in parts]
+    leaves = {key: torch.cat([tree[key] for tree in trees], dim) for key in trees[0]}
+    return as_tree(leaves, isinstance(parts[0], dict))

@@ -413,8 +413,5 @@ class RayPlace(RaySettings):
     def for_learners(self) -> RayPlace:
         """The same cluster, with the CPUs and GPUs of learners."""
         return replace(
-            self,
-            cpus_per_worker=self.cpus_per_learner,
-            gpus_per_worker=self.gpus_per_learner,
-            has_learners=True,
+            self, cpus_per_worker=self.cpus_per_learner, gpus_per_worker=self.gpus_per_learner
         )

@@ -288,9 +288,6 @@ class RaySettings(RemotePlace):
     worker_output: bool = False
     """Whether what workers print goes to the console."""
 
-    has_learners: bool = False
-    """Whether the workers are learners; room for them is reserved in addition."""
-
     section: str = "runner"
     """Section of the settings that give these, for messages."""
 

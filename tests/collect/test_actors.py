@@ -184,10 +184,20 @@ def start(no_file_is_left):
 # -- what arrives ------------------------------------------------------------------------------
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
+ELSEWHERE = "box, discrete", "stacks, dict, memory"
+"""Kinds that are collected in processes every day."""
 
 
-@every_place
-@every_kind
+@pytest.mark.parametrize(
+    ("kind", "remote"),
+    [(kind, False) for kind in KINDS]
+    + [pytest.param(kind, True, marks=slow) for kind in ELSEWHERE]
+    + [
+        pytest.param(kind, True, marks=[slow, pytest.mark.exhaustive])
+        for kind in KINDS
+        if kind not in ELSEWHERE
+    ],
+)
 def test_what_arrives_is_what_collectors_collect(start, kind, remote):
     """All columns and episodes of all rollouts, to the bit; in this process in turns."""
     make, settings = KINDS[kind]

@@ -147,23 +147,6 @@ def test_final_observations_are_kept_where_they_are_needed(keeps_terminal):
     assert not following[:, 1].any(), "the first observation of the new one"
 
 
-def test_equal_seeds_give_equal_rollouts():
-    """Seeds of episodes and actions decide everything; each of the two counts."""
-    rollouts = []
-    for env_seed, action_seed in ((1, 2), (1, 2), (1, 3), (4, 2)):
-        collector, model = make_collector(env_seed, action_seed)
-        np.random.seed(len(rollouts))  # noqa: NPY002
-        torch.manual_seed(len(rollouts))
-        rollouts.append([collected(collector, model)[0] for _ in range(2)])
-    for a, b in zip(rollouts[0], rollouts[1], strict=True):
-        assert_same_rollouts(a, b)
-    first = rollouts[0][0]
-    assert not torch.equal(first.rewards, rollouts[0][1].rewards)
-    assert torch.equal(first.obs[0], rollouts[2][0].obs[0])
-    assert not torch.equal(first.actions, rollouts[2][0].actions)
-    assert not torch.equal(first.obs[0], rollouts[3][0].obs[0])
-
-
 def test_collecting_leaves_global_generators_alone():
     """The random numbers of actions come from the collector's own generator."""
     collector, model = make_collector()

@@ -20,7 +20,6 @@ from maze_train.collect.episode_player import PlaySettings
 from maze_train.collect.player import RolloutPlayer
 from maze_train.collect.recording import (
     VideoWriter,
-    check_render_mode,
     ffmpeg_path,
     frames_per_second,
 )
@@ -166,13 +165,6 @@ def test_frames_per_second():
         env.metadata = {"render_fps": bad}
         with pytest.raises(EnvError, match=r"metadata\['render_fps'\] = .*expected a number > 0"):
             frames_per_second(env)
-
-
-@pytest.mark.parametrize("mode", [None, "human", "rgb_array_list"])
-def test_other_render_modes(mode):
-    """They are refused before anything is played."""
-    with pytest.raises(EnvError, match=rf"render_mode = {mode!r}: build the environment with"):
-        check_render_mode(PictureEnv(render_mode=mode))
 
 
 # -- episodes ------------------------------------------------------------------------------------

@@ -6,11 +6,10 @@ import errno
 import hashlib
 import json
 import mmap
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import tracemalloc
 from dataclasses import replace
 from pathlib import Path
@@ -352,26 +351,21 @@ def test_one_writer_at_a_time(dataset):
     assert TrajectoryDataset.open(dataset).lengths.tolist() == [2, 3, 4, 5]
 
 
-KILLED = """
-import os, signal, sys
-sys.path[:0] = sys.argv[2:]
-from maze_train.data import trajectory_files
-from test_trajectory_store import METADATA, episodes
-
-writer = trajectory_files.TrajectoryWriter(sys.argv[1], METADATA, part_nbytes=1)
-writer.add(episodes(2)[0])
-trajectory_files.write_content = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
-writer.add(episodes(3)[0])
-"""
-
-
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 def test_a_writer_that_is_killed(tmp_path):
     """Before `dataset.json` has a part: it is not there, those before it are whole."""
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
-    command = [sys.executable, "-c", KILLED, str(tmp_path / "data"), *folders]
-    killed = subprocess.Popen(command)
-    assert killed.wait(60) == -signal.SIGKILL
+
+    def write_and_die():
+        writer = TrajectoryWriter(tmp_path / "data", METADATA, part_nbytes=1)
+        writer.add(episodes(2)[0])
+        trajectory_files.write_content = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
+        writer.add(episodes(3)[0])
+
+    killed = multiprocessing.get_context("fork").Process(target=write_and_die)
+    killed.start()
+    killed.join(60)
+    assert killed.exitcode == -signal.SIGKILL
     assert part(tmp_path / "data").exists()
     assert TrajectoryDataset.open(tmp_path / "data").lengths.tolist() == [2]
     (tmp_path / "data" / f".{DATASET}.{killed.pid}.tmp").write_bytes(b"half")

@@ -8,7 +8,7 @@ from toy_envs import AddOne, CountingEnv
 
 from maze_train import EnvConfig, EnvFactory
 from maze_train.core.errors import ConfigError, EnvError, foreign_cause
-from maze_train.envs.factory import BoundedEnvFactory, env_name
+from maze_train.envs.factory import env_name
 
 
 def test_kwargs_and_time_limit_of_registered_id():
@@ -119,35 +119,6 @@ def test_missing_dependency_has_a_remedy(monkeypatch):
     monkeypatch.setattr(gymnasium, "make", make)
     with pytest.raises(ConfigError, match=r'pip install "maze-train\[box2d\]"'):
         EnvFactory.from_any("LunarLander-v3")()
-
-
-def test_training_and_evaluation():
-    """Evaluation leaves out wrappers for training; their presence alone makes returns reported."""
-    shared = {"_target_": "toy_envs.AddOne", "amount": 2.0}
-    config = EnvConfig(
-        target="toy_envs.CountingEnv",
-        wrappers=[shared],
-        training_wrappers=[{"_target_": "toy_envs.AddOne"}],
-    )
-    training = EnvFactory(config)
-    evaluation = pickle.loads(pickle.dumps(training.for_evaluation()))
-    assert (training.training, evaluation.training) == (True, False)
-    env = training()
-    assert [type(layer).__name__ for layer in (env, env.env, env.env.env)] == [
-        "AddOne",
-        "MonitoringWrapper",
-        "AddOne",
-    ]
-    assert (env.amount, env.env.env.amount) == (1.0, 2.0)
-    assert env.metadata["monitored"]
-    env = evaluation()
-    assert isinstance(env.env, CountingEnv)
-    assert env.amount == 2.0
-    assert not env.metadata.get("monitored")
-    assert not EnvFactory(EnvConfig(id="CartPole-v1"))().metadata.get("monitored")
-    bounded = BoundedEnvFactory(evaluation, 2)()
-    bounded.reset(seed=0)
-    assert [bounded.step(0)[3] for _ in range(2)] == [False, True]
 
 
 def test_names_for_directories():

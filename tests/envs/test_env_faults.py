@@ -11,7 +11,6 @@ from unittest.mock import MagicMock
 import gymnasium
 import numpy as np
 import pytest
-from gymnasium import spaces
 from toy_envs import CountingEnv
 
 from maze_train import SequentialVectorEnv
@@ -23,8 +22,6 @@ from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.stepped import EnvSlots, close_all
 from maze_train.envs.wrappers import RewardScalingWrapper
 
-BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)
-ZEROS = np.zeros(2, np.float32)
 SCALED = partial(RewardScalingWrapper, scale=1.0)
 
 

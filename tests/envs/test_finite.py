@@ -178,24 +178,6 @@ def test_a_game_that_went_wrong_does_not_go_on():
         assert (record["base_episodes"], record["episodes"]) == (2, 3)
 
 
-def test_all_at_once():
-    """Several environments in one step, one of them at the end of its episode."""
-    spoilt = between(
-        {"where": "speed", "at": 3},
-        {"where": "reward", "at": 3, "value": float("inf")},
-        {"where": "reward", "at": 3, "value": float("-inf"), "length": 3},
-        {"where": "speed", "at": 3, "length": 3, "truncate": False},
-    )
-    with skipping(spoilt) as vector:
-        obs, rewards, terminated, truncated, infos = run(vector, 3)[-1]
-        assert infos["lost"].tolist() == [False, True, True, True, False, False]
-        assert terminated.tolist() == [False, False, False, False, True, False]
-        assert not truncated.any()
-        assert rewards.tolist() == [1.0, 0.0, 0.0, 0.0, 1.0, 1.0]
-        assert infos["_final_obs"].tolist() == terminated.tolist()
-        assert obs["count"].tolist() == [3, 0, 0, 0, 0, 3]
-
-
 @pytest.mark.parametrize("make", [*ALL, *OTHER_MODES])
 def test_terminal_observations_do_not_matter(make):
     """No one asks for the value of a terminal state, nor for what a mere reset returns."""

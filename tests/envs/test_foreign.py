@@ -12,7 +12,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from maze_train import SequentialVectorEnv
-from maze_train.collect.episodes import successes_of
+from maze_train.collect.episodes import SUCCESS, final_numbers
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.envs.backends import autoreset_mode, distinct_seeds
 from maze_train.envs.foreign import ForeignVectorEnv
@@ -137,7 +137,7 @@ def transitions(vector: Any, steps: int, nested: bool = False) -> list[list[Any]
         obs, rewards, terminated, truncated, infos = vector.step(given)
         assert (rewards.dtype, terminated.dtype, truncated.dtype) == (float, bool, bool)
         ignored = infos.get("ignored", np.zeros(vector.num_envs, bool))
-        successes = successes_of(infos)
+        successes = final_numbers(infos, SUCCESS)
         for i in range(vector.num_envs):
             ended = bool(terminated[i] or truncated[i])
             if "_final_obs" in infos:
@@ -194,36 +194,6 @@ def test_transitions_are_those_of_our_own(mode, make, nested):
     for mine, theirs in zip(found, reference, strict=True):
         assert len(mine) >= (40 if mode is NEXT_STEP else 60)
         assert mine == theirs[: len(mine)]
-
-
-def test_ignored_rows():
-    """In NEXT_STEP the last observation comes first, then a row that is no transition."""
-    vector = ForeignVectorEnv(ScriptedVectorEnv(NEXT_STEP))
-    vector.reset(seed=0)
-    lengths = [length_of(i, 0) for i in range(N)]
-    assert lengths == [1, 4, 7]
-    obs, rewards, terminated, _, infos = vector.step([2, 0, 0])
-    assert obs[0].tolist() == infos["final_obs"][0].tolist() == [0.0, 0.0, 1.0]
-    assert terminated.tolist() == [True, False, False]
-    assert "ignored" not in infos
-    final = infos["final_obs"][0]
-    obs, rewards, terminated, _, infos = vector.step([2, 0, 0])
-    assert infos["ignored"].tolist() == [True, False, False]
-    assert obs[0].tolist() == [0.0, 1.0, 0.0]
-    assert rewards[0] == 0.0
-    assert not terminated.any()
-    assert final.tolist() == [0.0, 0.0, 1.0]
-    assert "ignored" not in vector.step([2, 0, 0])[4]
-
-
-def test_final_infos():
-    """Infos of the last step are found where the collector looks for them, of that row alone."""
-    for mode in (NEXT_STEP, DISABLED):
-        vector = ForeignVectorEnv(ScriptedVectorEnv(mode))
-        vector.reset(seed=0)
-        infos = vector.step([0, 0, 0])[4]
-        assert successes_of(infos) == {0: 1.0}
-        assert infos["_final_info"].tolist() == [True, False, False]
 
 
 def test_reset_begins_anew():
@@ -310,7 +280,7 @@ def test_lost_lives_and_signs(mode):
             assert (infos["_final_obs"] == (lost | game_over)).all()
             assert (infos["final_info"]["_episode"] == game_over).all()
             told = np.flatnonzero(game_over) if mode is NEXT_STEP else []
-            assert list(successes_of(infos)) == list(told)
+            assert list(final_numbers(infos, SUCCESS)) == list(told)
         for i in np.flatnonzero(lost):
             assert infos["final_obs"][i].tolist() == obs[i].tolist()
             assert not np.shares_memory(infos["final_obs"][i], obs)

@@ -11,7 +11,7 @@ import pytest
 from agent_envs import Heaps, Script
 from gymnasium import spaces
 from gymnasium.utils.env_checker import check_env
-from toy_envs import FORKS, PLACES, assert_equal_steps, assert_same, here, workers
+from toy_envs import FORKS, PLACES, assert_equal_steps, assert_same, here
 
 from maze_train import EnvConfig, EnvFactory, JointEnv, RandomResetWrapper, Turn
 from maze_train.collect.agents import UniformPolicy
@@ -215,25 +215,6 @@ def steps(vector: Any, count: int, obs: Any = None, seed: int = 0) -> list[Any]:
         obs, *rest = vector.step(legal(vector, obs, generator))
         results.append(({key: column.copy() for key, column in obs.items()}, *rest))
     return results
-
-
-@pytest.mark.slow
-def test_workers_change_no_number() -> None:
-    """Agents that take turns, are born and truncated, here and in processes; all flags occur."""
-    with here([heaps()] * 3) as one, workers([heaps()] * 3) as other:
-        assert one.metadata["agents"] == other.metadata["agents"] == Heaps.possible_agents
-        ours, theirs = steps(one, 60), steps(other, 60)
-        for a, b in zip(ours, theirs, strict=True):
-            assert_equal_steps(a, b)
-    seen = np.array([[obs["acts"].sum(-1), obs["truncated"].any(-1)] for obs, *_ in ours])
-    assert set(seen[:, 0].ravel()) == {1, 2}
-    assert seen[:, 1].any()
-    ends = np.array([result[2:4] for result in ours])
-    assert ends.any(axis=(0, 2)).all(), "some are cut off, and some are not"
-    final = next(result[4]["final_obs"] for result in ours if result[2].any())
-    last = next(obs for obs in final if obs is not None)
-    assert sorted(last["rewards"]) == [-1.0, 0.0, 1.0]
-    assert last["terminated"].tolist() == [1, 1, 0]
 
 
 @pytest.mark.parametrize("name", ["Heaps", "LuckyHeaps"])

@@ -288,53 +288,21 @@ def test_turns_of_environments_that_pettingzoo_converted(make: Any) -> None:
     assert type(adapted(pettingzoo.utils.aec_to_parallel(wrapped))) is ParallelAgents
 
 
-def rows_of(env: Any, actions: Any) -> list[tuple[Any, ...]]:
-    """Flags and rewards of each turn, the mean reward, how the episode ended, until it is over."""
-    rows: list[tuple[Any, ...]] = []
-    obs, _ = env.reset(seed=4)
-    while not rows or not any(rows[-1][-2:]):
-        obs, reward, *ends, _ = env.step(actions(obs["agents"], len(rows)))
-        rows.append((*(obs[key].tolist() for key in obs if key != "agents"), reward, *ends))
-    return rows
-
-
-def test_turns_of_agents_that_come_and_go() -> None:
-    """Births, deaths and cuts are reported in their turn; masks of infos count."""
-    env = EnvFactory.from_any(Rounds)()
-    order = "pqrpqrsr"
-
-    def first_legal(own: Any, clock: int) -> dict[str, int]:
-        mask = own[order[clock]]["action_mask"]
-        assert np.flatnonzero(mask == 0).tolist() == [clock % 3]
-        return dict.fromkeys("pqrs", int(mask.argmax()))
-
-    rows = rows_of(env, first_legal)
-    next_ones = [[int(agent == following) for agent in "pqrs"] for following in f"{order[1:]}."]
-    assert [row[0] for row in rows] == next_ones
-    assert [row[1] for row in rows] == [
-        *([-2, 2, 2, 0], [1, -1, 1, 0], [1, 1, -1, 0]),  # The first round; then s is born.
-        *([-2, 2, 2, 2], [0, -1, 1, 1], [0, 1, -1, 1]),  # p ends in its turn, q in that of r.
-        *([0, 0, 2, -2], [0, 0, -1, 1]),
-    ]
-    assert [row[2].index(1) for row in rows if any(row[2])] == [0, 2]
-    assert (rows[3][2], rows[7][2]) == ([1, 0, 0, 0], [0, 0, 1, 1])
-    assert [row[3] for row in rows] == [[0] * 4] * 5 + [[0, 1, 0, 0]] + [[0] * 4] * 2
-    assert [row[4] for row in rows] == [0.5, 0.25, 0.25, 1.0, 0.25, 0.25, 0.0, 0.0]
-    assert [row[-2:] for row in rows] == [(False, False)] * 7 + [(False, True)]
-
-
 @pytest.mark.parametrize("keeps", [False, True])
 def test_walkers_die_one_by_one(keeps: bool) -> None:
     """A parallel environment whose agents get fewer, and one that continues naming dead ones."""
     env = EnvFactory.from_any(Walkers, keeps=keeps)()
-    rows = rows_of(env, lambda own, clock: {agent: np.ones(1, np.float32) for agent in "abc"})
+    env.reset(seed=4)
+    results = [env.step(dict.fromkeys("abc", np.ones(1, np.float32))) for _ in range(5)]
+    flags = ("acts", "rewards", "terminated", "truncated")
+    told = {key: [obs[key].tolist() for obs, *_ in results] for key in flags}
     none = [0, 0, 0]
+    assert told["acts"] == [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 1], none]
     gone = [5.0 * keeps, 5.0 * keeps, 5.0]
-    assert [row[0] for row in rows] == [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 1], none]
-    assert rows[-1][1] == gone, "rewards are passed on as they are"
-    assert [row[2] for row in rows] == [none, [1, 0, 0], none, none, [0, 0, 1]]
-    assert [row[3] for row in rows] == [none, none, [0, 1, 0], none, none]
-    assert [row[-2:] for row in rows] == [(False, False)] * 4 + [(False, True)]
+    assert told["rewards"][-1] == gone, "rewards are passed on as they are"
+    assert told["terminated"] == [none, [1, 0, 0], none, none, [0, 0, 1]]
+    assert told["truncated"] == [none, none, [0, 1, 0], none, none]
+    assert [result[2:4] for result in results] == [(False, False)] * 4 + [(False, True)]
 
 
 @pytest.mark.parametrize(

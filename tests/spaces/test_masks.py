@@ -65,16 +65,6 @@ def test_lone_actions(mask, action, sizes):
     assert layout.leaves == (MASK_KEY,)
 
 
-def test_one_mask_over_all_parts():
-    """The entries of the parts that can be masked follow each other in the flat order."""
-    layout = mask_layout(observed(bits(11)), NESTED)
-    assert layout.parts == (
-        MaskedPart("arm/0", MASK_KEY, 0, (3,)),
-        MaskedPart("keys", MASK_KEY, 3, (2, 4)),
-        MaskedPart("wheel", MASK_KEY, 9, (2,)),
-    )
-
-
 def test_masks_of_some_parts():
     """Each mask has the key of its part; the order is that of the actions."""
     mask = spaces.Dict({"wheel": bits(2), "arm": spaces.Tuple([bits(3)])})
