@@ -18,7 +18,6 @@ from maze_train.core.notices import warn
 from maze_train.core.targets import arguments_for
 from maze_train.run.parts import BEST, METRICS, SUMMARY, new_directory
 from maze_train.tracking.tracker import read_rows
-from maze_train.training.callbacks import tell_left_out
 from maze_train.training.checkpoints import Checkpoint, CheckpointInfo, Checkpoints, CheckpointStore
 
 if TYPE_CHECKING:
@@ -142,8 +141,6 @@ def load_checkpoint(trainer: Trainer, checkpoint: Checkpoint) -> None:
             shown += more if len(differing) > SHOWN_DIFFERENCES else ""
             raise does_not_fit(checkpoint, f"weights differ: {shown}")
         trainer.load_state_dict(checkpoint.state)
-        if trainer.callbacks is None:
-            tell_left_out(checkpoint.state.get("callbacks", ()))
 
 
 @contextmanager

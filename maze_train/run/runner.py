@@ -59,7 +59,7 @@ from maze_train.training.evaluators import (
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.outcome import LIMITS, Interruption, Limits, TrainingSummary
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
-from maze_train.training.trainer import Contexts, TrainerServices
+from maze_train.training.trainer import TrainerServices
 
 if TYPE_CHECKING:
     from torch import nn
@@ -137,8 +137,7 @@ class TrainingRunner:
         """Read the checkpoint from which the run continues."""
         if self.resumed_dir is None:
             return None
-        found = RunCheckpoints(self.resumed_dir, self.config.resume)
-        return found.load()
+        return RunCheckpoints(self.resumed_dir, self.config.resume).load()
 
     def __enter__(self) -> TrainingRunner:
         return self
@@ -232,7 +231,13 @@ class TrainingRunner:
         write_config(run_dir, self.config_text)
         selection = self._build_model_selection(model, run_dir)
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
-        clock = UpdateClock(self._contexts(run_dir), self._notify_once)
+        contexts = RunContexts(
+            run_dir,
+            deterministic=config.runner.deterministic,
+            detect_anomaly=config.runner.detect_anomaly,
+            profile=config.tracking.profile,
+        )
+        clock = UpdateClock(contexts, self._notify_once)
         interruption = Interruption(clock.remaining)
         services = TrainerServices(
             tracker=tracker,
@@ -340,8 +345,7 @@ class TrainingRunner:
         if self.config.evaluation.opponents:
             evaluators.append(opponent_evaluator(self.config, self.builder))
         if len(evaluators) > 1:
-            joined: Evaluator = MultiEvaluator(evaluators)
-            return joined
+            return MultiEvaluator(evaluators)
         return evaluators[0] if evaluators else None
 
     def _build_model_selection(self, model: nn.Module, run_dir: Path) -> BestModelSelection:
@@ -356,19 +360,6 @@ class TrainingRunner:
             may_cancel=bool(self._agents)
             and self.builder.selection_metric in (EVAL_RETURN, TRAIN_RETURN),
         )
-
-    def _contexts(self, run_dir: Path) -> Contexts:
-        """Modes of PyTorch and the profiler, where the settings ask for them."""
-        runner, profile = self.config.runner, self.config.tracking.profile
-        if not (runner.deterministic or runner.detect_anomaly or profile):
-            return Contexts()
-        found: Contexts = RunContexts(
-            run_dir,
-            deterministic=runner.deterministic,
-            detect_anomaly=runner.detect_anomaly,
-            profile=profile,
-        )
-        return found
 
     def _run_info(self, run_dir: Path, resumed: Checkpoint | None) -> RunInfo:
         config = self.config

@@ -229,8 +229,7 @@ def _metric(runs: Sequence[Run], metric: str | None) -> str:
         if any(len(run.curve(name)[2]) for run in runs):
             return name
     known = list(dict.fromkeys(name for run in runs for row in run.rows for name in row))
-    close = nearest(metric or EVAL_RETURN, known)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    hint = did_you_mean(nearest(metric or EVAL_RETURN, known), "", " ")
     problem = f"no run has it; {hint}columns of metrics.csv: {', '.join(known)}"
     raise ConfigError("metric", problem, metric)
 

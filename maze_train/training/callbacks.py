@@ -245,15 +245,9 @@ class Callbacks:
             else:
                 left.remove(found)
                 callback.load_state_dict(found["state"])
-        tell_left_out(left)
-
-
-def tell_left_out(state: Sequence[Mapping[str, Any]]) -> None:
-    """Print the callbacks that a checkpoint has a state of, and the run has no longer."""
-    for entry in state:
-        notify(
-            f"callback {entry['class']} of the checkpoint is not in this run: its state is dropped"
-        )
+        for entry in left:
+            name = entry["class"]
+            notify(f"callback {name} of the checkpoint is not in this run: its state is dropped")
 
 
 class StopAtReturn(Callback):
