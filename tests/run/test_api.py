@@ -49,12 +49,13 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
         (lambda: SpacesEnv(length=3), 3),
         (EnvConfig(id="CartPole-v1", max_episode_steps=6), 6),
         ("CartPole-v1", None),
+        ({"_target_": "own_envs.make_env", "kwargs": {"length": 6}, "max_episode_steps": 2}, 2),
     ],
-    ids=["mapping", "class", "lambda", "EnvConfig", "id"],
+    ids=["mapping", "class", "lambda", "EnvConfig", "id", "factory"],
 )
 def test_an_environment_is_named_in_many_ways(env: Any, length: int | None) -> None:
     """A mapping, a class, a function, a config and an id all name an environment."""
-    result = short_run(env=env)
+    result = short_run(env=env, total_steps=64)
     assert length in (None, result.history[-1]["eval/episode_length_mean"])
     assert result.policy.act(result.policy.observation_space.sample()) in (-1, 0, 1)
 

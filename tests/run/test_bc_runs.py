@@ -295,14 +295,6 @@ def test_data_that_do_not_fit_in_memory(tmp_path, cartpole, monkeypatch):
     assert same_weights(tmp_path / "auto", tmp_path / "memory")
 
 
-def test_learning_curves(tmp_path, cartpole):
-    """Of losses where there are no returns, of those that there are."""
-    for name, percentage in (("both", 20), ("one", 0)):
-        changes = {"tracking.plot": True, "algorithm.validation_percentage": percentage}
-        start(tmp_path / name, cartpole, **changes)
-        assert (tmp_path / name / "plots" / "learning_curve.png").stat().st_size > 5000
-
-
 def test_actions_of_another_size_than_the_policy(tmp_path, capsys):
     """A Gaussian that begins with 0 ± 1 takes long to find them: a note names a remedy."""
     env = ScaledEnv(1000.0)

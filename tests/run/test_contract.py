@@ -26,8 +26,7 @@ from run_cases import (
     words,
 )
 
-from maze_train import load_policy, run_rollout
-from maze_train.core.errors import ConfigError
+from maze_train import ConfigError, load_policy, run_rollout
 from maze_train.training.outcome import Interrupted, Interruption
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")

@@ -12,8 +12,7 @@ from own_envs import SpacesEnv
 from recorded import record
 from short_runs import QUIET, rows, short_run, summary
 
-from maze_train import run_rollout, train
-from maze_train.core.errors import ConfigError
+from maze_train import ConfigError, run_rollout, train
 from maze_train.core.seeding import EpisodeSeeds, Seeds
 from maze_train.training import evaluators as final_test
 
