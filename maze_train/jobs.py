@@ -90,8 +90,7 @@ class Job:
             self._name_run(composed, overrides)
         started_in = os.getcwd()
         try:
-            node: Any = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-            values = {str(key): value for key, value in node.items()}
+            values = plain_values(composed)
             command = COMMANDS[command_of(settings.job.config_name, values)]
             objective = command.run(values, directory, overrides)
             self.note(replace(record, objective=objective))
@@ -290,6 +289,13 @@ COMMANDS: Mapping[str, Command] = MappingProxyType(
         "train": Command(train),
     }
 )
+
+
+def plain_values(composed: DictConfig) -> dict[str, Any]:
+    """Convert Hydra's configuration to plain values, with interpolations resolved."""
+    node = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    assert isinstance(node, dict)
+    return {str(key): value for key, value in node.items()}
 
 
 def settings_of(overrides: Sequence[str], composed: Mapping[str, Any]) -> dict[str, Any]:
