@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from maze_train.collect.league import make_snapshots
-from maze_train.config.writing import config_text, config_to_dict, write_config
+from maze_train.config.resuming import checkpoint_name
+from maze_train.config.writing import CHECKPOINTS, config_text, config_to_dict, write_config
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import exclusive
 from maze_train.core.notices import notify
@@ -17,11 +18,11 @@ from maze_train.core.seeding import Seeds
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.modules import torch_threads
 from maze_train.run.checkpoints import (
-    RunCheckpoints,
     fitting,
     how_to_go_on,
     load_checkpoint,
     past_rows,
+    take_up,
 )
 from maze_train.run.notes import end_notes, start_notes
 from maze_train.run.parts import (
@@ -47,6 +48,7 @@ from maze_train.tracking.writers import build_writers
 from maze_train.training.build_context import BuildContext
 from maze_train.training.builder import make_builder
 from maze_train.training.callbacks import own_callbacks
+from maze_train.training.checkpoints import Checkpoints, CheckpointStore
 from maze_train.training.config import check_selection
 from maze_train.training.contexts import RunContexts, UpdateClock, find_device
 from maze_train.training.evaluators import (
@@ -137,7 +139,8 @@ class TrainingRunner:
         """Read the checkpoint from which the run continues."""
         if self.resumed_dir is None:
             return None
-        return RunCheckpoints(self.resumed_dir, self.config.resume).load()
+        store = CheckpointStore(self.resumed_dir / CHECKPOINTS)
+        return store.load(checkpoint_name(self.config.resume))
 
     def __enter__(self) -> TrainingRunner:
         return self
@@ -222,10 +225,14 @@ class TrainingRunner:
     ) -> TrainingResult:
         """Train in a directory that no other process uses."""
         config = self.config
-        keep, mode = config.checkpoint, self.selection_mode
-        saved = RunCheckpoints(run_dir, config.resume, keep, mode, self.config_text)
+        store = CheckpointStore(
+            run_dir / CHECKPOINTS,
+            config.checkpoint,
+            mode=self.selection_mode,
+            settings=self.config_text,
+        )
         reason = stop_reason_of(run_dir)
-        resumed = saved.take_up()
+        resumed = take_up(store, run_dir, config.resume)
         if resumed is not None and reason not in ("", *FAILURES, *LIMITS):
             notify(f"note: a callback had ended this run: {reason}; it continues all the same")
         write_config(run_dir, self.config_text)
@@ -252,7 +259,7 @@ class TrainingRunner:
             evaluation_interval=config.evaluation.interval,
             selection_metric=self.builder.selection_metric,
             contexts=clock,
-            checkpoints=saved.schedule(resumed) if keep.is_on else None,
+            checkpoints=Checkpoints(store, resumed) if config.checkpoint.is_on else None,
             interruption=interruption,
             callbacks=self.callbacks,
         )

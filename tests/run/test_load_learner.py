@@ -15,8 +15,14 @@ from own_envs import SpacesEnv
 from recorded import cartpole_heuristic, record
 from short_runs import ALGORITHMS, QUIET, file_contents, short_run
 
-from maze_train import ConfigError, PPOLearner, RunDirectoryError, load_learner, train
-from maze_train.run.checkpoints import RunCheckpoints
+from maze_train import (
+    CheckpointStore,
+    ConfigError,
+    PPOLearner,
+    RunDirectoryError,
+    load_learner,
+    train,
+)
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -25,7 +31,7 @@ TRUST = ["own_envs"]
 
 def saved(path: str, name: str | None = None) -> Any:
     """The state of the learner in a checkpoint."""
-    checkpoint = RunCheckpoints(Path(path), name and f"{path}/checkpoints/{name}").load()
+    checkpoint = CheckpointStore(Path(path) / "checkpoints").load(name)
     assert checkpoint is not None
     return checkpoint.state["learners"]["learner"]
 
@@ -75,8 +81,8 @@ def test_a_run_without_checkpoints_has_no_learner() -> None:
 def test_a_state_that_is_none(state: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts that are missing, or are others, are named with the checkpoint."""
     short_run("run")
-    checkpoint = RunCheckpoints(Path("run")).load()
+    checkpoint = CheckpointStore(Path("run/checkpoints")).load()
     assert checkpoint is not None
-    monkeypatch.setattr(RunCheckpoints, "load", lambda _: replace(checkpoint, state=state))
+    monkeypatch.setattr(CheckpointStore, "load", lambda *_: replace(checkpoint, state=state))
     with pytest.raises(RunDirectoryError, match=r"^checkpoint .*epoch_\d+ does not fit this run: "):
         load_learner("run", TRUST)
