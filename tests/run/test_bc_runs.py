@@ -194,6 +194,7 @@ def test_estimated_statistics_are_frozen(tmp_path, cartpole):
         ({"runner.dataset": {"_target_": "no.such"}}, "runner.dataset._target_"),
         ({"env": "Pendulum-v1"}, "env = 'Pendulum-v1': has the observation space"),
         ({"model.rnn.size": 4}, "model.rnn"),
+        ({"evaluation.final_episodes": 5}, "evaluation.final_episodes = 5: "),
         ({"algorithm.class_weight": "balanced"}, "did you mean algorithm.class_weights"),
         ({"evaluation.metric": "validation/accurcy"}, "validation/discrete_accuracy"),
         ({"evaluation.metric": "eval/success_rate"}, "not reported"),

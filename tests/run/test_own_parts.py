@@ -291,23 +291,6 @@ def test_functions_and_lists_of_episodes() -> None:
         assert rows(name) == rows(f"{name}_whole")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"env": SpacesEnv()}, r"env = .*one environment cannot be many"),
-        ({"evaluators": [OwnNet]}, r"evaluators\[0\]\._target_ = .*: expected a subclass of maze_"),
-        ({"evaluators": [3]}, r"evaluators\[0\] = 3: expected a mapping"),
-        ({"evaluators": CountingEvaluator}, "expected a list"),
-        ({"algorithm.n_epochs": abs}, "expected an integer"),
-    ],
-)
-def test_objects_that_do_not_fit(arguments: dict[str, Any], message: str) -> None:
-    """Refused with the key, before anything is written."""
-    with pytest.raises(ConfigError, match=message):
-        short_run(**arguments)
-    assert list(Path().iterdir()) == []
-
-
 def test_an_instance_takes_no_settings() -> None:
     """It is used as it is."""
     evaluator = CountingEvaluator()
