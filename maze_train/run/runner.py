@@ -15,6 +15,7 @@ from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import exclusive
 from maze_train.core.notices import notify
 from maze_train.core.seeding import Seeds
+from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.modules import torch_threads
 from maze_train.run.checkpoints import (
@@ -47,7 +48,7 @@ from maze_train.tracking.tracker import (
 from maze_train.tracking.writers import build_writers
 from maze_train.training.build_context import BuildContext
 from maze_train.training.builder import make_builder
-from maze_train.training.callbacks import own_callbacks
+from maze_train.training.callbacks import Callback
 from maze_train.training.checkpoints import Checkpoints, CheckpointStore
 from maze_train.training.config import check_selection
 from maze_train.training.contexts import RunContexts, UpdateClock, find_device
@@ -68,7 +69,6 @@ if TYPE_CHECKING:
 
     from maze_train.learner.learner import Learner
     from maze_train.run.pipeline import PreparedRun
-    from maze_train.training.callbacks import Callback
     from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.trainer import Trainer
@@ -208,8 +208,7 @@ class TrainingRunner:
             self._final_evaluator = builder.build_final_evaluator()
             with generators_kept():  # rich draws from `random` when it is imported
                 writers = build_writers(self.config.tracking)
-                if self.config.callbacks:
-                    self.callbacks += own_callbacks(self.config.callbacks)
+                self.callbacks += build_targets(self.config.callbacks, "callbacks", Callback)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._parent)
             with exclusive(self.run_dir):
                 if self.resumed_dir is None:
@@ -301,7 +300,7 @@ class TrainingRunner:
             finally:
                 summary = replace(trainer.summary(), final_test=tests)
                 tracker.finish(summary.as_dict())
-                if trainer.stop_reason in ("interrupted", "error"):
+                if trainer.stop_reason in FAILURES:
                     tell_stop(trainer, how_to_go_on(self.run_dir, self.config))
         return summary
 

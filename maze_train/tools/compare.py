@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from maze_train.config.commands import CompareConfig
 from maze_train.config.loading import load_settings
+from maze_train.core.conversion import is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean, nearest, printable
 from maze_train.core.notices import warn
 from maze_train.tools.compare_report import (
@@ -25,7 +26,7 @@ from maze_train.tools.compare_report import (
     shown,
     write_files,
 )
-from maze_train.tools.runs import LeftOut, find_runs, is_within, read_run
+from maze_train.tools.runs import LeftOut, find_runs, read_run
 from maze_train.tracking.tracker import (
     EVAL_RETURN,
     TRAIN_RETURN,

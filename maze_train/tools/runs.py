@@ -20,7 +20,7 @@ import numpy as np
 from maze_train.config.stored import read_settings
 from maze_train.config.sweeps import JOBS_FILE, read_jobs
 from maze_train.config.writing import CONFIG_FILE
-from maze_train.core.conversion import build_dataclass
+from maze_train.core.conversion import build_dataclass, is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular
 from maze_train.core.targets import TARGET
@@ -230,11 +230,6 @@ def task_name(settings: Mapping[str, Any]) -> str:
     if env.get("id") or env.get(TARGET) or not dataset:
         return env_name(EnvConfig(id=env.get("id"), target=env.get(TARGET)))
     return str(dataset if isinstance(dataset, str) else dataset.get(TARGET))
-
-
-def is_within(key: str, sections: Iterable[str]) -> bool:
-    """Whether a dotted key is one of some, or lies in the section of one."""
-    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 Array: TypeAlias = "NDArray[np.float64]"
