@@ -90,7 +90,9 @@ class Job:
             self._name_run(composed, overrides)
         started_in = os.getcwd()
         try:
-            objective = do(composed, settings.job.config_name, directory, overrides)
+            values = plain_values(composed)
+            command = COMMANDS[command_of(settings.job.config_name, values)]
+            objective = command.run(values, directory, overrides)
             self.note(replace(record, objective=objective))
             if is_sweep:
                 self._drop_empty(settings)
@@ -163,21 +165,6 @@ class Job:
 
 def _key_of(override: str) -> str:
     return override.partition("=")[0].lstrip("+")
-
-
-def do(composed: DictConfig, name: str | None, directory: str | None, given: Any) -> float:
-    """Run a composed configuration.
-
-    Args:
-        composed: Hydra's configuration.
-        name: Name of the primary config.
-        directory: Directory of the results, unless the configuration names one.
-        given: Settings of the user, a list in Hydra's spelling.
-
-    Returns:
-        What a sweeper optimises, see `Job`.
-    """
-    return COMMANDS[command_of(name, composed)].run(plain_values(composed), directory, given)
 
 
 def command_of(name: str | None, values: Mapping[Any, Any]) -> str:

@@ -11,9 +11,8 @@ import pytest
 import torch
 from cases import sweep
 
-from maze_train import Event, EventInterface, Statistics
+from maze_train import Event, EventInterface, ShapeError, Statistics
 from maze_train.core import events
-from maze_train.core.errors import ShapeError
 
 
 class LossEvents(EventInterface, prefix="train"):

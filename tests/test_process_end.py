@@ -114,32 +114,15 @@ def stop_reason(folder: Path) -> str:
 DEV = ("runner=dev",)
 
 
-@pytest.mark.parametrize(
-    ("runner", "env", "code", "said", "reason"),
-    [
-        # A module where the command is called needs no PYTHONPATH.
-        (LOCAL, "near.Near", 0, r"stopped +total_steps", "total_steps"),
-        (LOCAL, "near.Broken", 1, "RuntimeError: the wheel came off", "error"),
-    ],
-    ids=["local, done", "local, broken"],
-)
 @pytest.mark.exhaustive
-def test_how_a_run_ends_by_itself(
-    start: Start,
-    tmp_path: Path,
-    runner: tuple[str, ...],
-    env: str,
-    code: int,
-    said: str,
-    reason: str,
-) -> None:
-    """With its outcome, or the words of the environment; no process is left."""
-    text = "from own_envs import FaultyEnv, SpacesEnv as Near\nBroken = lambda: FaultyEnv(at=100)\n"
-    (tmp_path / "near.py").write_text(text)
-    process = start(*ENDLESS, *runner, "env=default", f"env._target_={env}", "total_steps=2048")
-    assert process.end() == code
-    assert re.search(said, process.output)
-    assert stop_reason(tmp_path) == reason
+def test_how_a_run_ends_by_itself(start: Start, tmp_path: Path) -> None:
+    """With its outcome; a module where it is called needs no PYTHONPATH; no process is left."""
+    (tmp_path / "near.py").write_text("from own_envs import SpacesEnv as Near\n")
+    env = ("env=default", "env._target_=near.Near", "total_steps=2048")
+    process = start(*ENDLESS, *LOCAL, *env)
+    assert process.end() == 0
+    assert re.search(r"stopped +total_steps", process.output)
+    assert stop_reason(tmp_path) == "total_steps"
     assert left_in(process.popen.pid) == {}
 
 

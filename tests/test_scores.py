@@ -108,6 +108,7 @@ def test_a_killed_run_goes_on_and_becomes_a_row(
     assert (again.test_best, again.curve[2]) == (row.test_best, row.curve[2])
 
 
+@pytest.mark.exhaustive
 def test_a_cell_learns_from_its_teacher(tmp_path: Path) -> None:
     """The teacher of the seed is trained and recorded; a change of it makes the rows stale."""
     teacher = Cell("ppo/CartPole-v1", settings=SHORT)

@@ -113,12 +113,15 @@ def test_a_sweep_ends_with_its_comparison(
 
 @pytest.mark.parametrize(
     ("varied", "names"),
-    [
-        ("algorithm.lr=1e-3,linear_0.01", ["algorithm.lr=0.001", "algorithm.lr=linear_0.01"]),
-        ("env.kwargs.maps=[a/b],../c d", ["env.kwargs.maps=-a-b-", "env.kwargs.maps=..-c-d"]),
-        (f"env.kwargs.map={'x' * 99},y", [f"env.kwargs.map={'x' * 85}", "env.kwargs.map=y"]),
-        ("tracking.name=mine", ["mine"]),
-    ],
+    everyday(
+        2,
+        [
+            ("env.kwargs.maps=[a/b],../c d", ["env.kwargs.maps=-a-b-", "env.kwargs.maps=..-c-d"]),
+            ("tracking.name=mine", ["mine"]),
+            (f"env.kwargs.map={'x' * 99},y", [f"env.kwargs.map={'x' * 85}", "env.kwargs.map=y"]),
+        ],
+        are_rows=True,
+    ),
 )
 def test_runs_of_a_sweep_are_named_after_what_differs(
     maze_run: CommandLine, varied: str, names: list[str]

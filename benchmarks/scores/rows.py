@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze_train.core.files import atomic_write
-from maze_train.tools.runs import SUMMARY_FILE, WALL_TIME, Run, read_run
+from maze_train.run.parts import SUMMARY
+from maze_train.tools.runs import WALL_TIME, Run, read_run
 from maze_train.tracking.tracker import ENV_STEPS, EVAL_RETURN
 from maze_train.workers.remote import available_cores
 
@@ -117,7 +118,7 @@ def measured(directory: Path, cell: Cell, seed: int) -> Row:
         RunDirectoryError: If it did not, or its files are damaged.
     """
     run = read_run(directory)
-    summary = json.loads((directory / SUMMARY_FILE).read_text())
+    summary = json.loads((directory / SUMMARY).read_text())
     curve = np.stack(run.curve(EVAL_RETURN))
     chosen = np.unique(np.linspace(0, curve.shape[1] - 1, POINTS).round().astype(int))
     return Row(

@@ -205,9 +205,9 @@ def keys_of(cls: type, values: Mapping[str, Any], path: str = "") -> Iterator[st
                 yield from keys_of(section, node, join(path, key))
 
 
-def choose_one(group: str, folders: Iterable[str] = ()) -> ConfigError:
+def choose_one(group: str) -> ConfigError:
     """The error for a missing choice: its options, each with a description."""
-    return ConfigError(group, f"choose one: {group}=<name>{_listing(group, folders)}")
+    return ConfigError(group, f"choose one: {group}=<name>{_listing(group)}")
 
 
 def unknown_option(group: str, name: str, folders: Iterable[str] = ()) -> ConfigError:
@@ -219,7 +219,7 @@ def unknown_option(group: str, name: str, folders: Iterable[str] = ()) -> Config
     return ConfigError(group, f"no such option; {hint}available:{_listing(group, folders)}", name)
 
 
-def _listing(group: str, folders: Iterable[str]) -> str:
+def _listing(group: str, folders: Iterable[str] = ()) -> str:
     options = describe_options(group, folders)
     width = max(map(len, options), default=0)
     return "".join(f"\n  {name:<{width}}  {text}".rstrip() for name, text in options.items())

@@ -12,7 +12,7 @@ from maze_train.config.stored import check_given, read_settings, settings_of_run
 from maze_train.config.train_config import AUTO, RunnerConfig, TrainConfig
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, config_to_dict
 from maze_train.core.checks import absolute_path
-from maze_train.core.conversion import TUPLE
+from maze_train.core.conversion import TUPLE, is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, Given, has_no_name
@@ -208,7 +208,7 @@ def _matters(key: str, config: TrainConfig) -> bool:
         sources = [own.source for own in config.policies.values()]
         is_random = RANDOM in (*sources, *config.evaluation.opponents.values())
         return is_random or not config.evaluation.deterministic
-    return not any(key == free or key.startswith(f"{free}.") for free in FREE)
+    return not is_within(key, FREE)
 
 
 def _leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -20,7 +20,7 @@ from maze_train.config.loading import PARTS, load_config, place_of, section_of
 from maze_train.config.signature import is_signed
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import CONFIG_FILE, LOADER, MAX_BYTES, check_plain, config_to_dict
-from maze_train.core.conversion import convert, join
+from maze_train.core.conversion import convert, is_within, join
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular
 from maze_train.core.targets import (
@@ -203,7 +203,7 @@ def modules_to_trust(config: TrainConfig) -> list[str]:
     roots = {
         (module or path.replace(":", ".")).partition(".")[0]
         for _, path, module in _targets_in(config)
-        if not _within(path, OFFERED) and not isinstance(path, Given)
+        if not is_within(path, OFFERED) and not isinstance(path, Given)
     }
     return sorted(roots)
 
@@ -274,10 +274,10 @@ def _refusal(
     None: it may be used, or is not there, which is reported where it is built.
     """
     if id_module:
-        return None if _within(id_module, trust) else ("", id_module.partition(".")[0])
+        return None if is_within(id_module, trust) else ("", id_module.partition(".")[0])
     path = path.replace(":", ".")
-    is_trusted = _within(path, trust)
-    if not is_trusted and not _within(path, OFFERED):
+    is_trusted = is_within(path, trust)
+    if not is_trusted and not is_within(path, OFFERED):
         return "", path.partition(".")[0]
     try:
         module, names = imported(path)
@@ -295,7 +295,7 @@ def _refusal(
     is_maker = isinstance(found, type) or inspect.isroutine(found)
     home = str(getattr(found, "__module__", None) or "builtins") if is_maker else module.__name__
     home = script_name() if home == SCRIPT else home
-    if _is_offered(found, home, kind) or (is_trusted and _within(home, [*trust, *OFFERED])):
+    if _is_offered(found, home, kind) or (is_trusted and is_within(home, [*trust, *OFFERED])):
         return None
     if is_trusted:
         return f" (defined in {home})", home.partition(".")[0]
@@ -304,11 +304,6 @@ def _refusal(
 
 def _is_offered(found: Any, home: str, kind: str | None) -> bool:
     """Whether something is a class of a part, or of settings, that needs no trust."""
-    if not isinstance(found, type) or not _within(home, OFFERED) or _within(home, UNSAFE):
+    if not isinstance(found, type) or not is_within(home, OFFERED) or is_within(home, UNSAFE):
         return False
     return is_dataclass(found) if kind is None else issubclass(found, locate(kind))
-
-
-def _within(name: str, modules: Collection[str]) -> bool:
-    """Whether a dotted name is one of some modules, or lies in one."""
-    return any(name == module or name.startswith(f"{module}.") for module in modules)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from maze_train.core.checks import MOST_THREADS, absolute_path, check_at_least, check_fields
 from maze_train.core.conversion import convert_fields
 from maze_train.core.errors import ConfigError
-from maze_train.core.targets import Given, is_target, locate
+from maze_train.core.targets import Given, check_targets, locate
 from maze_train.envs.config import EnvConfig
 from maze_train.learner.config import GradientSettings, LearnerGroupConfig, Schedule
 from maze_train.nets.config import ModelConfig
@@ -204,9 +204,7 @@ class TrainConfig:
         self._check_experience()
         if self.seed is not None:
             check_at_least("seed", self.seed, 0)
-        for i, node in enumerate(self.callbacks):
-            if not is_target(node):
-                raise ConfigError(f"callbacks[{i}]", "expected the key _target_", node)
+        check_targets("callbacks", self.callbacks)
         if self.resume == AUTO and self.run_dir is None:
             raise ConfigError("resume", "needs a fixed directory: set run_dir", self.resume)
         self._directories()

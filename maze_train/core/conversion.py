@@ -63,6 +63,11 @@ def join(path: str, key: str) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
+def is_within(key: str, sections: Iterable[str]) -> bool:
+    """Whether a dotted name is one of some, or lies in one: `a.b` and `a.b.c` are within `a.b`."""
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
 def build_dataclass(cls: type[ConfigT], node: Mapping[str, Any], path: str = "") -> ConfigT:
     """Build a configuration dataclass from a plain nested mapping.
 

@@ -59,23 +59,21 @@ class Event:
     @classmethod
     def of_tag(cls, tag: str, doc: str, reduce: Reduction = "mean") -> Event:
         """A statistic that no interface declares, such as one that a user names."""
-        event = cls(doc, reduce)
-        object.__setattr__(event, "name", tag.partition("/")[2])
-        object.__setattr__(event, "tag", tag)
-        return event
+        return cls(doc, reduce)._called(tag.partition("/")[2], tag)
 
     def of_owner(self, owner: str) -> Event:
         """The same statistic of one of several owners, such as policies: `<prefix>/<owner>/<name>`.
 
         Statistics go by tags, as for `of_part`.
         """
-        event, prefix = Event(self.doc, self.reduce), self.tag.removesuffix(f"/{self.name}")
-        object.__setattr__(event, "name", self.name)
-        object.__setattr__(event, "tag", f"{prefix}/{owner}/{self.name}")
-        return event
+        prefix = self.tag.removesuffix(f"/{self.name}")
+        event = Event(self.doc, self.reduce)
+        return event._called(self.name, f"{prefix}/{owner}/{self.name}")
 
-    def _join(self, prefix: str) -> None:
-        object.__setattr__(self, "tag", f"{prefix}/{self.name}")
+    def _called(self, name: str, tag: str) -> Event:
+        object.__setattr__(self, "name", name)
+        object.__setattr__(self, "tag", tag)
+        return self
 
 
 class EventInterface:
@@ -100,7 +98,7 @@ class EventInterface:
             if isinstance(member, Event):
                 if member.tag:
                     raise TypeError(f"{cls.__name__}.{member.name} is {member.tag} already")
-                member._join(cls.prefix)
+                member._called(member.name, f"{cls.prefix}/{member.name}")
 
     @classmethod
     def events(cls) -> list[Event]:

@@ -174,10 +174,8 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     make_folders(path.parent)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with _new_file(temporary) as file:
+        with _synced_file(temporary) as file:
             yield file
-            file.flush()
-            os.fsync(file.fileno())
         os.replace(temporary, path)
     except BaseException:
         temporary.unlink(missing_ok=True)
@@ -190,16 +188,18 @@ def write_synced(path: Path, data: bytes) -> None:
     Raises:
         OSError: If the file cannot be written; a part of it may be there.
     """
-    with _new_file(path) as file:
+    with _synced_file(path) as file:
         file.write(data)
+
+
+@contextmanager
+def _synced_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that replaces an existing one, on disk after the block: a link is not followed."""
+    path.unlink(missing_ok=True)
+    with path.open("xb") as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
-
-
-def _new_file(path: Path) -> IO[bytes]:
-    """A file that replaces an existing one: a link is not followed."""
-    path.unlink(missing_ok=True)
-    return path.open("xb")
 
 
 def fsync_directory(path: Path) -> None:

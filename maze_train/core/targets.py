@@ -80,6 +80,13 @@ def is_target(node: Any) -> bool:
     return isinstance(node, dict) and TARGET in node
 
 
+def check_targets(key: str, nodes: Sequence[Any]) -> None:
+    """Refuse an entry of a list of parts that names none."""
+    for i, node in enumerate(nodes):
+        if not is_target(node):
+            raise ConfigError(f"{key}[{i}]", f"expected the key {TARGET}", node)
+
+
 def target_name(value: Any) -> str:
     """The dotted path in a text that may name a class or function, or an empty text.
 
@@ -236,6 +243,11 @@ def build_target(
     """
     _check_targets(node, key, kind)
     return _built(node, args, kwargs, key, kind)
+
+
+def build_targets(nodes: Sequence[Mapping[str, Any]], key: str, kind: type) -> list[Any]:
+    """Build the objects that a list of nodes names, see `build_target`."""
+    return [build_target(node, key=f"{key}[{i}]", kind=kind) for i, node in enumerate(nodes)]
 
 
 def _check_targets(node: Mapping[str, Any], key: str, kind: type | None) -> None:

@@ -11,15 +11,13 @@ from maze_train.config.overrides import shell_word
 from maze_train.config.resuming import checkpoint_name
 from maze_train.config.signature import is_signed
 from maze_train.config.stored import given_in_python, modules_to_trust
-from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, config_text, writable
+from maze_train.config.writing import CONFIG_FILE, config_text, writable
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import remove_leftovers
 from maze_train.core.notices import warn
 from maze_train.core.targets import arguments_for
 from maze_train.run.parts import BEST, METRICS, SUMMARY, new_directory
 from maze_train.tracking.tracker import read_rows
-from maze_train.training.callbacks import tell_left_out
-from maze_train.training.checkpoints import Checkpoint, CheckpointInfo, Checkpoints, CheckpointStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
     from maze_train.config.train_config import TrainConfig
     from maze_train.core.types import Tensor
     from maze_train.tracking.tracker import MetricsRow
-    from maze_train.training.config import CheckpointConfig
+    from maze_train.training.checkpoints import Checkpoint, CheckpointStore
     from maze_train.training.trainer import Trainer
 
 
@@ -38,66 +36,29 @@ RESULTS = (METRICS, BEST, SUMMARY, "policies", "plots", "profile", "events.out.t
 SHOWN_DIFFERENCES = 4
 
 
-class RunCheckpoints:
-    """The checkpoints of a run.
+def take_up(store: CheckpointStore, run_dir: Path, resume: str | None) -> Checkpoint | None:
+    """Load the checkpoint from which a run continues, and remove what killed processes left.
+
+    Without a checkpoint a run begins again, and what it has written so far is put aside; in an
+    empty directory there is nothing to do. The run directory must be locked.
 
     Args:
+        store: The checkpoints of the run.
         run_dir: Directory of the run.
         resume: The run that is continued, or the checkpoint of it; None: the newest one.
-        config: Settings of checkpoints; None: the usual ones.
-        mode: `max` if larger scores are better, `min` if smaller ones are.
-        config_text: Configuration of the run, which every checkpoint keeps.
+
+    Raises:
+        RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
     """
-
-    def __init__(
-        self,
-        run_dir: Path,
-        resume: str | None = None,
-        config: CheckpointConfig | None = None,
-        mode: str = "max",
-        config_text: str = "",
-    ) -> None:
-        self._store = CheckpointStore(
-            run_dir / CHECKPOINTS, config, mode=mode, settings=config_text
-        )
-        self._run_dir = run_dir
-        self._name = checkpoint_name(resume)
-
-    def find(self) -> CheckpointInfo | None:
-        """Find the checkpoint from which the run continues; None if there is no checkpoint."""
-        infos = self._store.list()[::-1]
-        return next((info for info in infos if self._name in (None, info.path.name)), None)
-
-    def load(self) -> Checkpoint | None:
-        """Load the checkpoint from which the run continues; None if there is no checkpoint.
-
-        Raises:
-            RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
-        """
-        return self._store.load(self._name)
-
-    def take_up(self) -> Checkpoint | None:
-        """Load that checkpoint, and remove what killed processes left.
-
-        Without a checkpoint a run begins again, and what it has written so far is put aside; in an
-        empty directory there is nothing to do. The run directory must be locked.
-
-        Raises:
-            RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
-        """
-        for directory in (self._run_dir, self._run_dir / BEST):
-            remove_leftovers(directory)
-        self._store.clean()
-        checkpoint = self.load()
-        if checkpoint is None:
-            put_aside(self._run_dir)
-        else:
-            self._store.point_to(checkpoint)
-        return checkpoint
-
-    def schedule(self, resumed: Checkpoint | None) -> Checkpoints:
-        """Schedule the checkpoints of a run that continues from one, or begins."""
-        return Checkpoints(self._store, resumed)
+    for directory in (run_dir, run_dir / BEST):
+        remove_leftovers(directory)
+    store.clean()
+    checkpoint = store.load(checkpoint_name(resume))
+    if checkpoint is None:
+        put_aside(run_dir)
+    else:
+        store.point_to(checkpoint)
+    return checkpoint
 
 
 def put_aside(run_dir: Path) -> None:
@@ -142,8 +103,6 @@ def load_checkpoint(trainer: Trainer, checkpoint: Checkpoint) -> None:
             shown += more if len(differing) > SHOWN_DIFFERENCES else ""
             raise does_not_fit(checkpoint, f"weights differ: {shown}")
         trainer.load_state_dict(checkpoint.state)
-        if trainer.callbacks is None:
-            tell_left_out(checkpoint.state.get("callbacks", ()))
 
 
 @contextmanager

@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import load_config
-from maze_train.config.resuming import continued, run_to_resume, stored_settings
+from maze_train.config.resuming import checkpoint_name, continued, run_to_resume, stored_settings
 from maze_train.config.train_config import AUTO, TrainConfig
+from maze_train.config.writing import CHECKPOINTS
 from maze_train.core.seeding import draw_seed
 from maze_train.training.config import TRIAL_STEPS
 
@@ -85,9 +86,11 @@ def prepare(config: TrainConfig) -> PreparedRun:
         bases.append(base)
     config, checkpoint = shortened(config), None
     if directory is not None:
-        from maze_train.run.checkpoints import RunCheckpoints
+        from maze_train.training.checkpoints import CheckpointStore
 
-        checkpoint = RunCheckpoints(directory, config.resume).find()
+        name = checkpoint_name(config.resume)
+        infos = CheckpointStore(directory / CHECKPOINTS).list()[::-1]
+        checkpoint = next((info for info in infos if name in (None, info.path.name)), None)
         config = continued(config, directory, checkpoint)
     if config.seed is None:
         config = replace(config, seed=draw_seed())

@@ -9,19 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from maze_train.collect.league import make_snapshots
-from maze_train.config.writing import config_text, config_to_dict, write_config
+from maze_train.config.resuming import checkpoint_name
+from maze_train.config.writing import CHECKPOINTS, config_text, config_to_dict, write_config
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import exclusive
 from maze_train.core.notices import notify
 from maze_train.core.seeding import Seeds
+from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.modules import torch_threads
 from maze_train.run.checkpoints import (
-    RunCheckpoints,
     fitting,
     how_to_go_on,
     load_checkpoint,
     past_rows,
+    take_up,
 )
 from maze_train.run.notes import end_notes, start_notes
 from maze_train.run.parts import (
@@ -46,7 +48,8 @@ from maze_train.tracking.tracker import (
 from maze_train.tracking.writers import build_writers
 from maze_train.training.build_context import BuildContext
 from maze_train.training.builder import make_builder
-from maze_train.training.callbacks import own_callbacks
+from maze_train.training.callbacks import Callback
+from maze_train.training.checkpoints import Checkpoints, CheckpointStore
 from maze_train.training.config import check_selection
 from maze_train.training.contexts import RunContexts, UpdateClock, find_device
 from maze_train.training.evaluators import (
@@ -59,14 +62,13 @@ from maze_train.training.evaluators import (
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.outcome import LIMITS, Interruption, Limits, TrainingSummary
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
-from maze_train.training.trainer import Contexts, TrainerServices
+from maze_train.training.trainer import TrainerServices
 
 if TYPE_CHECKING:
     from torch import nn
 
     from maze_train.learner.learner import Learner
     from maze_train.run.pipeline import PreparedRun
-    from maze_train.training.callbacks import Callback
     from maze_train.training.checkpoints import Checkpoint
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.trainer import Trainer
@@ -137,8 +139,8 @@ class TrainingRunner:
         """Read the checkpoint from which the run continues."""
         if self.resumed_dir is None:
             return None
-        found = RunCheckpoints(self.resumed_dir, self.config.resume)
-        return found.load()
+        store = CheckpointStore(self.resumed_dir / CHECKPOINTS)
+        return store.load(checkpoint_name(self.config.resume))
 
     def __enter__(self) -> TrainingRunner:
         return self
@@ -206,8 +208,7 @@ class TrainingRunner:
             self._final_evaluator = builder.build_final_evaluator()
             with generators_kept():  # rich draws from `random` when it is imported
                 writers = build_writers(self.config.tracking)
-                if self.config.callbacks:
-                    self.callbacks += own_callbacks(self.config.callbacks)
+                self.callbacks += build_targets(self.config.callbacks, "callbacks", Callback)
             self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._parent)
             with exclusive(self.run_dir):
                 if self.resumed_dir is None:
@@ -223,16 +224,26 @@ class TrainingRunner:
     ) -> TrainingResult:
         """Train in a directory that no other process uses."""
         config = self.config
-        keep, mode = config.checkpoint, self.selection_mode
-        saved = RunCheckpoints(run_dir, config.resume, keep, mode, self.config_text)
+        store = CheckpointStore(
+            run_dir / CHECKPOINTS,
+            config.checkpoint,
+            mode=self.selection_mode,
+            settings=self.config_text,
+        )
         reason = stop_reason_of(run_dir)
-        resumed = saved.take_up()
+        resumed = take_up(store, run_dir, config.resume)
         if resumed is not None and reason not in ("", *FAILURES, *LIMITS):
             notify(f"note: a callback had ended this run: {reason}; it continues all the same")
         write_config(run_dir, self.config_text)
         selection = self._build_model_selection(model, run_dir)
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
-        clock = UpdateClock(self._contexts(run_dir), self._notify_once)
+        contexts = RunContexts(
+            run_dir,
+            deterministic=config.runner.deterministic,
+            detect_anomaly=config.runner.detect_anomaly,
+            profile=config.tracking.profile,
+        )
+        clock = UpdateClock(contexts, self._notify_once)
         interruption = Interruption(clock.remaining)
         services = TrainerServices(
             tracker=tracker,
@@ -247,7 +258,7 @@ class TrainingRunner:
             evaluation_interval=config.evaluation.interval,
             selection_metric=self.builder.selection_metric,
             contexts=clock,
-            checkpoints=saved.schedule(resumed) if keep.is_on else None,
+            checkpoints=Checkpoints(store, resumed) if config.checkpoint.is_on else None,
             interruption=interruption,
             callbacks=self.callbacks,
         )
@@ -289,7 +300,7 @@ class TrainingRunner:
             finally:
                 summary = replace(trainer.summary(), final_test=tests)
                 tracker.finish(summary.as_dict())
-                if trainer.stop_reason in ("interrupted", "error"):
+                if trainer.stop_reason in FAILURES:
                     tell_stop(trainer, how_to_go_on(self.run_dir, self.config))
         return summary
 
@@ -340,8 +351,7 @@ class TrainingRunner:
         if self.config.evaluation.opponents:
             evaluators.append(opponent_evaluator(self.config, self.builder))
         if len(evaluators) > 1:
-            joined: Evaluator = MultiEvaluator(evaluators)
-            return joined
+            return MultiEvaluator(evaluators)
         return evaluators[0] if evaluators else None
 
     def _build_model_selection(self, model: nn.Module, run_dir: Path) -> BestModelSelection:
@@ -356,19 +366,6 @@ class TrainingRunner:
             may_cancel=bool(self._agents)
             and self.builder.selection_metric in (EVAL_RETURN, TRAIN_RETURN),
         )
-
-    def _contexts(self, run_dir: Path) -> Contexts:
-        """Modes of PyTorch and the profiler, where the settings ask for them."""
-        runner, profile = self.config.runner, self.config.tracking.profile
-        if not (runner.deterministic or runner.detect_anomaly or profile):
-            return Contexts()
-        found: Contexts = RunContexts(
-            run_dir,
-            deterministic=runner.deterministic,
-            detect_anomaly=runner.detect_anomaly,
-            profile=profile,
-        )
-        return found
 
     def _run_info(self, run_dir: Path, resumed: Checkpoint | None) -> RunInfo:
         config = self.config

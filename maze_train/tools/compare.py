@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from maze_train.config.commands import CompareConfig
 from maze_train.config.loading import load_settings
+from maze_train.core.conversion import is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean, nearest, printable
 from maze_train.core.notices import warn
 from maze_train.tools.compare_report import (
@@ -25,7 +26,7 @@ from maze_train.tools.compare_report import (
     shown,
     write_files,
 )
-from maze_train.tools.runs import LeftOut, find_runs, is_within, read_run
+from maze_train.tools.runs import LeftOut, find_runs, read_run
 from maze_train.tracking.tracker import (
     EVAL_RETURN,
     TRAIN_RETURN,
@@ -229,8 +230,7 @@ def _metric(runs: Sequence[Run], metric: str | None) -> str:
         if any(len(run.curve(name)[2]) for run in runs):
             return name
     known = list(dict.fromkeys(name for run in runs for row in run.rows for name in row))
-    close = nearest(metric or EVAL_RETURN, known)
-    hint = f"did you mean {' or '.join(close)}? " if close else ""
+    hint = did_you_mean(nearest(metric or EVAL_RETURN, known), "", " ")
     problem = f"no run has it; {hint}columns of metrics.csv: {', '.join(known)}"
     raise ConfigError("metric", problem, metric)
 

@@ -20,12 +20,13 @@ import numpy as np
 from maze_train.config.stored import read_settings
 from maze_train.config.sweeps import JOBS_FILE, read_jobs
 from maze_train.config.writing import CONFIG_FILE
-from maze_train.core.conversion import build_dataclass
+from maze_train.core.conversion import build_dataclass, is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular
 from maze_train.core.targets import TARGET
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import env_name
+from maze_train.run.parts import METRICS, SUMMARY
 from maze_train.tracking.tracker import ENV_STEPS, VALIDATION_LOSS, flattened, read_rows
 from maze_train.training.config import EvaluationConfig
 
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
     from maze_train.tracking.tracker import MetricsRow
 
 
-METRICS_FILE, SUMMARY_FILE = "metrics.csv", "summary.json"
 WALL_TIME = "time/total_s"
 PACKAGE = "maze_train.algorithms."
 NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "tracking", "checkpoint")
@@ -157,15 +157,15 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
             message is the reason why it cannot be compared.
     """
     settings = read_settings(directory).values
-    rows = read_rows(directory / METRICS_FILE)
+    rows = read_rows(directory / METRICS)
     problem = "" if unfinished else _stopped(directory, settings, rows, error)
     if not rows:
-        empty = "has no rows" if (directory / METRICS_FILE).exists() else "is missing"
-        problem = problem or f"{METRICS_FILE} {empty}"
+        empty = "has no rows" if (directory / METRICS).exists() else "is missing"
+        problem = problem or f"{METRICS} {empty}"
     if problem:
         raise RunDirectoryError(problem)
     if not all(math.isfinite(row.get(ENV_STEPS, math.nan)) for row in rows):
-        raise RunDirectoryError(f"{METRICS_FILE} is damaged: a row has no {ENV_STEPS}")
+        raise RunDirectoryError(f"{METRICS} is damaged: a row has no {ENV_STEPS}")
     try:
         flat = {
             key: value
@@ -199,7 +199,7 @@ def _stopped(
     directory: Path, settings: Mapping[str, Any], rows: Sequence[MetricsRow], error: str
 ) -> str:
     """Return why a run did not finish; empty: it did, or the reason is unknown."""
-    path = directory / SUMMARY_FILE
+    path = directory / SUMMARY
     if not path.exists():
         is_written = settings.get("tracking", {}).get("summary", False)
         return error or ("has not ended, or was killed (no summary.json)" if is_written else "")
@@ -207,7 +207,7 @@ def _stopped(
         summary = json.loads(read_regular(path))
         reason, updates = str(summary["stop_reason"]), float(summary.get("updates", math.inf))
     except (OSError, ArithmeticError, ValueError, LookupError, TypeError, RecursionError) as error:
-        raise RunDirectoryError(f"{SUMMARY_FILE} is damaged: {error}") from error
+        raise RunDirectoryError(f"{SUMMARY} is damaged: {error}") from error
     words = {"error": "failed (stop_reason error)", "interrupted": "was interrupted"}
     if reason in words:
         return error or words[reason]
@@ -230,11 +230,6 @@ def task_name(settings: Mapping[str, Any]) -> str:
     if env.get("id") or env.get(TARGET) or not dataset:
         return env_name(EnvConfig(id=env.get("id"), target=env.get(TARGET)))
     return str(dataset if isinstance(dataset, str) else dataset.get(TARGET))
-
-
-def is_within(key: str, sections: Iterable[str]) -> bool:
-    """Whether a dotted key is one of some, or lies in the section of one."""
-    return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
 Array: TypeAlias = "NDArray[np.float64]"

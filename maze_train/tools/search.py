@@ -24,6 +24,7 @@ from maze_train.config.sweeps import (
 )
 from maze_train.config.train_config import AUTO
 from maze_train.config.writing import LOADER, MAX_BYTES, check_plain, config_to_dict, writable
+from maze_train.core.conversion import is_within
 from maze_train.core.errors import (
     ConfigError,
     MazeTrainError,
@@ -39,7 +40,7 @@ from maze_train.envs.factory import EnvFactory
 from maze_train.run.pipeline import configure, prepare
 from maze_train.run.policies import with_random_opponent
 from maze_train.run.runner import TrainingRunner
-from maze_train.tools.runs import is_within, task_name
+from maze_train.tools.runs import task_name
 from maze_train.tools.search_report import (
     ERROR,
     SECONDS,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 from maze_train.core.checks import check_below
 from maze_train.core.conversion import convert_fields
 from maze_train.core.errors import ConfigError
-from maze_train.core.targets import is_target
+from maze_train.core.targets import check_targets
 
 
 @dataclass(kw_only=True, slots=True)
@@ -58,6 +58,4 @@ class TrackingConfig:
         ):
             problem = "expected the first and the last update, from 1, such as [11, 20]"
             raise ConfigError("profile", problem, self.profile)
-        for i, node in enumerate(self.writers):
-            if not is_target(node):
-                raise ConfigError(f"writers[{i}]", "expected the key _target_", node)
+        check_targets("writers", self.writers)

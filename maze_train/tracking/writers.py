@@ -16,7 +16,7 @@ import yaml
 
 from maze_train.core.checks import check_below
 from maze_train.core.files import atomic_write, check_held
-from maze_train.core.targets import build_target
+from maze_train.core.targets import build_targets
 from maze_train.tracking.console import ConsoleWriter
 from maze_train.tracking.tracker import (
     ENV_STEPS,
@@ -480,7 +480,6 @@ def build_writers(config: TrackingConfig) -> list[MetricsWriter]:
         MissingExtraError: If one needs a package that is not installed.
     """
     writers = [writer() for setting, writer in WRITERS.items() if getattr(config, setting)]
-    for i, node in enumerate(config.writers):
-        writers.append(build_target(node, key=f"tracking.writers[{i}]", kind=MetricsWriter))
+    writers += build_targets(config.writers, "tracking.writers", MetricsWriter)
     writers.append(ConsoleWriter(config.progress))
     return writers

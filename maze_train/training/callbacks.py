@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from maze_train.core.errors import CallbackError, ConfigError, one_of
 from maze_train.core.events import Event
 from maze_train.core.notices import notify, warn
-from maze_train.core.targets import build_target
+from maze_train.tracking.tracker import FAILURES
 from maze_train.training.generators import generators_kept
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class TrainingView:
         Raises:
             ConfigError: If it is empty, or that of a run that failed.
         """
-        if not reason.strip() or reason in ("error", "interrupted"):
+        if not reason.strip() or reason in FAILURES:
             raise ConfigError("reason", "expected a few words that say why training ends", reason)
         self._trainer.stop_reason = self._trainer.stop_reason or reason
 
@@ -245,15 +245,9 @@ class Callbacks:
             else:
                 left.remove(found)
                 callback.load_state_dict(found["state"])
-        tell_left_out(left)
-
-
-def tell_left_out(state: Sequence[Mapping[str, Any]]) -> None:
-    """Print the callbacks that a checkpoint has a state of, and the run has no longer."""
-    for entry in state:
-        notify(
-            f"callback {entry['class']} of the checkpoint is not in this run: its state is dropped"
-        )
+        for entry in left:
+            name = entry["class"]
+            notify(f"callback {name} of the checkpoint is not in this run: its state is dropped")
 
 
 class StopAtReturn(Callback):
@@ -297,17 +291,6 @@ class StopAtReturn(Callback):
         """Continue from `state`, unless it is that of another metric."""
         if state["metric"] == self.metric:
             self._last = state["last"]
-
-
-def own_callbacks(nodes: Sequence[Mapping[str, Any]]) -> list[Callback]:
-    """The callbacks of the user.
-
-    Raises:
-        ConfigError: If one cannot be built, or is not a callback.
-    """
-    return [
-        build_target(node, key=f"callbacks[{i}]", kind=Callback) for i, node in enumerate(nodes)
-    ]
 
 
 def _name(callback: Callback) -> str:

@@ -16,7 +16,7 @@ from maze_train.core.checks import (
 )
 from maze_train.core.conversion import convert_fields
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
-from maze_train.core.targets import TARGET, is_target
+from maze_train.core.targets import TARGET, check_targets, is_target
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.nets.config import ModelConfig
 
@@ -272,9 +272,7 @@ class EvaluationConfig:
         self._check_opponents()
         if self.metric:
             check_selection(self)
-        for i, node in enumerate(self.evaluators):
-            if TARGET not in node:
-                raise ConfigError(f"evaluators[{i}]", "expected the key _target_", node)
+        check_targets("evaluators", self.evaluators)
 
     def _check_opponents(self) -> None:
         """Refuse a value that is no opponent; directories become absolute paths."""

@@ -34,7 +34,7 @@ from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import CallbackError, ConfigError, EnvError, did_you_mean, nearest
 from maze_train.core.files import read_regular
 from maze_train.core.notices import notify, warn
-from maze_train.core.targets import build_target
+from maze_train.core.targets import build_targets
 from maze_train.core.types import Array, tree_map
 from maze_train.spaces.tensors import as_tensors
 from maze_train.training.generators import generators_kept
@@ -331,12 +331,11 @@ def own_evaluators(
     Raises:
         ConfigError: If one cannot be built, or is not an evaluator.
     """
-    named = {f"evaluation.evaluators[{i}]": node for i, node in enumerate(config.evaluators)}
+    key = "evaluation.evaluators"
+    built = build_targets(config.evaluators, key, Evaluator)
     return [
-        OwnEvaluator(
-            build_target(node, key=key, kind=Evaluator), key, observation_space, action_space
-        )
-        for key, node in named.items()
+        OwnEvaluator(evaluator, f"{key}[{i}]", observation_space, action_space)
+        for i, evaluator in enumerate(built)
     ]
 
 

@@ -43,9 +43,6 @@ if TYPE_CHECKING:
     from maze_train.training.evaluators import BestModelSelection, Evaluator
 
 
-# Imported where a trainer writes its state to a file by itself.
-
-
 PROGRESS = (
     "epoch",
     "updates",
@@ -109,9 +106,7 @@ class Trainer(ABC):
         self.checkpoints = services.checkpoints
         self.contexts = services.contexts
         self.interruption = services.interruption or Interruption()
-        self.callbacks: Callbacks | None = None
-        if services.callbacks:
-            self.callbacks = Callbacks(services.callbacks, self)
+        self.callbacks = Callbacks(services.callbacks, self)
         self.epoch = 0
         self.updates = 0
         self.env_steps = 0
@@ -172,7 +167,7 @@ class Trainer(ABC):
             raise ConfigError("limits", "nothing would end training; set one, or pass n_epochs")
         self._resumed_at = time.perf_counter() - self.wall_time_s
         last_epoch = self.limits.n_epochs if n_epochs is None else self.epoch + n_epochs
-        with self.interruption.deferred(), self._watched(last_epoch):
+        with self.interruption.deferred(), self.callbacks.running(last_epoch):
             try:
                 self._run_epochs(last_epoch)
             except (Interrupted, CallbackError) as stop:
@@ -184,9 +179,8 @@ class Trainer(ABC):
     def _run_epochs(self, last_epoch: int) -> None:
         ended = self.epoch + (self._row is not None)
         self.stop_reason = self._limit_reached(last_epoch, ended)
-        self._call("on_run_start")
-        if self.callbacks is not None:
-            self.callbacks.check()
+        self.callbacks.call("on_run_start")
+        self.callbacks.check()
         # An epoch that was interrupted finishes, also when its last update reached a limit.
         while self._row is not None or self._updates_in_epoch or not self.stop_reason:
             if self._row is None:
@@ -210,7 +204,7 @@ class Trainer(ABC):
             self._score = None  # that of other weights
             self.wall_time_s = time.perf_counter() - self._resumed_at
             self.stop_reason = self._limit_reached()
-            self._call("on_update_end")
+            self.callbacks.call("on_update_end")
             if not self.stop_reason:
                 self.tracker.advance(self._updates_in_epoch / length, self.env_steps)
             if self.checkpoints is not None and self.checkpoints.is_overdue():
@@ -237,7 +231,7 @@ class Trainer(ABC):
         """Evaluate, and write the row of the epoch."""
         metrics = self._evaluate_if_due(closed)
         row = {**closed, **metrics}
-        self._call("on_epoch_end", row)
+        self.callbacks.call("on_epoch_end", row)
         if not metrics:  # because none was due, before a callback ended training
             row.update(self._evaluate_if_due(closed))
         self.wall_time_s = time.perf_counter() - self._resumed_at
@@ -282,21 +276,13 @@ class Trainer(ABC):
         path = self.checkpoints.save(self.state_dict(), position)
         self.statistics.record(TimeEvents.checkpoint_s, time.perf_counter() - started)
         if path is not None:
-            self._call("on_checkpoint")
+            self.callbacks.call("on_checkpoint")
         return path
-
-    def _watched(self, last_epoch: int) -> AbstractContextManager[None]:
-        return nullcontext() if self.callbacks is None else self.callbacks.running(last_epoch)
-
-    def _call(self, hook: str, row: dict[str, float] | None = None) -> None:
-        if self.callbacks is not None:
-            self.callbacks.call(hook, row)
 
     def _check(self) -> None:
         """Raise the error that ends training: its state is whole here."""
         self.interruption.check()
-        if self.callbacks is not None:
-            self.callbacks.check()
+        self.callbacks.check()
 
     def _evaluate_if_due(self, row: dict[str, float]) -> dict[str, float]:
         """Evaluate every that many epochs and at the end, and offer the score for selection."""
@@ -369,9 +355,9 @@ class Trainer(ABC):
         """A copy of everything that influences later numbers; valid between two updates."""
         selection, evaluator = self.model_selection, self.evaluator
         self.statistics.merge(self.learners.wait())
-        called = {} if self.callbacks is None else {"callbacks": self.callbacks.state_dict()}
+        called = self.callbacks.state_dict()
         return {
-            **called,
+            **({"callbacks": called} if called else {}),
             "learners": self.learners.state_dict(),
             "model_selection": None if selection is None else selection.state_dict(),
             "evaluator": None if evaluator is None else deepcopy(evaluator.state_dict()),
@@ -388,8 +374,7 @@ class Trainer(ABC):
             self.model_selection.load_state_dict(state["model_selection"])
         if self.evaluator is not None and state["evaluator"] is not None:
             self.evaluator.load_state_dict(state["evaluator"])
-        if self.callbacks is not None:
-            self.callbacks.load_state_dict(state.get("callbacks", ()))
+        self.callbacks.load_state_dict(state.get("callbacks", ()))
         self.statistics.load_state_dict(state["statistics"])
         self._row = state["row"]
         for name in PROGRESS:

@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
+from maze_train import ConfigError, RolloutConfig, TrainConfig, load_rollout_config
 from maze_train.config.loading import keys_of, load_config, named_option
 from maze_train.config.options import list_options
 from maze_train.config.other_names import OTHER_NAMES
-from maze_train.config.rollout_config import RolloutConfig, load_rollout_config
-from maze_train.config.train_config import TrainConfig
-from maze_train.core.errors import ConfigError
 
 PPO = {"env": "CartPole-v1", "algorithm": "ppo"}
 SAC = {**PPO, "algorithm": "sac"}

@@ -11,9 +11,8 @@ import pytest
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 
+from maze_train import ConfigError, EnvFactory, MissingExtraError
 from maze_train.config.plugins import GymnasiumSource, extended_hydra, is_registered
-from maze_train.core.errors import ConfigError, MissingExtraError
-from maze_train.envs.factory import EnvFactory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,15 +8,12 @@ import numpy as np
 import pytest
 import yaml
 
+from maze_train import ConfigError, DevRunnerConfig, EnvConfig, RunDirectoryError, config_to_dict
 from maze_train.config.rollout_config import (
     joined_env,
     load_rollout_config,
     policy_directory,
 )
-from maze_train.config.train_config import DevRunnerConfig
-from maze_train.config.writing import config_to_dict
-from maze_train.core.errors import ConfigError, RunDirectoryError
-from maze_train.envs.config import EnvConfig
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maze_train import load_learner, load_policy, make_env, run_rollout, train
+from maze_train import ConfigError, load_learner, load_policy, make_env, run_rollout, train
 from maze_train.cli import main
 from maze_train.config.signature import is_signed, signed
-from maze_train.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

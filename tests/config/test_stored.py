@@ -10,11 +10,10 @@ import gymnasium
 import pytest
 import yaml
 
-from maze_train.config.loading import load_config
+from maze_train import ConfigError, load_config
 from maze_train.config.resuming import stored_settings
 from maze_train.config.stored import PARTS, StoredSettings, modules_to_trust, read_settings
 from maze_train.config.writing import config_to_dict, write_config
-from maze_train.core.errors import ConfigError
 from maze_train.core.targets import Given
 from maze_train.envs.registered import module_of_argument, module_of_id
 from maze_train.run.checkpoints import how_to_go_on

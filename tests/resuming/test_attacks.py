@@ -11,16 +11,13 @@ import re
 import shutil
 import signal
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from strangers import COMMANDS, MARKER, OWN, QUIET, change, line, run, trained
+from strangers import COMMANDS, MARKER, QUIET, change, line, run, trained
 
-from maze_train import load_learner
-from maze_train.core.errors import MazeTrainError
-from maze_train.tools.search import search
+from maze_train import MazeTrainError, load_learner, search
 from maze_train.tracking.writers import write_leagues
 
 if TYPE_CHECKING:
@@ -128,25 +125,6 @@ ATTACKS = {
             r"writers.*filename.*expected a path below the run directory",
         )
         for name in ("../own/profile", "/tmp/attack.csv", "a/../../own/profile")
-    },
-    **{
-        f"a network signed by {signature}": Attack(
-            "run",
-            partial(change, place="model.policy", value=OWN, signature=signature),
-            ("train resume", "rollout", "load_policy"),
-            r"none of it was called",
-        )
-        for signature in ("another key", "copied")
-    },
-    **{
-        f"env {settings}": Attack(
-            "run", stored("env", settings), ("train resume", "rollout"), r"none of it was called"
-        )
-        for settings in (
-            {"id": "GymV26Environment", "kwargs": {"env_id": "hostile:E-v0"}},
-            {"id": "CartPole-v1", "kwargs": {"env_id": "hostile:E"}},
-            {"id": "CartPole-v1", "kwargs": {"deep": [{"env_id": "GymV21Environment"}]}},
-        )
     },
 }
 EVERYDAY = ("train resume", "load_policy", "search")

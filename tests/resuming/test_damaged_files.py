@@ -127,7 +127,7 @@ FORMATS = {
 
 def flipped(path: Path, whole: bytes) -> Any:
     """Another bit each time: all bytes of the ends, where headers are, and some between."""
-    places = {*range(min(200, len(whole))), *range(0, len(whole), 97), *range(-200, 0)}
+    places = {*range(min(64, len(whole))), *range(0, len(whole), 197), *range(-64, 0)}
     for place in sorted({place % len(whole) for place in places}):
         data = bytearray(whole)
         data[place] ^= 1 << place % 8

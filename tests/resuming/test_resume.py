@@ -142,12 +142,6 @@ def test_a_run_that_is_over_is_left_as_it_is(whole, tmp_path):
     assert_equal_runs(run_dir, whole)
 
 
-def test_a_checkpoint_that_is_not_there(half):
-    """Its name is reported."""
-    with pytest.raises(RunDirectoryError, match="no checkpoint 'epoch_000077'"):
-        train(resume=half / "checkpoints" / "epoch_000077")
-
-
 def test_killed_between_row_and_checkpoint(tmp_path, whole):
     """A row whose epoch is repeated does not appear twice, in the table or in TensorBoard."""
     run_dir = tmp_path / "run"
@@ -289,16 +283,6 @@ def test_what_a_killed_process_left_is_removed(half):
 
 
 # -- what is refused -----------------------------------------------------------------------------
-
-
-def test_settings_that_matter_are_refused(half):
-    """Before anything is written."""
-    before = (half / "config.yaml").read_text()
-    with pytest.raises(ConfigError, match=r"algorithm.gamma = 0.5: checkpoint .* has 0.99"):
-        train(resume=half, **{"algorithm.gamma": 0.5})
-    with pytest.raises(ConfigError, match=r"env.id = 'Acrobot-v1'"):
-        start(half, resume="auto", env="Acrobot-v1")
-    assert (half / "config.yaml").read_text() == before
 
 
 def test_a_configuration_that_was_edited(half, capsys):

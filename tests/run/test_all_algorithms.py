@@ -274,6 +274,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("es", {**FORK, "model.distributions": {"Discrete": "beta"}}, r"model\.distributions"),
     ("es", {"env": {"id": "CartPole-v1", "backend": "envpool"}}, r"env\.backend = 'envpool'"),
     ("sac", {"runner": "cloud"}, r"runner = 'cloud'"),
+    ("es", {"learner_group.n_learners": 2}, "learner_group.n_learners = 2: es needs one learner"),
+    ("ppo", {"learner_group.queue_size": 1}, "learner_group.queue_size = 1: ppo acts with"),
+    ("impala", {"learner_group.drop_when_full": True}, "drop_when_full = True: nothing waits"),
     ("sac", {"runner.envs_per_actor": 1}, r"runner\.envs_per_actor = 1: a2c and ppo have such"),
     ("ppo", {"runner.envs_per_actor": 3}, r"envs_per_actor = 3: .* runner\.concurrency = 2"),
     ("sac", {"model.rnn.cell": "lstm"}, r"model\.rnn"),
@@ -299,7 +302,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(
     ("algorithm", "overrides", "message"),
-    everyday(22, [*REFUSED[::2], *REFUSED[1::2]], are_rows=True),
+    everyday(24, [*REFUSED[::2], *REFUSED[1::2]], are_rows=True),
 )
 def test_what_does_not_fit_is_refused_before_anything_is_written(
     tmp_path: Path, algorithm: str, overrides: dict[str, Any], message: str

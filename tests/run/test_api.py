@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from own_envs import SpacesEnv
+from own_parts import CountingEvaluator, OwnNet
 from short_runs import short_run, written_config
 from torch import nn
 
@@ -49,12 +50,13 @@ pytestmark = pytest.mark.usefixtures("empty_directory")
         (lambda: SpacesEnv(length=3), 3),
         (EnvConfig(id="CartPole-v1", max_episode_steps=6), 6),
         ("CartPole-v1", None),
+        ({"_target_": "own_envs.make_env", "kwargs": {"length": 6}, "max_episode_steps": 2}, 2),
     ],
-    ids=["mapping", "class", "lambda", "EnvConfig", "id"],
+    ids=["mapping", "class", "lambda", "EnvConfig", "id", "factory"],
 )
 def test_an_environment_is_named_in_many_ways(env: Any, length: int | None) -> None:
     """A mapping, a class, a function, a config and an id all name an environment."""
-    result = short_run(env=env)
+    result = short_run(env=env, total_steps=64)
     assert length in (None, result.history[-1]["eval/episode_length_mean"])
     assert result.policy.act(result.policy.observation_space.sample()) in (-1, 0, 1)
 
@@ -117,10 +119,14 @@ def test_arguments_of_other_libraries_are_answered_with_the_call(
     ("arguments", "message"),
     [
         ({"env": 3}, "expected an id"),
-        ({"env": gymnasium.make("CartPole-v1")}, "expected an id"),
+        ({"env": SpacesEnv()}, r"env = .*one environment cannot be many"),
         ({"env": None}, "env: choose one: env=<registered id>"),
         ({"env.kwargs.length": abs}, r"env\.kwargs\.length"),  # config.yaml could not hold it
         ({"evaluation": {"n_episode": 5}}, "did you mean evaluation.n_episodes"),
+        ({"evaluators": [OwnNet]}, r"evaluators\[0\]\._target_ = .*: expected a subclass of maze_"),
+        ({"evaluators": [3]}, r"evaluators\[0\] = 3: expected a mapping"),
+        ({"evaluators": CountingEvaluator}, "expected a list"),
+        ({"algorithm.n_epochs": abs}, "expected an integer"),
     ],
 )
 def test_wrong_arguments_are_told_before_anything_is_written(

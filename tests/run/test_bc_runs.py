@@ -194,6 +194,7 @@ def test_estimated_statistics_are_frozen(tmp_path, cartpole):
         ({"runner.dataset": {"_target_": "no.such"}}, "runner.dataset._target_"),
         ({"env": "Pendulum-v1"}, "env = 'Pendulum-v1': has the observation space"),
         ({"model.rnn.size": 4}, "model.rnn"),
+        ({"evaluation.final_episodes": 5}, "evaluation.final_episodes = 5: "),
         ({"algorithm.class_weight": "balanced"}, "did you mean algorithm.class_weights"),
         ({"evaluation.metric": "validation/accurcy"}, "validation/discrete_accuracy"),
         ({"evaluation.metric": "eval/success_rate"}, "not reported"),
@@ -293,14 +294,6 @@ def test_data_that_do_not_fit_in_memory(tmp_path, cartpole, monkeypatch):
     assert not (tmp_path / "refused").exists()
     start(tmp_path / "auto", cartpole)
     assert same_weights(tmp_path / "auto", tmp_path / "memory")
-
-
-def test_learning_curves(tmp_path, cartpole):
-    """Of losses where there are no returns, of those that there are."""
-    for name, percentage in (("both", 20), ("one", 0)):
-        changes = {"tracking.plot": True, "algorithm.validation_percentage": percentage}
-        start(tmp_path / name, cartpole, **changes)
-        assert (tmp_path / name / "plots" / "learning_curve.png").stat().st_size > 5000
 
 
 def test_actions_of_another_size_than_the_policy(tmp_path, capsys):

@@ -11,11 +11,9 @@ import torch
 from rollouts import play
 from short_runs import QUIET, rows, summary
 
-from maze_train import load_policy, train
-from maze_train.core.errors import ConfigError, DatasetError
+from maze_train import ConfigError, DatasetError, load_policy, open_dataset, train
 from maze_train.core.seeding import Seeds
 from maze_train.core.types import tree_map
-from maze_train.data.datasets import open_dataset
 from maze_train.data.transition_data import split_episodes
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from own_callbacks import Diary, StopAt
 from own_envs import SpacesEnv
 from short_runs import rows, short_run, summary, written_config
 
-from maze_train import Callback, CallbackError, StopAtReturn, train
-from maze_train.core.errors import ConfigError
+from maze_train import Callback, CallbackError, ConfigError, StopAtReturn, train
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

@@ -10,8 +10,7 @@ import torch._inductor.cpp_builder
 from cases import everyday
 from short_runs import rows, short_run
 
-from maze_train import load_policy
-from maze_train.core.errors import ConfigError
+from maze_train import ConfigError, load_policy
 from maze_train.learner import faster as compiled
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from run_cases import (
 )
 
 from maze_train import load_policy, run_rollout
-from maze_train.core.errors import ConfigError
 from maze_train.training.outcome import Interrupted, Interruption
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -235,12 +234,6 @@ def test_the_command_with_two_learners(tmp_path):
     code, output = maze_run(tmp_path / "output", *words(given))
     assert code == 0, output
     assert len(rows_of(tmp_path / "run")) == 2
-
-
-def test_evolution_strategies_have_one_learner(tmp_path):
-    """The error says what to set."""
-    with pytest.raises(ConfigError, match=r"learner_group.n_learners = 2: es needs one learner"):
-        start("es", tmp_path / "run", **learners(2))
 
 
 # -- what was saved acts, and a trial is a run ---------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import signal
@@ -22,7 +21,6 @@ from short_runs import FORK, rows, short_run, summary
 from torch import nn
 
 from maze_train import JointEnv, load_policy
-from maze_train.algorithms.es.learner import ESEvents, PopulationEvents
 from maze_train.algorithms.es.trainer import STATISTICS_STEPS
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -93,15 +91,11 @@ def assert_equal_runs(run_dir: str, other: str) -> None:
 
 
 def test_metrics() -> None:
-    """Every value that ES reports is in the table, and is plausible."""
+    """Values that ES alone reports are plausible."""
     result = es_run()
     assert (result.summary.stop_reason, result.summary.updates) == ("n_epochs", 6)
-    tags = {event.tag for group in (ESEvents, PopulationEvents) for event in group.events()}
     before = 0
-    for row, written in zip(result.history, rows("run"), strict=True):
-        assert tags <= row.keys()
-        assert tags <= {name for name, cell in written.items() if cell}
-        assert all(math.isfinite(value) for value in row.values())
+    for row in result.history:
         assert row["train/episodes"] == 16
         assert row["env_steps"] - before == 16 * row["train/episode_length_mean"]
         before = row["env_steps"]

@@ -5,15 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, ClassVar
 
-import gymnasium
 import numpy as np
 import pytest
 from own_envs import SpacesEnv
-from recorded import record
-from short_runs import QUIET, rows, short_run, summary
+from short_runs import rows, short_run, summary
 
 from maze_train import run_rollout, train
-from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import EpisodeSeeds, Seeds
 from maze_train.training import evaluators as final_test
 
@@ -80,12 +77,3 @@ def test_a_run_that_had_ended_is_not_tested_again(monkeypatch: pytest.MonkeyPatc
     assert summary("run")["final_test"]["last"]["episodes"] == 4
     train(resume="run", trust=["own_envs"], total_steps=256, **{"evaluation.final_episodes": 4})
     assert summary("run")["final_test"]["last"]["epoch"] == 4
-
-
-def test_without_an_environment_it_is_refused() -> None:
-    """Behavioral cloning may have none."""
-    record(Path("data"), gymnasium.make("CartPole-v1"), n_episodes=3)
-    config = {"algorithm": "bc", "runner.dataset": "data", "algorithm.n_epochs": 1, **QUIET}
-    with pytest.raises(ConfigError, match=r"evaluation.final_episodes = 5: .* set env"):
-        train(run_dir="run", **config, **{"evaluation.final_episodes": 5})
-    assert not Path("run").exists()

@@ -9,8 +9,7 @@ import torch
 from cases import everyday
 from short_runs import rows, short_run, written_config
 
-from maze_train import PPOAlgorithmConfig, PPOLearner, load_policy
-from maze_train.core.errors import ConfigError
+from maze_train import ConfigError, PPOAlgorithmConfig, PPOLearner, load_policy
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

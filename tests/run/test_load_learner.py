@@ -10,13 +10,19 @@ import gymnasium
 import pytest
 import torch
 from cases import everyday
+from killed_runs import differences
 from own_envs import SpacesEnv
 from recorded import cartpole_heuristic, record
 from short_runs import ALGORITHMS, QUIET, file_contents, short_run
 
-from maze_train import PPOLearner, load_learner, train
-from maze_train.core.errors import ConfigError, RunDirectoryError
-from maze_train.run.checkpoints import RunCheckpoints
+from maze_train import (
+    CheckpointStore,
+    ConfigError,
+    PPOLearner,
+    RunDirectoryError,
+    load_learner,
+    train,
+)
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -25,25 +31,9 @@ TRUST = ["own_envs"]
 
 def saved(path: str, name: str | None = None) -> Any:
     """The state of the learner in a checkpoint."""
-    checkpoint = RunCheckpoints(Path(path), name and f"{path}/checkpoints/{name}").load()
+    checkpoint = CheckpointStore(Path(path) / "checkpoints").load(name)
     assert checkpoint is not None
     return checkpoint.state["learners"]["learner"]
-
-
-def assert_same(ours: Any, theirs: Any) -> None:
-    """Two states are equal, to the bit."""
-    assert type(ours) is type(theirs)
-    if isinstance(ours, dict):
-        assert ours.keys() == theirs.keys()
-        for key, value in ours.items():
-            assert_same(value, theirs[key])
-    elif isinstance(ours, list):
-        for one, other in zip(ours, theirs, strict=True):
-            assert_same(one, other)
-    elif isinstance(ours, torch.Tensor):
-        assert torch.equal(ours, theirs)
-    else:
-        assert ours == theirs
 
 
 def imitation() -> None:
@@ -59,7 +49,7 @@ def test_a_run_gives_its_learner(algorithm: str) -> None:
     imitation() if algorithm == "bc" else short_run("run", algorithm)
     before, numbers = file_contents("run"), torch.get_rng_state()
     learner = load_learner("run", TRUST)
-    assert_same(learner.state_dict(), saved("run"))
+    assert differences(learner.state_dict(), saved("run")) == []
     assert file_contents("run") == before
     assert torch.equal(torch.get_rng_state(), numbers)
 
@@ -70,7 +60,7 @@ def test_a_checkpoint_gives_its_learner() -> None:
     names = sorted(path.name for path in Path("run/checkpoints").glob("epoch*"))
     for name in names[:2]:
         learner = load_learner(f"run/checkpoints/{name}", TRUST)
-        assert_same(learner.state_dict(), saved("run", name))
+        assert differences(learner.state_dict(), saved("run", name)) == []
     with pytest.raises(ConfigError, match=r"path = 'run': .* for a run: load_learner\('run'\)"):
         PPOLearner.from_checkpoint("run", TRUST)
     with pytest.raises(ConfigError, match=r"algorithm.gamma = 0.5: .* changes its numbers"):
@@ -91,8 +81,8 @@ def test_a_run_without_checkpoints_has_no_learner() -> None:
 def test_a_state_that_is_none(state: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts that are missing, or are others, are named with the checkpoint."""
     short_run("run")
-    checkpoint = RunCheckpoints(Path("run")).load()
+    checkpoint = CheckpointStore(Path("run/checkpoints")).load()
     assert checkpoint is not None
-    monkeypatch.setattr(RunCheckpoints, "load", lambda _: replace(checkpoint, state=state))
+    monkeypatch.setattr(CheckpointStore, "load", lambda *_: replace(checkpoint, state=state))
     with pytest.raises(RunDirectoryError, match=r"^checkpoint .*epoch_\d+ does not fit this run: "):
         load_learner("run", TRUST)

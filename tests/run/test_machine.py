@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections import namedtuple
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -133,29 +133,15 @@ def test_this_machine():
 
 def test_memory_of_a_gpu(monkeypatch):
     """What is free there, not what there is; on the device that is asked for."""
-    asked = []
-
-    def mem_get_info(device):
-        asked.append(device)
-        return 123 * MB, 999 * MB
-
-    monkeypatch.setattr(torch.cuda, "mem_get_info", mem_get_info)
+    free = {1: 123 * MB}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device.index], 999 * MB))
     assert available_memory(torch.device("cuda", 1)) == 123 * MB
-    assert asked == [torch.device("cuda", 1)]
 
 
 def test_disks(tmp_path, monkeypatch):
     """What is free on the file system of the directory, or of the one that it will be made in."""
-    usage = namedtuple("usage", "total used free")
-    asked = []
-
-    def disk_usage(path):
-        asked.append(Path(path))
-        return usage(3 * MB, 2 * MB, MB)
-
-    monkeypatch.setattr(shutil, "disk_usage", disk_usage)
+    free = {tmp_path: SimpleNamespace(free=MB)}
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: free[path])
     monkeypatch.chdir(tmp_path)
-    assert available_disk(tmp_path) == MB
-    assert available_disk(tmp_path / "runs" / "new") == MB
-    assert available_disk(Path("runs")) == MB
-    assert asked == [tmp_path] * 3
+    for path in (tmp_path, tmp_path / "runs" / "new", Path("runs")):
+        assert available_disk(path) == MB

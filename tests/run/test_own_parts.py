@@ -11,7 +11,6 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from cases import everyday
 from own_envs import Scaled, SpacesEnv
 from own_parts import (
     CountingEvaluator,
@@ -26,35 +25,11 @@ from own_parts import (
 )
 from short_runs import FORK, PPO, SMALL, rows, settings, short_run, written_config
 
-from maze_train import load_policy, run_rollout, train
+from maze_train import CallbackError, ConfigError, EnvError, load_policy, run_rollout, train
 from maze_train.cli import main
-from maze_train.core.errors import CallbackError, ConfigError, EnvError
 from maze_train.core.targets import Given, build_target
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
-
-
-@pytest.mark.parametrize(
-    ("name", "env", "length"),
-    everyday(
-        1,
-        [
-            ("dev", {"_target_": "own_envs.SpacesEnv", "kwargs": {"length": 4}}, 4),
-            ("dev", {"_target_": "own_envs.make_env"}, 3),
-            (
-                "local",
-                {"_target_": "own_envs.make_env", "kwargs": {"length": 6}, "max_episode_steps": 2},
-                2,
-            ),
-        ],
-        are_rows=True,
-    ),
-)
-def test_an_environment_of_ones_own(name: str, env: dict[str, Any], length: int) -> None:
-    """`env._target_` names a class or a factory; its arguments and a time limit hold."""
-    result = short_run(env=env, runner=name)
-    assert result.history[-1]["eval/episode_length_mean"] == length
-    assert result.history[-1]["train/episode_length_mean"] == length
 
 
 def test_wrappers_are_put_around_it_from_the_inside_out() -> None:
@@ -314,23 +289,6 @@ def test_functions_and_lists_of_episodes() -> None:
             train(**again)
         train(**again, **parts)
         assert rows(name) == rows(f"{name}_whole")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"env": SpacesEnv()}, r"env = .*one environment cannot be many"),
-        ({"evaluators": [OwnNet]}, r"evaluators\[0\]\._target_ = .*: expected a subclass of maze_"),
-        ({"evaluators": [3]}, r"evaluators\[0\] = 3: expected a mapping"),
-        ({"evaluators": CountingEvaluator}, "expected a list"),
-        ({"algorithm.n_epochs": abs}, "expected an integer"),
-    ],
-)
-def test_objects_that_do_not_fit(arguments: dict[str, Any], message: str) -> None:
-    """Refused with the key, before anything is written."""
-    with pytest.raises(ConfigError, match=message):
-        short_run(**arguments)
-    assert list(Path().iterdir()) == []
 
 
 def test_an_instance_takes_no_settings() -> None:

@@ -12,8 +12,7 @@ import torch
 from cases import everyday
 from short_runs import rows, settings
 
-from maze_train import load_policy, run_rollout, train
-from maze_train.core.errors import ConfigError
+from maze_train import ConfigError, load_policy, run_rollout, train
 from maze_train.training.models import modules_of
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from rollouts import RANDOM, play
 from rollouts import rows as episodes_of
 from short_runs import rows, short_run
 
-from maze_train import Callback
-from maze_train.core.errors import ConfigError, WorkerError
+from maze_train import Callback, ConfigError, WorkerError
 
 pytestmark = [pytest.mark.slow, pytest.mark.ray]
 exhaustive = pytest.mark.exhaustive

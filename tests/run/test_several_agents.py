@@ -132,31 +132,6 @@ def test_classic_environments_are_learned_continued_and_played(name: str) -> Non
     assert episode.length > 0
 
 
-@pytest.mark.parametrize(
-    ("policies", "ids"),
-    everyday(
-        1,
-        [
-            ({}, {"default": 0, "referee": 1}),
-            ({"a": {"agents": ["first"]}, "b": {"agents": ["second", "ref*"]}}, None),
-            ({"all": {"agents": ["first", "second"]}, "r": {"agents": ["referee"]}}, {"all": 0}),
-        ],
-        are_rows=True,
-    ),
-    ids=["default", "different spaces", "named"],
-)
-def test_policies_by_id(policies: dict[str, Any], ids: Any) -> None:
-    """Agents are given to policies by names and patterns; those of one policy have equal spaces."""
-    if ids is None:
-        with pytest.raises(ConfigError, match=r"policies\.b\.agents.*different spaces"):
-            run("run", "ppo", policies=policies)
-        return
-    run("run", "ppo", policies=policies)
-    weights = torch.load("run/best/policy.pt", weights_only=True)
-    found = {name.split(".")[1] for name in weights if name.startswith("policies.")}
-    assert found == ({"first", "referee"} if not policies else set(policies)) or found >= set(ids)
-
-
 def test_ids_that_nobody_named_are_such_as_one_could_give() -> None:
     """Two agents with one id have the same spaces; most ids are what names begin with."""
     sizes = {"p@1": 1, "p_1": 2, "p:1": 3, "keys": 4, "wolf_0": 5, "wolf_1": 5}
@@ -184,6 +159,10 @@ def test_names_of_agents_that_look_like_patterns() -> None:
             r"policies\.a\.agents = 'frist': no such agent; did you mean first\? there are: first",
         ),
         ({"policies.a.agents": ["first"]}, r"policies = .*no policy for second, referee"),
+        (
+            {"policies.a.agents": ["first"], "policies.b.agents": ["second", "ref*"]},
+            r"policies\.b\.agents.*different spaces",
+        ),
         (
             {"policies.r.agents": ["referee"], "policies.keys.agents": ["*st", "se*"]},
             r"policies = 'keys': PyTorch cannot name a module so",

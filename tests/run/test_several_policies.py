@@ -14,10 +14,7 @@ from own_policies import TakesOne
 from rollouts import play, rows
 from short_runs import FORK, short_run, summary
 
-from maze_train.config.rollout_config import load_rollout_config
-from maze_train.core.errors import ConfigError
-from maze_train.data.datasets import open_dataset
-from maze_train.run.rollout import RolloutRunner
+from maze_train import ConfigError, RolloutRunner, load_rollout_config, open_dataset
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

@@ -10,13 +10,10 @@ from pathlib import Path
 import pytest
 from cases import everyday
 
+from maze_train import ConfigError, EnvFactory, ExportConfig, export_policy
 from maze_train.cli import main
-from maze_train.config.commands import ExportConfig
 from maze_train.config.loading import load_config, load_settings
 from maze_train.config.writing import config_text
-from maze_train.core.errors import ConfigError
-from maze_train.envs.factory import EnvFactory
-from maze_train.tools.export import export_policy
 from maze_train.training.models import make_model
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 

@@ -21,9 +21,12 @@ from command_lines import CommandLine, maze_run
 
 from maze_train.tools.compare import compare_runs
 from maze_train.tools.search import open_journal, open_study, search
+from maze_train.tracking.writers import save_picture
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from matplotlib.figure import Figure
 
     from maze_train.config.train_config import TrainConfig
 
@@ -52,6 +55,11 @@ class Runs:
         self.metric = RETURN
         self.value: Callable[[TrainConfig], float] = gamma_of
         self.after_epoch: Callable[[TrainConfig, int], None] = lambda config, epoch: None
+        self.pictures: dict[str, Figure] = {}
+
+    def save_picture(self, figure: Figure, path: Path, dpi: int) -> None:
+        """Keep it instead of writing a file, which takes long."""
+        self.pictures[path.name] = figure
 
     def runner_of(self, config: TrainConfig) -> SimpleNamespace:
         """What takes the place of a runner."""
@@ -89,6 +97,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Runs:
     found = Runs()
     monkeypatch.setattr("maze_train.tools.search.prepare", lambda config: config)
     monkeypatch.setattr("maze_train.tools.search.TrainingRunner", found.runner_of)
+    monkeypatch.setattr("maze_train.tools.compare_report.save_picture", found.save_picture)
     return found
 
 
@@ -124,7 +133,8 @@ def test_a_search_ends_with_its_best_settings(
     number = values.index(max(values))
     assert f"4 trials (4 complete); best: trial {number}, {RETURN}" in output.out
     assert "maze-run: trial 0: algorithm.gamma=0.7\n" in output.out
-    assert (study / "search.png").read_bytes().startswith(b"\x89PNG")
+    save_picture(runs.pictures["search.png"], study / "x.png")
+    assert (study / "x.png").read_bytes().startswith(b"\x89PNG")
     assert (study / "0/job.log").is_file()
 
 

@@ -7,12 +7,10 @@ from typing import Any
 import pytest
 from cases import sweep
 
+from maze_train import ConfigError, TrainConfig, config_to_dict
 from maze_train.config.options import list_options
 from maze_train.config.search_config import SearchConfig, load_search_config, without_search
-from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import config_to_dict
 from maze_train.core.conversion import field_of_key
-from maze_train.core.errors import ConfigError
 from maze_train.run.pipeline import configure
 from maze_train.tools.search_report import Space, short_names, shown
 

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from maze_train import ConsoleWriter, RunInfo
-from maze_train.core.errors import ConfigError
+from maze_train import ConfigError, ConsoleWriter, RunInfo
 
 RUN = RunInfo(title="PPO on [CartPole]", total_env_steps=100_000, n_epochs=50)
 

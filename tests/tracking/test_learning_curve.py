@@ -69,6 +69,18 @@ def test_results_against_an_opponent_are_drawn_where_they_select() -> None:
     assert [len(line.get_xdata()) for line in axes.lines] == [4, 1]
 
 
+def test_losses_are_drawn_where_one_selects() -> None:
+    """Of those that there are; returns are drawn before losses."""
+    names = ("train/policy_loss", "validation/policy_loss")
+    rows = [{"env_steps": 10 * i, names[0]: 1 / i, names[1]: 2 / i} for i in (1, 2)]
+    run = RunInfo(metric="validation/loss", mode="min")
+    for given, labels in ((rows, names), ([{**row, names[1]: np.nan} for row in rows], names[:1])):
+        axes = draw_learning_curve(given, run).axes[0]
+        assert (axes.get_ylabel(), tuple(axes.get_legend_handles_labels()[1])) == ("loss", labels)
+    axes = draw_learning_curve([{**row, **rows[0]} for row in make_rows(4)], run).axes[0]
+    assert axes.get_ylabel() == "episode return (mean)"
+
+
 @pytest.mark.parametrize("n", [0, 1, 2, 60])
 def test_the_picture_can_be_opened(tmp_path: Path, n: int) -> None:
     """A PNG of the expected size that is not blank; none of a run without an epoch."""

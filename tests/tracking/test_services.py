@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from maze_train import MLflowWriter, RunInfo, Tracker, WandbWriter
-from maze_train.core.errors import ConfigError
+from maze_train import ConfigError, MLflowWriter, RunInfo, Tracker, WandbWriter
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from maze_train.core.errors import ConfigError, TrainingError
+from maze_train import ConfigError, TrackingConfig, TrainingError
 from maze_train.learner.modules import CUBLAS
-from maze_train.tracking.config import TrackingConfig
 from maze_train.training.contexts import RunContexts
 from maze_train.training.trainer import Contexts
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from practice import make_model, make_ppo
 
+from maze_train import BestModelSelection, get_flat_parameters
 from maze_train.data.state_files import dumps, loads
-from maze_train.learner.optimizers import get_flat_parameters
-from maze_train.training.evaluators import BestModelSelection
 
 
 def fill(model, value):

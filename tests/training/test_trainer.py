@@ -7,10 +7,7 @@ import time
 import pytest
 from practice import CountingTrainer, ScriptedEvaluator, make_model, make_ppo
 
-from maze_train.core.errors import ConfigError
-from maze_train.core.events import Event, EventInterface
-from maze_train.training.evaluators import BestModelSelection
-from maze_train.training.outcome import Limits
+from maze_train import BestModelSelection, ConfigError, Event, EventInterface, Limits
 
 
 class ScoreEvents(EventInterface, prefix="train"):

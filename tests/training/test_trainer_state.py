@@ -10,11 +10,8 @@ import torch
 from cases import everyday
 from practice import ScriptedEvaluator, make_model, make_ppo
 
-from maze_train.core.errors import TrainingError
-from maze_train.learner.optimizers import get_flat_parameters
+from maze_train import BestModelSelection, CheckpointConfig, TrainingError, get_flat_parameters
 from maze_train.training.checkpoints import Checkpoints, CheckpointStore
-from maze_train.training.config import CheckpointConfig
-from maze_train.training.evaluators import BestModelSelection
 from maze_train.training.events import TimeEvents
 from maze_train.training.outcome import Interrupted, Interruption, Limits
 
