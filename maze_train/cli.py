@@ -26,7 +26,6 @@ from maze_train.config.other_names import ours_for
 from maze_train.config.overrides import (
     COMPLETION,
     OPTIONS,
-    SETS_MODE,
     check_choices,
     completions,
     config_folders,
@@ -120,8 +119,7 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
     words = normalise(arguments, groups, own_groups)
     if not is_completion:
         check_choices(overrides_of(words), [*groups, *own_groups])
-    asks_for_mode = any(map(SETS_MODE.fullmatch, arguments))
-    with extended_hydra(asks_for_mode), _process_with(words, variables):
+    with extended_hydra(), _process_with(words, variables):
         start()
     return job.exit_code()
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
+from hydra._internal.hydra import Hydra
 from leftovers import open_files
 
 from maze_train.learner.others import MeetingPlace, join, leave
@@ -68,6 +69,12 @@ def no_process_is_left() -> Iterator[None]:
         process.kill()
         process.join()
     assert not left
+
+
+@pytest.fixture
+def composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra composes what a command says twice, first for `hydra.mode` alone; here it does not."""
+    monkeypatch.setattr(Hydra, "get_mode", lambda *_, **__: None)
 
 
 @pytest.fixture

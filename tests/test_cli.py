@@ -13,7 +13,6 @@ import pytest
 import yaml
 from cases import everyday
 from command_lines import CommandLine, maze_run
-from hydra._internal.hydra import Hydra
 from omegaconf import OmegaConf
 
 from maze_train.config.options import shipped_root
@@ -246,26 +245,6 @@ def test_a_sweep_runs_every_combination(
     assert re.fullmatch(pattern, folders[0])
     lines = capfd.readouterr().out.splitlines()
     assert lines[1] == "maze-run: job 1: algorithm=a2c env=CartPole-v1 seed=1"
-
-
-def test_the_mode_may_be_a_setting(maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the user: only then Hydra composes all once more, to ask for it."""
-    original, composed = Hydra.compose_config, []
-
-    def compose(*args: Any, **kwargs: Any) -> Any:
-        composed.append(None)
-        return original(*args, **kwargs)
-
-    monkeypatch.setattr(Hydra, "compose_config", compose)
-    maze_run.write("own/experiment/mine.yaml", "# @package _global_\nhydra: {mode: MULTIRUN}\n")
-    sweep = (*PPO, "seed=0,1", "hydra.sweep.dir=s")
-    for argv in ((*sweep, "hydra.mode=MULTIRUN"), (*sweep, "--config-dir=own", "experiment=mine")):
-        assert maze_run(*argv) == 0
-        assert [config.seed for config in maze_run.configs] == [0, 1]
-        maze_run.configs.clear()
-    composed.clear()
-    assert maze_run(*PPO) == 0
-    assert len(composed) == 1
 
 
 def test_a_sweep_keeps_a_given_run_directory(maze_run: CommandLine) -> None:

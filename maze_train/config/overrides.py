@@ -45,8 +45,6 @@ PATHS = re.compile(
     r"|runner\.working_dir|policies\.[^.]+(\.source)?|hydra\.sweep\.dir"
 )
 """Settings that name files or directories, whose letters are the user's."""
-SETS_MODE = re.compile(r"(--config-dir|-cd|--config-path|-cp|\+*hydra(\.mode|\.searchpath)?)(=.*)?")
-"""Arguments with which `hydra.mode` may be set, by themselves or by files of the user."""
 ASSIGNMENT = re.compile(r"(?P<plus>\+{0,2})(?P<key>[^\s=+~][^\s=]*)=(?P<value>.*)", re.DOTALL)
 
 

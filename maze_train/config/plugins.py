@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hydra._internal.hydra import Hydra
 from hydra.conf import HydraConf, RunDir, SweepDir
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
@@ -111,15 +110,12 @@ class MazeTrainSearchPath(SearchPathPlugin):
 
 
 @contextmanager
-def extended_hydra(asks_for_mode: bool = True) -> Iterator[None]:
+def extended_hydra() -> Iterator[None]:
     """Hydra with our plug-ins and our defaults for its own settings, put back afterwards.
 
     The defaults belong to no single primary config: `-cn config`, with the file of a past run, gets
     them too. A single run creates nothing through Hydra, a sweep has one directory with a numbered
     one for each job, and logging is left alone.
-
-    Args:
-        asks_for_mode: Whether Hydra composes all once more, to see whether it sets `hydra.mode`.
     """
     Plugins.instance().register(GymnasiumSource)
     Plugins.instance().register(MazeTrainSearchPath)
@@ -135,15 +131,12 @@ def extended_hydra(asks_for_mode: bool = True) -> Iterator[None]:
         check_enclosed(Path(str(config.hydra.sweep.dir)))
         return Plugins.instantiate_sweeper(plugins, config=config, **others)
 
-    plugins.instantiate_sweeper, get_mode = sweeper, Hydra.get_mode
-    if not asks_for_mode:
-        Hydra.get_mode = lambda *_, **__: None  # type: ignore[method-assign]
+    plugins.instantiate_sweeper = sweeper
     store.store(group="hydra", name="config", node=_hydra_settings(), provider="maze_train")
     try:
         yield
     finally:
         del plugins.instantiate_sweeper
-        Hydra.get_mode = get_mode  # type: ignore[method-assign]
         store.repo["hydra"]["config.yaml"] = before
         for name in LAUNCHERS:
             del store.repo["hydra"]["launcher"][f"{name}.yaml"]
