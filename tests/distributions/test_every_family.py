@@ -173,20 +173,6 @@ def test_survives_pickling(case: str) -> None:
     assert torch.equal(draw(copy, params), draw(family, params))
 
 
-@pytest.mark.parametrize("case", CONTINUOUS)
-def test_samples_have_gradients(case: str) -> None:
-    """The gradient of sampled actions reaches every parameter, finite and float32."""
-    family, _ = build(case)
-    params = randn(6, family.param_size).float().requires_grad_()
-    noise = family.draw_noise((6,), torch.Generator().manual_seed(0))
-    actions = family.sample(params, noise)
-    assert isinstance(actions, torch.Tensor)
-    actions.sum().backward()
-    assert params.grad is not None
-    assert params.grad.isfinite().all()
-    assert (params.grad != 0).any(0).all()
-
-
 @pytest.mark.parametrize(
     ("name", "space", "message"),
     [
