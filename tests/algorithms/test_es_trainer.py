@@ -31,8 +31,8 @@ from maze_train.collect.episode_player import ObservationMoments, PlayedEpisode
 from maze_train.core.errors import TrainingError
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.config import Progress, Schedule
+from maze_train.learner.flat_parameters import get_flat_parameters
 from maze_train.learner.group import LearnerGroup
-from maze_train.learner.optimizers import get_flat_parameters
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.run.pipeline import prepare

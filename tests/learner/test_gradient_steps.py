@@ -10,7 +10,7 @@ from torch import nn
 
 from maze_train import Progress, TrainingError, get_flat_parameters
 from maze_train.learner.optimizers import clip_gradients
-from maze_train.learner.steps import LossScaler
+from maze_train.learner.step_settings import LossScaler
 
 SGD = {"_target_": "torch.optim.SGD"}
 

@@ -45,6 +45,7 @@ from update_problems import (
 )
 
 from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, evaluate_rollout
+from maze_train.algorithms.actor_critic.shards import shard_batch
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
 from maze_train.algorithms.bc.learner import BCBatch, BCLearner, BCLoss
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
@@ -135,7 +136,7 @@ def test_each_sequence_is_in_one_part(count):
         )
         seen = []
         for rank in range(count):
-            part, size = batch.shard(rank, count)
+            part, size = shard_batch(batch, rank, count)
             assert (size == 0) == (rank >= n)
             sequences = part.sequences.hidden_state.squeeze(1)
             assert torch.equal(part.obs.view(steps, -1) % n, sequences.expand(steps, -1))
@@ -522,7 +523,7 @@ def strike(group, number, when="in an update", victim=-1):
     if when == "between":
         os.kill(pids(group)[victim], number)
         return
-    learner = group._learner
+    learner = group.first
     own = learner.after_gradient_step
 
     def after_gradient_step():
@@ -587,7 +588,7 @@ from test_learner_group import LEARNERS, group_of, pids
 with group_of(LEARNERS["bc"], 3) as (group, update):
     update(1)
     print(*pids(group), flush=True)
-    group._learner.compute_gradients = lambda losses: os.kill(os.getpid(), signal.SIGKILL)
+    group.first.compute_gradients = lambda losses: os.kill(os.getpid(), signal.SIGKILL)
     update(1)
 """
 

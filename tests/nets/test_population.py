@@ -349,18 +349,6 @@ def test_frozen_parameters(case, frozen):
         copies.check(copies.play(population, range(6)))
 
 
-def test_nothing_to_perturb():
-    """Copies of a model without trained parameters are the model."""
-    for case in ("box tanh", "gru of 33"):
-        model, space = model_of(case)
-        model.requires_grad_(False)
-        copies = Copies(model, space)
-        population = build_population(model, 2)
-        rows = 2 if isinstance(population, RowPopulation) else ROW_BLOCK
-        assert population.weights.shape == (rows, 0)
-        copies.check(copies.play(population, [0, 1]))
-
-
 def test_weights_that_are_not_finite():
     """Results of that copy tell it, without a warning; those of others stay what they are."""
     model, space = model_of("box tanh")

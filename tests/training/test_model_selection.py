@@ -7,7 +7,7 @@ import torch
 from practice import make_model, make_ppo
 
 from maze_train.data.state_files import dumps, loads
-from maze_train.learner.optimizers import get_flat_parameters
+from maze_train.learner.flat_parameters import get_flat_parameters
 from maze_train.training.evaluators import BestModelSelection
 
 

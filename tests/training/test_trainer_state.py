@@ -11,7 +11,7 @@ from cases import everyday
 from practice import ScriptedEvaluator, make_model, make_ppo
 
 from maze_train.core.errors import TrainingError
-from maze_train.learner.optimizers import get_flat_parameters
+from maze_train.learner.flat_parameters import get_flat_parameters
 from maze_train.training.checkpoints import Checkpoints, CheckpointStore
 from maze_train.training.config import CheckpointConfig
 from maze_train.training.evaluators import BestModelSelection
