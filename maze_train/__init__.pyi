@@ -195,11 +195,11 @@ from maze_train.learner.flat_optimizers import Adam as Adam
 from maze_train.learner.flat_optimizers import Optimizer as Optimizer
 from maze_train.learner.flat_optimizers import RMSpropTF as RMSpropTF
 from maze_train.learner.flat_optimizers import SGD as SGD
+from maze_train.learner.flat_parameters import get_flat_parameters as get_flat_parameters
+from maze_train.learner.flat_parameters import set_flat_parameters as set_flat_parameters
 from maze_train.learner.group import LearnerGroup as LearnerGroup
 from maze_train.learner.learner import Learner as Learner
 from maze_train.learner.optimizers import compute_gradient_norm as compute_gradient_norm
-from maze_train.learner.optimizers import get_flat_parameters as get_flat_parameters
-from maze_train.learner.optimizers import set_flat_parameters as set_flat_parameters
 from maze_train.learner.part import HasOwnLoss as HasOwnLoss
 from maze_train.nets.actor_critic import ActorCriticModel as ActorCriticModel
 from maze_train.nets.actor_critic import build_actor_critic as build_actor_critic

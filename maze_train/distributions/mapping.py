@@ -170,20 +170,6 @@ DEFAULTS: Mapping[str, str] = {
 KEY = "model.distributions"
 
 
-def family_class(name: str, key: str = KEY) -> type[Distribution]:
-    """The class of a family that configuration knows by name.
-
-    Args:
-        name: One of `FAMILIES`.
-        key: Dotted name of the setting that names it, for error messages.
-
-    Raises:
-        ConfigError: If there is no such family.
-    """
-    _check_name(key, name)
-    return FAMILIES[name]
-
-
 def distribution_for(
     action_space: Space[Any], overrides: Mapping[str, Override] | None = None
 ) -> Distribution:
@@ -254,11 +240,6 @@ def _check_override(key: str, override: Any) -> None:
             f"expected the name of a family ({', '.join(FAMILIES)}) or a mapping with _target_",
             name,
         )
-    _check_name(key, name)
-
-
-def _check_name(key: str, name: str) -> None:
-    """Refuse the name of a family that does not exist."""
     if name not in FAMILIES:
         raise ConfigError(key, f"there is no such family; {one_of(name, FAMILIES)}", name)
 
@@ -270,7 +251,7 @@ def _build_family(key: str, override: Override, space: Space[Any]) -> Distributi
         return built
     settings = {"name": override} if isinstance(override, str) else dict(override)
     name = settings.pop("name")
-    family = family_class(name)
+    family = FAMILIES[name]
     wanted = family.space_type
     if wanted is not None and not isinstance(space, wanted):
         raise ConfigError(

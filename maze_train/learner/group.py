@@ -76,8 +76,8 @@ class LearnerGroup:
         return self._first.weights_seq_no
 
     @property
-    def _learner(self) -> Learner[Any, Any, Any]:
-        """The first learner, after the updates that wait or run."""
+    def first(self) -> Learner[Any, Any, Any]:
+        """The learner of this process, after the updates that wait or run."""
         if self._queue is not None:
             self._queue.wait()
         return self._first
@@ -88,7 +88,7 @@ class LearnerGroup:
         Raises:
             WorkerError: If a learner died or hung, and is not to be started again.
         """
-        return self._update_of(self._learner, experience, progress)
+        return self._update_of(self.first, experience, progress)
 
     def _update_of(
         self, first: Learner[Any, Any, Any], experience: Any, progress: Progress
@@ -137,18 +137,13 @@ class LearnerGroup:
         self._queue.wait()
         return self._queue.take()
 
-    @property
-    def first(self) -> Learner[Any, Any, Any]:
-        """The learner of this process."""
-        return self._learner
-
     def foreach_learner(self, function: Callable[[Learner[Any, Any, Any]], Result]) -> list[Result]:
         """The results of a function of each learner, which changes all of them alike.
 
         Raises:
             WorkerError: If a learner died or hung, and is not to be started again.
         """
-        first = self._learner
+        first = self.first
         return [function(first)] if self._others is None else self._others.apply(function)
 
     def shutdown(self) -> None:
@@ -179,19 +174,19 @@ class LearnerGroup:
             ConfigError: As there, or if several learners cannot train it.
         """
         how: dict[str, Any] = {"frozen": frozen, "like": like, "overrides": overrides}
-        added = self._learner.add_module(module_id, module, **how)
+        added = self.first.add_module(module_id, module, **how)
         if self._others is not None:
             try:
                 self._others.check_modules()
             except Exception:
-                self._learner.remove_module(module_id)
+                self.first.remove_module(module_id)
                 raise
         self._change()
         return added
 
     def remove_module(self, module_id: str) -> nn.Module:
         """Remove a module from every learner, and return that of the first one."""
-        removed = self._learner.remove_module(module_id)
+        removed = self.first.remove_module(module_id)
         self._change()
         return removed
 
@@ -201,30 +196,30 @@ class LearnerGroup:
 
         Setting an unknown id raises a ConfigError.
         """
-        return self._learner.policies_to_train
+        return self.first.policies_to_train
 
     @policies_to_train.setter
     def policies_to_train(self, chosen: Chosen) -> None:
-        check_chosen(self._learner.modules, chosen)
-        self._learner.policies_to_train = chosen
+        check_chosen(self.first.modules, chosen)
+        self.first.policies_to_train = chosen
         self._change()
 
     def get_weights(self) -> dict[str, dict[str, Tensor]]:
         """Copies of the weights by module."""
-        return self._learner.get_weights()
+        return self.first.get_weights()
 
     def set_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
         """Write weights into the modules of every learner."""
-        self._learner.set_weights(weights)
+        self.first.set_weights(weights)
         self._change()
 
     def state_dict(self) -> dict[str, Any]:
         """State of the learners, which is the same for all of them."""
-        return {"learner": self._learner.state_dict()}
+        return {"learner": self.first.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore `state`, of any number of learners."""
-        self._learner.load_state_dict(state["learner"])
+        self.first.load_state_dict(state["learner"])
         self._change()
 
     def _change(self) -> None:

@@ -16,14 +16,18 @@ from maze_train.learner.components import load_state, merged, read, select, stat
 from maze_train.learner.config import Progress, Schedule, gradient_settings
 from maze_train.learner.faster import FasterLosses, faster_losses
 from maze_train.learner.modules import DEFAULT_MODULE, LearnerModules, matmul_precision
-from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer, check_free
+from maze_train.learner.optimizers import (
+    DEFAULT_OPTIMIZER,
+    ModuleOptimizer,
+    check_free,
+    joint_norm,
+)
 from maze_train.learner.part import Part, check_apis
 from maze_train.learner.shard import shard_rows
+from maze_train.learner.step_settings import LossScaler
 from maze_train.learner.steps import (
     GradientSteps,
     LearnerEvents,
-    LossScaler,
-    check_finite,
     statistics_of,
 )
 
@@ -231,7 +235,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         Raises:
             TrainingError: If there is one, with its module and name.
         """
-        check_finite(self.modules, f"update {self.weights_seq_no}")
+        self.modules.check_finite(f"update {self.weights_seq_no}")
 
     def forget_episodes(self, envs: Tensor) -> None:
         """Reset statistics of running episodes in environments `[B]` whose episode was lost."""
@@ -344,10 +348,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
     def postprocess_gradients(self) -> Tensor:
         """Clip the gradients of each optimizer; returns the norm of all of them before that."""
-        norms = [optimizer.clip() for optimizer in self.active]
-        if not norms:
-            return torch.zeros((), device=self.device)
-        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+        return joint_norm([optimizer.clip() for optimizer in self.active]).to(self.device)
 
     def apply_gradients(self) -> None:
         """One step of each optimizer of the modules that are updated."""

@@ -6,13 +6,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from fnmatch import fnmatchcase
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
 
 import torch
 from torch import nn
 
 from maze_train.core.checks import check_one_of
-from maze_train.core.errors import ConfigError, nearest
+from maze_train.core.errors import ConfigError, TrainingError, nearest
 from maze_train.learner.config import (
     GradientSettings,
     Progress,
@@ -39,13 +40,6 @@ def _patterns(settings: GradientSettings) -> Iterator[tuple[str, str]]:
     for i, rule in enumerate(settings.freeze):
         for pattern in rule.params:
             yield f"algorithm.freeze[{i}].params", pattern
-
-
-def _with_owners(name: str) -> Iterator[str]:
-    """A parameter's name after those of the parts that hold it: `a`, `a.b`, `a.b.weight`."""
-    parts = name.split(".")
-    for length in range(1, len(parts) + 1):
-        yield ".".join(parts[:length])
 
 
 CUBLAS, REPEATABLE = "CUBLAS_WORKSPACE_CONFIG", ":4096:8"
@@ -294,6 +288,16 @@ class LearnerModules(dict[str, nn.Module]):
             for module_id, module in self.items()
         }
 
+    def check_finite(self, where: str) -> None:
+        """Refuse weights that are not finite; see `Learner.check_weights`."""
+        for module_id, module in self.items():
+            for name, value in module.named_parameters():
+                if not bool(torch.isfinite(value).all()):
+                    raise TrainingError(
+                        f"{where}: {name} of module {module_id!r} is not finite. A smaller "
+                        "algorithm.lr or an algorithm.max_grad_norm may help"
+                    )
+
     @contextmanager
     def in_training(self, module_ids: Iterable[str]) -> Iterator[None]:
         """Have modules in training mode in the block, where that differs from evaluation."""
@@ -317,7 +321,9 @@ class LearnerModules(dict[str, nn.Module]):
         known = [name for module in self.values() for name, _ in module.named_parameters()]
         for key, pattern in _patterns(settings):
             if not any(matches(pattern, name) for name in known):
-                parts = dict.fromkeys(part for name in known for part in _with_owners(name))
+                # Of `a.b.weight` also `a` and `a.b`.
+                owners = (accumulate(name.split("."), "{}.{}".format) for name in known)
+                parts = dict.fromkeys(chain.from_iterable(owners))
                 close = nearest(pattern, list(parts), count=3) or list(parts)[:5]
                 problem = f"no parameter has this name; close ones: {', '.join(close)}"
                 raise ConfigError(key, problem, pattern)

@@ -4,60 +4,28 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.compiler import is_compiling
 from torch.optim.lr_scheduler import LRScheduler
 
 from maze_train.core.conversion import convert
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET, build_target, locate
 from maze_train.learner.config import Progress, Schedule, is_adaptive, scheduled_value
+from maze_train.learner.flat_parameters import FlatParameters
+from maze_train.learner.fused_adam import can_be_short, fused_adam_step
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from maze_train.core.types import Tensor
 
 
 # Keeps the quotient finite for a zero gradient; the size that the field uses.
 NORM_EPSILON = 1e-6
-
-
-@contextmanager
-def constant(module: nn.Module) -> Iterator[None]:
-    """Let gradients of outputs computed in the block reach inputs, but not weights, of a module."""
-    if is_compiling():  # which knows no requires_grad_
-        with _without_gradients(module):
-            yield
-        return
-    trained = [param for param in module.parameters() if param.requires_grad]
-    for param in trained:
-        param.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for param in trained:
-            param.requires_grad_(True)
-
-
-@contextmanager
-def _without_gradients(module: nn.Module) -> Iterator[None]:
-    """Have values without a gradient in the place of the parameters of a module."""
-    parts = [(part._parameters, dict(part._parameters)) for part in module.modules()]
-    for parameters, trained in parts:
-        for name, param in trained.items():
-            if param is not None:
-                parameters[name] = param.detach()  # type: ignore[assignment]  # in the block
-    try:
-        yield
-    finally:
-        for parameters, trained in parts:
-            parameters.update(trained)
 
 
 def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor:
@@ -73,11 +41,9 @@ def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor
     Returns:
         The L2 norm of all gradients before clipping, 0-d.
     """
-    if not gradients:
-        return torch.zeros(())
     norms = [torch.linalg.vector_norm(gradient) for gradient in gradients]
-    norm = _norm_of_all(norms)
-    if bound <= 0:
+    norm = joint_norm(norms)
+    if bound <= 0 or not norms:
         return norm
     if by == "value":
         for gradient in gradients:
@@ -90,6 +56,19 @@ def clip_gradients(gradients: Sequence[Tensor], bound: float, by: str) -> Tensor
         coefficient = _coefficient(norm, bound)
         for gradient in gradients:
             gradient.mul_(coefficient)
+    return norm
+
+
+def norm_of(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the L2 norm of all gradients together, 0-d; 0 without gradients."""
+    return joint_norm([torch.linalg.vector_norm(gradient) for gradient in gradients])
+
+
+def joint_norm(norms: Sequence[Tensor]) -> Tensor:
+    """Return the norm of all tensors that have these norms, 0-d; 0 without any."""
+    if not norms:
+        return torch.zeros(())
+    norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack([*norms]))
     return norm
 
 
@@ -107,89 +86,13 @@ def compute_gradient_norm(params: Iterable[Tensor]) -> float:
     return float(norm_of([param.grad for param in params if param.grad is not None]))
 
 
-def norm_of(gradients: Sequence[Tensor]) -> Tensor:
-    """Return the L2 norm of all gradients together, 0-d; 0 without gradients."""
-    if not gradients:
-        return torch.zeros(())
-    return _norm_of_all([torch.linalg.vector_norm(gradient) for gradient in gradients])
-
-
-def _norm_of_all(norms: list[Tensor]) -> Tensor:
-    """The norm of tensors of these norms, 0-d."""
-    norm: Tensor = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
-    return norm
-
-
 def _coefficient(norm: Tensor, bound: float) -> Tensor:
     return torch.clamp(bound / (norm + NORM_EPSILON), max=1.0)
-
-
-class FlatParameters:
-    """Moves parameters, and their gradients, into two flat vectors; each parameter becomes a view.
-
-    Clipping, the optimizer step, weight broadcast and gradient exchange are then one operation each
-    instead of one per layer. The parameters stay the same objects for all other users.
-
-    Args:
-        params: Parameters of one dtype and device, none of them twice.
-
-    Raises:
-        ValueError: If dtypes or devices differ.
-    """
-
-    def __init__(self, params: Sequence[nn.Parameter]) -> None:
-        if len({(p.dtype, p.device) for p in params}) > 1:
-            raise ValueError("flat parameters need one dtype and one device")
-        self.params = list(params)
-        with torch.no_grad():
-            self.vector = nn.Parameter(torch.cat([p.detach().reshape(-1) for p in params]))
-        self.grad = torch.zeros_like(self.vector.data)
-        self.vector.grad = self.grad
-        self._grad_views: list[Tensor] = []
-        start = 0
-        for param in self.params:
-            end = start + param.numel()
-            param.data = self.vector.data[start:end].view_as(param)
-            self._grad_views.append(self.grad[start:end].view_as(param))
-            start = end
-        self.zero_grad()
-
-    def zero_grad(self) -> None:
-        """Set all gradients to zero, in place."""
-        self.grad.zero_()
-        # Someone else may have replaced or dropped the gradients, as `module.zero_grad()` does.
-        for param, view in zip(self.params, self._grad_views, strict=True):
-            if param.grad is not view:
-                param.grad = view
-
-
-def get_flat_parameters(module: nn.Module) -> Tensor:
-    """All parameters of a module, in the order of `module.parameters()`, as one vector (a copy)."""
-    return torch.cat([p.detach().reshape(-1) for p in module.parameters()])
-
-
-def set_flat_parameters(module: nn.Module, vector: Tensor) -> None:
-    """Write a vector, as `get_flat_parameters` gives it, into the parameters of a module, in place.
-
-    Raises:
-        ValueError: If the vector has a wrong length.
-    """
-    params = list(module.parameters())
-    total = sum(p.numel() for p in params)
-    if vector.shape != (total,):
-        raise ValueError(f"the vector has shape {list(vector.shape)}, expected [{total}]")
-    with torch.no_grad():
-        pieces = torch.split(vector, [param.numel() for param in params])
-        for param, piece in zip(params, pieces, strict=True):
-            param.copy_(piece.view_as(param))
 
 
 DEFAULT_OPTIMIZER = "default"
 
 EPSILON = 1e-5
-
-LEAST = 5e-324
-"""The smallest number above 0; a product with it is 0 where subnormal numbers are flushed."""
 
 ELEMENTWISE = ("Adam", "AdamW", "SGD", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "Adamax")
 """Element-wise optimizers of `torch.optim`: a flat vector gives the same steps."""
@@ -444,8 +347,8 @@ class ModuleOptimizer:
         for param in owned:
             param.grad = None
         before = [param.detach().clone() for param in self._held]
-        if self._is_fused_adam and not owned and _can_be_short(self.optimizer):
-            _fused_adam_step(self.optimizer)
+        if self._is_fused_adam and not owned and can_be_short(self.optimizer):
+            fused_adam_step(self.optimizer)
         else:
             self.optimizer.step()
         for param, value in zip(self._held, before, strict=True):
@@ -478,48 +381,6 @@ def _needs(step: Any, argument: str) -> bool:
     """Whether a method cannot be called without an argument."""
     parameter = inspect.signature(step).parameters.get(argument)
     return parameter is not None and parameter.default is inspect.Parameter.empty
-
-
-def _can_be_short(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether a step of fused Adam is only its kernel: it has moments, and no one listens."""
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return bool(optimizer.state) and not hooks and "step" not in vars(optimizer)
-
-
-def _fused_adam_step(optimizer: torch.optim.Optimizer) -> None:
-    """Do what `step` of a fused `torch.optim.Adam` of one parameter does, to the bit.
-
-    Only moments that are subnormal become 0.
-
-    For small networks what surrounds the kernel there takes several times longer than it.
-    """
-    group = optimizer.param_groups[0]
-    param: Tensor = group["params"][0]
-    gradient = param.grad
-    assert gradient is not None  # that of `FlatParameters`
-    state, betas = optimizer.state[param], group["betas"]
-    state["step"] += 1
-    # Averages of gradients that became 0 shrink to subnormal numbers, which take 20 times longer.
-    flushes = LEAST * 1.0 == 0.0
-    torch.set_flush_denormal(True)
-    is_decoupled = group.get("decoupled_weight_decay", False)  # older PyTorch has no such argument
-    kernel = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
-    kernel(
-        [param.detach()],
-        [gradient],
-        [state["exp_avg"]],
-        [state["exp_avg_sq"]],
-        [state["max_exp_avg_sq"]] if group["amsgrad"] else [],
-        [state["step"]],
-        lr=group["lr"],
-        beta1=betas[0],
-        beta2=betas[1],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        amsgrad=group["amsgrad"],
-        maximize=group["maximize"],
-    )
-    torch.set_flush_denormal(flushes)
 
 
 def check_free(

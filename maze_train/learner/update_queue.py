@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections import deque
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from maze_train.core.errors import TrainingError
@@ -25,18 +24,6 @@ class QueueEvents(EventInterface, prefix="learners"):
     samples_queued = Event("Samples that wait or are learned from now.", reduce="last")
 
 
-@dataclass
-class SampleCounts:
-    """Counts of samples since the queue was made: given = trained + queued + dropped."""
-
-    given: int = 0
-    trained: int = 0
-    queued: int = 0
-    """Number of batches that wait or are learned from now."""
-    dropped: int = 0
-    """Those that found the queue full, or were given up at the end or after a failure."""
-
-
 class Job(NamedTuple):
     """Experience that waits for its update."""
 
@@ -53,12 +40,15 @@ class UpdateQueue:
         update: Makes an update, in the thread.
         size: Experience that may wait, that of the running update not included, >= 1.
         drops: Whether experience is dropped when the queue is full; otherwise the caller waits.
+
+    Attributes:
+        queued: Samples of batches that wait or are learned from now.
     """
 
     def __init__(
         self, update: Callable[[Any, Progress], Statistics], size: int, drops: bool
     ) -> None:
-        self.counts = SampleCounts()
+        self.queued = 0
         self._update, self._size, self._drops = update, size, drops
         self._jobs: deque[Job] = deque()
         self._is_running = self._is_closed = False
@@ -89,10 +79,9 @@ class UpdateQueue:
             if not self._drops:
                 self._changed.wait_for(lambda: self._error or len(self._jobs) < self._size)
             self._check()
-            self.counts.given += size
             if len(self._jobs) < self._size:
                 self._jobs.append(Job(deepcopy(experience), progress, size, after))
-                self.counts.queued += size
+                self.queued += size
                 self._changed.notify_all()
             else:
                 self._drop(size)
@@ -132,17 +121,16 @@ class UpdateQueue:
 
     def _taken(self) -> Statistics:
         results, self._results = self._results, Statistics()
-        results.record(QueueEvents.samples_queued, float(self.counts.queued))
+        results.record(QueueEvents.samples_queued, float(self.queued))
         return results
 
     def _drop(self, size: int) -> None:
-        self.counts.dropped += size
         self._results.record(QueueEvents.samples_dropped, float(size))
 
     def _give_up(self) -> None:
         """Drop all that waits."""
         for job in self._jobs:
-            self.counts.queued -= job.size
+            self.queued -= job.size
             self._drop(job.size)
         self._jobs.clear()
 
@@ -158,10 +146,9 @@ class UpdateQueue:
             except BaseException as raised:
                 error = raised
             with self._changed:
-                self.counts.queued -= job.size
+                self.queued -= job.size
                 self._is_running = False
                 if error is None:
-                    self.counts.trained += job.size
                     self._results.merge(statistics)
                     self._results.record(QueueEvents.samples_trained, float(job.size))
                 else:

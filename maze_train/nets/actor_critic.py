@@ -23,8 +23,6 @@ from maze_train.nets.template import resolve
 from maze_train.spaces.describe import flat_space
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gymnasium import spaces
     from torch import nn
 
@@ -53,8 +51,6 @@ class ValueHead:
         self.output_size = 1
         if support is not None:
             self.output_size = support[1] - support[0] + 1
-            self._expected: Callable[..., Tensor] = support_to_scalar
-            self._two_hot_loss: Callable[..., Tensor] = two_hot_loss
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> ValueHead:
@@ -65,12 +61,11 @@ class ValueHead:
         low_and_high = config.value_support
         return cls(transform, None if low_and_high is None else (low_and_high[0], low_and_high[1]))
 
-    def _transformed(self, raw: Tensor) -> Tensor:
-        return raw.squeeze(-1) if self.support is None else self._expected(raw, self.support)
-
     def values(self, raw: Tensor) -> Tensor:
         """State values in units of returns, `[...]`, from raw outputs `[..., output_size]`."""
-        values = self._transformed(raw)
+        values = raw.squeeze(-1)
+        if self.support is not None:
+            values = support_to_scalar(raw, self.support)
         return values if self.transform is None else self.transform.transform_value_inv(values)
 
     def targets(self, returns: Tensor) -> Tensor:
@@ -89,7 +84,7 @@ class ValueHead:
             clip_range: Half-width of the interval around `old_values`; 0: no clipping.
         """
         if self.support is not None:
-            return self._two_hot_loss(raw, targets, self.support)
+            return two_hot_loss(raw, targets, self.support)
         if clip_range > 0:
             return clipped_value_loss(raw.squeeze(-1), old_values, targets, clip_range)
         return squared_value_loss(raw.squeeze(-1), targets)
@@ -109,7 +104,7 @@ class ActorCriticModel(PolicyModel):
         critic: Maps observations (or features) to raw values `[..., value_head.output_size]`.
         value_head: Meaning of the critic's output.
         trunk: Hidden layers that both share, or None.
-        memory: Recurrent layers after the trunk, or None.
+        rnn: Recurrent layers after the trunk, or None.
         normalizer: Normalises observations, or None.
         masking: Rules out illegal actions, which a part of the observations names, or None.
         critic_keys: Keys of observations that the critic alone reads, next to all others; it

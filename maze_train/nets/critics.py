@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 from torch import nn
+from torch.compiler import is_compiling
 
 from maze_train.distributions.mapping import distribution_for
 from maze_train.distributions.soft import SoftActions
@@ -28,7 +30,7 @@ from maze_train.spaces.describe import flat_space
 from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gymnasium import spaces
 
@@ -218,6 +220,38 @@ def build_critics(
         for _ in range(size)
     ]
     return OwnCritics(members)
+
+
+@contextmanager
+def constant(module: nn.Module) -> Iterator[None]:
+    """Let gradients of outputs computed in the block reach inputs, but not weights, of a module."""
+    if is_compiling():  # which knows no requires_grad_
+        with _without_gradients(module):
+            yield
+        return
+    trained = [param for param in module.parameters() if param.requires_grad]
+    for param in trained:
+        param.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for param in trained:
+            param.requires_grad_(True)
+
+
+@contextmanager
+def _without_gradients(module: nn.Module) -> Iterator[None]:
+    """Have values without a gradient in the place of the parameters of a module."""
+    parts = [(part._parameters, dict(part._parameters)) for part in module.modules()]
+    for parameters, trained in parts:
+        for name, param in trained.items():
+            if param is not None:
+                parameters[name] = param.detach()  # type: ignore[assignment]  # in the block
+    try:
+        yield
+    finally:
+        for parameters, trained in parts:
+            parameters.update(trained)
 
 
 Model = TypeVar("Model", bound="PolicyAndCritics")

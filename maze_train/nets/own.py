@@ -141,12 +141,6 @@ def build_value_transform(node: Mapping[str, Any]) -> ValueTransform:
         ConfigError: If it cannot be built, or does not do what `ValueTransform` says.
     """
     transform: ValueTransform = build_target(node, key=TRANSFORM_KEY)
-    _check_transform(transform)
-    return transform
-
-
-def _check_transform(transform: ValueTransform) -> None:
-    """Refuse an object that does not do what `ValueTransform` says, tried on a few returns."""
     forth = getattr(transform, "transform_value", None)
     back = getattr(transform, "transform_value_inv", None)
     if not callable(forth) or not callable(back):
@@ -164,6 +158,7 @@ def _check_transform(transform: ValueTransform) -> None:
     if not torch.allclose(again, returns, TOLERANCE, TOLERANCE):
         problem = "transform_value_inv must undo transform_value; the returns"
         raise ConfigError(TRANSFORM_KEY, f"{problem} {list(SAMPLES)} come back as {again.tolist()}")
+    return transform
 
 
 def _mapped(method: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:

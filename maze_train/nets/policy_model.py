@@ -272,7 +272,7 @@ class PolicyModel(nn.Module):
     Args:
         policy: The policy; reads features when there is a trunk.
         trunk: Hidden layers before the recurrent layers and the policy, or None.
-        memory: Recurrent layers after the trunk, or None.
+        rnn: Recurrent layers after the trunk, or None.
         normalizer: Normalises observations, or None.
         masking: Rules out illegal actions, which a part of the observations names, or None.
         critic_keys: Keys of observations that are not read to act, which may be missing then.

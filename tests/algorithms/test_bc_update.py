@@ -14,7 +14,6 @@ from torch import nn
 
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
 from maze_train.algorithms.bc.learner import BCBatch, BCLearner, BCLoss, ImitationMetrics
-from maze_train.core.errors import TrainingError
 from maze_train.learner.config import Progress
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
@@ -125,22 +124,3 @@ def test_metrics_of_some_minibatches():
         rows.append(learner.update(measured, Progress()).reduce())
     assert ["train/discrete_accuracy" in row for row in rows] == [True, False]
     assert rows[0]["train/policy_l2_norm"] == pytest.approx(float(norm))
-
-
-def test_a_bad_number_ends_training_or_is_left_out():
-    """A loss that is not finite is reported; with `skip` its step is left out."""
-    bad = BCBatch(torch.full((2, 3), torch.nan, dtype=torch.float64), torch.tensor([0, 1]))
-    model = make_model(spaces.Discrete(3))
-    before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(TrainingError, match="gradient of minibatch 0 is not finite"):
-        BCLearner(model, BCAlgorithmConfig(), BCLoss(model.distribution)).update(bad, Progress())
-    learner = BCLearner(model, BCAlgorithmConfig(on_non_finite="skip"), BCLoss(model.distribution))
-    row = learner.update(bad, Progress()).reduce()
-    assert row["train/skipped_steps"] == 1
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-
-
-def test_legal_settings():
-    """No validation, whole passes as epochs, and a trial of two updates."""
-    config = BCAlgorithmConfig(validation_percentage=0, epoch_length=0)
-    assert (config.shortened().epoch_length, config.shortened().n_epochs) == (2, 1)

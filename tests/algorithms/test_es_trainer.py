@@ -31,8 +31,8 @@ from maze_train.collect.episode_player import ObservationMoments, PlayedEpisode
 from maze_train.core.errors import TrainingError
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.config import Progress, Schedule
+from maze_train.learner.flat_parameters import get_flat_parameters
 from maze_train.learner.group import LearnerGroup
-from maze_train.learner.optimizers import get_flat_parameters
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.run.pipeline import prepare
@@ -269,44 +269,14 @@ def test_nothing_but_lost_pairs() -> None:
             assert torch.equal(get_flat_parameters(trainer.model), weights)
 
 
-def test_lost_pairs_among_many() -> None:
-    """An update that needs many pairs for its steps may lose as many as it finds, and more."""
-    settings = {"n_rollouts_per_update": 2, "n_timesteps_per_update": 200}
-    with scripted(lost=lambda iteration, member: member % 8 < 5, **settings) as (trainer, _, _):
-        num_steps, metrics = update(trainer)
-    assert num_steps == 200
-    assert metrics["train/lost_episodes"] == 500
-
-
 def test_deviation_of_the_noise() -> None:
-    """A number, or a schedule of what lies behind; the members get what is reported."""
-    steps = Schedule(points=[[0, 0.5], [100, 0.1]], by="env_steps")
-    share = Schedule(start=0.4, end=0.2)
-    for setting, expected in ((0.3, [0.3, 0.3, 0.3]), (steps, [0.5, 0.3, 0.1])):
-        with scripted(noise_stddev=setting) as (trainer, rollouts, _):
-            rows = [update(trainer, Progress(env_steps=n))[1] for n in (0, 50, 200)]
-            assert [row["train/noise_stddev"] for row in rows] == pytest.approx(expected)
-            assert [stddev for _, stddev in rollouts.begun] == pytest.approx(expected)
-    with scripted(noise_stddev=share) as (trainer, rollouts, _):
-        update(trainer, Progress(fraction=0.5))
-        assert rollouts.begun == [(0, pytest.approx(0.3))]
-
-
-def test_restarts_are_counted_once() -> None:
-    """Those of processes that were started again within an update."""
-    with scripted() as (trainer, rollouts, _):
-        rollouts.worker_restarts = 5
-        assert "train/worker_restarts" not in update(trainer)[1]
-        rollouts.length = lambda iteration, member: restarted(rollouts)
-        assert update(trainer)[1]["train/worker_restarts"] == 6
-        rollouts.length = lambda iteration, member: 1
-        assert "train/worker_restarts" not in update(trainer)[1]
-
-
-def restarted(rollouts: ScriptedRollouts) -> int:
-    """A member whose process is started again."""
-    rollouts.worker_restarts += 1
-    return 1
+    """It follows a schedule; the members get what is reported."""
+    setting = Schedule(points=[[0, 0.5], [100, 0.1]], by="env_steps")
+    with scripted(noise_stddev=setting) as (trainer, rollouts, _):
+        rows = [update(trainer, Progress(env_steps=n))[1] for n in (0, 50, 200)]
+        expected = pytest.approx([0.5, 0.3, 0.1])
+        assert [row["train/noise_stddev"] for row in rows] == expected
+        assert [stddev for _, stddev in rollouts.begun] == expected
 
 
 # -- when training ends --------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from maze_train.algorithms.es.population import ESRolloutResult, SharedNoiseTabl
 from maze_train.collect.episode_player import ObservationMoments, PlayedEpisode
 from maze_train.core.errors import TrainingError
 from maze_train.functional.moments import batch_moments
-from maze_train.learner.config import Progress, Schedule
+from maze_train.learner.config import Progress
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
 
@@ -130,27 +130,24 @@ def draw_returns(rng, kind="ties"):
     return (50.0 * rng.standard_normal((PAIRS, 2)) - 300.0).tolist()
 
 
-def compare(table, model, config, optimizer, updates=5, progress=lambda i: Progress(), lr=None):
-    """Updates of learner and reference alike: parameters and metrics agree after each of them.
-
-    Returns their number.
-    """
+def compare(table, model, config, optimizer):
+    """Five updates of learner and reference: parameters and metrics agree after each of them."""
     rng = np.random.default_rng(11)
     others = {k: v.clone() for k, v in model.state_dict().items()}
     names = {name for name, param in model.named_parameters() if param.requires_grad}
     size = sum(param.numel() for param in trained(model))
     learner, slow = ESLearner(model, config), SlowES(trained(model), config, optimizer)
-    for i in range(updates):
+    for i in range(5):
         returns = draw_returns(rng, "ties" if i % 2 == 0 else "distinct")
         indices = rng.integers(0, table.count - size, PAIRS).tolist()
         noise = [table.array[j : j + size].tolist() for j in indices]
-        statistics = learner.update(population(table, returns, indices), progress(i))
-        expected = slow.update(returns, noise, config.lr if lr is None else lr(i))
+        statistics = learner.update(population(table, returns, indices), Progress())
+        expected = slow.update(returns, noise, config.lr)
         assert theta_of(model) == pytest.approx(slow.theta, rel=1e-10, abs=1e-11)
         assert statistics.reduce() == pytest.approx(expected, rel=1e-9)
     for name, value in model.state_dict().items():
         assert torch.equal(value, others[name]) == (name not in names), name
-    return learner.weights_seq_no
+    assert learner.weights_seq_no == 5
 
 
 # -- steps ---------------------------------------------------------------------------------------
@@ -168,7 +165,7 @@ OPTIMIZERS = {
 def test_update_equals_the_reference(table, name):
     """Five updates in a row give the parameters and metrics of the paper, with any optimizer."""
     node, slow = OPTIMIZERS[name]
-    assert compare(table, make_model(), make_config(optimizer=node), slow) == 5
+    compare(table, make_model(), make_config(optimizer=node), slow)
 
 
 @pytest.mark.parametrize(
@@ -188,37 +185,10 @@ def test_update_equals_the_reference(table, name):
 def test_every_setting_counts(table, settings):
     """Each has the effect of its definition; the bound holds for gradient and decay together."""
     config = make_config(optimizer=SGD, **settings)
-    assert compare(table, make_model(), config, torch.optim.SGD) == 5
+    compare(table, make_model(), config, torch.optim.SGD)
 
 
-@pytest.mark.parametrize(
-    ("lr", "progress", "expected"),
-    [
-        (
-            Schedule.from_text("linear_0.1"),
-            lambda i: Progress(fraction=i / 5),
-            lambda i: 0.1 * (1 - i / 5),
-        ),
-        (
-            Schedule(points=[[0, 0.1], [4, 0.5]], by="updates"),
-            lambda i: Progress(updates=i),
-            lambda i: 0.1 + 0.1 * i,
-        ),
-        (
-            Schedule(points=[[100, 0.1], [200, 0.2]], by="env_steps"),
-            lambda i: Progress(env_steps=60 * i),
-            lambda i: [0.1, 0.1, 0.12, 0.18, 0.2][i],
-        ),
-    ],
-    ids=["progress", "updates", "env_steps"],
-)
-def test_the_step_size_follows_its_schedule(table, lr, progress, expected):
-    """The first update has the first value."""
-    settings = make_config(lr=lr), torch.optim.Adam
-    assert compare(table, make_model(), *settings, progress=progress, lr=expected) == 5
-
-
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["Adam", "not entry by entry"])
 def test_what_is_not_trained_stays(table, name):
     """A frozen layer, a deviation that does not matter, and buffers take no noise and no step."""
     model = make_model(policy={"_target_": "test_es_update.NetWithBuffers"})
@@ -345,39 +315,11 @@ def test_statistics_of_observations(table, kind):
 # -- what is not finite --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("on_non_finite", ["raise", "skip"])
-def test_returns_that_are_not_finite(table, bad, on_non_finite):
-    """They cannot be compared: an error that says so, and parameters stay."""
+def test_returns_that_are_not_finite(table):
+    """They cannot be compared, so none is left out: an error says so, and parameters stay."""
     model = make_model()
     before = theta_of(model)
-    learner = ESLearner(model, make_config(on_non_finite=on_non_finite))
+    learner = ESLearner(model, make_config(on_non_finite="skip"))
     with pytest.raises(TrainingError, match="1 of 4 returns are not finite"):
-        learner.update(population(table, [[1.0, 2.0], [bad, 0.0]], [0, 1]), Progress())
+        learner.update(population(table, [[1.0, 2.0], [math.inf, 0.0]], [0, 1]), Progress())
     assert theta_of(model) == before
-
-
-def test_a_gradient_that_is_not_finite():
-    """It ends training with epoch, update and origin; with `skip` it is counted and left out.
-
-    Here a gradient of raw returns is more than a number of single precision can be.
-    """
-    table = SharedNoiseTable(3000, seed=4)
-    assert float(table.array[:41].max()) > 1.5
-    huge = population(table, [[1.2e39, 1.0], [1.0, 0.0]], [0, 1])
-    good = population(table, [[1.0, 2.0], [5.0, 0.0]], [0, 1])
-    raising, skipping, straight = (
-        ESLearner(make_model().float(), make_config(fitness_shaping="raw", on_non_finite=choice))
-        for choice in ("raise", "skip", "raise")
-    )
-    before = theta_of(straight.module)
-    with pytest.raises(TrainingError, match=r"epoch 3, update 0: .*train/policy_grad_norm = inf"):
-        raising.update(huge, Progress(epoch=2))
-    row = skipping.update(huge, Progress()).reduce()
-    assert (row["train/skipped_steps"], row["train/gradient_steps"]) == (1.0, 0.0)
-    assert row["train/update_ratio"] == 0.0
-    assert theta_of(raising.module) == theta_of(skipping.module) == before
-    for learner in (skipping, straight):
-        learner.update(good, Progress())
-    assert theta_of(skipping.module) == theta_of(straight.module) != before
-    table.close()

@@ -64,23 +64,6 @@ def test_kept_rollouts_are_learned_from_like_new_ones():
     assert_same_weights(model, other, before)
 
 
-def test_normalising_keeps_the_direction_of_the_gradient():
-    """Only its length changes, for actions of another policy too."""
-    problem = make_problem()
-    alone = {"value_loss_coef": 0.0, "entropy_coef": 0.0, "max_grad_norm": 0.0}
-    alone["optimizer"] = {"_target_": "torch.optim.SGD"}
-    steps = []
-    for normalize in (False, True):
-        model = copy.deepcopy(problem[0])
-        learner = make_learner("impala", model, normalize_advantage=normalize, **alone)
-        before = snapshot(model)
-        learner.update(problem[1], Progress())
-        moved = [(p - before[name]).flatten() for name, p in model.named_parameters()]
-        steps.append(torch.cat(moved).detach())
-    assert torch.cosine_similarity(*steps, dim=0).item() == pytest.approx(1.0, abs=1e-9)
-    assert not torch.allclose(*steps)
-
-
 def test_a_rollout_without_log_probabilities_is_refused():
     """The text says what they are and how to get them."""
     model, rollout, _ = make_problem()

@@ -26,7 +26,7 @@ from maze_train.algorithms.td3.learner import TD3Learner
 from maze_train.algorithms.td3.model import build_td3
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Progress
-from maze_train.learner.optimizers import get_flat_parameters
+from maze_train.learner.flat_parameters import get_flat_parameters
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.critics import build_soft_actor_critic
 

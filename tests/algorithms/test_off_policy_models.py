@@ -1,15 +1,17 @@
-"""Algorithms with replay: models that are refused."""
+"""Algorithms with replay: models that are refused, and those of another run."""
 
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
-from update_problems import BOX
+from update_problems import BOX, SMALL
 
-from maze_train import MazeTrainError
+from maze_train import MazeTrainError, load_policy, train
 from maze_train.algorithms.dqn.model import build_dqn
 from maze_train.algorithms.td3.model import build_td3
 from maze_train.nets.config import ModelConfig
@@ -26,6 +28,10 @@ REFUSED = [
     (build_dqn, spaces.Dict({"a": CHOICE}), {}, r"needs one Discrete action.*Dict"),
     (build_dqn, BOX, {}, r"needs one Discrete action.*Box"),
     (build_dqn, CHOICE, LSTM, r"model\.rnn = .*single steps"),
+    *(
+        (build, space, {"critic_obs": ["speed"]}, r"critic_obs = .*choose a2c, ppo or impala")
+        for build, space in ((build_dqn, CHOICE), (build_td3, REACH))
+    ),
     (build_dqn, CHOICE, {"value_support": [0, 9]}, r"value_support.*num_quantiles; leave it"),
     (build_dqn, CHOICE, {"critic": {"_target_": "x.Y"}}, r"model\.critic = .*model\.policy"),
     (build_dqn, CHOICE, {"distributions": {"Discrete": "categorical"}}, r"model\.distributions"),
@@ -39,6 +45,7 @@ REFUSED = [
     (build_soft_actor_critic, REACH, LSTM, "leave it out"),
     (build_soft_actor_critic, REACH, {"value_support": [-3, 3]}, "leave it out"),
     (build_soft_actor_critic, REACH, TRANSFORM, "leave it out"),
+    (build_soft_actor_critic, REACH, {"critic_obs": ["speed"]}, "choose a2c, ppo or impala"),
 ]
 
 
@@ -47,3 +54,24 @@ def test_spaces_and_models_that_are_refused(build, action_space, model, message)
     """By name, with a remedy: what has no meaning is not ignored."""
     with pytest.raises(MazeTrainError, match=message):
         build(ModelConfig(**model), BOX, action_space, 0)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "env", "others"),
+    [("td3", "Pendulum-v1", ()), ("dqn", "CartPole-v1", ({"algorithm.dueling": True}, {}))],
+)
+def test_a_run_begins_with_the_networks_of_another(tmp_path, algorithm, env, others):
+    """Target included, which would pull others away; other networks and policies are refused."""
+    base = tmp_path / "base"
+    train(env, algorithm, run_dir=base, **SMALL)
+    # It ends while the buffer is filled.
+    short = {"algorithm.initial_buffer_size": 63, "algorithm.n_epochs": 1, "total_steps": 640}
+    changes = {**SMALL, **short, "run_dir": tmp_path / "own", "base_run": str(base)}
+    own: Any = train(env, algorithm, **changes).policy
+    weights: Any = load_policy(base).model.policy.state_dict()
+    for net in (own.model.policy, own.model.target_policy):
+        torch.testing.assert_close(net.state_dict(), weights, rtol=0.0, atol=0.0)
+    for change in others:
+        refused = {**SMALL, **change, "run_dir": tmp_path / "no", "base_run": str(base)}
+        with pytest.raises(MazeTrainError, match="base_run"):
+            train(env, algorithm if change else "sac", **refused)

@@ -56,18 +56,6 @@ def test_the_learning_rate_of_the_policy_is_reported():
     assert rates == [0.01, 0.02, 0.03]
 
 
-def test_optimizers_without_flat_parameters_reach_temperatures():
-    """Such as one whose class is not known to treat every entry alone."""
-    learner = make_learner(optimizer={"_target_": f"{__name__}.OwnAdam"}, lr=0.01)
-    before = learner.module.log_temperatures.detach().clone()
-    learner.update(batch(), Progress())
-    assert (learner.module.log_temperatures != before).all()
-
-
-class OwnAdam(torch.optim.Adam):
-    """An optimizer of a user."""
-
-
 def test_a_saved_policy_has_as_many_critics_as_the_run(tmp_path):
     """They are among the weights that `load_policy` reads."""
     run_dir = tmp_path / "run"

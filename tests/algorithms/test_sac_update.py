@@ -14,7 +14,7 @@ from update_problems import ARM, BOX, PARTS, make_transitions, perturbed
 
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
-from maze_train.core.errors import ConfigError, TrainingError
+from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Progress
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.critics import build_soft_actor_critic
@@ -200,12 +200,3 @@ def test_targets_begin_equal_and_copy_what_is_no_parameter():
     ):
         assert torch.equal(target, source)
         assert not target.requires_grad
-
-
-def test_a_batch_that_is_not_finite_is_told():
-    """The message names what is not finite."""
-    batch = make_transitions(BOX, REACH)
-    batch.rewards[0] = float("nan")
-    learner = SACLearner(make_model(BOX, REACH), make_config(), seed=SEED)
-    with pytest.raises(TrainingError, match="critic_loss"):
-        learner.update(batch, Progress())

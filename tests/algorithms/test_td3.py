@@ -218,16 +218,3 @@ def test_noise_is_a_weight_only_where_it_changes():
     assert changing - constant == {"exploration_noise_stddev"}
     rooms = {key.partition(".")[0] for key in constant}
     assert rooms == {"policy", "critics", "target_policy", "target_critics"}
-
-
-def test_the_target_of_a_policy_that_was_taken_over_is_its_copy(tmp_path):
-    """A target that starts over would pull the critics to actions of another policy."""
-    base, run_dir = tmp_path / "base", tmp_path / "next"
-    train("Pendulum-v1", "td3", run_dir=base, **SMALL)
-    still = {"algorithm.lr": 1e-30, "algorithm.tau": 1e-30, "seed": 2}
-    result = train("Pendulum-v1", "td3", run_dir=run_dir, base_run=str(base), **{**SMALL, **still})
-    saved, model = load_policy(base).model.state_dict(), result.policy.model.state_dict()
-    for key, value in saved.items():
-        if key.startswith("policy."):
-            torch.testing.assert_close(model[key], value)
-            torch.testing.assert_close(model[f"target_{key}"], value)

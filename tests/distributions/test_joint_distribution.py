@@ -89,13 +89,3 @@ def test_no_parts_is_an_error() -> None:
     """A joint distribution of nothing is refused."""
     with pytest.raises(SpaceError, match="at least one part"):
         JointDistribution({})
-
-
-def test_every_tensor_stays_on_the_device_of_params() -> None:
-    """No family mixes devices: on torch's `meta` device, mixing would raise."""
-    joint = make()
-    params = torch.zeros(4, 17, device="meta")
-    actions = joint.sample(params, joint.draw_noise((4,), device="meta"))
-    results = [*joint.log_prob_and_entropy(params, actions), joint.kl(params, params)]
-    results += [*joint.to_env(actions).values(), *joint.from_env(joint.to_env(actions)).values()]
-    assert {result.device.type for result in results} == {"meta"}

@@ -134,25 +134,6 @@ def test_steps_are_those_of_the_papers(cls: Any, slow: Any, settings: dict[str, 
         np.testing.assert_allclose(param.detach(), start - sum(summed), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("cls", "lr", "gradient", "steps"),
-    [
-        (SGD, 0.01, 3.0, [0.01 * 0.3, 0.01 * 0.57]),
-        (Adam, 0.01, 1e-8, [0.01 / 2.0]),
-        (RMSpropTF, 0.01, 3.0, [0.01 * 3.0 / math.sqrt(0.99 + 0.09 + 0.1)]),
-    ],
-)
-def test_defaults(cls: Any, lr: float, gradient: float, steps: list[float]) -> None:
-    """The first steps by hand."""
-    param = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-    optimizer = cls([param])
-    for step in steps:
-        before = param.item()
-        apply(optimizer, param, np.array([[gradient]]), [optimizer.defaults["lr"]])
-        assert before - param.item() == pytest.approx(step, rel=1e-14)
-    assert optimizer.defaults["lr"] == lr
-
-
 @pytest.mark.parametrize("cls", [SGD, Adam, Signs])
 def test_update_steps_as_step_does(cls: type[Optimizer]) -> None:
     """The vector is cut in the order of the parameters; the frozen one is left out and stays."""
@@ -222,7 +203,7 @@ def test_update_without_parameters_says_what_to_do() -> None:
             optimizer.setup(policy)
 
 
-@pytest.mark.parametrize("shape", [(10,), (12,), (17,), (11, 1), (1, 11), ()])
+@pytest.mark.parametrize("shape", [(10,), (11, 1), ()])
 def test_gradients_of_wrong_shape_are_refused(shape: tuple[int, ...]) -> None:
     """Nothing moves, and nothing is remembered."""
     policy, optimizer = Policy(), Adam()
@@ -248,7 +229,7 @@ def test_setup_keeps_settings_and_forgets_the_rest() -> None:
 
 
 @pytest.mark.parametrize("cls", [SGD, Adam, partial(RMSpropTF, momentum=0.9)])
-@pytest.mark.parametrize("way", ["file", "pickle", "deepcopy"])
+@pytest.mark.parametrize("way", ["file", "pickle"])
 def test_state_continues(cls: type[Optimizer], way: str) -> None:
     """Three steps, kept, and three more: as six in a row, bitwise; settings are kept, too."""
     gradients = make_gradients()
@@ -267,10 +248,8 @@ def test_state_continues(cls: type[Optimizer], way: str) -> None:
         second.setup(moved)
         second.load_state_dict(torch.load(file, weights_only=True))
         assert second.param_groups[0]["lr"] == LRS[2]
-    elif way == "pickle":
-        moved, second = pickle.loads(pickle.dumps((halved, first)))
     else:
-        moved, second = copy.deepcopy((halved, first))
+        moved, second = pickle.loads(pickle.dumps((halved, first)))
     assert update(second, gradients[3:], LRS[3:]) == ratios[3:]
     assert torch.equal(learned(moved), learned(straight))
     assert not torch.equal(learned(moved), learned(halved))
@@ -333,9 +312,3 @@ def test_arguments_out_of_range_are_refused(
         node = {"_target_": f"maze_train.{cls.__name__}", key: value}
         with pytest.raises(ConfigError, match=rf"^algorithm.optimizer.{key} = "):
             ModuleOptimizer([nn.Parameter(torch.ones(1))], node, lr=0.1)
-
-
-def test_an_optimizer_without_a_step_can_not_be_made() -> None:
-    """A subclass has to say what its step is."""
-    with pytest.raises(TypeError, match="_compute_step"):
-        Optimizer(None, {"lr": 0.1})  # type: ignore[abstract]

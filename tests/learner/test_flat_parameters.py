@@ -7,7 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from maze_train.learner.optimizers import FlatParameters, get_flat_parameters, set_flat_parameters
+from maze_train.learner.flat_parameters import (
+    FlatParameters,
+    get_flat_parameters,
+    set_flat_parameters,
+)
 
 
 def make_net(seed=0):

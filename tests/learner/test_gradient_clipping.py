@@ -55,22 +55,14 @@ def test_equals_the_functions_of_torch(by, bound):
 
 
 @pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
-def test_small_gradients_and_bound_zero_change_nothing(by):
-    """Below the bound, and without one, gradients keep their bits."""
-    for bound in (1e9, 0.0):
-        grads = gradients()
+def test_gradients_that_are_small_or_zero_stay(by):
+    """Below the bound, and without one, they keep their bits; no norm of zero is a divisor."""
+    zeros = [torch.zeros(3), torch.zeros(2, 2)]
+    for bound, before in ((1e9, gradients()), (0.0, gradients()), (0.5, zeros)):
+        grads = [grad.clone() for grad in before]
         clip_gradients(grads, bound, by)
-        for grad, expected in zip(grads, gradients(), strict=True):
-            assert torch.equal(grad, expected)
-
-
-@pytest.mark.parametrize("by", ["global_norm", "norm", "value"])
-def test_zero_gradients_stay_zero(by):
-    """No division by a norm of zero."""
-    grads = [torch.zeros(3), torch.zeros(2, 2)]
-    assert float(clip_gradients(grads, 0.5, by)) == 0.0
-    assert not any(g.any() for g in grads)
-    assert float(clip_gradients([], 0.5, by)) == 0.0
+        torch.testing.assert_close(grads, before, rtol=0.0, atol=0.0)
+    assert float(clip_gradients(zeros, 0.5, by)) == float(clip_gradients([], 0.5, by)) == 0.0
 
 
 def parameter(*gradient):
@@ -88,13 +80,6 @@ def test_parameters_without_a_gradient_count_nothing():
     for nothing in ([], [parameter()], [parameter(0.0)]):
         norm = compute_gradient_norm(nothing)
         assert (type(norm), norm) == (float, 0.0)
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_numbers_that_are_not_finite_show(bad):
-    """They are not hidden."""
-    norm = compute_gradient_norm([parameter(1.0), parameter(bad)])
-    assert not math.isfinite(norm)
 
 
 def test_the_host_waits_once(monkeypatch):

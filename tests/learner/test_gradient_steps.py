@@ -9,7 +9,8 @@ from test_parameter_groups import make_net
 from torch import nn
 
 from maze_train import Progress, TrainingError, get_flat_parameters
-from maze_train.learner.steps import LossScaler
+from maze_train.learner.optimizers import clip_gradients
+from maze_train.learner.step_settings import LossScaler
 
 SGD = {"_target_": "torch.optim.SGD"}
 
@@ -44,17 +45,9 @@ def test_the_norm_after_clipping_is_reported(name, by, bound):
     settings = {"optimizer": {"_target_": f"torch.optim.{name}"}, "grad_clip_by": by}
     learner = LineLearner(make_net(), batch_size=10, max_grad_norm=bound, **settings)
     row = learner.update(make_data(), Progress()).reduce()
-    params = list(make_net().parameters())
-    for param, gradient in zip(params, gradients_of(make_net(), make_data()), strict=True):
-        param.grad = gradient
-    if by == "global_norm":
-        nn.utils.clip_grad_norm_(params, bound)
-    elif by == "value":
-        nn.utils.clip_grad_value_(params, bound)
-    else:
-        for param in params:
-            nn.utils.clip_grad_norm_([param], bound)
-    expected = torch.cat([param.grad.flatten() for param in params]).norm()
+    gradients = gradients_of(make_net(), make_data())
+    clip_gradients(gradients, bound, by)
+    expected = torch.cat([gradient.flatten() for gradient in gradients]).norm()
     assert row["train/grad_norm_clipped"] == pytest.approx(float(expected), rel=1e-5)
     assert (row["train/grad_norm_clipped"] < row["train/grad_norm"] * 0.999) is (bound < 1.0)
     plain = LineLearner(make_net()).update(make_data(), Progress()).reduce()
@@ -280,22 +273,3 @@ def test_a_loss_that_is_not_finite_ends_training_with_a_scale_too():
     learner.update(data, Progress())
     with pytest.raises(TrainingError, match=r"update 1: the gradient of minibatch 6 is not finite"):
         learner.update(data, Progress())
-
-
-def test_training_in_half_precision_goes_on_exactly():
-    """The scale is part of the state."""
-    straight, first, second = (
-        LineLearner(make_module(seed), autocast="float16", gradient_accumulation=2)
-        for seed in (0, 0, 1)
-    )
-    for k in range(6):
-        straight.update(make_data(k), Progress())
-    for k in range(3):
-        first.update(make_data(k), Progress())
-    state = first.state_dict()
-    assert state["loss_scaler"]["scale"] < LossScaler.FIRST
-    second.load_state_dict(state)
-    for k in range(3, 6):
-        second.update(make_data(k), Progress())
-    assert torch.equal(weights(straight), weights(second))
-    assert straight.loss_scaler.state_dict() == second.loss_scaler.state_dict()

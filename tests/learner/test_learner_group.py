@@ -45,6 +45,7 @@ from update_problems import (
 )
 
 from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, evaluate_rollout
+from maze_train.algorithms.actor_critic.shards import shard_batch
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
 from maze_train.algorithms.bc.learner import BCBatch, BCLearner, BCLoss
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
@@ -135,7 +136,7 @@ def test_each_sequence_is_in_one_part(count):
         )
         seen = []
         for rank in range(count):
-            part, size = batch.shard(rank, count)
+            part, size = shard_batch(batch, rank, count)
             assert (size == 0) == (rank >= n)
             sequences = part.sequences.hidden_state.squeeze(1)
             assert torch.equal(part.obs.view(steps, -1) % n, sequences.expand(steps, -1))
@@ -406,8 +407,9 @@ def test_updates_in_a_thread():
 
     for n_learners in (1, 3):
         learner, experience = LEARNERS["impala"]()
-        settings = LearnerGroupConfig(n_learners=n_learners, queue_size=2, n_cpus_per_learner=2)
-        place = LocalProcesses(timeout_s=PATIENCE_S, on_worker_failure="restart")
+        settings = LearnerGroupConfig(n_learners=n_learners, queue_size=2)
+        processes = {"start_method": "fork", "on_worker_failure": "restart"}
+        place = LocalProcesses(timeout_s=PATIENCE_S, **processes)
         group = LearnerGroup(learner, settings, place)
         statistics, sent = Statistics(), []
         try:
@@ -419,8 +421,6 @@ def test_updates_in_a_thread():
                 statistics.merge(group.async_update(experience(step), progress, T * B, send))
             assert_equal_states(group.state_dict(), state)
             assert_all_equal(group)
-            threads = group.foreach_learner(lambda own: torch.get_num_threads())
-            assert threads == [1, 2, 2][:n_learners]
             statistics.merge(group.wait())
         finally:
             group.shutdown()
@@ -523,7 +523,7 @@ def strike(group, number, when="in an update", victim=-1):
     if when == "between":
         os.kill(pids(group)[victim], number)
         return
-    learner = group._learner
+    learner = group.first
     own = learner.after_gradient_step
 
     def after_gradient_step():
@@ -588,7 +588,7 @@ from test_learner_group import LEARNERS, group_of, pids
 with group_of(LEARNERS["bc"], 3) as (group, update):
     update(1)
     print(*pids(group), flush=True)
-    group._learner.compute_gradients = lambda losses: os.kill(os.getpid(), signal.SIGKILL)
+    group.first.compute_gradients = lambda losses: os.kill(os.getpid(), signal.SIGKILL)
     update(1)
 """
 

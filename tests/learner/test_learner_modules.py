@@ -178,11 +178,3 @@ def test_optimizers_are_found_by_module_and_name():
     assert learner.get_optimizer() is learner.optimizers["default", "default"]
     with pytest.raises(ConfigError, match=r"'b/x': no such optimizer; .* default/default, b/defau"):
         learner.get_optimizer("b", "x")
-
-
-def test_points_alone_are_a_schedule_by_environment_steps():
-    """`[[0, v0], [t1, v1]]`, linear between the points."""
-    learner = LineLearner(make_module(), lr=[[0, 0.1], [100, 0.05]])
-    for steps, rate in ((0, 0.1), (50, 0.075), (100, 0.05), (1000, 0.05)):
-        row = learner.update(make_data(), Progress(env_steps=steps)).reduce()
-        assert row["train/learning_rate"] == pytest.approx(rate, rel=1e-12)

@@ -18,8 +18,7 @@ from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
 from maze_train.core.errors import ConfigError
 from maze_train.learner.config import Freeze, Progress, Schedule
-from maze_train.learner.group import LearnerGroup
-from maze_train.learner.optimizers import get_flat_parameters
+from maze_train.learner.flat_parameters import get_flat_parameters
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.critics import build_soft_actor_critic
 
@@ -186,20 +185,3 @@ def test_weights_are_copies_and_are_written_in_place():
     assert learner.module.weight.data_ptr() == place
     weights["default"]["weight"].zero_()
     assert torch.equal(learner.module.weight.detach(), kept)
-
-
-def test_a_group_of_one_is_its_learner():
-    """The group updates, reads and writes the learner that it was given."""
-    alone, learner = line(0), line(0)
-    group = LearnerGroup(learner)
-    row = group.update(make_data(), Progress()).reduce()
-    assert row == alone.update(make_data(), Progress()).reduce()
-    assert group.weights_seq_no == learner.weights_seq_no == 1
-    assert group.foreach_learner(lambda x: x) == [learner]
-    weights = group.get_weights()
-    assert torch.equal(weights["default"]["weight"], alone.module.weight.detach())
-    state = group.state_dict()
-    group.set_weights(line(1).get_weights())
-    assert torch.equal(learner.module.weight, make_module(1).weight)
-    group.load_state_dict(state)
-    assert torch.equal(learner.module.weight, alone.module.weight)

@@ -185,15 +185,6 @@ def test_steps_that_are_not_finite_can_be_left_out():
     assert calls == [*(6 * step), "postprocess", *(3 * step)]
 
 
-def test_an_update_without_a_finite_step_ends_training():
-    """Weights that are not finite never get better: left out for ever, nothing would be learned."""
-    learner = LineLearner(make_module(), on_non_finite="skip")
-    data = make_data()
-    data[:, 2] = torch.inf
-    with pytest.raises(TrainingError, match=r"epoch 3, update 0: the gradient of minibatch 0"):
-        learner.update(data, Progress(epoch=2))
-
-
 def test_updates_without_a_finite_step_are_counted_on():
     """A learner that continues from a state ends where the one before would have."""
     data = torch.full((10, 3), torch.inf)

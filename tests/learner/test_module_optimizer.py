@@ -167,6 +167,7 @@ def test_nothing_to_optimize_is_fine():
         ({"_target_": "torch.optim.Adma"}, r"algorithm.optimizer._target_ = .*did you mean Adam"),
         ({"_target_": "torch.nn.Linear"}, r"_target_ = .*: expected a torch.optim.Optimizer"),
         ({"_target_": "torch.optim.lr_scheduler"}, r"expected a torch.optim.Optimizer"),
+        ({"_target_": "torch.optim.LBFGS"}, "loss several times"),
         (
             {"_target_": "torch.optim.Adam", "momentun": 0.9},
             r"algorithm.optimizer: calling torch.optim.Adam failed: .*'momentun'",

@@ -72,11 +72,3 @@ def test_a_wrong_value_of_a_plain_class_is_refused(settings, own, message):
     """By its name."""
     with pytest.raises(ConfigError, match=message):
         trained(Plain(**settings), own)
-
-
-def test_rates_are_reported_by_module():
-    """`train/<module>/learning_rate`; that of `default` has no name of a module."""
-    learner = PlainLearner(make_module(), Plain(lr=3e-4))
-    learner.add_module("fast", make_module(1), overrides={"lr": 0.5})
-    row = learner.update({key: make_data() for key in learner.modules}, Progress()).reduce()
-    assert (row["train/learning_rate"], row["train/fast/learning_rate"]) == (3e-4, 0.5)

@@ -195,25 +195,6 @@ def test_illegal_actions_have_no_probability(settings):
     assert torch.equal(free[:, [0, 2]], found[0][:, [0, 2]])
 
 
-@pytest.mark.parametrize("settings", ["plain", "memory"])
-def test_initial_policies_are_nearly_uniform(settings):
-    """The weights of the last layer are orthogonal, with the gain of policies, 0.01."""
-    policy = build_policy(model_config(settings), BOX, ACTIONS["discrete"], 0)
-    last = policy.policy.net if settings == "memory" else policy.policy.net.layers
-    weight = last.layers[-1].weight.detach()
-    torch.testing.assert_close(weight @ weight.t(), 1e-4 * torch.eye(4), rtol=1e-4, atol=1e-9)
-
-
-def test_observations_are_normalised():
-    """The statistics of the normaliser are applied to what the networks read."""
-    policy = build_policy(model_config("normalised"), BOX, TURN, 0)
-    plain = build_policy(model_config("plain"), BOX, TURN, 0)
-    obs = torch.randn(100, 5) * 3 + 50
-    policy.normalizer.update(obs)
-    torch.testing.assert_close(policy(obs), plain((obs - obs.mean(0)) / obs.std(0, correction=0)))
-    assert plain.normalizer is None
-
-
 def named(name, **settings):
     """Configuration of something in this file."""
     return {"_target_": f"{__name__}.{name}", **settings}
@@ -334,15 +315,6 @@ def test_a_wrapper_changes_what_it_likes():
     assert_same(list(model.model.parameters()), list(policy.parameters()))
     twin = pickle.loads(pickle.dumps(model))
     assert torch.equal(twin.policy_params(obs), model.policy_params(obs))
-
-
-def test_weights_of_a_wrapper_follow_the_seed():
-    """They are drawn after those of the policy, and not from the global generator."""
-    before = torch.get_rng_state()
-    first, same, other = (wrap(own("Rule"), seed=seed).drawn for seed in (1, 1, 2))
-    assert torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(first, same)
-    assert not torch.equal(first, other)
 
 
 def test_a_wrapper_of_a_memory():

@@ -9,7 +9,6 @@ import torch
 from cases import sweep
 from torch import nn
 
-from maze_train.core.errors import ConfigError
 from maze_train.nets.config import ACTIVATIONS
 from maze_train.nets.critics import EnsembleMLP
 
@@ -135,9 +134,3 @@ def test_orthogonal_initialisation(shape):
         assert not bias.any()
     if net.size > 1:
         assert not torch.equal(layers[0][0][0], layers[0][0][1])
-
-
-def test_an_unknown_nonlinearity_is_refused():
-    """With the names that there are."""
-    with pytest.raises(ConfigError, match=r"activation = 'sin'.*tanh"):
-        EnsembleMLP(2, INPUTS, [4], "sin", 1)

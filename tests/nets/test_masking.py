@@ -73,22 +73,6 @@ def test_illegal_actions_are_never_sampled(scale):
     assert (legal[family.sample(params.expand(100_000, 5), worst)] == 1).all()
 
 
-@pytest.mark.parametrize("nvec", [[3, 3], [2, 4], [[2, 3], [4, 1]]])
-def test_illegal_choices_are_never_sampled(nvec):
-    """The same for several choices, with and without padding, each row with its own masks."""
-    space = spaces.MultiDiscrete(nvec)
-    sizes = space.nvec.ravel().tolist()
-    family, masking = build(bits(sum(sizes)), space)
-    masks = torch.as_tensor(random_masks(20_000, sizes))
-    params = masking.apply(randn(20_000, sum(sizes), scale=1e3).float(), observed(masks))
-    actions = family.sample(params, family.draw_noise((20_000,), torch.Generator().manual_seed(0)))
-    for chosen in (actions, family.mode(params)):
-        picked = chosen.reshape(20_000, len(sizes))
-        for k, mask in enumerate(masks.split(sizes, -1)):
-            assert mask.gather(-1, picked[:, k : k + 1]).all()
-    assert family.log_prob(params, actions).isfinite().all()
-
-
 @pytest.mark.parametrize(
     ("space", "legal"),
     [
@@ -135,18 +119,6 @@ def test_gradients(space):
     assert (slopes[~legal] == 0).all()
     many = legal.unflatten(-1, (-1, sizes[0])).sum(-1, keepdim=True).expand(8, len(sizes), sizes[0])
     assert (slopes[legal & (many.reshape(8, 6) > 1)] != 0).all()
-
-
-def test_gradient_is_that_of_finite_differences():
-    """Automatic gradients through the mask equal numerical ones."""
-    family, masking = build(bits(6), spaces.Discrete(6))
-    obs = observed(random_masks(3, [6]))
-    actions = family.mode(masking.apply(randn(3, 6), obs))
-
-    def values(params):
-        return family.log_prob_and_entropy(masking.apply(params, obs), actions)
-
-    assert torch.autograd.gradcheck(values, (randn(3, 6).requires_grad_(),))
 
 
 @pytest.mark.parametrize("batch", [(), (4,), (2, 3), (0,)])

@@ -330,18 +330,6 @@ def test_weights_are_the_parameters_in_their_order(case):
             np.testing.assert_array_equal(flat, population.weights[row])
 
 
-def test_the_first_copy_is_not_the_model():
-    """Neither writing weights nor memory of any copy changes the policy or another copy."""
-    for case in ("box tanh", "own", "lstm of 33"):
-        model, _ = model_of(case)
-        population = build_population(model, 2)
-        state = {key: value.clone() for key, value in model.state_dict().items()}
-        population.weights[0] = 7.0
-        assert not population.weights[1:].any()
-        for key, value in model.state_dict().items():
-            assert torch.equal(value, state[key])
-
-
 @pytest.mark.parametrize("case", ["box tanh", "trunk", "dict", "own", "gru of 33", "rule"])
 @sweep("frozen", ["first", "last", "every second"])
 def test_frozen_parameters(case, frozen):
@@ -359,18 +347,6 @@ def test_frozen_parameters(case, frozen):
             for p in chosen:
                 p.add_(change)
         copies.check(copies.play(population, range(6)))
-
-
-def test_nothing_to_perturb():
-    """Copies of a model without trained parameters are the model."""
-    for case in ("box tanh", "gru of 33"):
-        model, space = model_of(case)
-        model.requires_grad_(False)
-        copies = Copies(model, space)
-        population = build_population(model, 2)
-        rows = 2 if isinstance(population, RowPopulation) else ROW_BLOCK
-        assert population.weights.shape == (rows, 0)
-        copies.check(copies.play(population, [0, 1]))
 
 
 def test_weights_that_are_not_finite():
@@ -436,22 +412,6 @@ def test_own_kinds_of_networks_are_not_taken_for_templates():
         assert type(build_population(model, 1)) is RowPopulation
         module.__class__ = kind
     assert type(build_population(model, 1)) is BatchedPopulation
-
-
-def test_blocks_of_rows():
-    """Counts are rounded up to whole blocks."""
-    expected = {0: 0, 1: 32, 31: 32, 32: 32, 33: 64, 64: 64, 65: 96}
-    assert {count: row_blocks(count) for count in expected} == expected
-
-
-def test_finding_the_normaliser():
-    """Wherever it is; there may be none."""
-    for case in CASES:
-        model, _ = model_of(case)
-        found = find_normalizer(model)
-        policy = getattr(model, "model", model)
-        assert found is getattr(policy, "normalizer", None)
-        assert (found is not None) == ("normalised" in case)
 
 
 # -- actions of rows -----------------------------------------------------------------------------

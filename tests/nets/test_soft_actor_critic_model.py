@@ -12,8 +12,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.distributions.beta import Beta
-from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
-from maze_train.distributions.soft import SoftSample
+from maze_train.distributions.gaussian import SquashedGaussian
 from maze_train.nets.blocks import ImageEncoder
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.critics import (
@@ -240,6 +239,7 @@ def test_defaults():
     shapes = {key: tuple(p.shape) for key, p in model.critics.layers.named_parameters()}
     weights = {"weight_0": (2, 5, 256), "weight_1": (2, 256, 256), "weight_2": (2, 256, 1)}
     assert {key: shape for key, shape in shapes.items() if "weight" in key} == weights
+    assert model.policy.net.layers.nonlinearity == "relu"
     assert type(model.distribution) is SquashedGaussian
     assert model.policy.free_params is None
     assert model.normalizer is None
@@ -250,17 +250,6 @@ def test_defaults():
         assert bias.all(), "orthogonal weights come with biases of 0"
         assert float(bias.abs().max()) <= inputs**-0.5
     assert not model.training
-
-
-def test_the_nonlinearity_is_relu():
-    """With biases far below 0 all units of the first layer are off."""
-    model = build_by_default("box")
-    assert model.policy.net.layers.nonlinearity == "relu"
-    params = dict(model.critics.layers.named_parameters())
-    with torch.no_grad():
-        params["bias_0"].fill_(-1e6)
-        critics = params["bias_1"].relu() @ params["weight_2"] + params["bias_2"]
-    torch.testing.assert_close(results(model, "box")[1], critics.expand(2, N, 1))
 
 
 def test_settings_are_honoured():
@@ -274,20 +263,7 @@ def test_settings_are_honoured():
     assert model.critics.layers.weight_0.shape == (2, 5, 4)
     assert not model.critics.layers.bias_0.any()
     assert model.policy.net.layers.nonlinearity == "tanh"
-
-
-def test_distributions_are_honoured():
-    """An override for Box replaces the squashed Gaussian, one for a part that of the part."""
-    beta = build(distributions={"Box": "beta"})
-    assert isinstance(beta.distribution, Beta)
-    node = {"name": "squashed_gaussian", "state_dependent_std": False, "initial_log_std": -0.5}
-    free = build(distributions={"Box": node})
-    assert torch.equal(results(free, "box")[0][:, 2:], torch.full((N, 2), -0.5))
-    assert free.policy.free_params.requires_grad
-    mixed = build("parts", distributions={"turn": "diagonal_gaussian"})
-    kinds = dict(zip(mixed.actions.part_keys, mixed.actions.parts, strict=True))
-    assert type(kinds["aim"]) is SquashedGaussian
-    assert type(kinds["turn"]) is DiagonalGaussian
+    assert isinstance(build(distributions={"Box": "beta"}).distribution, Beta)
 
 
 @pytest.mark.parametrize("encoder", ["nature", "flat"])
@@ -317,40 +293,6 @@ def test_dict_observations_and_actions():
     assert q.shape == target_q.shape == (2, N, 2 + 5)
     assert model.log_temperatures.shape == (4,)
     assert not model.log_temperatures.any()
-
-
-def test_temperatures_go_to_their_parts():
-    """`entropy_terms` gives each continuous part, and each choice of a discrete one, its own."""
-    model = build("parts")
-    assert model.actions.part_keys == ["aim", "fire", "menu", "turn"]
-    sample = SoftSample(*(torch.rand(N, size) for size in (3, 2, 7, 7)))
-    terms = model.entropy_terms(sample, torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    assert terms.temperatures.tolist() == [1.0, 4.0]
-    assert terms.choice_temperatures.tolist() == [2.0] * 2 + [3.0] * 5
-    assert terms.log_probs is sample.log_probs
-    assert terms.choice_probs is sample.probs
-    assert terms.choice_log_probs is sample.choice_log_probs
-    empty = torch.rand(N, 0)
-    alone = build("box").entropy_terms(
-        SoftSample(torch.rand(N, 2), torch.rand(N, 1), empty, empty), torch.tensor([5.0])
-    )
-    assert (alone.choice_probs, alone.choice_temperatures) == (None, None)
-    assert alone.temperatures.tolist() == [5.0]
-
-
-def test_masks():
-    """Illegal actions have probability 0; networks do not read the mask."""
-    model = build("masked")
-    obs = observations("masked")
-    assert list(model.inputs(obs)) == ["at"]
-    assert model.critics.encoder.keys == ["at"]
-    probs = model.policy_params(obs).softmax(-1)
-    assert not probs[:, [1, 3]].any()
-    assert probs[:, [0, 2]].all()
-    free = dict(obs, action_mask=torch.ones(N, 4))
-    torch.testing.assert_close(
-        model.policy_params(obs)[:, [0, 2]], model.policy_params(free)[:, [0, 2]]
-    )
 
 
 def test_normalisation():

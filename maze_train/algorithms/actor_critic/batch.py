@@ -55,7 +55,7 @@ def evaluate_rollout(
     states = None if rollout.hidden_states is None else rollout.hidden_states.flatten(0, 1)
     values, params, states_after = [], [], []
     for part in _parts(obs, share.rows(num_rows)):
-        part_obs = _rows(obs, part)
+        part_obs = rows_of(obs, part)
         state = None if states is None else states[part]
         if with_params or state is not None:
             part_params, part_values, state = model.evaluate(part_obs, state)
@@ -70,7 +70,7 @@ def evaluate_rollout(
 
     all_values = share.join_rows(torch.cat(values), num_rows).view(-1, num_envs)
     known = [state for state in states_after if state is not None]
-    next_values = _with_final_values(model, rollout, all_values[1:], joined(known))
+    next_values = with_final_values(model, rollout, all_values[1:], joined(known))
     samples = rollout.rewards.numel()
     all_params = joined(params) if with_params else None
     return EvaluatedRollout(
@@ -78,30 +78,7 @@ def evaluate_rollout(
     )
 
 
-@torch.no_grad()
-def evaluate_with_graph(
-    model: ActorCriticModel, rollout: Rollout
-) -> tuple[EvaluatedRollout, tuple[Tensor, Tensor]]:
-    """`evaluate_rollout` of a feedforward model, and the outputs that a loss starts from.
-
-    For learners that take one gradient step: networks run once over the observations instead of
-    once for the targets and once for the loss.
-
-    Returns:
-        Values and parameters without a graph; and with one, parameters of the policy and outputs of
-        the critic for those rows that are transitions.
-    """
-    obs, num_envs, samples = rollout.flat_obs(), rollout.num_envs, rollout.rewards.numel()
-    with torch.enable_grad():
-        params, raw_values = model(_rows(obs, slice(0, samples + num_envs)))
-        rows = slice(0, samples) if rollout.valid is None else rollout.valid.flatten()
-        outputs = params[:samples][rows], raw_values[:samples][rows]
-    all_values = model.value_head.values(raw_values.detach()).view(-1, num_envs)
-    next_values = _with_final_values(model, rollout, all_values[1:], None)
-    return EvaluatedRollout(all_values[:-1], next_values, params[:samples].detach()), outputs
-
-
-def _with_final_values(
+def with_final_values(
     model: ActorCriticModel, rollout: Rollout, next_values: Tensor, states: Tensor | None
 ) -> Tensor:
     """v(s_{t+1}) with that of the true last observation where the step was truncated.
@@ -130,12 +107,13 @@ def with_new_states(model: ActorCriticModel, rollout: Rollout) -> Rollout:
     fresh = rollout.fresh
     states = [rollout.hidden_states[0]]
     for t in range(rollout.num_steps):
-        _, state = model.policy_step(_rows(obs, slice(t * n, (t + 1) * n)), states[-1])
+        _, state = model.policy_step(rows_of(obs, slice(t * n, (t + 1) * n)), states[-1])
         states.append(state.masked_fill(fresh[t].unsqueeze(1), 0.0))
     return replace(rollout, hidden_states=torch.stack(states))
 
 
-def _rows(obs: TensorTree, part: slice) -> TensorTree:
+def rows_of(obs: TensorTree, part: slice) -> TensorTree:
+    """Some rows of observations."""
     return tree_map(lambda x: x[part], obs)
 
 
@@ -201,48 +179,6 @@ class ActorCriticBatch:
         columns[ADVANTAGES] = advantages
         return replace(self, columns=columns, are_final=True)
 
-    def shard(self, rank: int, count: int) -> tuple[ActorCriticBatch, int]:
-        """Every `count`-th transition or sequence from `rank` on, and how many samples these are.
-
-        Where there are too few, the first one, and 0.
-        """
-        units = self.size if self.sequences is None else len(self.sequences.hidden_state)
-        start, is_empty = (rank, False) if rank < units else (0, True)
-        rows = torch.arange(units, device=self.columns.device)[
-            start :: units if is_empty else count
-        ]
-        samples, positions, sequences = rows, rows, None
-        if self.sequences is not None:
-            positions = torch.arange(len(self.sequences.resets) * units, device=rows.device)
-            positions = positions.view(-1, units)[:, rows].flatten()
-            samples, sequences = _select(self.sequences, rows, positions)
-        part = replace(
-            self,
-            obs=tree_map(lambda x: x.index_select(0, positions), self.obs),
-            actions=tree_map(lambda x: x.index_select(0, samples), self.actions),
-            columns=self.columns.index_select(1, samples),
-            sequences=sequences,
-        )
-        return part, 0 if is_empty else part.size
-
-
-def _select(sequences: Sequences, rows: Tensor, positions: Tensor) -> tuple[Tensor, Sequences]:
-    """Some sequences, and the numbers of their samples.
-
-    Args:
-        sequences: All sequences.
-        rows: Numbers of those that are wanted.
-        positions: Where their steps lie, in the order of the result.
-    """
-    samples, valid = positions, None
-    if sequences.valid is not None:
-        numbers = torch.full((sequences.resets.numel(),), -1, device=rows.device)
-        numbers[sequences.valid] = torch.arange(len(sequences.valid), device=rows.device)
-        samples = numbers[positions]
-        valid = (samples >= 0).nonzero().squeeze(1)
-        samples = samples[valid]
-    return samples, Sequences(sequences.hidden_state[rows], sequences.resets[:, rows], valid)
-
 
 class PreparedRollout:
     """A rollout with advantages and targets that is cut into minibatches.
@@ -277,10 +213,6 @@ class PreparedRollout:
     def old_log_probs(self) -> Tensor:
         """Log-probabilities under the policy as it was before the update, `[T * B]`."""
         return self.columns[OLD_LOG_PROBS]
-
-    def with_columns(self, columns: Tensor) -> PreparedRollout:
-        """The same rollout with other columns."""
-        return PreparedRollout(self.rollout, columns, self.sequence_length)
 
     def select(self, units: Tensor) -> ActorCriticBatch:
         """The samples of some units, given by their numbers below `num_units`, int64."""

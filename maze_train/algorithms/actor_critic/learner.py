@@ -17,6 +17,7 @@ from maze_train.algorithms.actor_critic.batch import (
     with_new_states,
 )
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
+from maze_train.algorithms.actor_critic.shards import shard_batch
 from maze_train.core.types import Tensor, tree_map
 from maze_train.data.rollout import Rollout
 from maze_train.functional.losses import policy_gradient_loss
@@ -112,7 +113,9 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         config, model = self.config_of(module_id), self.model(module_id)
         self._observed[module_id] = rollout = experience.to(self.device)
         if config.reward_scaling:
-            rollout = replace(rollout, rewards=self._scaled_rewards(module_id, rollout))
+            scaler = self._reward_scalers.setdefault(module_id, self._new_reward_scaler(module_id))
+            rewards = scaler.scale(rollout.rewards, rollout.ended, rollout.valid)
+            rollout = replace(rollout, rewards=rewards)
         evaluated = self.evaluate(module_id, rollout)
         log_probs = self.old_log_probs(model, rollout, evaluated)
         advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs, config)
@@ -140,9 +143,8 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         log_probs = prepared.old_log_probs
         config = self.config_of(module_id)
         advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs, config)
-        return prepared.with_columns(
-            _columns(model, advantages, returns, evaluated.values, log_probs)
-        )
+        columns = _columns(model, advantages, returns, evaluated.values, log_probs)
+        return PreparedRollout(rollout, columns, prepared.sequence_length)
 
     def advantages_and_returns(
         self, rollout: Rollout, evaluated: EvaluatedRollout, log_probs: Tensor, config: Config
@@ -197,10 +199,6 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         actions = tree_map(lambda x: x.flatten(0, 1), rollout.actions)
         return model.distribution.log_prob(evaluated.params, actions)
 
-    def _scaled_rewards(self, module_id: str, rollout: Rollout) -> Tensor:
-        scaler = self._reward_scalers.setdefault(module_id, self._new_reward_scaler(module_id))
-        return scaler.scale(rollout.rewards, rollout.ended, rollout.valid)
-
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Take the observations into the running statistics, for the next rollout.
 
@@ -227,7 +225,8 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         self, batch: ActorCriticBatch, rank: int, count: int
     ) -> tuple[ActorCriticBatch, int, int]:
         """A part of a minibatch, with the advantages normalised over all of it."""
-        part, size = batch.with_advantages(self.advantages(batch)).shard(rank, count)
+        final = batch.with_advantages(self.advantages(batch))
+        part, size = shard_batch(final, rank, count)
         return part, size, batch.size
 
     def advantages(self, batch: ActorCriticBatch) -> Tensor:

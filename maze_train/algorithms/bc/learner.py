@@ -14,6 +14,7 @@ from maze_train.core.errors import ConfigError, ShapeError
 from maze_train.core.events import Event, EventInterface
 from maze_train.core.types import Tensor, TensorTree, leaves_by_key, on_device
 from maze_train.learner.learner import Learner
+from maze_train.learner.optimizers import norm_of
 from maze_train.spaces.describe import choice_sizes, flat_spaces
 
 if TYPE_CHECKING:
@@ -120,8 +121,7 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
         if metrics is not None and batch.is_measured:
             for event, value in metrics(params.detach(), batch.actions):
                 statistics.record(event, value, weight)
-            norms = [torch.linalg.vector_norm(p.detach()) for p in model.parameters()]
-            norm = torch.linalg.vector_norm(torch.stack(norms))
+            norm = norm_of([param.detach() for param in model.parameters()])
             statistics.record(ImitationEvents.policy_l2_norm, norm)
         return loss
 
@@ -273,15 +273,14 @@ class BCLoss:
         self.entropy_coef = entropy_coef
         self.class_weights = dict(class_weights or {})
         for key, weights in self.class_weights.items():
-            count = getattr(distribution, "parts", {"": distribution})[key].num_choices
+            count = distribution.parts[key].num_choices
             if weights.shape != (count,):
                 raise ShapeError(
                     f"class_weights[{key!r}] has the shape {list(weights.shape)}, "
                     f"expected [{count}]"
                 )
         self._is_likelihood = box_loss == "nll" and not self.class_weights
-        parts = getattr(distribution, "parts", {"": distribution}).values()
-        if entropy_coef and all(self._is_squared_error(part) for part in parts):
+        if entropy_coef and all(map(self._is_squared_error, distribution.parts.values())):
             problem = "does nothing with box_loss=mse, where no other part has one; expected 0"
             raise ConfigError("entropy_coef", problem, entropy_coef)
 
@@ -360,14 +359,9 @@ def balanced_weights(
                 counts[key] = torch.zeros(part.num_choices, dtype=torch.int64)
                 kinds[key] = torch.zeros(part.num_choices, dtype=torch.int64)
             counts[key] += torch.bincount(places.flatten(), minlength=part.num_choices)
-            _note_kinds(kinds[key], places)
+            for k in range(places.shape[-1]):  # which of the choices made at once
+                kinds[key][torch.unique(places[..., k])] = k
     return {key: _balanced(count, kinds[key]) for key, count in counts.items()}
-
-
-def _note_kinds(kinds: Tensor, places: Tensor) -> None:
-    """Note which of the choices made at once each place belongs to."""
-    for k in range(places.shape[-1]):
-        kinds[torch.unique(places[..., k])] = k
 
 
 def _balanced(counts: Tensor, kinds: Tensor) -> Tensor:

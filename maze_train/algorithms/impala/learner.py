@@ -11,7 +11,8 @@ from maze_train.algorithms.actor_critic.batch import (
     ActorCriticEvents,
     EvaluatedRollout,
     PreparedRollout,
-    evaluate_with_graph,
+    rows_of,
+    with_final_values,
     with_new_states,
 )
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from maze_train.core.types import Tensor
     from maze_train.data.rollout import Rollout
     from maze_train.learner.config import Progress
+    from maze_train.nets.actor_critic import ActorCriticModel
 
 
 class ImpalaEvents(ActorCriticEvents):
@@ -200,3 +202,26 @@ def _new_columns(rollout: Rollout) -> Rollout:
     if rollout.replayed is None:
         return rollout
     return select_envs(rollout, slice(0, int(rollout.replayed.logical_not().sum())))
+
+
+@torch.no_grad()
+def evaluate_with_graph(
+    model: ActorCriticModel, rollout: Rollout
+) -> tuple[EvaluatedRollout, tuple[Tensor, Tensor]]:
+    """`evaluate_rollout` of a feedforward model, and the outputs that a loss starts from.
+
+    For learners that take one gradient step: networks run once over the observations instead of
+    once for the targets and once for the loss.
+
+    Returns:
+        Values and parameters without a graph; and with one, parameters of the policy and outputs of
+        the critic for those rows that are transitions.
+    """
+    obs, num_envs, samples = rollout.flat_obs(), rollout.num_envs, rollout.rewards.numel()
+    with torch.enable_grad():
+        params, raw_values = model(rows_of(obs, slice(0, samples + num_envs)))
+        rows = slice(0, samples) if rollout.valid is None else rollout.valid.flatten()
+        outputs = params[:samples][rows], raw_values[:samples][rows]
+    all_values = model.value_head.values(raw_values.detach()).view(-1, num_envs)
+    next_values = with_final_values(model, rollout, all_values[1:], None)
+    return EvaluatedRollout(all_values[:-1], next_values, params[:samples].detach()), outputs

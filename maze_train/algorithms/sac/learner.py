@@ -19,12 +19,9 @@ from maze_train.functional.losses import (
     soft_state_values,
     temperature_loss,
 )
-from maze_train.learner.optimizers import constant
-from maze_train.nets.critics import SoftActorCriticModel
+from maze_train.nets.critics import SoftActorCriticModel, constant
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from maze_train.core.events import Statistics
     from maze_train.core.types import Tensor, TensorTree
     from maze_train.data.replay import Transitions
@@ -78,7 +75,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         if config.entropy_tuning:
             _check_entropies(model)
             node = dict(config.optimizer)
-            if _has_weight_decay(node):
+            if "weight_decay" in inspect.signature(locate(node[TARGET])).parameters:
                 node["weight_decay"] = 0.0  # it would pull temperatures to 1
             rate = config.lr if config.entropy_coef_lr is None else config.entropy_coef_lr
             self.register_optimizer(
@@ -168,8 +165,3 @@ def _check_entropies(model: SoftActorCriticModel) -> None:
                 "or set algorithm.entropy_tuning=false",
                 type(part).__name__,
             )
-
-
-def _has_weight_decay(optimizer: Mapping[str, Any]) -> bool:
-    """Whether an optimizer shrinks parameters if nothing else is said."""
-    return "weight_decay" in inspect.signature(locate(optimizer[TARGET])).parameters

@@ -11,7 +11,7 @@ from maze_train.algorithms.off_policy.trainer import OffPolicy
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.model import TD3Model
 from maze_train.core.events import Event
-from maze_train.learner.optimizers import constant
+from maze_train.nets.critics import constant
 
 if TYPE_CHECKING:
     from maze_train.core.events import Statistics

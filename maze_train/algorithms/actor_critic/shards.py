@@ -1,0 +1,55 @@
+"""The parts of a minibatch that several learners compute. A reader can skip this file."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from maze_train.core.types import Sequences, tree_map
+
+if TYPE_CHECKING:
+    from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
+    from maze_train.core.types import Tensor
+
+
+def shard_batch(batch: ActorCriticBatch, rank: int, count: int) -> tuple[ActorCriticBatch, int]:
+    """Every `count`-th transition or sequence from `rank` on, and how many samples these are.
+
+    Where there are too few, the first one, and 0.
+    """
+    units = batch.size if batch.sequences is None else len(batch.sequences.hidden_state)
+    start, is_empty = (rank, False) if rank < units else (0, True)
+    rows = torch.arange(units, device=batch.columns.device)[start :: units if is_empty else count]
+    samples, positions, sequences = rows, rows, None
+    if batch.sequences is not None:
+        positions = torch.arange(len(batch.sequences.resets) * units, device=rows.device)
+        positions = positions.view(-1, units)[:, rows].flatten()
+        samples, sequences = _select(batch.sequences, rows, positions)
+    part = replace(
+        batch,
+        obs=tree_map(lambda x: x.index_select(0, positions), batch.obs),
+        actions=tree_map(lambda x: x.index_select(0, samples), batch.actions),
+        columns=batch.columns.index_select(1, samples),
+        sequences=sequences,
+    )
+    return part, 0 if is_empty else part.size
+
+
+def _select(sequences: Sequences, rows: Tensor, positions: Tensor) -> tuple[Tensor, Sequences]:
+    """Some sequences, and the numbers of their samples.
+
+    Args:
+        sequences: All sequences.
+        rows: Numbers of those that are wanted.
+        positions: Where their steps lie, in the order of the result.
+    """
+    samples, valid = positions, None
+    if sequences.valid is not None:
+        numbers = torch.full((sequences.resets.numel(),), -1, device=rows.device)
+        numbers[sequences.valid] = torch.arange(len(sequences.valid), device=rows.device)
+        samples = numbers[positions]
+        valid = (samples >= 0).nonzero().squeeze(1)
+        samples = samples[valid]
+    return samples, Sequences(sequences.hidden_state[rows], sequences.resets[:, rows], valid)
