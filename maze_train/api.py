@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
 from maze_train.collect.agents import RolloutGenerator
@@ -19,6 +22,8 @@ from maze_train.core.hub import local_directory
 from maze_train.core.targets import TARGET, Given
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
+from maze_train.learner.learner import Learner
+from maze_train.run.parts import TrainingResult
 from maze_train.run.pipeline import configure, prepare
 from maze_train.run.rollout import RolloutResult, RolloutRunner
 from maze_train.run.rollout_report import RolloutSummary, summarise
@@ -26,16 +31,6 @@ from maze_train.run.runner import TrainingRunner
 from maze_train.run.saved_policies import read_saved_policy
 from maze_train.training.policy_files import TrainedPolicy
 from maze_train.workers.process import refuse_import
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    from gymnasium import Env
-
-    from maze_train.learner.learner import Learner
-    from maze_train.run.parts import TrainingResult
-
 
 SHORT = {
     "evaluators": "evaluation.evaluators",

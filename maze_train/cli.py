@@ -14,11 +14,11 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from io import TextIOWrapper
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from maze_train.config.help import help_text
 from maze_train.config.options import DONE, FAILURE, PROGRAM, config_names, group_names
@@ -37,10 +37,6 @@ from maze_train.config.overrides import (
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.notices import notify, say
 from maze_train.training.outcome import Interrupted, Interruption
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
 
 DEBUG_VARIABLE = "HYDRA_FULL_ERROR"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,14 +12,9 @@ from maze_train.algorithms.es.population import ESDistributedRollouts
 from maze_train.collect.actors import DistributedActors
 from maze_train.collect.player import PlayerWorker
 from maze_train.core.errors import ShapeError
+from maze_train.core.types import Array, Tensor
 from maze_train.run.runner import TrainingRunner
 from maze_train.workers.pool import CallCancelledError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from maze_train.core.types import Array, Tensor
-
 
 ACRunner = ACDevRunner = ACLocalRunner = TrainingRunner
 BCRunner = BCDevRunner = BCLocalRunner = TrainingRunner

@@ -6,11 +6,12 @@ import glob
 import math
 import os
 import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -38,10 +39,6 @@ from maze_train.core.errors import (
 )
 from maze_train.core.notices import notify, say, tell_traceback, warn
 from maze_train.run.pipeline import configure, prepare
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
 
 NAME, LONGEST_NAME = "tracking.name", 100
 """Setting with the name of a run, and the most characters of one that a sweep gives."""

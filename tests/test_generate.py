@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING, get_type_hints
 import yaml
 
 from docs import generate
-from docs.generate import (
-    field_docs,
-    generated_files,
-    main,
-    render_table,
-    render_yaml,
-)
+from docs.generate import field_docs, generated_files, main, render_table, render_yaml
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
 from maze_train.config.loading import load_settings

@@ -23,16 +23,7 @@ os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 import ray
 import torch
-from common import (
-    PPO,
-    PPO_ENVS,
-    UNROLL,
-    WORKLOADS,
-    Window,
-    Workload,
-    make_env,
-    parse_arguments,
-)
+from common import PPO, PPO_ENVS, UNROLL, WORKLOADS, Window, Workload, make_env, parse_arguments
 from ray.rllib.algorithms.impala import IMPALA, IMPALAConfig
 from ray.rllib.algorithms.impala.torch.impala_torch_learner import IMPALATorchLearner
 from ray.rllib.algorithms.ppo import PPOConfig

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
+from maze_train.collect.actors import Actors
 from maze_train.collect.collector import Collector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.seeding import Seeds
-from maze_train.data.rollout import join_rollouts
+from maze_train.core.types import Array
+from maze_train.data.rollout import Rollout, join_rollouts
 from maze_train.learner.modules import DEFAULT_MODULE, torch_threads
 from maze_train.workers.pool import WorkerFailedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from maze_train.collect.actors import Actors
-    from maze_train.core.types import Array
-    from maze_train.data.rollout import Rollout
 
 
 class ActorCollector(Collector):

@@ -4,35 +4,27 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from maze_train.collect.collector import RolloutCollector
+from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import TrainingError
-from maze_train.core.types import tree_map
-from maze_train.data.rollout_slots import RolloutLayout, slots_of
+from maze_train.core.types import Array, Tensor, tree_map
+from maze_train.data.rollout_slots import RolloutLayout, RolloutSlot, slots_of
 from maze_train.envs.stepped import close_all
+from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import flat_space_of, part_of
-from maze_train.workers.pool import ArrayLayout, check_spaces
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from torch import nn
-
-    from maze_train.collect.episodes import FinishedEpisodes
-    from maze_train.core.types import Array, Tensor
-    from maze_train.data.rollout_slots import RolloutSlot
-    from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.workers.places import Portable
-    from maze_train.workers.pool import WorkerContext
-
+from maze_train.workers.places import Portable
+from maze_train.workers.pool import ArrayLayout, WorkerContext, check_spaces
 
 HEADER_NBYTES = 64
 CURRENT, STAMPS = 0, 1

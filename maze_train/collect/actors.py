@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
-from maze_train.collect.actor_worker import ActorPolicy, ActorWorker, WeightsWriter, weights_nbytes
+from torch import nn
+
+from maze_train.collect.actor_worker import (
+    ActorPolicy,
+    ActorWorker,
+    CollectedRollout,
+    MakeActorEnv,
+    WeightsWriter,
+    weights_nbytes,
+)
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import ConfigError
 from maze_train.core.notices import warn
-from maze_train.data.rollout import join_rollouts
-from maze_train.data.rollout_slots import slots_of
-from maze_train.workers.places import Portable, ThisProcess
+from maze_train.data.rollout import Rollout, join_rollouts
+from maze_train.data.rollout_slots import RolloutSlot, slots_of
+from maze_train.workers.places import Place, Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, check_spaces, shares, worker_names
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from torch import nn
-
-    from maze_train.collect.actor_worker import CollectedRollout, MakeActorEnv
-    from maze_train.data.rollout import Rollout
-    from maze_train.data.rollout_slots import RolloutSlot
-    from maze_train.workers.places import Place
-
 
 SeedOf: TypeAlias = "Callable[[int, int], tuple[int, int]]"
 """Maps an actor and its number of restarts to its seeds of episodes and of actions."""

@@ -8,39 +8,37 @@ from __future__ import annotations
 
 import copy
 import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gymnasium
 import numpy as np
+from gymnasium import spaces
 from torch import nn
 
-from maze_train.collect.episode_player import ModelAgent, PlaySettings, SlotAgent
-from maze_train.collect.player import RolloutPlayer
+from maze_train.collect.episode_player import (
+    EpisodeTask,
+    ModelAgent,
+    PlayedEpisode,
+    PlaySettings,
+    SlotAgent,
+)
+from maze_train.collect.player import MakeAgent, RolloutPlayer
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.core.seeding import Seeds
+from maze_train.core.types import Array, ArrayTree
+from maze_train.data.trajectories import Trajectory
+from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
-from maze_train.envs.stepped import EpisodeError
+from maze_train.envs.stepped import EnvSlots, EpisodeError
 from maze_train.envs.vector import zeroed_columns
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import LegalChoices, random_action
 from maze_train.workers.places import ThisProcess
 from maze_train.workers.process_pool import LocalProcesses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    import gymnasium
-    from gymnasium import spaces
-
-    from maze_train.collect.episode_player import EpisodeTask, PlayedEpisode
-    from maze_train.collect.player import MakeAgent
-    from maze_train.core.types import Array, ArrayTree
-    from maze_train.data.trajectories import Trajectory
-    from maze_train.envs.config import EnvConfig
-    from maze_train.envs.stepped import EnvSlots
-
 
 RANDOM = "random"
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -19,19 +20,13 @@ from maze_train.collect.episodes import (
     final_reports,
 )
 from maze_train.core.errors import EnvError
-from maze_train.core.types import is_on, tree_map
-from maze_train.data.rollout import RolloutStorage
+from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, is_on, tree_map
+from maze_train.data.rollout import Rollout, RolloutStorage
 from maze_train.data.turns import TurnSplitter
+from maze_train.distributions.base import ActionSampler, Distribution
+from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import DEFAULT_MODULE
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree
-    from maze_train.data.rollout import Rollout
-    from maze_train.distributions.base import ActionSampler, Distribution
-    from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.nets.joint import JointModel
+from maze_train.nets.joint import JointModel
 
 
 class ActingModel(Protocol):

@@ -6,12 +6,14 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import nn
 
 from maze_train.collect.collector import chosen_actions, draws, env_actions
 from maze_train.collect.episodes import success_of
@@ -24,8 +26,10 @@ from maze_train.collect.recording import (
 )
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import EnvError
-from maze_train.core.types import tree_leaves, tree_map
-from maze_train.envs.stepped import EpisodeError
+from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, tree_leaves, tree_map
+from maze_train.data.trajectories import Trajectory
+from maze_train.distributions.base import Distribution
+from maze_train.envs.stepped import EnvSlots, EpisodeError
 from maze_train.learner.modules import torch_threads
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.joint import JointModel
@@ -33,16 +37,6 @@ from maze_train.nets.policy_model import PolicyModel
 from maze_train.nets.population import build_population, row_blocks
 from maze_train.spaces.agents import ACTS, AGENT_RETURNS, agent_spaces
 from maze_train.spaces.tensors import as_tensors
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from torch import nn
-
-    from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree
-    from maze_train.data.trajectories import Trajectory
-    from maze_train.distributions.base import Distribution
-    from maze_train.envs.stepped import EnvSlots
 
 
 class EpisodeTask(NamedTuple):

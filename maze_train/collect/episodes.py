@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from maze_train.core.errors import TrainingError
-from maze_train.core.events import Event, EventInterface
+from maze_train.core.events import Event, EventInterface, Statistics
+from maze_train.core.types import Array
 from maze_train.spaces.agents import AGENT_RETURNS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from maze_train.core.events import Statistics
-    from maze_train.core.types import Array
-
 
 SUCCESS = "is_success"
 """Key of an info that says whether an episode was a success."""

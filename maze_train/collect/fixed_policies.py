@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from gymnasium import Space
 from gymnasium.spaces import Box
 from torch import nn
 
 from maze_train.collect.agents import UserPolicy, acts, built_policy, check_are_new
 from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.core.targets import build_target, is_target
-from maze_train.core.types import as_tree, tree_leaves, tree_map
-from maze_train.distributions.base import Constant
+from maze_train.core.types import Device, Shape, Tensor, TensorTree, as_tree, tree_leaves, tree_map
+from maze_train.distributions.base import Constant, Distribution
 from maze_train.distributions.gaussian import BoxBounds, VectorLayout
 from maze_train.distributions.mapping import distribution_for
 from maze_train.envs.agents import nearest_to_zero
 from maze_train.nets.joint import JointModel, acting_alone
-from maze_train.nets.policy_model import build_masking
+from maze_train.nets.policy_model import ActionMasking, build_masking
+from maze_train.spaces.agents import AgentSpaces
 from maze_train.spaces.describe import FlatView, flat_spaces, unflatten_value
 from maze_train.spaces.masks import checked_actions, mask_layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gymnasium import Space
-
-    from maze_train.core.types import Device, Shape, Tensor, TensorTree
-    from maze_train.distributions.base import Distribution
-    from maze_train.nets.policy_model import ActionMasking
-    from maze_train.spaces.agents import AgentSpaces
-
 
 LEAST_UNIFORM = 2.0**-25
 """Half of the step between uniform float32 numbers, taken for a draw of 0."""

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 
-from maze_train.collect.config import SNAPSHOT
+from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
+from maze_train.collect.config import SNAPSHOT, OpponentsConfig
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import ConfigError
-from maze_train.core.events import Event, EventInterface
-from maze_train.core.types import tree_map
+from maze_train.core.events import Event, EventInterface, Statistics
+from maze_train.core.types import Array, Tensor, TensorTree, tree_map
+from maze_train.data.rollout import Rollout
+from maze_train.learner.group import LearnerGroup
+from maze_train.learner.learner import Learner
+from maze_train.nets.joint import JointModel
 from maze_train.spaces.agents import ACTS, AGENTS
 from maze_train.spaces.tensors import part_of
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
-    from maze_train.collect.config import OpponentsConfig
-    from maze_train.core.events import Statistics
-    from maze_train.core.types import Array, Tensor, TensorTree
-    from maze_train.data.rollout import Rollout
-    from maze_train.learner.group import LearnerGroup
-    from maze_train.learner.learner import Learner
-    from maze_train.nets.joint import JointModel
-
 
 OWN = 1
 """Seat of an agent for which the policy itself acts; 0: it is not drawn yet, 2 + k: snapshot k."""

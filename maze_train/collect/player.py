@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import operator
 import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import gymnasium
 import numpy as np
 
 from maze_train.collect.episode_player import (
@@ -16,6 +18,7 @@ from maze_train.collect.episode_player import (
     EpisodeTask,
     PlayedEpisode,
     PlaySettings,
+    SlotAgent,
 )
 from maze_train.collect.recording import ffmpeg_path
 from maze_train.core.checks import check_at_least
@@ -23,19 +26,12 @@ from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.files import remove_leftovers
 from maze_train.envs.stepped import EnvSlots
 from maze_train.nets.population import row_blocks
-from maze_train.workers.places import Portable, ThisProcess
-from maze_train.workers.pool import shares, worker_names
+from maze_train.workers.places import Place, Portable, ThisProcess
+from maze_train.workers.pool import WorkerContext, shares, worker_names
 from maze_train.workers.task_queue import TaskQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-
-    import gymnasium
     from typing_extensions import Self
-
-    from maze_train.collect.episode_player import SlotAgent
-    from maze_train.workers.places import Place
-    from maze_train.workers.pool import WorkerContext
 
     MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
     MakeAgent = Callable[[EnvSlots], SlotAgent]

@@ -8,24 +8,19 @@ from __future__ import annotations
 import os
 import subprocess
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 
 from maze_train.core.errors import EnvError, MissingExtraError, RunDirectoryError
 from maze_train.core.files import fsync_directory
 from maze_train.core.targets import import_extra
-from maze_train.core.types import as_tree, leaves_by_key
+from maze_train.core.types import Array, ArrayTree, as_tree, leaves_by_key
 from maze_train.data.trajectories import Trajectory
+from maze_train.envs.stepped import EnvSlots
 from maze_train.spaces.describe import flat_spaces
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import gymnasium
-
-    from maze_train.core.types import Array, ArrayTree
-    from maze_train.envs.stepped import EnvSlots
 
 
 class EpisodeRecording:

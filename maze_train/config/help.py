@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import textwrap
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from maze_train.config.options import describe_options, group_names, list_options
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 HEAD = """\
 maze-run: train a reinforcement-learning agent from configuration, let a policy play, compare runs,

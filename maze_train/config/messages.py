@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
@@ -16,10 +16,6 @@ from maze_train.config.options import config_names, group_names, list_options, s
 from maze_train.config.overrides import as_typed, config_folders
 from maze_train.core.errors import ConfigError, MissingExtraError, SpaceError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, target_name
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
 
 CONFIGURATION_ERRORS = (
     ConfigError,

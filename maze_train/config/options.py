@@ -7,16 +7,12 @@ Only names, texts and targets are read here, without Hydra and without a YAML pa
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from maze_train.core.errors import MazeTrainError
 from maze_train.core.targets import locate
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
 
 PROGRAM = "maze-run"
 DONE, FAILURE, CONFIGURATION_ERROR = 0, 1, 2

@@ -11,16 +11,13 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from glob import escape, glob
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from maze_train.core.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
-
 
 OPTIONS_WITH_VALUE = (
     "--config-path", "-cp", "--config-name", "-cn", "--config-dir", "-cd", "--package", "-p",

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.conf import HydraConf, RunDir, SweepDir
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
+from hydra.plugins.sweeper import Sweeper
 from omegaconf import DictConfig, OmegaConf
 
 from maze_train.config.options import group_names, list_options
@@ -28,13 +31,6 @@ from maze_train.config.sweeps import LocalLauncher, LocalLauncherConf
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import check_enclosed
 from maze_train.envs.config import SIMULATORS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hydra.core.config_search_path import ConfigSearchPath
-    from hydra.plugins.sweeper import Sweeper
-
 
 Names = list[str]  # inside the class below, `list` is a method
 GROUP = "env"

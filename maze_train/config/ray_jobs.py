@@ -4,32 +4,24 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hydra.core.singleton import Singleton
+from omegaconf import DictConfig
 
 from maze_train.config.options import PROGRAM
-from maze_train.config.sweeps import JobProcesses, LocalLauncher, StartedJob
+from maze_train.config.sweeps import JobProcesses, JobRecord, LocalLauncher, ProcessJob, StartedJob
 from maze_train.core.checks import check_at_least, check_positive
 from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.core.notices import notify, say
 from maze_train.training.outcome import Interruption
-from maze_train.workers.places import Portable
-from maze_train.workers.pool import CallCancelledError, WorkerFailedError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-
-    from omegaconf import DictConfig
-
-    from maze_train.config.sweeps import JobRecord, ProcessJob
-    from maze_train.workers.places import Place
-    from maze_train.workers.pool import WorkerContext, WorkerPool
-
+from maze_train.workers.places import Place, Portable
+from maze_train.workers.pool import CallCancelledError, WorkerContext, WorkerFailedError, WorkerPool
 
 CALLS = {"begin": "its start", "run": "a job"}
 """Names of calls in messages."""

@@ -17,7 +17,7 @@ from maze_train.core.conversion import convert_fields
 from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean
 from maze_train.core.hub import at_commit, is_on_hub, local_directory
 from maze_train.core.targets import TARGET, is_target
-from maze_train.envs.config import EnvConfig  # noqa: TC001 (type hints are evaluated)
+from maze_train.envs.config import EnvConfig
 from maze_train.training.config import RANDOM, PolicyConfig
 
 DEFAULT_CONCURRENCY = 8

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -15,10 +16,6 @@ from maze_train.config.train_config import TrainConfig
 from maze_train.core.checks import absolute_path, check_at_least, check_fields
 from maze_train.core.conversion import UnknownKeyError, convert, convert_fields, field_of_key, join
 from maze_train.core.errors import ConfigError, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
 
 GROUP = "search"
 LINEAR = "linear_"

@@ -11,8 +11,9 @@ import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
+from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import Any, get_type_hints
 
 import yaml
 
@@ -33,10 +34,6 @@ from maze_train.core.targets import (
     made_in_python,
     script_name,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 PARTS_OF_POLICY = (
     *(part for part in PARTS if part.startswith("model.")),

@@ -15,18 +15,21 @@ import sys
 import threading
 import time
 from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from io import StringIO
 from itertools import count
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from maze_train.config.options import FAILURE, PROGRAM
@@ -38,13 +41,6 @@ from maze_train.tracking.tracker import csv_text, duration, readable
 from maze_train.training.outcome import SIGNALS
 from maze_train.workers.places import Portable
 from maze_train.workers.remote import available_cores
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
-    from multiprocessing.process import BaseProcess
-
-    from hydra.types import HydraContext, TaskFunction
-
 
 JOBS_FILE = "jobs.csv"
 COLUMNS = ("job", "settings", "run_dir", "objective", "error")

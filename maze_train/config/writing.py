@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 import yaml
 
 from maze_train.config.signature import signed
+from maze_train.config.train_config import TrainConfig
 from maze_train.core.conversion import TUPLE, key_of_field
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import atomic_write
 from maze_train.core.targets import TARGET, Given
 from maze_train.learner.config import Schedule
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from maze_train.config.train_config import TrainConfig
 
 
 def dotted_name(cls: Any) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import math
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.core.errors import ConfigError, ShapeError, one_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from torch import Tensor
 
 

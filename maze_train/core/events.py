@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
 
 from maze_train.core.errors import ShapeError
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from maze_train.core.types import Array, Tensor
-
+from maze_train.core.types import Array, Tensor
 
 Reduction: TypeAlias = Literal["mean", "sum", "max", "min", "last"]
 

@@ -12,18 +12,15 @@ import shutil
 import socket
 import stat
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 from maze_train.core.errors import RunDirectoryError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 MAX_TEXT_NBYTES = 1 << 28
 

@@ -6,18 +6,15 @@ of a branch, a tag or a commit.
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.notices import notify
 from maze_train.core.targets import import_extra
-
-if TYPE_CHECKING:
-    import os
-
 
 POLICY_FILES = ("policy.pt", "spaces.json", "config.yaml", "score.json")
 """Files of a saved policy. Nothing else is downloaded, whatever else a repository holds."""

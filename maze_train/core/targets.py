@@ -8,16 +8,13 @@ import inspect
 import os
 import re
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import Any
 
 from maze_train.core.errors import ConfigError, MissingExtraError, did_you_mean, nearest
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from types import ModuleType
-
 
 TARGET = "_target_"
 SCRIPT = "__main__"

@@ -12,10 +12,10 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -34,10 +34,6 @@ from maze_train.core.types import tree_map
 from maze_train.data.trajectories import DatasetMetadata, Trajectory
 from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.spaces.describe import FlatView, flatten_value, unflatten_value
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 DATASET_ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]/)?[-_\w]+-v[0-9]+")
 DETAILS = ("algorithm_name", "author", "author_email", "code_permalink", "description")

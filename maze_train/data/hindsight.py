@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
 
+import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
 
 from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import EnvError, SpaceError, TrainingError
-from maze_train.data.replay import UniformReplayBuffer
+from maze_train.core.types import Array, TensorTree
+from maze_train.data.replay import Transitions, UniformReplayBuffer, Walk
 from maze_train.data.replay_memory import ENDS, FINAL_OBS, TERMINATED, VALID
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import gymnasium
-
-    from maze_train.core.types import Array, TensorTree
-    from maze_train.data.replay import Transitions, Walk
-    from maze_train.data.rollout import Rollout
-
+from maze_train.data.rollout import Rollout
 
 ACHIEVED, DESIRED = GOALS = ("achieved_goal", "desired_goal")
 

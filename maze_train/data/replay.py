@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
+import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from maze_train.core.checks import check_at_least, check_between, check_one_of, check_positive
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
-from maze_train.core.types import as_tree, leaves_by_key, tree_map
-from maze_train.data.replay_columns import STORAGES, ReplayLayout
+from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key, tree_map
+from maze_train.data.replay_columns import STORAGES, ReplayLayout, Storage
 from maze_train.data.replay_memory import ENDS, FINAL_OBS, TERMINATED, VALID, ReplayMemory
 from maze_train.data.rollout import Rollout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-    from pathlib import Path
-
-    import gymnasium
-    from gymnasium import spaces
-
-    from maze_train.core.types import Array, Tensor, TensorTree
-    from maze_train.data.replay_columns import Storage
 
 
 class SumTree:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
+from pathlib import Path
 from tempfile import TemporaryFile
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -20,16 +22,9 @@ from gymnasium import spaces
 
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError
-from maze_train.core.types import leaves_by_key
+from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import storage_dtype
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-    from pathlib import Path
-
-    from maze_train.core.types import Array, Tensor, TensorTree
-
 
 Storage: TypeAlias = Literal["memory", "disk", "device"]
 """Storage of observations and actions: memory, memory-mapped files, or the device that learns from

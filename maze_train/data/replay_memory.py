@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError
-from maze_train.core.types import StatePart, leaves_by_key
-from maze_train.data.replay_columns import Column, FrameColumn, KeptObservations
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-    from pathlib import Path
-
-    from maze_train.core.types import Array, Tensor
-    from maze_train.data.replay_columns import ReplayLayout, Storage
-    from maze_train.data.rollout import Rollout
-
+from maze_train.core.types import Array, StatePart, Tensor, leaves_by_key
+from maze_train.data.replay_columns import (
+    Column,
+    FrameColumn,
+    KeptObservations,
+    ReplayLayout,
+    Storage,
+)
+from maze_train.data.rollout import Rollout
 
 VALID, TERMINATED, TRUNCATED, FINAL_OBS = 1, 2, 4, 8
 """Bits of the flags of a row: it is a transition; how it ended; the observation after it is not in

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from maze_train.core.errors import ShapeError
-from maze_train.core.types import as_tree, is_on, leaves_by_key, on_device, tree_map
+from maze_train.core.types import (
+    Array,
+    ArrayTree,
+    Tensor,
+    TensorTree,
+    as_tree,
+    is_on,
+    leaves_by_key,
+    on_device,
+    tree_map,
+)
 from maze_train.spaces.tensors import as_tensors, zeros_for
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from gymnasium import spaces
-
-    from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from gymnasium import spaces
 
 from maze_train.core.errors import ShapeError
-from maze_train.core.types import StatePart, as_tree, leaves_by_key, tree_map
+from maze_train.core.types import (
+    Array,
+    StatePart,
+    Tensor,
+    TensorTree,
+    as_tree,
+    leaves_by_key,
+    tree_map,
+)
 from maze_train.data.rollout import Rollout, join_rollouts, select_envs
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import storage_dtype
 from maze_train.workers.pool import ArrayLayout, padded
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gymnasium import spaces
-
-    from maze_train.core.types import Array, Tensor, TensorTree
-
 
 PAGE = 4096
 """Slots begin on their own pages, so that writing to one takes no memory of the others."""

@@ -17,20 +17,15 @@ import io
 import re
 import zipfile
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
 from maze_train.core.errors import RunDirectoryError
-from maze_train.core.types import StatePart
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from maze_train.core.types import Array, Tensor
-
+from maze_train.core.types import Array, StatePart, Tensor
 
 TreePath: TypeAlias = tuple[Any, ...]
 """A place in a state: keys and indices from the root."""

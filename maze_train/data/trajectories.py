@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
 from maze_train.core.errors import DatasetError, ShapeError, SpaceError
-from maze_train.core.types import leaves_by_key, tree_leaves, tree_map
+from maze_train.core.types import Array, ArrayTree, TensorTree, leaves_by_key, tree_leaves, tree_map
 from maze_train.data.rollout import Rollout
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.masks import checked_actions
 from maze_train.spaces.tensors import zeros_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-
-    from maze_train.core.types import Array, ArrayTree, TensorTree
-
 
 GROUPS = ("obs", "actions", "rewards")
 REWARD = spaces.Box(-np.inf, np.inf, (), np.float64)

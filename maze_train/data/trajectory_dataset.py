@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import Literal, overload
 
 import numpy as np
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import DatasetError
 from maze_train.core.notices import warn
+from maze_train.core.types import Array
 from maze_train.data.trajectories import (
     DatasetMetadata,
     Trajectory,
@@ -27,12 +28,6 @@ from maze_train.data.trajectory_files import (
     read_content,
     read_part,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from typing import Literal
-
-    from maze_train.core.types import Array
 
 
 class TrajectoryDataset(Sequence[Trajectory]):

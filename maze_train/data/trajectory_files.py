@@ -8,11 +8,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
+from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import datetime, timezone
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from safetensors.numpy import save
@@ -29,9 +30,12 @@ from maze_train.core.files import (
     unseal,
     versions,
 )
+from maze_train.core.types import Array
 from maze_train.data.trajectories import (
     PART_NBYTES,
     DatasetMetadata,
+    LeafSpec,
+    Trajectory,
     TrajectoryPart,
     arrays_of,
     check_content,
@@ -41,13 +45,6 @@ from maze_train.data.trajectories import (
     trees_of,
 )
 from maze_train.spaces.describe import space_from_dict, space_to_dict
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from maze_train.core.types import Array
-    from maze_train.data.trajectories import LeafSpec, Trajectory
-
 
 DATASET = "dataset.json"
 SCHEMA, VERSION = "maze_train.trajectories", 2

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -14,19 +15,14 @@ import torch
 
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import TrainingError
-from maze_train.core.types import tree_leaves, tree_map
-from maze_train.data.trajectories import arrays_of, leaf_specs, trees_of
+from maze_train.core.types import Array, Tensor, TensorTree, tree_leaves, tree_map
+from maze_train.data.trajectories import TrajectoryPart, arrays_of, leaf_specs, trees_of
 from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.masks import checked_actions
 from maze_train.spaces.tensors import as_tensors, part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-    from concurrent.futures import Future
-
-    from maze_train.core.types import Array, Tensor, TensorTree
-    from maze_train.data.trajectories import TrajectoryPart
     from maze_train.data.trajectory_dataset import TrajectoryDataset
 
 

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-from maze_train.core.types import Tensor, TensorTree, tree_map
+from maze_train.core.types import Array, Tensor, TensorTree, tree_map
 from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.replay_memory import ENDS
 from maze_train.data.rollout import Rollout, join_rollouts
 from maze_train.spaces.agents import ACTS, AGENTS, REWARDS, TERMINATED, TRUNCATED
-from maze_train.spaces.tensors import (
-    JOINT_ACTS,
-    joined,
-    joint_view,
-    part_of,
-    with_joint,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    from maze_train.core.types import Array
+from maze_train.spaces.tensors import JOINT_ACTS, joined, joint_view, part_of, with_joint
 
 
 @dataclass(frozen=True)

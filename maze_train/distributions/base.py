@@ -27,20 +27,15 @@ reads both from any distribution.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from collections.abc import Callable
+from typing import Any, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 import torch
+from gymnasium import Space
 
 from maze_train.core.errors import SpaceError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from gymnasium import Space
-
-    from maze_train.core.types import Array, Device, Shape, Tensor, TensorTree
-
+from maze_train.core.types import Array, Device, Shape, Tensor, TensorTree
 
 ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"
 """Gradient of Σ (g · log_prob + h · entropy) with respect to params, `[n, param_size]`, of g `[n]`

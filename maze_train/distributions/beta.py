@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from gymnasium import Space
 from gymnasium.spaces import Box
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import softplus
 
+from maze_train.core.types import Tensor
 from maze_train.distributions.base import Distribution, check_space
 from maze_train.distributions.gaussian import BoxScale, VectorLayout
-
-if TYPE_CHECKING:
-    from gymnasium import Space
-
-    from maze_train.core.types import Tensor
-
 
 PROPOSALS = 8
 """Proposals for each Gamma variate; all are rejected with a probability below 0.05⁸ = 4e-11."""

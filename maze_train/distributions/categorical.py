@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from gymnasium import Space
 from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 from torch.nn.functional import log_softmax, logsigmoid, softplus
 
-from maze_train.distributions.base import Constant, Distribution, check_space, env_dtype
+from maze_train.core.types import Tensor
+from maze_train.distributions.base import (
+    Constant,
+    Distribution,
+    ParamsGradient,
+    check_space,
+    env_dtype,
+)
 from maze_train.distributions.gaussian import VectorLayout
-
-if TYPE_CHECKING:
-    from gymnasium import Space
-
-    from maze_train.core.types import Tensor
-    from maze_train.distributions.base import ParamsGradient
-
 
 LEAST_LOG_PROB = -1e4
 """Below this probabilities are 0 in every dtype; finite, so that products with them are 0."""

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from gymnasium import Space
 from gymnasium.spaces import Box
 
 from maze_train.core.checks import check_between
 from maze_train.core.errors import ConfigError, SpaceError
-from maze_train.distributions.base import Constant, Distribution, check_space, env_dtype
-
-if TYPE_CHECKING:
-    from gymnasium import Space
-
-    from maze_train.core.types import Array, Tensor
-    from maze_train.distributions.base import ParamsGradient
+from maze_train.core.types import Array, Tensor
+from maze_train.distributions.base import (
+    Constant,
+    Distribution,
+    ParamsGradient,
+    check_space,
+    env_dtype,
+)
 
 
 class VectorLayout:

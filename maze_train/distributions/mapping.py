@@ -5,23 +5,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from functools import reduce
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
+from gymnasium import Space
 from gymnasium.spaces import Dict, Tuple
 
 from maze_train.core.errors import ConfigError, SpaceError, one_of
 from maze_train.core.targets import TARGET, build_target
+from maze_train.core.types import Device, Shape, Tensor
 from maze_train.distributions.base import Distribution
 from maze_train.distributions.beta import Beta
 from maze_train.distributions.categorical import Bernoulli, Categorical, MultiCategorical
 from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
 from maze_train.spaces.describe import flat_spaces
-
-if TYPE_CHECKING:
-    from gymnasium import Space
-
-    from maze_train.core.types import Device, Shape, Tensor
 
 
 class JointDistribution(Distribution):

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from maze_train.core.errors import SpaceError
-
-if TYPE_CHECKING:
-    from maze_train.core.types import Tensor, TensorTree
-    from maze_train.distributions.base import Distribution
+from maze_train.core.types import Tensor, TensorTree
+from maze_train.distributions.base import Distribution
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import textwrap
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -21,16 +21,10 @@ from gymnasium import spaces
 
 from maze_train.core.errors import EnvError, SpaceError
 from maze_train.envs.monitoring import gives_state
-from maze_train.envs.vector import masked_writer, row_writer, zeroed_columns
+from maze_train.envs.vector import Array, masked_writer, row_writer, zeroed_columns
 from maze_train.spaces.agents import AGENT_RETURNS, AgentSpaces
 from maze_train.spaces.describe import FlatView, is_mask_key
 from maze_train.spaces.masks import mask_layout
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from maze_train.envs.vector import Array
-
 
 REMEMBERED = ("_shown", "_acting", "_was_cut", "_returns")
 """Attributes of a joint environment that are plain values, and belong to its state."""

@@ -9,10 +9,11 @@ actions, limit of 108 000 frames, whole games as episodes of an evaluation).
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
+from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
+import numpy.typing as npt
 from gymnasium import spaces
 from gymnasium.error import ResetNeeded
 from gymnasium.utils import seeding
@@ -21,12 +22,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.targets import import_extra
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
-    from maze_train.envs.config import EnvConfig
-
+from maze_train.envs.config import EnvConfig
 
 PURPOSE = "the preprocessing of Atari games"
 

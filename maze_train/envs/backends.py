@@ -5,16 +5,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from difflib import SequenceMatcher
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import load_env_creator
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.error import DependencyNotInstalled, Error
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
@@ -23,15 +24,8 @@ from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, neares
 from maze_train.core.notices import notify
 from maze_train.core.targets import Given, import_extra, maker_of
 from maze_train.envs.atari import register_atari
+from maze_train.envs.config import EnvConfig
 from maze_train.envs.registered import build_failure, missing_dependency, registered_failure
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from gymnasium.envs.registration import EnvSpec
-
-    from maze_train.envs.config import EnvConfig
-
 
 ATARI_ENTRY_POINT = "ale_py.vector_env:AtariVectorEnv"
 ATARI = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,6 @@ from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.spaces.agents import AGENTS, agent_spaces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from maze_train.simulators.simulator import Simulator
 
 

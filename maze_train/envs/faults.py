@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import re
 import traceback
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from maze_train.core.errors import EnvError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    import numpy.typing as npt
-
     from maze_train.envs.vector import Array
 
     Mask = npt.NDArray[np.bool_]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.envs.backends import (
@@ -17,6 +18,7 @@ from maze_train.envs.backends import (
     check_settings,
     seed_for,
 )
+from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import simulator_of
 from maze_train.envs.faults import (
     NonFiniteError,
@@ -27,18 +29,19 @@ from maze_train.envs.faults import (
     non_finite_rows,
 )
 from maze_train.envs.stepped import close_all
-from maze_train.envs.vector import MazeVectorEnv, StepBuffers, converted, zeroed_columns
+from maze_train.envs.vector import (
+    Array,
+    ArrayTree,
+    MazeVectorEnv,
+    StepBuffers,
+    StepResult,
+    converted,
+    zeroed_columns,
+)
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gymnasium.vector import VectorEnv
-
-    from maze_train.envs.config import EnvConfig
-    from maze_train.envs.vector import Array, ArrayTree, StepResult
-
     Mask = npt.NDArray[np.bool_]
     Columns = dict[str, Array]
 

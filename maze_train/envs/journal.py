@@ -11,23 +11,18 @@ here. A state consists of plain values and arrays.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gymnasium
 import numpy as np
 from gymnasium import wrappers as known
 
 from maze_train.core.errors import EnvError
 from maze_train.envs.monitoring import gives_state, layers_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    import gymnasium
-
-    from maze_train.envs.vector import Array
-
+from maze_train.envs.vector import Array
 
 STATELESS = (
     known.ClipAction,

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
 from maze_train.core.errors import EnvError, SpaceError
+from maze_train.envs.vector import Array
 from maze_train.spaces.describe import MASK_KEY, FlatView, choice_sizes, flat_spaces
 from maze_train.spaces.masks import mask_layout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from maze_train.envs.vector import Array
 
 
 def layers_of(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:

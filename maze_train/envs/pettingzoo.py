@@ -11,8 +11,11 @@ import re
 import sys
 import warnings
 from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from gymnasium import spaces
 
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, nearest
 from maze_train.core.targets import import_extra
@@ -20,12 +23,6 @@ from maze_train.envs.agents import JointEnv, MultiAgentEnv, Turn, check_mapping,
 from maze_train.envs.monitoring import MaskOfInfo, mask_size
 from maze_train.spaces.describe import MASK_KEY
 from maze_train.spaces.masks import mask_layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from gymnasium import spaces
-
 
 EXTRA = "pettingzoo"
 PREFIX = "pettingzoo:"

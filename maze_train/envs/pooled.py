@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import gymnasium
 import numpy as np
+import numpy.typing as npt
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, EnvError
@@ -15,22 +18,18 @@ from maze_train.core.seeding import EpisodeSeeds
 from maze_train.envs.journal import Journal
 from maze_train.envs.monitoring import note_on_ignored_mask
 from maze_train.envs.stepped import ON_NON_FINITE
-from maze_train.envs.vector import MazeVectorEnv, StepBuffers
+from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepBuffers, StepResult
 from maze_train.envs.worker import CALLS, EnvWorker, StepReport
 from maze_train.spaces.describe import MASK_KEY, FlatView
-from maze_train.workers.places import Portable, ThisProcess
-from maze_train.workers.pool import WorkerFailedError, check_spaces, shares, worker_names
+from maze_train.workers.places import Place, Portable, ThisProcess
+from maze_train.workers.pool import (
+    WorkerFailedError,
+    WorkerPool,
+    check_spaces,
+    shares,
+    worker_names,
+)
 from maze_train.workers.process_pool import LocalProcesses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import gymnasium
-    import numpy.typing as npt
-
-    from maze_train.envs.vector import Array, ArrayTree, StepResult
-    from maze_train.workers.places import Place
-    from maze_train.workers.pool import WorkerPool
 
 
 class WorkerRepair:

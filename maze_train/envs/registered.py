@@ -7,7 +7,6 @@ import re
 import sys
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING
 
 import gymnasium
 from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, UnregisteredEnv
@@ -15,10 +14,8 @@ from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, Unregi
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, MissingExtraError, nearest
 from maze_train.core.targets import import_extra
 from maze_train.envs.atari import register_atari
+from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import explained
-
-if TYPE_CHECKING:
-    from maze_train.envs.config import EnvConfig
 
 
 @dataclass(frozen=True)

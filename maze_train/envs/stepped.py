@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
@@ -31,10 +33,6 @@ from maze_train.spaces.masks import mask_layout
 from maze_train.workers.pool import check_spaces
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    from gymnasium.vector import VectorEnv
-
     from maze_train.core.types import Array, ArrayTree
 
 

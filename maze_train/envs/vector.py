@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -18,13 +19,8 @@ from maze_train.core.errors import EnvError, ShapeError, SpaceError
 from maze_train.core.seeding import draw_seed
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.describe import FlatView, flat_space
+from maze_train.spaces.masks import MaskLayout
 from maze_train.workers.pool import ArrayLayout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from maze_train.spaces.masks import MaskLayout
-
 
 Array: TypeAlias = npt.NDArray[Any]
 ArrayTree: TypeAlias = "Array | dict[str, Array]"

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import gymnasium
 
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.envs.faults import (
@@ -17,20 +20,12 @@ from maze_train.envs.faults import (
     non_finite_rewards,
     non_finite_rows,
 )
-from maze_train.envs.journal import load_own_state, offers_own_state, own_state
+from maze_train.envs.journal import EpisodeRecord, load_own_state, offers_own_state, own_state
 from maze_train.envs.monitoring import described_metadata
 from maze_train.envs.stepped import SteppedEnvs, checked_info
 from maze_train.envs.vector import StepBuffers, row_writer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    import gymnasium
-
-    from maze_train.envs.journal import EpisodeRecord
-    from maze_train.workers.places import Portable
-    from maze_train.workers.pool import WorkerContext
-
+from maze_train.workers.places import Portable
+from maze_train.workers.pool import WorkerContext
 
 CALLS = {
     "step": "a step",

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, ClassVar, SupportsFloat
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
@@ -20,7 +21,7 @@ from maze_train.core.checks import check_at_least, check_positive
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.core.seeding import Seeds
 from maze_train.envs.monitoring import FRAME_STACK, described_metadata
-from maze_train.envs.vector import column_writer
+from maze_train.envs.vector import Array, column_writer
 from maze_train.spaces.agents import AGENTS, agent_spaces
 from maze_train.spaces.describe import (
     MASK_KEY,
@@ -31,12 +32,6 @@ from maze_train.spaces.describe import (
     join_keys,
 )
 from maze_train.spaces.masks import LegalChoices, random_action
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from maze_train.envs.vector import Array
-
 
 RANDOM_RESET_ATTEMPTS = 100
 

@@ -6,17 +6,13 @@ normal, and earns the returns R_k+ and R_k-.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 import torch
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ShapeError, TrainingError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from maze_train.core.types import Tensor
+from maze_train.core.types import Tensor
 
 
 def _check_returns(returns: Tensor) -> torch.dtype:

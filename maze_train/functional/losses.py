@@ -15,17 +15,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch.compiler import is_compiling
 from torch.nn.functional import mse_loss
 
 from maze_train.core.checks import check_same_shape
-
-if TYPE_CHECKING:
-    from maze_train.core.types import Tensor
-
+from maze_train.core.types import Tensor
 
 # exp(89) overflows float32, and the gradient of a clipped sample would be 0 * inf = NaN. exp(60) is
 # far outside of any clip range and leaves room for the product with an advantage.

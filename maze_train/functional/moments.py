@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 
 from maze_train.core.errors import ShapeError
-
-if TYPE_CHECKING:
-    from maze_train.core.types import Tensor
+from maze_train.core.types import Tensor
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,11 @@ Every estimator takes arrays of discounts and lambdas, so that episode ends are 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
 from maze_train.core.checks import check_same_shape
 from maze_train.core.errors import ShapeError
-
-if TYPE_CHECKING:
-    from maze_train.core.types import Tensor
+from maze_train.core.types import Tensor
 
 
 def backward_recurrence(inputs: Tensor, decays: Tensor) -> Tensor:

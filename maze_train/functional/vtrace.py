@@ -16,12 +16,11 @@ import torch
 
 from maze_train.core.checks import check_same_shape
 from maze_train.core.errors import ConfigError, ShapeError
+from maze_train.core.types import Tensor, TensorTree
 from maze_train.functional.returns import backward_recurrence
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
-
-    from maze_train.core.types import Tensor, TensorTree
 
 
 # exp(89) overflows float32, and a ratio of inf at a discount or an error of 0 would give NaN.

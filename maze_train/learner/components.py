@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import atomic_write
 from maze_train.data.state_files import dumps, loads
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-
 
 AnyLearner: TypeAlias = Any
 """A `Learner`."""

@@ -8,8 +8,9 @@ of `TORCHINDUCTOR_CACHE_DIR`, for further runs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,15 +19,10 @@ from torch import nn
 from torch._dynamo.utils import calculate_time_spent
 
 from maze_train.core.errors import ConfigError
+from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import warn
+from maze_train.core.types import Tensor
 from maze_train.learner.steps import LearnerEvents
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
-
-    from maze_train.core.events import Event, Statistics
-    from maze_train.core.types import Tensor
-
 
 AnyLearner: TypeAlias = Any
 """A `Learner`."""

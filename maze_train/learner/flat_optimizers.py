@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, overload
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ClassVar, overload
 
 import torch
+from torch import nn
 
 from maze_train.core.checks import check_at_least, check_between, check_positive
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    from torch import nn
-
-    from maze_train.core.types import Tensor
+from maze_train.core.types import Tensor
 
 
 class Optimizer(torch.optim.Optimizer, ABC):

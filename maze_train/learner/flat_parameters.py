@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import torch
 from torch import nn
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from maze_train.core.types import Tensor
+from maze_train.core.types import Tensor
 
 
 class FlatParameters:

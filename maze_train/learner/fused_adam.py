@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-if TYPE_CHECKING:
-    from maze_train.core.types import Tensor
-
+from maze_train.core.types import Tensor
 
 LEAST = 5e-324
 """The smallest number above 0; a product with it is 0 where subnormal numbers are flushed."""

@@ -2,28 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
+
+from torch import nn
 
 from maze_train.core.checks import check_at_least
 from maze_train.core.events import Statistics
+from maze_train.core.types import Tensor
 from maze_train.learner.components import check_chosen
-from maze_train.learner.config import LearnerGroupConfig
-from maze_train.learner.modules import DEFAULT_MODULE, torch_threads
+from maze_train.learner.config import LearnerGroupConfig, Progress
+from maze_train.learner.learner import Learner
+from maze_train.learner.modules import DEFAULT_MODULE, Chosen, ModuleSource, torch_threads
 from maze_train.learner.others import OtherLearners
 from maze_train.learner.update_queue import UpdateQueue
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import nn
-
-    from maze_train.core.types import Tensor
-    from maze_train.learner.config import Progress
-    from maze_train.learner.learner import Learner
-    from maze_train.learner.modules import Chosen, ModuleSource
-    from maze_train.workers.places import Place
-
+from maze_train.workers.places import Place
 
 Result = TypeVar("Result")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import torch
@@ -12,32 +13,26 @@ from torch import nn
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.targets import function_of
+from maze_train.core.types import Tensor
 from maze_train.learner.components import load_state, merged, read, select, state_of, write
 from maze_train.learner.config import Progress, Schedule, gradient_settings
 from maze_train.learner.faster import FasterLosses, faster_losses
-from maze_train.learner.modules import DEFAULT_MODULE, LearnerModules, matmul_precision
-from maze_train.learner.optimizers import (
-    DEFAULT_OPTIMIZER,
-    ModuleOptimizer,
-    check_free,
-    joint_norm,
+from maze_train.learner.modules import (
+    DEFAULT_MODULE,
+    Chosen,
+    HowAdded,
+    LearnerModules,
+    ModuleSource,
+    matmul_precision,
 )
+from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer, check_free, joint_norm
 from maze_train.learner.part import Part, check_apis
 from maze_train.learner.shard import shard_rows
 from maze_train.learner.step_settings import LossScaler
-from maze_train.learner.steps import (
-    GradientSteps,
-    LearnerEvents,
-    statistics_of,
-)
+from maze_train.learner.steps import GradientSteps, LearnerEvents, statistics_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from typing_extensions import Self, Unpack
-
-    from maze_train.core.types import Tensor
-    from maze_train.learner.modules import Chosen, HowAdded, ModuleSource
 
 
 Experience = TypeVar("Experience")

@@ -2,31 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from fnmatch import fnmatchcase
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar
 
 import torch
 from torch import nn
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, TrainingError, nearest
+from maze_train.core.types import Tensor
 from maze_train.learner.config import (
+    Freeze,
     GradientSettings,
     Progress,
     settings_for_module,
     with_values,
 )
 from maze_train.learner.part import HasOwnLoss
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from maze_train.core.types import Tensor
-    from maze_train.learner.config import Freeze
 
 
 def matches(pattern: str, name: str) -> bool:

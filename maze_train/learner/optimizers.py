@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import inspect
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,15 +15,10 @@ from torch.optim.lr_scheduler import LRScheduler
 from maze_train.core.conversion import convert
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET, build_target, locate
+from maze_train.core.types import Tensor
 from maze_train.learner.config import Progress, Schedule, is_adaptive, scheduled_value
 from maze_train.learner.flat_parameters import FlatParameters
 from maze_train.learner.fused_adam import can_be_short, fused_adam_step
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from maze_train.core.types import Tensor
-
 
 # Keeps the quotient finite for a zero gradient; the size that the field uses.
 NORM_EPSILON = 1e-6

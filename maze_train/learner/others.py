@@ -5,36 +5,35 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from maze_train.core.errors import ConfigError
+from maze_train.core.events import Statistics
+from maze_train.learner.config import LearnerGroupConfig, Progress
+from maze_train.learner.learner import Learner
 from maze_train.learner.modules import CUBLAS, DEFAULT_MODULE, REPEATABLE
 from maze_train.learner.part import Part
 from maze_train.learner.shard import Parcels, PeersLostError, Shard, unpack
-from maze_train.workers.places import Portable
-from maze_train.workers.pool import LOOPBACK, WorkerFailedError
+from maze_train.workers.places import Place, Portable
+from maze_train.workers.pool import (
+    LOOPBACK,
+    SharedMemory,
+    WorkerContext,
+    WorkerFailedError,
+    WorkerPool,
+)
 from maze_train.workers.process_pool import LocalProcesses
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-
-    from maze_train.core.events import Statistics
-    from maze_train.learner.config import LearnerGroupConfig, Progress
-    from maze_train.learner.learner import Learner
-    from maze_train.workers.places import Place
-    from maze_train.workers.pool import SharedMemory, WorkerContext, WorkerPool
-
 
 GLOO_NETWORK = "GLOO_SOCKET_IFNAME"
 """Variable that names the interface on which gloo listens."""

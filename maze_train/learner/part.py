@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from torch import nn
+
 from maze_train.core.errors import ConfigError
-from maze_train.core.events import Statistics
+from maze_train.core.events import Event, Statistics
+from maze_train.core.types import Tensor
+from maze_train.learner.optimizers import ModuleOptimizer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from torch import nn
-
-    from maze_train.core.events import Event
-    from maze_train.core.types import Tensor
-    from maze_train.learner.optimizers import ModuleOptimizer
-
     Optimizers = Mapping[tuple[str, str], ModuleOptimizer]
     ShardBatch = Callable[[Any, int, int], tuple[Any, int, int]]
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from maze_train.core.checks import check_same_shape
 from maze_train.core.errors import ShapeError, TrainingError
+from maze_train.core.types import Tensor
 from maze_train.functional.moments import Moments, batch_moments, merge_moments
 from maze_train.functional.returns import backward_recurrence
-
-if TYPE_CHECKING:
-    from maze_train.core.types import Tensor
-
 
 EPSILON = 1e-8
 """Added to the variance."""

@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from maze_train.core.errors import TrainingError
-from maze_train.core.events import Statistics
-from maze_train.core.types import tree_leaves, tree_map
-from maze_train.learner.part import Part
-from maze_train.workers.pool import padded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from maze_train.core.events import Event
-    from maze_train.core.types import Array, Tensor
-    from maze_train.learner.optimizers import ModuleOptimizer
-    from maze_train.learner.part import Optimizers, ShardBatch
-    from maze_train.workers.pool import SharedMemory, WorkerPool
-
+from maze_train.core.events import Event, Statistics
+from maze_train.core.types import Array, Tensor, tree_leaves, tree_map
+from maze_train.learner.optimizers import ModuleOptimizer
+from maze_train.learner.part import Optimizers, Part, ShardBatch
+from maze_train.workers.pool import SharedMemory, WorkerPool, padded
 
 Batch = TypeVar("Batch")
 

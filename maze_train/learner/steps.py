@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from maze_train.core.errors import TrainingError
-from maze_train.core.events import Event, EventInterface
+from maze_train.core.events import Event, EventInterface, Statistics
+from maze_train.core.types import Tensor
+from maze_train.learner.config import Progress
 from maze_train.learner.modules import DEFAULT_MODULE, autocast
 from maze_train.learner.optimizers import norm_of
 from maze_train.learner.part import OwnStatistics
 from maze_train.learner.step_settings import Accumulation
 from maze_train.nets.policy_model import Policy
-
-if TYPE_CHECKING:
-    from maze_train.core.events import Statistics
-    from maze_train.core.types import Tensor
-    from maze_train.learner.config import Progress
-
 
 AnyLearner: TypeAlias = Any
 """A `Learner`."""

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from maze_train.core.errors import TrainingError
 from maze_train.core.events import Event, EventInterface, Statistics
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from maze_train.learner.config import Progress
+from maze_train.learner.config import Progress
 
 
 class QueueEvents(EventInterface, prefix="learners"):

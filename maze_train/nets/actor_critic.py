@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from gymnasium import spaces
+from torch import nn
 
+from maze_train.core.types import Sequences, Tensor, TensorTree
 from maze_train.functional.losses import clipped_value_loss, squared_value_loss
-from maze_train.functional.value_transforms import support_to_scalar, two_hot_loss
+from maze_train.functional.value_transforms import ValueTransform, support_to_scalar, two_hot_loss
+from maze_train.nets.config import ModelConfig
+from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.own import build_value_transform
 from maze_train.nets.policy_model import (
+    ActionMasking,
     Policy,
     PolicyModel,
     build_network,
@@ -19,19 +25,9 @@ from maze_train.nets.policy_model import (
     input_space,
     readable,
 )
+from maze_train.nets.recurrent import RecurrentNetwork
 from maze_train.nets.template import resolve
 from maze_train.spaces.describe import flat_space
-
-if TYPE_CHECKING:
-    from gymnasium import spaces
-    from torch import nn
-
-    from maze_train.core.types import Sequences, Tensor, TensorTree
-    from maze_train.functional.value_transforms import ValueTransform
-    from maze_train.nets.config import ModelConfig
-    from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.nets.policy_model import ActionMasking
-    from maze_train.nets.recurrent import RecurrentNetwork
 
 
 class ValueHead:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from torch import nn
 from torch._C import _is_tracing as is_tracing
 from torch._C import _len_torch_dispatch_stack as num_modes
@@ -17,16 +19,9 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from maze_train.core.checks import check_one_of
+from maze_train.core.types import Tensor
 from maze_train.nets.config import ACTIVATIONS
 from maze_train.spaces.describe import image_layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from gymnasium import spaces
-
-    from maze_train.core.types import Tensor
-
 
 TENSORS = (torch.Tensor, torch.nn.Parameter)
 

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
+from gymnasium import spaces
 from torch import nn
 from torch.compiler import is_compiling
 
+from maze_train.core.types import Tensor, TensorTree
+from maze_train.distributions.base import Distribution
 from maze_train.distributions.mapping import distribution_for
-from maze_train.distributions.soft import SoftActions
+from maze_train.distributions.soft import SoftActions, SoftSample
 from maze_train.functional.losses import EntropyTerms
 from maze_train.nets.blocks import activation
+from maze_train.nets.config import ModelConfig
+from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.own import build_own
 from maze_train.nets.policy_model import (
     POLICY_GAIN,
+    ActionMasking,
     Policy,
     build_masking,
     build_network,
@@ -28,18 +35,6 @@ from maze_train.nets.target_networks import ModelWithTargets, refuse_settings, r
 from maze_train.nets.template import encoder_for
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.masks import mask_layout
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
-    from gymnasium import spaces
-
-    from maze_train.core.types import Tensor, TensorTree
-    from maze_train.distributions.base import Distribution
-    from maze_train.distributions.soft import SoftSample
-    from maze_train.nets.config import ModelConfig
-    from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.nets.policy_model import ActionMasking
 
 
 class EnsembleMLP(nn.Module):

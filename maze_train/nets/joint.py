@@ -7,19 +7,24 @@ as in Yu et al. (2021), arXiv:2103.01955, section 5.2 (agent-specific global sta
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+from gymnasium import spaces
 from gymnasium.spaces import Dict
 from torch import nn
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import Seeds
+from maze_train.core.types import Device, Shape, Tensor, TensorTree
+from maze_train.distributions.base import Distribution
 from maze_train.nets.actor_critic import ActorCriticModel, build_critic
+from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import input_space, without_critic
-from maze_train.spaces.agents import ACTS, AGENTS
+from maze_train.spaces.agents import ACTS, AGENTS, AgentSpaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import (
     JOINT,
@@ -30,16 +35,6 @@ from maze_train.spaces.tensors import (
     with_name,
     without_joint,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from gymnasium import spaces
-
-    from maze_train.core.types import Device, Shape, Tensor, TensorTree
-    from maze_train.distributions.base import Distribution
-    from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
-    from maze_train.spaces.agents import AgentSpaces
 
 
 class AgentsDistribution:

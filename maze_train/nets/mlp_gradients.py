@@ -6,20 +6,16 @@ those of autograd, see `tests/nets/test_mlp_gradients.py`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
+from maze_train.core.types import Tensor, TensorTree
 from maze_train.nets.blocks import MLP
 from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from maze_train.core.types import Tensor, TensorTree
-
 
 Backward: TypeAlias = "Callable[[Tensor, bool], Tensor | None]"
 """Takes dL/d output, adds dL/d parameters to their `.grad`, and returns dL/d input if asked."""

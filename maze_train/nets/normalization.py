@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,15 +12,10 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.core.errors import ConfigError, TrainingError, did_you_mean, nearest
+from maze_train.core.types import Tensor, TensorTree
 from maze_train.functional.moments import Moments, batch_moments, merge_moments
+from maze_train.nets.config import ObservationNormalizationConfig
 from maze_train.spaces.describe import is_image
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from maze_train.core.types import Tensor, TensorTree
-    from maze_train.nets.config import ObservationNormalizationConfig
-
 
 EPSILON = 1e-8
 """Added to the variance."""

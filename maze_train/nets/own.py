@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET, build_target
+from maze_train.core.types import Tensor
 from maze_train.distributions.base import Distribution
+from maze_train.functional.value_transforms import ValueTransform
 from maze_train.spaces.describe import is_mask_key
 from maze_train.spaces.tensors import sampled_for
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from gymnasium import spaces
-
-    from maze_train.core.types import Tensor
-    from maze_train.functional.value_transforms import ValueTransform
-
 
 ROWS = 2
 """Observations that a network is tried out on."""

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from gymnasium import spaces
 from gymnasium.spaces import Dict
 from torch import nn
 
 from maze_train.core.errors import ConfigError, SpaceError, did_you_mean, nearest
+from maze_train.core.types import Tensor, TensorTree
+from maze_train.distributions.base import Distribution
 from maze_train.distributions.categorical import Categorical, MultiCategorical, impossible_logit
 from maze_train.distributions.mapping import KEY, distribution_for
 from maze_train.nets.blocks import MLP
+from maze_train.nets.config import ModelConfig
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.own import build_own, wrapped
 from maze_train.nets.recurrent import RecurrentNetwork
 from maze_train.nets.template import TemplateNet, resolve
 from maze_train.spaces.describe import flat_space, is_mask_key
-from maze_train.spaces.masks import mask_layout
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
-
-    from gymnasium import spaces
-
-    from maze_train.core.types import Tensor, TensorTree
-    from maze_train.distributions.base import Distribution
-    from maze_train.nets.config import ModelConfig
-    from maze_train.spaces.masks import MaskedPart, MaskLayout
+from maze_train.spaces.masks import MaskedPart, MaskLayout, mask_layout
 
 
 class ActionMasking:

@@ -14,12 +14,14 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import numpy as np
 import torch
+from torch import nn
 
-from maze_train.core.types import tree_map
+from maze_train.core.types import Array, Tensor, TensorTree, tree_map
 from maze_train.nets.blocks import MLP, activation
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import Policy, PolicyModel
@@ -28,12 +30,6 @@ from maze_train.spaces.agents import AGENTS
 from maze_train.spaces.tensors import part_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import nn
-
-    from maze_train.core.types import Array, Tensor, TensorTree
-
     View = Callable[[torch.Tensor], Array]
 
 

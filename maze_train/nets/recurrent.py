@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -10,12 +10,9 @@ from torch import nn
 from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 
+from maze_train.core.types import Tensor
 from maze_train.nets.blocks import is_traced
-
-if TYPE_CHECKING:
-    from maze_train.core.types import Tensor
-    from maze_train.nets.config import RecurrentConfig
-
+from maze_train.nets.config import RecurrentConfig
 
 CLOSED = -1e4
 """Input of a gate that closes it: its sigmoid is exactly 0 in float32 and float64."""

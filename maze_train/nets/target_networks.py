@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from gymnasium import spaces
 from torch import nn
 
 from maze_train.core.errors import ConfigError
-from maze_train.nets.policy_model import readable
+from maze_train.core.types import TensorTree
+from maze_train.nets.config import ModelConfig
+from maze_train.nets.normalization import ObservationNormalizer
+from maze_train.nets.policy_model import ActionMasking, readable
 from maze_train.nets.template import resolve
 from maze_train.spaces.describe import holds_images
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from gymnasium import spaces
-
-    from maze_train.core.types import TensorTree
-    from maze_train.nets.config import ModelConfig
-    from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.nets.policy_model import ActionMasking
 
 
 class TargetNetwork:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -12,13 +12,10 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.core.errors import SpaceError
+from maze_train.core.types import Tensor, TensorTree
 from maze_train.nets.blocks import MLP, ImageEncoder
+from maze_train.nets.config import ModelConfig
 from maze_train.spaces.describe import holds_images, is_image
-
-if TYPE_CHECKING:
-    from maze_train.core.types import Tensor, TensorTree
-    from maze_train.nets.config import ModelConfig
-
 
 IMAGE_FACTOR = 4
 """Units of the branch of an image, compared with those of other branches."""

@@ -9,36 +9,27 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from gymnasium.spaces import Box
+from torch import nn
 
 from maze_train.config.stored import PARTS_OF_POLICY, settings_of_run
+from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import CONFIG_FILE
 from maze_train.core.errors import ConfigError, RunDirectoryError, SpaceError
 from maze_train.core.targets import locate
+from maze_train.core.types import Tensor
 from maze_train.distributions.mapping import DEFAULTS
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import CRITIC_SETTINGS as SETTINGS_OF_CRITICS
 from maze_train.nets.policy_model import input_space, policy_space, without_critic
-from maze_train.run.saved_policies import (
-    SavedPolicy,
-    load_weights,
-    read_saved_policy,
-    read_source,
-)
+from maze_train.run.saved_policies import SavedPolicy, load_weights, read_saved_policy, read_source
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.describe import check_same_spaces, flat_space, flat_spaces
+from maze_train.training.config import AlgorithmConfig
 from maze_train.training.models import modules_of, policies_of_agents
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from maze_train.config.train_config import TrainConfig
-    from maze_train.core.types import Tensor
-    from maze_train.training.config import AlgorithmConfig
-
 
 WeightsByPart: TypeAlias = "dict[str, dict[str, Tensor]]"
 

@@ -4,28 +4,26 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maze_train.config.overrides import shell_word
 from maze_train.config.resuming import checkpoint_name
 from maze_train.config.signature import is_signed
 from maze_train.config.stored import given_in_python, modules_to_trust
+from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import CONFIG_FILE, config_text, writable
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import remove_leftovers
 from maze_train.core.notices import warn
 from maze_train.core.targets import arguments_for
 from maze_train.run.parts import BEST, METRICS, SUMMARY, new_directory
-from maze_train.tracking.tracker import read_rows
+from maze_train.tracking.tracker import MetricsRow, read_rows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
-    from maze_train.config.train_config import TrainConfig
     from maze_train.core.types import Tensor
-    from maze_train.tracking.tracker import MetricsRow
     from maze_train.training.checkpoints import Checkpoint, CheckpointStore
     from maze_train.training.trainer import Trainer
 

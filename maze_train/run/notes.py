@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import math
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -15,11 +16,14 @@ from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
 from maze_train.collect.actors import Actors
+from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import EnvError, MazeTrainError
 from maze_train.core.targets import TARGET, locate
+from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import env_name
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.envs.vector import MazeVectorEnv
 from maze_train.spaces.describe import (
     choice_sizes,
     flat_spaces,
@@ -27,17 +31,9 @@ from maze_train.spaces.describe import (
     is_image,
     is_mask_key,
 )
+from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.generators import generators_kept
 from maze_train.training.policy_files import TrainedPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
-    from maze_train.config.train_config import TrainConfig
-    from maze_train.envs.config import EnvConfig
-    from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.training.builder import AlgorithmBuilder
-
 
 LEAST_RUN_S = 5.0
 """Seconds of a run from which on its speed is worth a line."""

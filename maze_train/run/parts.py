@@ -12,12 +12,11 @@ from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, writable
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import check_held, read_regular
 from maze_train.core.notices import notify
-from maze_train.tracking.tracker import FAILURES
+from maze_train.tracking.tracker import FAILURES, Tracker
+from maze_train.training.outcome import TrainingSummary
 
 if TYPE_CHECKING:
-    from maze_train.tracking.tracker import Tracker
     from maze_train.training.evaluators import BestModelSelection
-    from maze_train.training.outcome import TrainingSummary
     from maze_train.training.policy_files import TrainedPolicy
     from maze_train.training.trainer import Trainer
 

@@ -12,7 +12,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import load_config
@@ -20,13 +22,10 @@ from maze_train.config.resuming import checkpoint_name, continued, run_to_resume
 from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.config.writing import CHECKPOINTS
 from maze_train.core.seeding import draw_seed
+from maze_train.nets.config import ModelConfig
 from maze_train.training.config import TRIAL_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from maze_train.nets.config import ModelConfig
     from maze_train.run.base_policy import BasePolicy
     from maze_train.training.checkpoints import CheckpointInfo
 

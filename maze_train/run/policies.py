@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+import gymnasium
 import numpy as np
 import torch
+from torch import nn
 
 from maze_train.collect.agents import (
     RANDOM,
@@ -21,18 +25,26 @@ from maze_train.collect.agents import (
     model_of,
     spaces_of_policy,
 )
-from maze_train.collect.episode_player import ModelAgent
+from maze_train.collect.collector import ActingModel, RecurrentModel
+from maze_train.collect.episode_player import ModelAgent, SlotAgent
 from maze_train.collect.fixed_policies import fixed_policy
+from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
+from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.notices import notify
 from maze_train.core.seeding import Seeds
 from maze_train.core.targets import TARGET, Given, build_target, is_target
+from maze_train.core.types import Array
+from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
+from maze_train.envs.stepped import EnvSlots
+from maze_train.envs.vector import MazeVectorEnv
 from maze_train.nets.joint import JointModel, acting_alone
 from maze_train.run.saved_policies import SavedPolicy, read_saved_policy, read_source, score_of
 from maze_train.spaces.agents import REWARDS, AgentSpaces, agent_spaces
 from maze_train.spaces.describe import check_same_spaces
+from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import RANDOM_OPPONENT, PolicyConfig
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept
@@ -43,23 +55,6 @@ from maze_train.training.models import (
     modules_of,
     policies_of_agents,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
-
-    import gymnasium
-    from torch import nn
-
-    from maze_train.collect.collector import ActingModel, RecurrentModel
-    from maze_train.collect.episode_player import SlotAgent
-    from maze_train.config.rollout_config import RolloutConfig
-    from maze_train.config.train_config import TrainConfig
-    from maze_train.core.types import Array
-    from maze_train.envs.config import EnvConfig
-    from maze_train.envs.stepped import EnvSlots
-    from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.training.builder import AlgorithmBuilder
 
 
 @dataclass(frozen=True)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gymnasium
 import yaml
 
 from maze_train.collect.episode_player import PlayedEpisode, PlaySettings
 from maze_train.collect.player import RolloutPlayer
 from maze_train.collect.recording import ffmpeg_path
+from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.writing import CONFIG_FILE, config_to_dict, writable
 from maze_train.core.errors import ConfigError, DatasetError, EnvError
 from maze_train.core.files import atomic_write, check_enclosed, held, versions
@@ -20,6 +23,7 @@ from maze_train.core.hub import is_on_hub
 from maze_train.core.notices import notify, warn
 from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_files import TrajectoryWriter
+from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.stepped import close_all
 from maze_train.learner.modules import torch_threads
@@ -36,15 +40,6 @@ from maze_train.run.rollout_report import (
 from maze_train.spaces.agents import agent_spaces
 from maze_train.training.build_context import close_quietly
 from maze_train.training.outcome import Interruption
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import gymnasium
-
-    from maze_train.config.rollout_config import RolloutConfig
-    from maze_train.envs.config import EnvConfig
-
 
 ROLLOUT_FILE = "rollout.yaml"
 TRAJECTORIES, VIDEOS, ROLLOUTS = "trajectories", "videos", "rollouts"

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from maze_train.collect.episode_player import PlayedEpisode
 from maze_train.collect.episodes import spread
 from maze_train.core.errors import RunDirectoryError
 from maze_train.tracking.console import Display, ProgressMode
 from maze_train.tracking.tracker import RunInfo, aligned, compact, duration, readable
 from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from maze_train.collect.episode_player import PlayedEpisode
-
 
 EPISODES_FILE, SUMMARY_FILE = "evaluation.csv", "summary.json"
 COLUMNS = ("number", "seed", "return", "length", "success", "terminated", "truncated", "lost")

@@ -6,7 +6,9 @@ import contextlib
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from torch import nn
 
 from maze_train.collect.league import make_snapshots
 from maze_train.config.resuming import checkpoint_name
@@ -17,14 +19,9 @@ from maze_train.core.notices import notify
 from maze_train.core.seeding import Seeds
 from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
+from maze_train.learner.learner import Learner
 from maze_train.learner.modules import torch_threads
-from maze_train.run.checkpoints import (
-    fitting,
-    how_to_go_on,
-    load_checkpoint,
-    past_rows,
-    take_up,
-)
+from maze_train.run.checkpoints import fitting, how_to_go_on, load_checkpoint, past_rows, take_up
 from maze_train.run.notes import end_notes, start_notes
 from maze_train.run.parts import (
     SUMMARY,
@@ -35,6 +32,7 @@ from maze_train.run.parts import (
     stop_reason_of,
     tell_stop,
 )
+from maze_train.run.pipeline import PreparedRun
 from maze_train.run.policies import opponent_evaluator, with_random_opponent
 from maze_train.spaces.agents import agent_spaces
 from maze_train.tracking.tracker import (
@@ -49,11 +47,12 @@ from maze_train.tracking.writers import build_writers
 from maze_train.training.build_context import BuildContext
 from maze_train.training.builder import make_builder
 from maze_train.training.callbacks import Callback
-from maze_train.training.checkpoints import Checkpoints, CheckpointStore
+from maze_train.training.checkpoints import Checkpoint, Checkpoints, CheckpointStore
 from maze_train.training.config import check_selection
 from maze_train.training.contexts import RunContexts, UpdateClock, find_device
 from maze_train.training.evaluators import (
     BestModelSelection,
+    Evaluator,
     MultiEvaluator,
     earlier_test,
     final_test,
@@ -62,16 +61,7 @@ from maze_train.training.evaluators import (
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.outcome import LIMITS, Interruption, Limits, TrainingSummary
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
-from maze_train.training.trainer import TrainerServices
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from maze_train.learner.learner import Learner
-    from maze_train.run.pipeline import PreparedRun
-    from maze_train.training.checkpoints import Checkpoint
-    from maze_train.training.evaluators import Evaluator
-    from maze_train.training.trainer import Trainer
+from maze_train.training.trainer import Trainer, TrainerServices
 
 
 class TrainingRunner:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+import torch
+from gymnasium import spaces
+from torch import nn
 
 from maze_train.config.loading import load_config, values_by_field
 from maze_train.config.rollout_config import WEIGHTS_FILE, policy_nearby
@@ -15,21 +20,12 @@ from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import CHECKPOINTS
 from maze_train.core.errors import RunDirectoryError, one_of
 from maze_train.core.hub import fetched, is_on_hub
+from maze_train.nets.config import ModelConfig
 from maze_train.spaces.agents import agent_spaces
 from maze_train.training.checkpoints import CheckpointStore
+from maze_train.training.config import AlgorithmConfig
 from maze_train.training.models import make_model, model_weights, modules_of, policies_of_agents
 from maze_train.training.policy_files import SPACES, read_score, read_spaces, read_weights
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-
-    import torch
-    from gymnasium import spaces
-    from torch import nn
-
-    from maze_train.nets.config import ModelConfig
-    from maze_train.training.config import AlgorithmConfig
-
 
 BEST, FINAL, POLICIES = "best", "final", "policies"
 

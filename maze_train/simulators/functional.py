@@ -7,7 +7,8 @@ function, and tensors share the memory of their arrays (DLPack).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,15 +17,9 @@ from torch.utils.dlpack import from_dlpack
 
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.targets import import_extra
-from maze_train.core.types import tree_map
+from maze_train.core.types import TensorTree, tree_map
 from maze_train.simulators.simulator import Simulator, SimulatorStep, flat_leaves
 from maze_train.spaces.describe import FlatView
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from maze_train.core.types import TensorTree
-
 
 EXTRA = "jax"
 

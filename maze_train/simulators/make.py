@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.core.targets import maker_of
 from maze_train.simulators.functional import SUITES, FunctionalSimulator
+from maze_train.simulators.simulator import Simulator
 from maze_train.simulators.tensors import TensorSimulator
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from maze_train.simulators.simulator import Simulator
 
 
 def make_simulator(

@@ -5,22 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
 import torch
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from maze_train.core.errors import EnvError
-from maze_train.core.types import as_tree, leaves_by_key, tree_map
+from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key, tree_map
 from maze_train.spaces.describe import FlatView
-
-if TYPE_CHECKING:
-    from gymnasium import spaces
-
-    from maze_train.core.types import Array, Tensor, TensorTree
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from gymnasium import spaces
 
 from maze_train.core.errors import EnvError, ShapeError, SpaceError
-from maze_train.core.types import leaves_by_key
+from maze_train.core.types import Tensor, TensorTree, leaves_by_key
 from maze_train.simulators.simulator import Simulator, SimulatorStep, flat_leaves
 from maze_train.spaces.describe import FlatView
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from maze_train.core.types import Tensor, TensorTree
 
 NEEDED = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 """Attributes of a vector environment of tensors."""

@@ -13,24 +13,20 @@ top-level key `action_mask`, as numbers that are not 0 for legal actions:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from gymnasium import spaces
+from gymnasium import Space, spaces
 
 from maze_train.core.errors import ShapeError, SpaceError, did_you_mean, nearest
-from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
+from maze_train.spaces.agents import ACTS, AGENTS, AgentSpaces, agent_spaces
 from maze_train.spaces.describe import MASK_KEY, FlatView, choice_sizes, flat_spaces, is_mask_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
-
-    from gymnasium import Space
-
     from maze_train.core.types import Array
-    from maze_train.spaces.agents import AgentSpaces
 
 
 @dataclass(frozen=True)

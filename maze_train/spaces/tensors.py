@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze_train.core.types import as_tree, leaves_by_key, tree_map
+from maze_train.core.types import (
+    Array,
+    ArrayTree,
+    Tensor,
+    TensorTree,
+    as_tree,
+    leaves_by_key,
+    tree_map,
+)
 from maze_train.spaces.agents import ACTS, AGENTS
 from maze_train.spaces.describe import is_mask_key
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree
-
 
 DTYPES = {
     **{name: name for name in ("float32", "uint8", "int8", "int16", "int32", "int64", "bool")},

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from maze_train.config.commands import CompareConfig
 from maze_train.config.loading import load_settings
@@ -26,7 +27,7 @@ from maze_train.tools.compare_report import (
     shown,
     write_files,
 )
-from maze_train.tools.runs import LeftOut, find_runs, read_run
+from maze_train.tools.runs import LeftOut, Run, find_runs, read_run
 from maze_train.tracking.tracker import (
     EVAL_RETURN,
     TRAIN_RETURN,
@@ -35,12 +36,6 @@ from maze_train.tracking.tracker import (
     text_table,
 )
 from maze_train.training.config import EvaluationConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from maze_train.tools.runs import Run
-
 
 CSV_FILE, MARKDOWN_FILE, PICTURE_FILE = "comparison.csv", "comparison.md", "comparison.png"
 ALL_ENVS = "all environments"

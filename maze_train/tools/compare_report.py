@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -12,18 +14,13 @@ from maze_train.config.writing import writable
 from maze_train.core.conversion import is_within
 from maze_train.core.errors import printable
 from maze_train.core.files import atomic_write
-from maze_train.tools.runs import bootstrap_interval, interquartile_mean
+from maze_train.tools.runs import Array, Run, bootstrap_interval, interquartile_mean
 from maze_train.tracking.tracker import compact, duration, readable
 from maze_train.tracking.writers import TEXT_COLOR, decorate, new_figure, save_picture
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-    from pathlib import Path
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from maze_train.tools.runs import Array, Run
 
 
 Figures: TypeAlias = dict[str, float]

@@ -8,19 +8,22 @@ import json
 import logging
 import re
 import warnings
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from gymnasium.spaces import Box
 from torch import nn
 
 from maze_train.collect.agents import RolloutGenerator
 from maze_train.collect.collector import Actor, chosen_actions
 from maze_train.collect.fixed_policies import FixedPolicy
+from maze_train.config.commands import ExportConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.config.writing import writable
 from maze_train.core.checks import absolute_path, check_one_of
@@ -28,7 +31,8 @@ from maze_train.core.errors import ConfigError, ExportError, MazeTrainError
 from maze_train.core.files import atomic_write, versions
 from maze_train.core.notices import warn
 from maze_train.core.targets import import_extra
-from maze_train.core.types import as_tree, leaves_by_key
+from maze_train.core.types import Array, Tensor, as_tree, leaves_by_key
+from maze_train.data.trajectories import Trajectory
 from maze_train.run.base_policy import CRITIC_PARTS
 from maze_train.run.saved_policies import read_saved_policy
 from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
@@ -43,16 +47,6 @@ from maze_train.spaces.masks import mask_layout
 from maze_train.spaces.tensors import part_of, with_name, zeros_for
 from maze_train.training.models import modules_of
 from maze_train.training.policy_files import TrainedPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from gymnasium import spaces
-
-    from maze_train.config.commands import ExportConfig
-    from maze_train.core.types import Array, Tensor
-    from maze_train.data.trajectories import Trajectory
-
 
 Inputs: TypeAlias = "dict[str, Tensor]"
 Function: TypeAlias = "Callable[[Inputs], dict[str, Array]]"

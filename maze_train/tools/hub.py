@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import yaml
 
 from maze_train.config.commands import PushConfig
 from maze_train.config.loading import load_settings
 from maze_train.config.stored import given_in_python, modules_to_trust
-from maze_train.config.train_config import DevRunnerConfig
+from maze_train.config.train_config import DevRunnerConfig, TrainConfig
 from maze_train.config.writing import config_to_dict, dotted_name
 from maze_train.core.conversion import join
 from maze_train.core.errors import ConfigError, RunDirectoryError
@@ -24,20 +25,12 @@ from maze_train.core.hub import HUB, POLICY_FILES, first_line, hub_package
 from maze_train.core.targets import TARGET
 from maze_train.distributions.mapping import FAMILIES
 from maze_train.learner.config import Schedule
-from maze_train.run.parts import METRICS, SUMMARY
-from maze_train.run.saved_policies import read_saved_policy
+from maze_train.run.parts import METRICS, SUMMARY, TrainingResult
+from maze_train.run.saved_policies import SavedPolicy, read_saved_policy
 from maze_train.tools.runs import task_name
 from maze_train.tracking.tracker import ENV_STEPS, EPOCH, read_rows
 from maze_train.training.config import RANDOM
 from maze_train.training.policy_files import PolicyWriter
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
-
-    from maze_train.config.train_config import TrainConfig
-    from maze_train.run.parts import TrainingResult
-    from maze_train.run.saved_policies import SavedPolicy
-
 
 CURVE, FILM, CARD = "learning_curve.png", "replay.mp4", "README.md"
 OWN_FILES = (*POLICY_FILES, METRICS, CURVE, FILM)

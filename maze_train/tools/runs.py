@@ -11,11 +11,13 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from maze_train.config.stored import read_settings
 from maze_train.config.sweeps import JOBS_FILE, read_jobs
@@ -27,16 +29,8 @@ from maze_train.core.targets import TARGET
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import env_name
 from maze_train.run.parts import METRICS, SUMMARY
-from maze_train.tracking.tracker import ENV_STEPS, VALIDATION_LOSS, flattened, read_rows
+from maze_train.tracking.tracker import ENV_STEPS, VALIDATION_LOSS, MetricsRow, flattened, read_rows
 from maze_train.training.config import EvaluationConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    from numpy.typing import NDArray
-
-    from maze_train.tracking.tracker import MetricsRow
-
 
 WALL_TIME = "time/total_s"
 PACKAGE = "maze_train.algorithms."

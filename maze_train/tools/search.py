@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,15 +15,9 @@ import yaml
 
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain
 from maze_train.config.options import FAILURE, PROGRAM
-from maze_train.config.search_config import GROUP, load_search_config
-from maze_train.config.sweeps import (
-    LOG_FILE,
-    JobProcesses,
-    JobRecord,
-    ProcessJob,
-    RunningJob,
-)
-from maze_train.config.train_config import AUTO
+from maze_train.config.search_config import GROUP, SearchConfig, load_search_config
+from maze_train.config.sweeps import LOG_FILE, JobProcesses, JobRecord, ProcessJob, RunningJob
+from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.config.writing import LOADER, MAX_BYTES, check_plain, config_to_dict, writable
 from maze_train.core.conversion import is_within
 from maze_train.core.errors import (
@@ -55,19 +50,13 @@ from maze_train.tools.search_report import (
 )
 from maze_train.tracking.tracker import VALIDATION_LOSS, duration, flattened, readable
 from maze_train.tracking.writers import new_figure
-from maze_train.training.callbacks import Callback
+from maze_train.training.callbacks import Callback, TrainingView
 from maze_train.training.config import EvaluationConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
     from optuna.storages import BaseStorage
     from optuna.study import Study
     from optuna.trial import FrozenTrial
-
-    from maze_train.config.search_config import SearchConfig
-    from maze_train.config.train_config import TrainConfig
-    from maze_train.training.callbacks import TrainingView
 
 
 STUDY = "search"

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,6 +14,7 @@ import yaml
 
 from maze_train.config.options import PROGRAM
 from maze_train.config.search_config import GROUP, LINEAR, SearchRange
+from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import config_to_dict
 from maze_train.core.conversion import join
 from maze_train.core.errors import ConfigError, printable
@@ -22,15 +25,10 @@ from maze_train.tracking.tracker import csv_text, duration, markdown_table, read
 from maze_train.tracking.writers import decorate, new_figure
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
-    from pathlib import Path
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from optuna.study import Study
     from optuna.trial import FrozenTrial
-
-    from maze_train.config.train_config import TrainConfig
 
 
 def optuna() -> Any:

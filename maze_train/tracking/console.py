@@ -7,7 +7,8 @@ import os
 import sys
 import time
 from collections import Counter, deque
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -30,10 +31,6 @@ from maze_train.tracking.tracker import (
     duration,
     readable,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
 
 ProgressMode: TypeAlias = Literal["auto", "bar", "lines", "quiet"]
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import import_extra
 from maze_train.tracking.tracker import ENV_STEPS, FAILURES, MetricsWriter, RunInfo, flattened
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
 
 BEST_POLICY, FILMS = "best", "*.mp4"
 """Files kept with a run: a directory, and files at any depth of the run directory."""

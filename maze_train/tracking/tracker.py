@@ -5,19 +5,16 @@ from __future__ import annotations
 import contextlib
 import csv
 import math
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import StringIO
 from numbers import Integral
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import read_regular
 from maze_train.core.notices import warn
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-
 
 MetricsRow: TypeAlias = dict[str, float]
 """`epoch`, `updates`, `env_steps` (totals since the start of training), then `train/...`,

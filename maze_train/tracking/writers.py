@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from numbers import Integral, Real
 from pathlib import Path
@@ -17,6 +18,7 @@ import yaml
 from maze_train.core.checks import check_below
 from maze_train.core.files import atomic_write, check_held
 from maze_train.core.targets import build_targets
+from maze_train.tracking.config import TrackingConfig
 from maze_train.tracking.console import ConsoleWriter
 from maze_train.tracking.tracker import (
     ENV_STEPS,
@@ -35,13 +37,9 @@ from maze_train.tracking.tracker import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from torch.utils.tensorboard import SummaryWriter
-
-    from maze_train.tracking.config import TrackingConfig
 
 
 WIN_RATE = re.compile(r"league/([^/]+)@(\d+)/win_rate")

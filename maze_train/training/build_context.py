@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 import torch
+from gymnasium import Env
 
 from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.simulators import SimulatorCollector
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
+from maze_train.core.seeding import Seeds
+from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.nets.config import ModelConfig
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import storage_dtype
+from maze_train.training.checkpoints import Checkpoint
 from maze_train.training.config import (
     TRIAL_STEPS,
     AlgorithmConfig,
@@ -29,18 +36,7 @@ from maze_train.training.config import (
     PolicyConfig,
 )
 from maze_train.training.contexts import available_memory, readable_nbytes
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from gymnasium import Env
-
-    from maze_train.core.seeding import Seeds
-    from maze_train.envs.config import EnvConfig
-    from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.training.checkpoints import Checkpoint
-    from maze_train.workers.places import Place
+from maze_train.workers.places import Place
 
 
 def build_vector_env(

@@ -3,38 +3,31 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
+from torch import nn
 
 from maze_train.collect.actor_collector import ActorCollector
 from maze_train.collect.actors import Actors
+from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.targets import locate
+from maze_train.core.types import Array
 from maze_train.envs.factory import env_name
+from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.group import LearnerGroup
+from maze_train.learner.learner import Learner
+from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.spaces.agents import agent_spaces
-from maze_train.training.build_context import build_vector_env, close_quietly
+from maze_train.training.build_context import BuildContext, build_vector_env, close_quietly
 from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
-from maze_train.training.evaluators import RolloutEvaluator
+from maze_train.training.evaluators import Evaluator, RolloutEvaluator
 from maze_train.training.models import learner_maker, make_model, modules_of
+from maze_train.training.trainer import Trainer, TrainerServices
 from maze_train.workers.places import ThisProcess
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from torch import nn
-
-    from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
-    from maze_train.core.types import Array
-    from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.learner.learner import Learner
-    from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.training.build_context import BuildContext
-    from maze_train.training.evaluators import Evaluator
-    from maze_train.training.trainer import Trainer, TrainerServices
-
 
 MOST_IDLE = 100
 """Rollouts in a row without a turn of those that lack statistics, after which training ends."""

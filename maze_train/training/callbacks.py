@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
+
+from torch import nn
 
 from maze_train.core.errors import CallbackError, ConfigError, one_of
 from maze_train.core.events import Event
 from maze_train.core.notices import notify, warn
-from maze_train.tracking.tracker import FAILURES
+from maze_train.learner.config import Progress
+from maze_train.learner.group import LearnerGroup
+from maze_train.learner.learner import Learner
+from maze_train.tracking.tracker import FAILURES, RunInfo
 from maze_train.training.generators import generators_kept
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from pathlib import Path
-
-    from torch import nn
-
-    from maze_train.learner.config import Progress
-    from maze_train.learner.group import LearnerGroup
-    from maze_train.learner.learner import Learner
-    from maze_train.tracking.tracker import RunInfo
-
 
 PREFIX = "callback"
 """Prefix of the metrics that callbacks add."""

@@ -12,21 +12,18 @@ import hashlib
 import math
 import os
 import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import IO, TYPE_CHECKING, Any, TypeAlias
+from pathlib import Path
+from typing import IO, Any, TypeAlias
 
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import open_regular, seal, unseal, versions, write_synced
 from maze_train.core.types import StatePart
 from maze_train.data.state_files import TreePath, check_content, dumps, loads
 from maze_train.training.outcome import Position
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-    from pathlib import Path
-
 
 BLOCK_BYTES = 1 << 20
 

@@ -19,8 +19,10 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import RunDirectoryError
@@ -48,13 +50,7 @@ from maze_train.training.checkpoint_files import (
     sort_key,
 )
 from maze_train.training.config import CheckpointConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    from maze_train.training.outcome import Position
-
+from maze_train.training.outcome import Position
 
 __all__ = ["Checkpoint", "CheckpointInfo", "CheckpointStore", "Checkpoints"]
 

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from maze_train.collect.config import OpponentsConfig
-from maze_train.core.checks import (
-    absolute_path,
-    check_at_least,
-    check_fields,
-    check_positive,
-)
+from maze_train.core.checks import absolute_path, check_at_least, check_fields, check_positive
 from maze_train.core.conversion import convert_fields
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, check_targets, is_target
 from maze_train.learner.config import Schedule, check_schedule
 from maze_train.nets.config import ModelConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
 
 SMALLER_IS_BETTER = ("box_mean_abs_deviation", "discrete_action_rank")
 """Metrics with better smaller values, in addition to losses."""

@@ -5,24 +5,20 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.files import atomic_write
 from maze_train.core.notices import warn
+from maze_train.learner.learner import Learner
 from maze_train.learner.modules import CUBLAS, REPEATABLE
 from maze_train.tracking.tracker import duration
 from maze_train.training.trainer import Contexts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from maze_train.learner.learner import Learner
-
 
 ANOMALY = (
     *("runner.detect_anomaly", "returned nan values"),

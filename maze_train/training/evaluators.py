@@ -6,12 +6,15 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
+from gymnasium import spaces
+from torch import nn
 
 from maze_train.collect.collector import (
     ActingModel,
@@ -35,23 +38,13 @@ from maze_train.core.errors import CallbackError, ConfigError, EnvError, did_you
 from maze_train.core.files import read_regular
 from maze_train.core.notices import notify, warn
 from maze_train.core.targets import build_targets
-from maze_train.core.types import Array, tree_map
+from maze_train.core.types import Array, Tensor, tree_map
+from maze_train.envs.vector import MazeVectorEnv
 from maze_train.spaces.tensors import as_tensors
+from maze_train.training.config import EvaluationConfig
 from maze_train.training.generators import generators_kept
+from maze_train.training.outcome import TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from gymnasium import spaces
-    from torch import nn
-
-    from maze_train.core.types import Tensor
-    from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.training.config import EvaluationConfig
-    from maze_train.training.outcome import TrainingSummary
-
 
 MOST_LOST = 10
 """Episodes that may be lost in an evaluation, for each one that it is to play."""

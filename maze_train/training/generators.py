@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from maze_train.core.errors import TrainingError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 LOCKS: dict[int, Any] = {}
 """Locks by process, as its own fork has generators: held by the thread whose run uses them."""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from gymnasium import spaces
 from torch import nn
 
 from maze_train.collect.config import SNAPSHOT
@@ -15,22 +17,14 @@ from maze_train.collect.fixed_policies import fixed_policy
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.seeding import Seeds
 from maze_train.core.targets import locate
+from maze_train.core.types import Tensor
+from maze_train.learner.learner import Learner
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.nets.config import ModelConfig
 from maze_train.nets.joint import JointModel, build_centralized
-from maze_train.spaces.agents import agent_spaces
+from maze_train.spaces.agents import AgentSpaces, agent_spaces
 from maze_train.spaces.describe import space_to_dict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from gymnasium import spaces
-
-    from maze_train.core.types import Tensor
-    from maze_train.learner.learner import Learner
-    from maze_train.nets.config import ModelConfig
-    from maze_train.spaces.agents import AgentSpaces
-    from maze_train.training.config import AlgorithmConfig, PolicyConfig
-
+from maze_train.training.config import AlgorithmConfig, PolicyConfig
 
 SHARED = "default"
 """Id of the policy where one is enough for all agents."""

@@ -11,10 +11,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
 from gymnasium.spaces import Discrete, MultiDiscrete
 
 from maze_train.collect.collector import (
@@ -28,7 +30,7 @@ from maze_train.collect.collector import (
 )
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.core.files import atomic_write, read_regular
-from maze_train.core.types import tree_leaves, tree_map
+from maze_train.core.types import TensorTree, tree_leaves, tree_map
 from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.spaces.describe import (
     MAX_NUMBERS,
@@ -40,14 +42,6 @@ from maze_train.spaces.describe import (
 )
 from maze_train.spaces.masks import mask_layout
 from maze_train.spaces.tensors import as_tensors
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from gymnasium import spaces
-
-    from maze_train.core.types import TensorTree
-
 
 WEIGHTS, SPACES, CONFIG, SCORE = "policy.pt", "spaces.json", "config.yaml", "score.json"
 DIGEST = "sha256"

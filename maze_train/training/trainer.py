@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
+
+from torch import nn
 
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import CallbackError, ConfigError, TrainingError
@@ -17,30 +20,18 @@ from maze_train.core.events import Statistics
 from maze_train.core.files import atomic_write
 from maze_train.data.state_files import dumps, loads
 from maze_train.learner.config import Progress
+from maze_train.learner.group import LearnerGroup
 from maze_train.tracking.tracker import RunInfo, Tracker
-from maze_train.training.callbacks import Callbacks
+from maze_train.training.callbacks import Callback, Callbacks
+from maze_train.training.checkpoints import Checkpoints
 from maze_train.training.config import AlgorithmConfig
-from maze_train.training.evaluators import check_metric
+from maze_train.training.evaluators import BestModelSelection, Evaluator, check_metric
 from maze_train.training.events import TimeEvents
 from maze_train.training.generators import generator_states, load_generator_states
-from maze_train.training.outcome import (
-    Interrupted,
-    Interruption,
-    Limits,
-    Position,
-    TrainingSummary,
-)
+from maze_train.training.outcome import Interrupted, Interruption, Limits, Position, TrainingSummary
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from torch import nn
     from typing_extensions import Self
-
-    from maze_train.learner.group import LearnerGroup
-    from maze_train.training.callbacks import Callback
-    from maze_train.training.checkpoints import Checkpoints
-    from maze_train.training.evaluators import BestModelSelection, Evaluator
 
 
 PROGRESS = (

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import pickle
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 from maze_train.core.errors import ConfigError
-from maze_train.workers.pool import InlinePool
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from maze_train.workers.pool import MakeWorker, WorkerPool
-    from maze_train.workers.remote import RemotePlace
+from maze_train.workers.pool import InlinePool, MakeWorker, WorkerPool
+from maze_train.workers.remote import RemotePlace
 
 
 class Place(Protocol):

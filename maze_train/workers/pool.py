@@ -7,21 +7,18 @@ import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
-from maze_train.core.errors import SpaceError, WorkerError
+from maze_train.core.errors import MazeTrainError, SpaceError, WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    import numpy.typing as npt
-
-    from maze_train.core.errors import MazeTrainError
     from maze_train.core.types import Array
 
     MakeWorker = Callable[["WorkerContext"], Any]

@@ -16,9 +16,11 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
+from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, foreign_cause
 from maze_train.core.files import process_runs
@@ -30,11 +32,6 @@ from maze_train.workers.pool import (
     WorkerContext,
     open_shared,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
-    from multiprocessing.connection import Connection
-
 
 QUIT, DEFINE, CALL = b"\x00", b"\x01", b"\x02"
 """From the pool: close and end; the name of a method follows, which gets the next number; a message

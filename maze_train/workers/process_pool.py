@@ -10,15 +10,18 @@ import resource
 import select
 import signal
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
-from typing import TYPE_CHECKING, Any
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import WorkerError
 from maze_train.core.files import claim_temporary, process_runs
-from maze_train.workers.pool import SharedMemory, WorkerFailedError
+from maze_train.workers.pool import MakeWorker, SharedMemory, WorkerFailedError, WorkerPool
 from maze_train.workers.process import (
     BEATS,
     BUILT,
@@ -39,21 +42,7 @@ from maze_train.workers.process import (
     refuse_import,
     send_message,
 )
-from maze_train.workers.remote import (
-    BUILDING,
-    CLOSE_GRACE_S,
-    RemotePlace,
-    RemotePool,
-    RemoteWorker,
-)
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-    from multiprocessing.connection import Connection
-    from multiprocessing.process import BaseProcess
-
-    from maze_train.workers.pool import MakeWorker, WorkerPool
-
+from maze_train.workers.remote import BUILDING, CLOSE_GRACE_S, RemotePlace, RemotePool, RemoteWorker
 
 LOST_EXIT_CODE = 255
 """Exit code that multiprocessing reports for a process whose fork server is gone."""

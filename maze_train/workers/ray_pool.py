@@ -6,13 +6,14 @@ import pickle
 import sys
 import time
 import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from maze_train.workers.pool import PrivateMemory, WorkerFailedError
+from maze_train.workers.pool import MakeWorker, PrivateMemory, WorkerFailedError, WorkerPool
 from maze_train.workers.process import pack
-from maze_train.workers.ray_session import LOOK_S, RaySettings
+from maze_train.workers.ray_session import LOOK_S, RaySession, RaySettings
 from maze_train.workers.ray_worker import RayWorker, Reply, Span, fill, flat, spans_of
 from maze_train.workers.remote import (
     BUILDING,
@@ -23,11 +24,7 @@ from maze_train.workers.remote import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
     from maze_train.core.types import Array
-    from maze_train.workers.pool import MakeWorker, WorkerPool
-    from maze_train.workers.ray_session import RaySession
 
 
 SIDE = "side"

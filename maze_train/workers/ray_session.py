@@ -9,9 +9,10 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from maze_train.core.checks import check_at_least, check_one_of, check_positive
 from maze_train.core.errors import ConfigError, WorkerError
@@ -19,10 +20,6 @@ from maze_train.core.notices import notify
 from maze_train.core.targets import import_extra
 from maze_train.workers.pool import LOOPBACK
 from maze_train.workers.remote import RemotePlace, available_cores
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",

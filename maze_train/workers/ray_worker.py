@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -23,8 +24,6 @@ from maze_train.workers.process import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from maze_train.core.types import Array
 
 

@@ -8,6 +8,7 @@ import time
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -15,14 +16,10 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from maze_train.core.checks import check_at_least, check_one_of, check_positive
 from maze_train.core.errors import WorkerError
 from maze_train.core.notices import warn
-from maze_train.workers.pool import CLOSED, WorkerFailedError, WorkerPool
+from maze_train.workers.pool import CLOSED, MakeWorker, WorkerFailedError, WorkerPool
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from typing_extensions import Self
-
-    from maze_train.workers.pool import MakeWorker
 
 
 BUILDING = "building its environments"

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from maze_train.workers.pool import WorkerFailedError, check_spaces
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from maze_train.workers.pool import WorkerPool
-
+from maze_train.workers.pool import WorkerFailedError, WorkerPool, check_spaces
 
 Result = TypeVar("Result")
 

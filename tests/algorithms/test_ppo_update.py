@@ -19,13 +19,7 @@ from update_problems import (
     snapshot,
 )
 
-from maze_train import (
-    ConfigError,
-    PPOAlgorithmConfig,
-    PPOLearner,
-    Progress,
-    Statistics,
-)
+from maze_train import ConfigError, PPOAlgorithmConfig, PPOLearner, Progress, Statistics
 from maze_train.core.targets import Given
 
 pytestmark = pytest.mark.usefixtures("float64")

@@ -14,19 +14,8 @@ from actor_envs import ActorEnv, number_of
 from gymnasium import spaces
 
 from maze_train import SequentialVectorEnv
-from maze_train.collect.collector import (
-    Actor,
-    RolloutCollector,
-    chosen_actions,
-    draws,
-    env_actions,
-)
-from maze_train.collect.fixed_policies import (
-    GivenPolicy,
-    RandomPolicy,
-    fixed_policy,
-    random_policy,
-)
+from maze_train.collect.collector import Actor, RolloutCollector, chosen_actions, draws, env_actions
+from maze_train.collect.fixed_policies import GivenPolicy, RandomPolicy, fixed_policy, random_policy
 from maze_train.collect.league import LeagueModel
 from maze_train.core.errors import ConfigError, ShapeError, SpaceError
 from maze_train.core.types import leaves_by_key, tree_leaves, tree_map

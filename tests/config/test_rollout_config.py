@@ -9,11 +9,7 @@ import pytest
 import yaml
 
 from maze_train import ConfigError, DevRunnerConfig, EnvConfig, RunDirectoryError, config_to_dict
-from maze_train.config.rollout_config import (
-    joined_env,
-    load_rollout_config,
-    policy_directory,
-)
+from maze_train.config.rollout_config import joined_env, load_rollout_config, policy_directory
 
 if TYPE_CHECKING:
     from pathlib import Path

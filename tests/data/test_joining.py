@@ -6,15 +6,7 @@ import pytest
 import torch
 from cases import sweep
 from rollouts_compared import assert_same_rollouts, columns_of
-from test_rollout_slots import (
-    KINDS,
-    MIXED,
-    Kind,
-    T,
-    every_kind,
-    random_rollout,
-    slots_of,
-)
+from test_rollout_slots import KINDS, MIXED, Kind, T, every_kind, random_rollout, slots_of
 
 from maze_train.core.errors import ShapeError
 from maze_train.core.types import tree_leaves, tree_map

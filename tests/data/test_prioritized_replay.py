@@ -5,15 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_replay import (
-    BOX,
-    BOX_ACTION,
-    added,
-    assert_equal_to,
-    everything,
-    filled,
-    rollout_of,
-)
+from reference_replay import BOX, BOX_ACTION, added, assert_equal_to, everything, filled, rollout_of
 
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.data.replay import PrioritizedReplayBuffer, SumTree

@@ -6,16 +6,7 @@ import numpy as np
 import pytest
 import torch
 from cases import sweep
-from family_cases import (
-    BOUNDED,
-    CASES,
-    CONTINUOUS,
-    DISCRETE,
-    UNCLIPPED,
-    build,
-    draw,
-    randn,
-)
+from family_cases import BOUNDED, CASES, CONTINUOUS, DISCRETE, UNCLIPPED, build, draw, randn
 
 from maze_train.core.errors import SpaceError
 

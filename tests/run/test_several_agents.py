@@ -15,14 +15,7 @@ from own_parts import OwnNet
 from run_cases import HEAPS, RECURRENT, start
 from short_runs import rows, settings, short_run, written_config
 
-from maze_train import (
-    ConfigError,
-    TrainingError,
-    load_learner,
-    load_policy,
-    run_rollout,
-    train,
-)
+from maze_train import ConfigError, TrainingError, load_learner, load_policy, run_rollout, train
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.training.config import PolicyConfig
 from maze_train.training.models import check_id, modules_of, policies_of_agents

@@ -16,14 +16,7 @@ from gymnasium import spaces
 from own_envs import SpacesEnv
 from short_runs import QUIET
 
-from maze_train import (
-    EnvConfig,
-    EnvFactory,
-    SequentialVectorEnv,
-    load_config,
-    load_policy,
-    train,
-)
+from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv, load_config, load_policy, train
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.run.notes import (
     native_notes,

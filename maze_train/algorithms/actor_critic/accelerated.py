@@ -9,11 +9,14 @@ next to it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, ActorCriticEvents
+from maze_train.core.events import Statistics
+from maze_train.core.types import Tensor, TensorTree
 from maze_train.learner.config import number
 from maze_train.learner.faster import LossesByHand
 from maze_train.nets.actor_critic import ActorCriticModel, ValueHead
@@ -24,13 +27,6 @@ from maze_train.nets.mlp_gradients import (
     has_gradients_by_hand,
 )
 from maze_train.nets.policy_model import Policy
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from maze_train.core.events import Statistics
-    from maze_train.core.types import Tensor, TensorTree
-
 
 PAIR = ("policy_loss", "policy_loss_gradient")
 METHODS = (

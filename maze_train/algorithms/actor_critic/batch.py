@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 
 from maze_train.core.events import Event
 from maze_train.core.types import Sequences, Tensor, TensorTree, tree_leaves, tree_map
+from maze_train.data.rollout import Rollout
+from maze_train.learner.part import Part
 from maze_train.learner.steps import LearnerEvents
-
-if TYPE_CHECKING:
-    from maze_train.data.rollout import Rollout
-    from maze_train.learner.part import Part
-    from maze_train.nets.actor_critic import ActorCriticModel
-
+from maze_train.nets.actor_critic import ActorCriticModel
 
 MAX_NUMBERS = 2**22
 """Numbers of observations that networks read at once: 16 MiB as float32."""

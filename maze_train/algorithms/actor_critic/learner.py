@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
+from torch import nn
 
 from maze_train.algorithms.actor_critic.accelerated import ActorCriticByHand
 from maze_train.algorithms.actor_critic.batch import (
@@ -18,6 +20,7 @@ from maze_train.algorithms.actor_critic.batch import (
 )
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.algorithms.actor_critic.shards import shard_batch
+from maze_train.core.events import Event, Statistics
 from maze_train.core.types import Tensor, tree_map
 from maze_train.data.rollout import Rollout
 from maze_train.functional.losses import policy_gradient_loss
@@ -28,19 +31,11 @@ from maze_train.functional.returns import (
     normalize_advantages,
 )
 from maze_train.learner.config import Progress, number
+from maze_train.learner.faster import FasterLosses
 from maze_train.learner.learner import Learner
 from maze_train.learner.part import HasPolicy, HasStateValues
 from maze_train.learner.reward_scaling import RewardScaler
 from maze_train.nets.actor_critic import ActorCriticModel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from torch import nn
-
-    from maze_train.core.events import Event, Statistics
-    from maze_train.learner.faster import FasterLosses
-
 
 Config = TypeVar("Config", bound=ActorCriticConfig)
 

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import torch
 
-from maze_train.core.types import Sequences, tree_map
-
-if TYPE_CHECKING:
-    from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
-    from maze_train.core.types import Tensor
+from maze_train.algorithms.actor_critic.batch import ActorCriticBatch
+from maze_train.core.types import Sequences, Tensor, tree_map
 
 
 def shard_batch(batch: ActorCriticBatch, rank: int, count: int) -> tuple[ActorCriticBatch, int]:

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
+from torch import nn
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
+from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
+from maze_train.collect.config import OpponentsConfig
 from maze_train.collect.league import LeagueCollector, leagues_of
 from maze_train.core.errors import ConfigError
+from maze_train.core.events import Statistics
 from maze_train.core.targets import locate
+from maze_train.learner.config import Progress
+from maze_train.nets.actor_critic import ActorCriticModel
+from maze_train.nets.joint import JointModel
+from maze_train.training.build_context import BuildContext
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
 from maze_train.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import nn
-
-    from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
-    from maze_train.collect.config import OpponentsConfig
-    from maze_train.core.events import Statistics
-    from maze_train.learner.config import Progress
-    from maze_train.nets.actor_critic import ActorCriticModel
-    from maze_train.nets.joint import JointModel
-    from maze_train.training.build_context import BuildContext
 
 
 class ActorCritic(Trainer):

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from gymnasium import spaces
+from torch import nn
 
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
 from maze_train.algorithms.bc.learner import (
@@ -30,35 +33,27 @@ from maze_train.core.notices import notify, warn
 from maze_train.core.targets import build_target
 from maze_train.core.types import tree_leaves
 from maze_train.data.datasets import open_dataset
+from maze_train.data.trajectories import TrajectoryPart
 from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.data.transition_data import BatchLoader, TransitionData, split_episodes
+from maze_train.distributions.base import Distribution
 from maze_train.distributions.gaussian import DiagonalGaussian
 from maze_train.envs.factory import env_name
+from maze_train.learner.learner import Learner
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.learner.steps import LearnerEvents
+from maze_train.nets.normalization import ObservationNormalizer
+from maze_train.nets.policy_model import PolicyModel
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.describe import check_same_spaces
 from maze_train.spaces.masks import mask_layout
 from maze_train.tracking.tracker import VALIDATION_LOSS
+from maze_train.training.build_context import BuildContext
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import evaluation_metrics
 from maze_train.training.contexts import available_memory, readable_nbytes
+from maze_train.training.evaluators import Evaluator
 from maze_train.training.models import is_trainable, learner_maker, modules_of
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from gymnasium import spaces
-    from torch import nn
-
-    from maze_train.data.trajectories import TrajectoryPart
-    from maze_train.distributions.base import Distribution
-    from maze_train.learner.learner import Learner
-    from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.nets.policy_model import PolicyModel
-    from maze_train.training.build_context import BuildContext
-    from maze_train.training.evaluators import Evaluator
-
 
 SCALES = (0.05, 20.0)
 """Deviations of recorded actions between which a Gaussian with deviation 1 finds them soon."""

@@ -2,30 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from gymnasium import Space
 from gymnasium.spaces import Box, MultiBinary
 
+from maze_train.algorithms.bc.config import BCAlgorithmConfig
 from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import ConfigError, ShapeError
-from maze_train.core.events import Event, EventInterface
+from maze_train.core.events import Event, EventInterface, Statistics
 from maze_train.core.types import Tensor, TensorTree, leaves_by_key, on_device
+from maze_train.distributions.base import Distribution
 from maze_train.learner.learner import Learner
 from maze_train.learner.optimizers import norm_of
+from maze_train.nets.policy_model import PolicyModel
 from maze_train.spaces.describe import choice_sizes, flat_spaces
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    from gymnasium import Space
-
-    from maze_train.algorithms.bc.config import BCAlgorithmConfig
-    from maze_train.core.events import Statistics
-    from maze_train.distributions.base import Distribution
-    from maze_train.nets.policy_model import PolicyModel
 
 
 class ImitationEvents(EventInterface, prefix="train"):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
@@ -13,20 +14,15 @@ from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
 from maze_train.algorithms.dqn.model import DQNModel
 from maze_train.algorithms.off_policy.learner import OffPolicyLearner
 from maze_train.algorithms.off_policy.trainer import OffPolicy
-from maze_train.core.events import Event
+from maze_train.core.events import Event, Statistics
+from maze_train.core.types import Tensor
+from maze_train.data.replay import Transitions
 from maze_train.functional.losses import critic_loss, critic_loss_gradient
+from maze_train.learner.config import Progress
 from maze_train.learner.faster import FasterLosses, LossesByHand
 from maze_train.learner.part import HasPolicy, HasTargets
 from maze_train.learner.steps import LearnerEvents
 from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by_hand
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from maze_train.core.events import Statistics
-    from maze_train.core.types import Tensor
-    from maze_train.data.replay import Transitions
-    from maze_train.learner.config import Progress
 
 
 class DQNEvents(LearnerEvents):

@@ -3,39 +3,31 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from gymnasium import spaces
 from gymnasium.spaces import Discrete
 from torch import nn
 
 from maze_train.algorithms.dqn import quantiles
 from maze_train.core.errors import ConfigError, SpaceError
+from maze_train.core.types import Tensor, TensorTree
 from maze_train.distributions.categorical import Categorical, impossible_logit
 from maze_train.nets.blocks import MLP
+from maze_train.nets.config import ModelConfig
+from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import (
+    ActionMasking,
     build_masking,
     build_network,
     build_normalizer,
     input_space,
 )
-from maze_train.nets.target_networks import (
-    ModelWithTargets,
-    refuse_settings,
-    resolve_with_targets,
-)
+from maze_train.nets.target_networks import ModelWithTargets, refuse_settings, resolve_with_targets
 from maze_train.nets.template import TemplateNet
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.masks import mask_layout
-
-if TYPE_CHECKING:
-    from gymnasium import spaces
-
-    from maze_train.core.types import Tensor, TensorTree
-    from maze_train.nets.config import ModelConfig
-    from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.nets.policy_model import ActionMasking
-
 
 UNUSED = {
     "critic": "the values are model.policy, which acts too",

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
-if TYPE_CHECKING:
-    from maze_train.core.types import Tensor
+from maze_train.core.types import Tensor
 
 
 def of_actions(outputs: Tensor, num_quantiles: int) -> Tensor:

@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 
-from maze_train.core.events import Event, EventInterface
+from maze_train.algorithms.es.config import ESAlgorithmConfig
+from maze_train.algorithms.es.population import ESRolloutResult, SharedNoiseTable
+from maze_train.collect.episode_player import ObservationMoments, PlayedEpisode
+from maze_train.core.events import Event, EventInterface, Statistics
+from maze_train.core.types import Tensor
 from maze_train.functional.evolution import antithetic_gradient, shaped_returns
 from maze_train.functional.moments import Moments, merge_moments
+from maze_train.learner.config import Progress
 from maze_train.learner.learner import Learner
-from maze_train.learner.optimizers import DEFAULT_OPTIMIZER
+from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer
 from maze_train.learner.steps import statistics_of
 from maze_train.nets.population import find_normalizer
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from maze_train.algorithms.es.config import ESAlgorithmConfig
-    from maze_train.algorithms.es.population import ESRolloutResult, SharedNoiseTable
-    from maze_train.collect.episode_player import ObservationMoments, PlayedEpisode
-    from maze_train.core.events import Statistics
-    from maze_train.core.types import Tensor
-    from maze_train.learner.config import Progress
-    from maze_train.learner.optimizers import ModuleOptimizer
 
 
 class ESEvents(EventInterface, prefix="train"):

@@ -2,41 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from contextlib import closing
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from maze_train.collect.actor_worker import WeightsReader, WeightsWriter, weights_nbytes
 from maze_train.collect.episode_player import (
     EpisodeTask,
     ObservationMoments,
+    PlayedEpisode,
     PlaySettings,
     PopulationAgent,
 )
-from maze_train.collect.player import PlayerPool
+from maze_train.collect.player import MakeEnv, PlayerPool
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
+from maze_train.core.types import Array, Tensor, TensorTree
+from maze_train.envs.stepped import EnvSlots
+from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.population import find_normalizer
-from maze_train.workers.places import Portable
+from maze_train.workers.places import Place, Portable
 from maze_train.workers.pool import SharedMemory
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-
-    from torch import nn
-
-    from maze_train.collect.episode_player import PlayedEpisode
-    from maze_train.collect.player import MakeEnv
-    from maze_train.core.types import Array, Tensor, TensorTree
-    from maze_train.envs.stepped import EnvSlots
-    from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.workers.places import Place
-
 
 NOISE_NBYTES = 4
 """Bytes of a number in the noise table."""

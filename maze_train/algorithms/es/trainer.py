@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import gymnasium
 import torch
+from torch import nn
 
 from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESEvents, EvaluatedPopulation, PopulationEvents
 from maze_train.algorithms.es.population import (
     NOISE_NBYTES,
     ESDistributedRollouts,
+    ESRolloutResult,
     MemberSettings,
     SharedNoiseTable,
     trained_size,
@@ -21,28 +25,18 @@ from maze_train.algorithms.es.population import (
 from maze_train.collect.episode_player import num_reals
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import ConfigError, TrainingError
+from maze_train.core.events import Statistics
 from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.learner.config import Progress, scheduled_value
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.policy_model import Policy
 from maze_train.nets.population import find_normalizer
-from maze_train.training.build_context import close_quietly
+from maze_train.training.build_context import BuildContext, close_quietly
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.contexts import available_memory, readable_nbytes
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of
 from maze_train.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    import gymnasium
-    from torch import nn
-
-    from maze_train.algorithms.es.population import ESRolloutResult
-    from maze_train.core.events import Statistics
-    from maze_train.training.build_context import BuildContext
-
 
 MOST_LOST = 10
 """Pairs that may be lost in an update, for each episode that it needs or pair that it has."""

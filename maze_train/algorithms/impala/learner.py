@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 
@@ -18,19 +19,13 @@ from maze_train.algorithms.actor_critic.batch import (
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.core.errors import ShapeError
-from maze_train.core.events import Event, EventInterface
-from maze_train.data.rollout import select_envs
+from maze_train.core.events import Event, EventInterface, Statistics
+from maze_train.core.types import Tensor
+from maze_train.data.rollout import Rollout, select_envs
 from maze_train.functional.returns import scale_advantages
 from maze_train.functional.vtrace import importance_weights, vtrace
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from maze_train.core.events import Statistics
-    from maze_train.core.types import Tensor
-    from maze_train.data.rollout import Rollout
-    from maze_train.learner.config import Progress
-    from maze_train.nets.actor_critic import ActorCriticModel
+from maze_train.learner.config import Progress
+from maze_train.nets.actor_critic import ActorCriticModel
 
 
 class ImpalaEvents(ActorCriticEvents):

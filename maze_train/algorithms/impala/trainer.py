@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import nn
 
 from maze_train.algorithms.actor_critic.trainer import ActorCriticBuilder
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.learner import ActorEvents, ActorTimeEvents
-from maze_train.collect.actors import Actors, DistributedActors
+from maze_train.collect.actors import Actors, DistributedActors, GatheredRollouts
+from maze_train.core.events import Statistics
 from maze_train.data.rollout_slots import RolloutReplay
+from maze_train.learner.config import Progress
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.training.build_context import close_quietly
 from maze_train.training.builder import build_actors
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import states_by_module
 from maze_train.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from torch import nn
-
-    from maze_train.collect.actors import GatheredRollouts
-    from maze_train.core.events import Statistics
-    from maze_train.learner.config import Progress
 
 
 class IMPALA(Trainer):

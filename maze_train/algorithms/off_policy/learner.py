@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 
 from maze_train.algorithms.off_policy.config import OffPolicyConfig, PolicyAndCriticsConfig
-from maze_train.core.events import Event, EventInterface
-from maze_train.core.types import is_on, on_device, tree_map
+from maze_train.core.events import Event, EventInterface, Statistics
+from maze_train.core.types import Tensor, TensorTree, is_on, on_device, tree_map
 from maze_train.data.replay import Transitions
+from maze_train.data.rollout import Rollout
 from maze_train.functional.losses import critic_loss
+from maze_train.learner.config import Progress
 from maze_train.learner.learner import Learner
+from maze_train.learner.optimizers import ModuleOptimizer
 from maze_train.learner.part import HasActionValues, HasPolicy, HasTargets
 from maze_train.learner.steps import LearnerEvents
 from maze_train.nets.critics import PolicyAndCritics
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
-
-    from maze_train.core.events import Statistics
-    from maze_train.core.types import Tensor, TensorTree
-    from maze_train.data.rollout import Rollout
-    from maze_train.learner.config import Progress
-    from maze_train.learner.optimizers import ModuleOptimizer
 
 
 class ReplayEvents(EventInterface, prefix="replay"):

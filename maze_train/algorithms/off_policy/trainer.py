@@ -3,26 +3,37 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import torch
+from gymnasium import Env
+from torch import nn
 
 from maze_train.algorithms.off_policy.config import BUFFERS, OffPolicyConfig
 from maze_train.algorithms.off_policy.learner import ReplayEvents, ReplayTimeEvents
+from maze_train.collect.collector import Collector
 from maze_train.collect.fixed_policies import GivenPolicy, RandomAgents, RandomPolicy
 from maze_train.core.errors import ConfigError, DatasetError, SpaceError, TrainingError
+from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, Given, build_target, locate
-from maze_train.core.types import tree_map
+from maze_train.core.types import TensorTree, tree_map
 from maze_train.data.datasets import open_dataset
-from maze_train.data.replay import BaseReplayBuffer, UniformReplayBuffer
+from maze_train.data.replay import BaseReplayBuffer, Transitions, UniformReplayBuffer
 from maze_train.data.replay_columns import ReplayLayout
+from maze_train.data.rollout import Rollout
 from maze_train.data.trajectories import trajectories_as_rollout
 from maze_train.data.turns import TurnReplayBuffer
+from maze_train.distributions.base import Distribution
 from maze_train.envs.pooled import PooledVectorEnv
-from maze_train.learner.config import scheduled_value
+from maze_train.envs.vector import MazeVectorEnv
+from maze_train.learner.config import Progress, Schedule, scheduled_value
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.nets.normalization import ObservationNormalizer
+from maze_train.nets.policy_model import ActionMasking
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.describe import check_same_spaces
 from maze_train.spaces.tensors import flat_space_of
@@ -32,24 +43,6 @@ from maze_train.training.contexts import available_disk, available_memory, reada
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of, states_by_module
 from maze_train.training.trainer import Trainer
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
-
-    from gymnasium import Env
-    from torch import nn
-
-    from maze_train.collect.collector import Collector
-    from maze_train.core.events import Event, Statistics
-    from maze_train.core.types import TensorTree
-    from maze_train.data.replay import Transitions
-    from maze_train.data.rollout import Rollout
-    from maze_train.distributions.base import Distribution
-    from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.learner.config import Progress, Schedule
-    from maze_train.nets.normalization import ObservationNormalizer
-    from maze_train.nets.policy_model import ActionMasking
 
 
 class OffPolicy(Trainer):

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
-from maze_train.algorithms.actor_critic.batch import ActorCriticEvents
+from maze_train.algorithms.actor_critic.batch import (
+    ActorCriticBatch,
+    ActorCriticEvents,
+    EvaluatedRollout,
+    PreparedRollout,
+)
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
 from maze_train.algorithms.actor_critic.trainer import ActorCritic
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.core.errors import ConfigError
+from maze_train.core.events import Event, Statistics
+from maze_train.core.types import Tensor
+from maze_train.data.rollout import Rollout
 from maze_train.functional.losses import (
     MAX_LOG_RATIO,
     approximate_kl,
@@ -19,21 +29,7 @@ from maze_train.functional.losses import (
 )
 from maze_train.learner.config import Progress, is_adaptive, number
 from maze_train.learner.steps import statistics_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from torch import nn
-
-    from maze_train.algorithms.actor_critic.batch import (
-        ActorCriticBatch,
-        EvaluatedRollout,
-        PreparedRollout,
-    )
-    from maze_train.core.events import Event, Statistics
-    from maze_train.core.types import Tensor
-    from maze_train.data.rollout import Rollout
-    from maze_train.nets.actor_critic import ActorCriticModel
+from maze_train.nets.actor_critic import ActorCriticModel
 
 
 class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):

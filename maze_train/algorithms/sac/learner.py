@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -12,19 +12,12 @@ from maze_train.algorithms.off_policy.learner import PolicyAndCriticsEvents, Pol
 from maze_train.algorithms.off_policy.trainer import OffPolicy
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.core.errors import ConfigError
-from maze_train.core.events import Event
+from maze_train.core.events import Event, Statistics
 from maze_train.core.targets import TARGET, locate
-from maze_train.functional.losses import (
-    soft_policy_loss,
-    soft_state_values,
-    temperature_loss,
-)
+from maze_train.core.types import Tensor, TensorTree
+from maze_train.data.replay import Transitions
+from maze_train.functional.losses import soft_policy_loss, soft_state_values, temperature_loss
 from maze_train.nets.critics import SoftActorCriticModel, constant
-
-if TYPE_CHECKING:
-    from maze_train.core.events import Statistics
-    from maze_train.core.types import Tensor, TensorTree
-    from maze_train.data.replay import Transitions
 
 
 class SAC(OffPolicy):

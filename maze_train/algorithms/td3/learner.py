@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -10,14 +10,11 @@ from maze_train.algorithms.off_policy.learner import PolicyAndCriticsEvents, Pol
 from maze_train.algorithms.off_policy.trainer import OffPolicy
 from maze_train.algorithms.td3.config import TD3AlgorithmConfig
 from maze_train.algorithms.td3.model import TD3Model
-from maze_train.core.events import Event
+from maze_train.core.events import Event, Statistics
+from maze_train.core.types import Tensor, TensorTree
+from maze_train.data.replay import Transitions
+from maze_train.learner.config import Progress
 from maze_train.nets.critics import constant
-
-if TYPE_CHECKING:
-    from maze_train.core.events import Statistics
-    from maze_train.core.types import Tensor, TensorTree
-    from maze_train.data.replay import Transitions
-    from maze_train.learner.config import Progress
 
 
 class TD3Events(PolicyAndCriticsEvents):

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
+from gymnasium import Space, spaces
 from gymnasium.spaces import Box
 
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.core.targets import TARGET
+from maze_train.core.types import Tensor, TensorTree
 from maze_train.distributions.base import Distribution, check_space
 from maze_train.distributions.gaussian import BoxScale, VectorLayout
 from maze_train.learner.config import Progress, Schedule, scheduled_value
+from maze_train.nets.config import ModelConfig
 from maze_train.nets.critics import (
     PolicyAndCritics,
     build_policy_and_critics,
     resolve_policy_and_critics,
 )
+from maze_train.nets.policy_model import Policy
 from maze_train.spaces.describe import flat_spaces
-
-if TYPE_CHECKING:
-    from gymnasium import Space, spaces
-
-    from maze_train.core.types import Tensor, TensorTree
-    from maze_train.nets.config import ModelConfig
-    from maze_train.nets.policy_model import Policy
-
 
 FAMILY = "maze_train.algorithms.td3.model.NoisyActions"
 """The family of actions."""
