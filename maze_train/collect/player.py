@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -33,8 +33,8 @@ from maze_train.workers.task_queue import TaskQueue
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
-    MakeAgent = Callable[[EnvSlots], SlotAgent]
+MakeEnv: TypeAlias = Callable[[], gymnasium.Env[Any, Any]]
+MakeAgent: TypeAlias = Callable[[EnvSlots], SlotAgent]
 
 
 LONGEST_S = 0.05

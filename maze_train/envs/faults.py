@@ -6,7 +6,7 @@ import math
 import re
 import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,7 @@ from maze_train.core.errors import EnvError
 if TYPE_CHECKING:
     from maze_train.envs.vector import Array
 
-    Mask = npt.NDArray[np.bool_]
+Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
 READERS = ("maze_train.", "gymnasium.")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -41,9 +41,8 @@ from maze_train.envs.vector import (
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
 
-if TYPE_CHECKING:
-    Mask = npt.NDArray[np.bool_]
-    Columns = dict[str, Array]
+Mask: TypeAlias = npt.NDArray[np.bool_]
+Columns: TypeAlias = dict[str, Array]
 
 
 def masked(infos: Mapping[str, Any], rows: Mask) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import nn
 
@@ -12,9 +12,8 @@ from maze_train.core.events import Event, Statistics
 from maze_train.core.types import Tensor
 from maze_train.learner.optimizers import ModuleOptimizer
 
-if TYPE_CHECKING:
-    Optimizers = Mapping[tuple[str, str], ModuleOptimizer]
-    ShardBatch = Callable[[Any, int, int], tuple[Any, int, int]]
+Optimizers: TypeAlias = Mapping[tuple[str, str], ModuleOptimizer]
+ShardBatch: TypeAlias = Callable[[Any, int, int], tuple[Any, int, int]]
 
 
 class Part:

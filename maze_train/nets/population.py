@@ -15,7 +15,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -29,8 +29,7 @@ from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
 from maze_train.spaces.agents import AGENTS
 from maze_train.spaces.tensors import part_of
 
-if TYPE_CHECKING:
-    View = Callable[[torch.Tensor], Array]
+View: TypeAlias = Callable[[torch.Tensor], Array]
 
 
 Net: TypeAlias = "Callable[[Any, int], Array]"

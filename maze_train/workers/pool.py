@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from maze_train.core.errors import MazeTrainError, SpaceError, WorkerError
 if TYPE_CHECKING:
     from maze_train.core.types import Array
 
-    MakeWorker = Callable[["WorkerContext"], Any]
+MakeWorker: TypeAlias = Callable[["WorkerContext"], Any]
 
 
 LOOPBACK = "127.0.0.1"
