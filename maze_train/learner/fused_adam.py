@@ -1,6 +1,10 @@
-"""The step of a fused Adam without what surrounds its kernel. A reader can skip this file."""
+"""Optimizers of PyTorch without what surrounds their steps. A reader can skip this file."""
 
 from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -8,6 +12,22 @@ from maze_train.core.types import Tensor
 
 LEAST = 5e-324
 """The smallest number above 0; a product with it is 0 where subnormal numbers are flushed."""
+
+
+def eager(optimizer_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """A class of `torch.optim` whose optimizers do not load PyTorch's compiler (a second).
+
+    Its methods are wrapped for those who compile a whole step, and their first call loads it.
+    """
+    unwrapped = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    step: Callable[..., Any] = inspect.unwrap(optimizer_class.step)
+
+    def eager_step(self: torch.optim.Optimizer, closure: None = None) -> None:
+        with torch.set_grad_enabled(self.defaults["differentiable"]):
+            step(self, closure)
+
+    methods = {name: inspect.unwrap(getattr(optimizer_class, name)) for name in unwrapped}
+    return type(optimizer_class.__name__, (optimizer_class,), {**methods, "step": eager_step})
 
 
 def can_be_short(optimizer: torch.optim.Optimizer) -> bool:

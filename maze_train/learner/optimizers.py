@@ -14,11 +14,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from maze_train.core.conversion import convert
 from maze_train.core.errors import ConfigError
-from maze_train.core.targets import TARGET, build_target, locate
+from maze_train.core.targets import TARGET, Given, build_target, locate
 from maze_train.core.types import Tensor
 from maze_train.learner.config import Progress, Schedule, is_adaptive, scheduled_value
 from maze_train.learner.flat_parameters import FlatParameters
-from maze_train.learner.fused_adam import can_be_short, fused_adam_step
+from maze_train.learner.fused_adam import can_be_short, eager, fused_adam_step
 
 # Keeps the quotient finite for a zero gradient; the size that the field uses.
 NORM_EPSILON = 1e-6
@@ -134,6 +134,7 @@ class ModuleOptimizer:
         self._held_units: set[int] = set()
         self._flat: list[FlatParameters] = []
         self._units: list[list[nn.Parameter]] = [[param] for param in self.params]
+        self._is_fused_adam = False
         self.optimizer: torch.optim.Optimizer | None
         if isinstance(node, torch.optim.Optimizer):
             self.optimizer = self._taken(node, params)
@@ -143,11 +144,6 @@ class ModuleOptimizer:
         if lr_scheduler is not None and self.optimizer is not None:
             self.set_lr(Progress())
             self.scheduler = self._build_scheduler(lr_scheduler)
-        self._is_fused_adam = (
-            len(self._flat) == 1
-            and type(self.optimizer) is torch.optim.Adam
-            and bool(self.optimizer.defaults["fused"])
-        )
 
     def _taken(
         self, optimizer: torch.optim.Optimizer, params: Sequence[nn.Parameter]
@@ -178,11 +174,11 @@ class ModuleOptimizer:
                 "this optimizer evaluates the loss several times per step, which no learner offers",
                 node[TARGET],
             )
-        elementwise = getattr(optimizer_class, "is_elementwise", False) or (
+        is_known = (
             optimizer_class.__module__.startswith("torch.optim")
             and optimizer_class.__name__ in ELEMENTWISE
         )
-        if elementwise:
+        if is_known or getattr(optimizer_class, "is_elementwise", False):
             self._flat = [FlatParameters(group) for group in groups]
             self._units = list(groups)
         if not self.params:
@@ -192,8 +188,15 @@ class ModuleOptimizer:
         extra = {"lr": scheduled_value(self.lr, Progress())} | self._defaults(optimizer_class, node)
         owned = [{"params": [flat.vector]} for flat in self._flat]
         owned = owned or [{"params": group} for group in groups]
+        if is_known:
+            node = {**node, TARGET: Given(eager(optimizer_class), node[TARGET])}
         built: torch.optim.Optimizer = build_target(
             node, owned, key=key, kind=torch.optim.Optimizer, **extra
+        )
+        self._is_fused_adam = (
+            len(self._flat) == 1
+            and optimizer_class is torch.optim.Adam
+            and bool(built.defaults["fused"])
         )
         return built
 

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,10 +15,7 @@ from cases import everyday
 from short_runs import rows, short_run
 
 from maze_train import ConfigError, load_policy
-from maze_train.learner import faster as compiled
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from maze_train.learner import compiled
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -99,6 +100,21 @@ def loss_that_looks(learner: Any, module_id: str, batch: Any, statistics: Any) -
     """The loss of the algorithm, of which a Python number is taken."""
     loss = learner.compute_loss_for_module(module_id, batch, statistics)
     return loss if loss.item() < 1e9 else -loss
+
+
+UNLOADED = """
+import sys
+from short_runs import short_run
+for algorithm in ("ppo", "sac", "es"):
+    short_run(algorithm, algorithm)
+sys.exit("torch._dynamo" in sys.modules)
+"""
+
+
+def test_other_runs_do_not_load_the_compiler() -> None:
+    """It takes a second, optimizers of PyTorch included."""
+    paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "helpers")}
+    assert subprocess.run([sys.executable, "-c", UNLOADED], env=paths, check=False).returncode == 0
 
 
 def test_without_a_compiler_there_is_a_warning(
