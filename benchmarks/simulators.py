@@ -1,14 +1,19 @@
-"""Steps per second of PPO on simulators of tensors next to rsl_rl and skrl, in one run.
+"""Steps per second of PPO on many environments that step together, next to peers, in one run.
 
-    python benchmarks/simulators.py [--rounds 3] [--seconds 15] [--task cartpole]
-        [--sides rsl_rl skrl ours] [--peers-python VENV/bin/python] [--device cpu]
+    python benchmarks/simulators.py [--rounds 3] [--seconds 15] [--task cartpole] [--sides ...]
+        [--peers-python VENV/bin/python] [--factory-python VENV/bin/python] [--device cpu]
 
-`cartpole`: 4,096 carts that a force in [-10, 10] moves (`benchmarks/tensor_cartpole.py`), 16 steps,
+`cartpole`: 4,096 carts as tensors that a force in [-10, 10] moves (`tensor_cartpole.py`), 16 steps,
 two hidden layers of 64 units, 5 passes in 4 minibatches, the same learning rate throughout.
-`inverted_pendulum`: Brax's, 512 environments, 16 steps (skrl and ours; needs `pip install brax`).
-The peers need an environment of their own (`pip install rsl-rl-lib skrl`). Each measurement is a
-fresh process with one thread, all sides in turn, and warms up for two updates. The table shows
-medians over the rounds and of the ratios of neighbours.
+`inverted_pendulum`: Brax's, 512 environments, the same settings; `brax` is its own PPO, which is
+one compiled function. `native`: CartPole-v1, 64 environments, 128 steps, 4 passes in 4 minibatches;
+`loop` is `plain_ppo.py` on EnvPool, `sample_factory` its APPO with one process of environments,
+`ours` takes EnvPool, and `ours_native` gymnasium's CartPole of arrays.
+
+Peers need environments of their own (`pip install rsl-rl-lib skrl brax`, `pip install
+sample-factory "gymnasium<1"`). Each measurement is a fresh process with one thread of PyTorch
+(`inverted_pendulum`: on one core), all sides in turn, and warms up for two updates (`brax`: two
+calls of ten). The table shows medians over the rounds and of the ratios of neighbours.
 """
 
 from __future__ import annotations
@@ -17,10 +22,12 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,9 +37,16 @@ from gymnasium import spaces
 from benchmarks.tensor_cartpole import TensorCartPole
 
 STEPS = 16
-TASKS = {"cartpole": 4096, "inverted_pendulum": 512}
+TASKS = {"cartpole": 4096, "inverted_pendulum": 512, "native": 64}
 """Tasks, and how many environments step together."""
-SIDES = ("rsl_rl", "skrl", "ours")
+SIDES = {
+    "cartpole": ("rsl_rl", "skrl", "ours"),
+    "inverted_pendulum": ("brax", "skrl", "ours"),
+    "native": ("loop", "sample_factory", "ours", "ours_native"),
+}
+NATIVE = {"num_steps": 128, "epochs": 4, "minibatch": 2048}
+"""Steps of PPO on native environments, passes, and samples of a minibatch."""
+FACTORY = "benchmarks/asynchronous_peers/sample_factory_appo.py"
 
 
 class PushedCartPole(TensorCartPole):
@@ -78,20 +92,41 @@ class BraxTensors:
 
 def measure_ours(task: str, seconds: float, device: str) -> dict[str, float]:
     """Rate of this package, and what collection and the simulator take of the time."""
+    settings: dict[str, Any] = {
+        "env": f"brax:{task}",
+        "algorithm.n_rollout_steps": STEPS,
+        "algorithm.n_optimization_epochs": 5,
+        "algorithm.lr": 1e-3,
+    }
+    if task == "cartpole":
+        settings["env"] = {"_target_": "benchmarks.simulators.PushedCartPole", "backend": "tensor"}
+    return measured(
+        {**settings, "algorithm.batch_size": TASKS[task] * STEPS // 4}, task, seconds, device
+    )
+
+
+def measure_backend(backend: str, task: str, seconds: float, device: str) -> dict[str, float]:
+    """Rate of this package on environments of another package, which step together."""
+    settings = {
+        "env": {"id": "CartPole-v1", "backend": backend},
+        "algorithm.n_rollout_steps": NATIVE["num_steps"],
+        "algorithm.n_optimization_epochs": NATIVE["epochs"],
+        "algorithm.batch_size": NATIVE["minibatch"],
+        "algorithm.lr": 2.5e-4,
+    }
+    return measured(settings, task, seconds, device)
+
+
+def measured(settings: dict[str, Any], task: str, seconds: float, device: str) -> dict[str, float]:
+    """Rate of PPO with some settings."""
     from maze_train import Statistics, TrainerServices, load_config
     from maze_train.run.pipeline import prepare
     from maze_train.run.runner import TrainingRunner
 
-    own = {"_target_": "benchmarks.simulators.PushedCartPole", "backend": "tensor"}
-    size = TASKS[task] * STEPS
     config = load_config(
         {
-            "env": own if task == "cartpole" else f"brax:{task}",
+            **settings,
             "algorithm": "ppo",
-            "algorithm.n_rollout_steps": STEPS,
-            "algorithm.n_optimization_epochs": 5,
-            "algorithm.batch_size": size // 4,
-            "algorithm.lr": 1e-3,
             "algorithm.device": device,
             "runner.concurrency": TASKS[task],
             "runner.torch_threads": 1,
@@ -111,6 +146,13 @@ def measure_ours(task: str, seconds: float, device: str) -> dict[str, float]:
             simulated += times["time/env_s"]
         whole = time.perf_counter() - began
     return {"rate": steps / whole, "collect": collected / whole, "env": simulated / whole}
+
+
+def measure_loop(task: str, seconds: float, device: str) -> dict[str, float]:
+    """Rate of a plain loop with EnvPool."""
+    from benchmarks.plain_ppo import steps_per_second
+
+    return {"rate": steps_per_second(TASKS[task], **NATIVE, seconds=seconds)}
 
 
 def measure_rsl_rl(task: str, seconds: float, device: str) -> dict[str, float]:
@@ -253,10 +295,61 @@ def measure_skrl(  # noqa: C901 (classes that skrl asks for)
     return {"rate": updates * TASKS[task] * STEPS / (time.perf_counter() - began)}
 
 
+def measure_brax(task: str, seconds: float, device: str) -> dict[str, float]:
+    """Rate of Brax's own PPO; the device is that of JAX."""
+    import jax
+    from brax import envs
+    from brax.training.agents.ppo import networks, train
+
+    # Brax 0.14 calls a function that newer versions of JAX have no more.
+    jax.device_put_replicated = lambda tree, devices: jax.tree.map(
+        lambda x: jax.numpy.stack([jax.numpy.asarray(x)] * len(devices)), tree
+    )
+    updates, calls = 10, 10**4
+    marks: list[tuple[float, int]] = []
+
+    def progress(steps: int, _: Any) -> None:
+        marks.append((time.perf_counter(), steps))
+        if len(marks) > 2 and marks[-1][0] - marks[1][0] >= seconds:
+            raise StopIteration
+
+    net = {"policy_hidden_layer_sizes": (64, 64), "value_hidden_layer_sizes": (64, 64)}
+    with contextlib.suppress(StopIteration):
+        train.train(
+            envs.get_environment(task),
+            num_timesteps=calls * updates * TASKS[task] * STEPS,
+            num_evals=calls + 1,
+            run_evals=False,
+            progress_fn=progress,
+            episode_length=1000,
+            num_envs=TASKS[task],
+            unroll_length=STEPS,
+            batch_size=TASKS[task] // 4,
+            num_minibatches=4,
+            num_updates_per_batch=5,
+            learning_rate=1e-3,
+            entropy_cost=0.0,
+            discounting=0.99,
+            clipping_epsilon=0.2,
+            max_grad_norm=0.5,
+            network_factory=partial(networks.make_ppo_networks, **net, activation=jax.numpy.tanh),
+        )
+    return {"rate": (marks[-1][1] - marks[1][1]) / (marks[-1][0] - marks[1][0])}
+
+
 def measure(side: str, task: str, seconds: float, device: str) -> dict[str, float]:
     """Rates of one side, in this process."""
+    if task == "inverted_pendulum":  # JAX takes as many threads as there are cores
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
-    sides = {"ours": measure_ours, "rsl_rl": measure_rsl_rl, "skrl": measure_skrl}
+    sides = {
+        "ours": partial(measure_backend, "envpool") if task == "native" else measure_ours,
+        "ours_native": partial(measure_backend, "native"),
+        "rsl_rl": measure_rsl_rl,
+        "skrl": measure_skrl,
+        "brax": measure_brax,
+        "loop": measure_loop,
+    }
     return sides[side](task, seconds, device)
 
 
@@ -266,20 +359,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--task", choices=sorted(TASKS), default="cartpole")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    sides = sorted({side for names in SIDES.values() for side in names})
+    parser.add_argument("--sides", nargs="+", choices=sides, help="default: all of the task")
     parser.add_argument("--peers-python", default=sys.executable)
+    parser.add_argument("--factory-python", default=sys.executable)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--only", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=sides, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.only:
         print(json.dumps(measure(given.only, given.task, given.seconds, given.device)))
         return
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in given.sides}
+    found: dict[str, list[dict[str, float]]] = {
+        side: [] for side in given.sides or SIDES[given.task]
+    }
     for _ in range(given.rounds):
-        for side in given.sides:
-            python = sys.executable if side == "ours" else given.peers_python
-            words = ["--only", side, "--task", given.task, "--seconds", str(given.seconds)]
-            command = [python, "-m", "benchmarks.simulators", *words, "--device", given.device]
+        for side in found:
+            is_peer = side in ("rsl_rl", "skrl", "brax")
+            python = given.peers_python if is_peer else sys.executable
+            words = ["--only", side, "--task", given.task, "--device", given.device]
+            command = [python, "-m", "benchmarks.simulators", *words]
+            if side == "sample_factory":
+                words = ["--algorithm", "ppo", "--env", "cartpole", "--actors", "1"]
+                command = [given.factory_python, FACTORY, *words]
+            command += ["--seconds", str(given.seconds)]
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             found[side].append(json.loads(output.splitlines()[-1]))
             print(side, found[side][-1], flush=True)
