@@ -1,14 +1,20 @@
-"""Steps per second of PPO on simulators of tensors next to rsl_rl and skrl, in one run.
+"""Steps per second of PPO on many environments that step together, next to peers, in one run.
 
-    python benchmarks/simulators.py [--rounds 3] [--seconds 15] [--task cartpole]
-        [--sides rsl_rl skrl ours] [--peers-python VENV/bin/python] [--device cpu]
+    python benchmarks/simulators.py [--rounds 3] [--seconds 15] [--task cartpole] [--sides ...]
+        [--peers-python VENV/bin/python] [--factory-python VENV/bin/python] [--device cpu]
+        [--envs 4096]
 
-`cartpole`: 4,096 carts that a force in [-10, 10] moves (`benchmarks/tensor_cartpole.py`), 16 steps,
+`cartpole`: 4,096 carts as tensors that a force in [-10, 10] moves (`tensor_cartpole.py`), 16 steps,
 two hidden layers of 64 units, 5 passes in 4 minibatches, the same learning rate throughout.
-`inverted_pendulum`: Brax's, 512 environments, 16 steps (skrl and ours; needs `pip install brax`).
-The peers need an environment of their own (`pip install rsl-rl-lib skrl`). Each measurement is a
-fresh process with one thread, all sides in turn, and warms up for two updates. The table shows
-medians over the rounds and of the ratios of neighbours.
+`inverted_pendulum`: Brax's, 512 environments, the same settings; `brax` is its own PPO, which is
+one compiled function. `native`: CartPole-v1, 64 environments, 128 steps, 4 passes in 4 minibatches;
+`loop` is `plain_ppo.py` on EnvPool, `sample_factory` its APPO with one process of environments,
+`ours` takes EnvPool, and `ours_native` gymnasium's CartPole of arrays.
+
+Peers need environments of their own (`pip install rsl-rl-lib skrl brax`, `pip install
+sample-factory "gymnasium<1"`). Each measurement is a fresh process with one thread of PyTorch
+(`inverted_pendulum`: on one core), all sides in turn, and warms up for two updates (`brax`: two
+calls of ten). The table shows medians over the rounds and of the ratios of neighbours.
 """
 
 from __future__ import annotations
@@ -17,11 +23,13 @@ import argparse
 import contextlib
 import io
 import json
+import os
 import statistics
 import subprocess
 import sys
 import time
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,9 +38,25 @@ from gymnasium import spaces
 from benchmarks.tensor_cartpole import TensorCartPole
 
 STEPS = 16
-TASKS = {"cartpole": 4096, "inverted_pendulum": 512}
+TASKS = {"cartpole": 4096, "inverted_pendulum": 512, "native": 64}
 """Tasks, and how many environments step together."""
-SIDES = ("rsl_rl", "skrl", "ours")
+SIDES = {
+    "cartpole": ("rsl_rl", "skrl", "ours"),
+    "inverted_pendulum": ("brax", "skrl", "ours"),
+    "native": ("loop", "sample_factory", "ours", "ours_native"),
+}
+NATIVE = {"num_steps": 128, "epochs": 4, "minibatch": 2048}
+"""Steps of PPO on native environments, passes, and samples of a minibatch."""
+FACTORY = "benchmarks/asynchronous_peers/sample_factory_appo.py"
+
+
+class Work(NamedTuple):
+    """What is measured, on how many environments, for how long, and where."""
+
+    task: str
+    num_envs: int
+    seconds: float
+    device: str
 
 
 class PushedCartPole(TensorCartPole):
@@ -47,11 +71,11 @@ class PushedCartPole(TensorCartPole):
         return super().step(actions.squeeze(1).clamp(-1.0, 1.0) / 2 + 0.5)
 
 
-def simulator(task: str, device: str) -> Any:
+def simulator(work: Work) -> Any:
     """The environments of a task."""
-    if task == "cartpole":
-        return PushedCartPole(TASKS[task], device)
-    return BraxTensors(task, TASKS[task], device)
+    if work.task == "cartpole":
+        return PushedCartPole(work.num_envs, work.device)
+    return BraxTensors(work.task, work.num_envs, work.device)
 
 
 class BraxTensors:
@@ -76,24 +100,43 @@ class BraxTensors:
         return found.obs, found.rewards, found.terminated, found.truncated, info
 
 
-def measure_ours(task: str, seconds: float, device: str) -> dict[str, float]:
+def measure_ours(work: Work) -> dict[str, float]:
     """Rate of this package, and what collection and the simulator take of the time."""
+    settings: dict[str, Any] = {
+        "env": f"brax:{work.task}",
+        "algorithm.n_rollout_steps": STEPS,
+        "algorithm.n_optimization_epochs": 5,
+        "algorithm.lr": 1e-3,
+    }
+    if work.task == "cartpole":
+        settings["env"] = {"_target_": "benchmarks.simulators.PushedCartPole", "backend": "tensor"}
+    return measured({**settings, "algorithm.batch_size": work.num_envs * STEPS // 4}, work)
+
+
+def measure_backend(backend: str, work: Work) -> dict[str, float]:
+    """Rate of this package on environments of another package, which step together."""
+    settings = {
+        "env": {"id": "CartPole-v1", "backend": backend},
+        "algorithm.n_rollout_steps": NATIVE["num_steps"],
+        "algorithm.n_optimization_epochs": NATIVE["epochs"],
+        "algorithm.batch_size": NATIVE["minibatch"],
+        "algorithm.lr": 2.5e-4,
+    }
+    return measured(settings, work)
+
+
+def measured(settings: dict[str, Any], work: Work) -> dict[str, float]:
+    """Rate of PPO with some settings."""
     from maze_train import Statistics, TrainerServices, load_config
     from maze_train.run.pipeline import prepare
     from maze_train.run.runner import TrainingRunner
 
-    own = {"_target_": "benchmarks.simulators.PushedCartPole", "backend": "tensor"}
-    size = TASKS[task] * STEPS
     config = load_config(
         {
-            "env": own if task == "cartpole" else f"brax:{task}",
+            **settings,
             "algorithm": "ppo",
-            "algorithm.n_rollout_steps": STEPS,
-            "algorithm.n_optimization_epochs": 5,
-            "algorithm.batch_size": size // 4,
-            "algorithm.lr": 1e-3,
-            "algorithm.device": device,
-            "runner.concurrency": TASKS[task],
+            "algorithm.device": work.device,
+            "runner.concurrency": work.num_envs,
             "runner.torch_threads": 1,
             "seed": 0,
         }
@@ -103,7 +146,7 @@ def measure_ours(task: str, seconds: float, device: str) -> dict[str, float]:
         for _ in range(2):
             trainer.update_once(trainer.progress(), Statistics())
         steps, began, collected, simulated = 0, time.perf_counter(), 0.0, 0.0
-        while time.perf_counter() - began < seconds:
+        while time.perf_counter() - began < work.seconds:
             timed = Statistics()
             steps += trainer.update_once(trainer.progress(), timed)
             times = timed.reduce()
@@ -113,7 +156,14 @@ def measure_ours(task: str, seconds: float, device: str) -> dict[str, float]:
     return {"rate": steps / whole, "collect": collected / whole, "env": simulated / whole}
 
 
-def measure_rsl_rl(task: str, seconds: float, device: str) -> dict[str, float]:
+def measure_loop(work: Work) -> dict[str, float]:
+    """Rate of a plain loop with EnvPool."""
+    from benchmarks.plain_ppo import steps_per_second
+
+    return {"rate": steps_per_second(work.num_envs, **NATIVE, seconds=work.seconds)}
+
+
+def measure_rsl_rl(work: Work) -> dict[str, float]:
     """Rate of rsl_rl."""
     from rsl_rl.env import VecEnv
     from rsl_rl.runners import OnPolicyRunner
@@ -123,11 +173,13 @@ def measure_rsl_rl(task: str, seconds: float, device: str) -> dict[str, float]:
         """The simulator as rsl_rl asks for it."""
 
         def __init__(self) -> None:
-            self.sim = simulator(task, device)
-            self.num_envs, self.device, self.cfg = self.sim.num_envs, device, {}
+            self.sim = simulator(work)
+            self.num_envs, self.device, self.cfg = self.sim.num_envs, work.device, {}
             self.num_actions = self.sim.single_action_space.shape[0]
             self.max_episode_length = 500
-            self.episode_length_buf = torch.zeros(self.num_envs, dtype=torch.long, device=device)
+            self.episode_length_buf = torch.zeros(
+                self.num_envs, dtype=torch.long, device=work.device
+            )
             self.obs, _ = self.sim.reset(seed=0)
 
         def get_observations(self) -> Any:
@@ -154,17 +206,17 @@ def measure_rsl_rl(task: str, seconds: float, device: str) -> dict[str, float]:
         "critic": network,
     }
     with contextlib.redirect_stdout(io.StringIO()):
-        runner = OnPolicyRunner(Env(), settings, log_dir=None, device=device)
+        runner = OnPolicyRunner(Env(), settings, log_dir=None, device=work.device)
         runner.learn(2)
         began, updates = time.perf_counter(), 0
-        while time.perf_counter() - began < seconds:
+        while time.perf_counter() - began < work.seconds:
             runner.learn(5)
             updates += 5
-    return {"rate": updates * TASKS[task] * STEPS / (time.perf_counter() - began)}
+    return {"rate": updates * work.num_envs * STEPS / (time.perf_counter() - began)}
 
 
 def measure_skrl(  # noqa: C901 (classes that skrl asks for)
-    task: str, seconds: float, device: str
+    work: Work,
 ) -> dict[str, float]:
     """Rate of skrl."""
     from skrl.agents.torch.ppo import PPO
@@ -198,7 +250,7 @@ def measure_skrl(  # noqa: C901 (classes that skrl asks for)
         def close(self) -> None:
             """Nothing."""
 
-    env = Env(simulator(task, device))
+    env = Env(simulator(work))
     spaces_of = {"observation_space": env.observation_space, "action_space": env.action_space}
     sizes = env.observation_space.shape[0], env.action_space.shape[0]
 
@@ -210,7 +262,7 @@ def measure_skrl(  # noqa: C901 (classes that skrl asks for)
         """Gaussian policy."""
 
         def __init__(self) -> None:
-            Model.__init__(self, **spaces_of, device=device)
+            Model.__init__(self, **spaces_of, device=work.device)
             GaussianMixin.__init__(self)
             self.net, self.log_std = network(sizes[1]), nn.Parameter(torch.zeros(sizes[1]))
 
@@ -222,7 +274,7 @@ def measure_skrl(  # noqa: C901 (classes that skrl asks for)
         """Critic."""
 
         def __init__(self) -> None:
-            Model.__init__(self, **spaces_of, device=device)
+            Model.__init__(self, **spaces_of, device=work.device)
             DeterministicMixin.__init__(self)
             self.net = network(1)
 
@@ -233,11 +285,11 @@ def measure_skrl(  # noqa: C901 (classes that skrl asks for)
     settings = {"rollouts": STEPS, "learning_epochs": 5, "mini_batches": 4, "learning_rate": 1e-3}
     settings["experiment"] = {"write_interval": 0, "checkpoint_interval": 0}  # type: ignore[assignment]
     agent = PPO(
-        models={"policy": Policy().to(device), "value": Value().to(device)},
-        memory=RandomMemory(memory_size=STEPS, num_envs=TASKS[task], device=device),
+        models={"policy": Policy().to(work.device), "value": Value().to(work.device)},
+        memory=RandomMemory(memory_size=STEPS, num_envs=work.num_envs, device=work.device),
         cfg=settings,
         **spaces_of,
-        device=device,
+        device=work.device,
     )
 
     def train(updates: int) -> None:
@@ -247,17 +299,69 @@ def measure_skrl(  # noqa: C901 (classes that skrl asks for)
     with contextlib.redirect_stdout(io.StringIO()):
         train(2)
         began, updates = time.perf_counter(), 0
-        while time.perf_counter() - began < seconds:
+        while time.perf_counter() - began < work.seconds:
             train(5)
             updates += 5
-    return {"rate": updates * TASKS[task] * STEPS / (time.perf_counter() - began)}
+    return {"rate": updates * work.num_envs * STEPS / (time.perf_counter() - began)}
 
 
-def measure(side: str, task: str, seconds: float, device: str) -> dict[str, float]:
+def measure_brax(work: Work) -> dict[str, float]:
+    """Rate of Brax's own PPO; the device is that of JAX."""
+    import jax
+    from brax import envs
+    from brax.training.agents.ppo import networks, train
+
+    # Brax 0.14 calls a function that newer versions of JAX have no more.
+    jax.device_put_replicated = lambda tree, devices: jax.tree.map(
+        lambda x: jax.numpy.stack([jax.numpy.asarray(x)] * len(devices)), tree
+    )
+    updates, calls = 10, 10**4
+    marks: list[tuple[float, int]] = []
+
+    def progress(steps: int, _: Any) -> None:
+        marks.append((time.perf_counter(), steps))
+        if len(marks) > 2 and marks[-1][0] - marks[1][0] >= work.seconds:
+            raise StopIteration
+
+    net = {"policy_hidden_layer_sizes": (64, 64), "value_hidden_layer_sizes": (64, 64)}
+    with contextlib.suppress(StopIteration):
+        train.train(
+            envs.get_environment(work.task),
+            num_timesteps=calls * updates * work.num_envs * STEPS,
+            num_evals=calls + 1,
+            run_evals=False,
+            progress_fn=progress,
+            episode_length=1000,
+            num_envs=work.num_envs,
+            unroll_length=STEPS,
+            batch_size=work.num_envs // 4,
+            num_minibatches=4,
+            num_updates_per_batch=5,
+            learning_rate=1e-3,
+            entropy_cost=0.0,
+            discounting=0.99,
+            clipping_epsilon=0.2,
+            max_grad_norm=0.5,
+            network_factory=partial(networks.make_ppo_networks, **net, activation=jax.numpy.tanh),
+        )
+    return {"rate": (marks[-1][1] - marks[1][1]) / (marks[-1][0] - marks[1][0])}
+
+
+def measure(side: str, work: Work) -> dict[str, float]:
     """Rates of one side, in this process."""
+    if (work.task, work.device) == ("inverted_pendulum", "cpu"):
+        # JAX takes as many threads as there are cores.
+        os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
-    sides = {"ours": measure_ours, "rsl_rl": measure_rsl_rl, "skrl": measure_skrl}
-    return sides[side](task, seconds, device)
+    sides = {
+        "ours": partial(measure_backend, "envpool") if work.task == "native" else measure_ours,
+        "ours_native": partial(measure_backend, "native"),
+        "rsl_rl": measure_rsl_rl,
+        "skrl": measure_skrl,
+        "brax": measure_brax,
+        "loop": measure_loop,
+    }
+    return sides[side](work)
 
 
 def main() -> None:
@@ -266,24 +370,36 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15.0)
     parser.add_argument("--task", choices=sorted(TASKS), default="cartpole")
-    parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES))
+    sides = sorted({side for names in SIDES.values() for side in names})
+    parser.add_argument("--sides", nargs="+", choices=sides, help="default: all of the task")
     parser.add_argument("--peers-python", default=sys.executable)
+    parser.add_argument("--factory-python", default=sys.executable)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--only", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--envs", type=int, help="default: those of the task")
+    parser.add_argument("--only", choices=sides, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    work = Work(given.task, given.envs or TASKS[given.task], given.seconds, given.device)
     if given.only:
-        print(json.dumps(measure(given.only, given.task, given.seconds, given.device)))
+        print(json.dumps(measure(given.only, work)))
         return
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in given.sides}
+    found: dict[str, list[dict[str, float]]] = {
+        side: [] for side in given.sides or SIDES[given.task]
+    }
     for _ in range(given.rounds):
-        for side in given.sides:
-            python = sys.executable if side == "ours" else given.peers_python
-            words = ["--only", side, "--task", given.task, "--seconds", str(given.seconds)]
-            command = [python, "-m", "benchmarks.simulators", *words, "--device", given.device]
+        for side in found:
+            is_peer = side in ("rsl_rl", "skrl", "brax")
+            python = given.peers_python if is_peer else sys.executable
+            words = ["--only", side, "--task", given.task, "--device", given.device]
+            words += ["--envs", str(work.num_envs)]
+            command = [python, "-m", "benchmarks.simulators", *words]
+            if side == "sample_factory":
+                words = ["--algorithm", "ppo", "--env", "cartpole", "--actors", "1"]
+                command = [given.factory_python, FACTORY, *words]
+            command += ["--seconds", str(given.seconds)]
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
             found[side].append(json.loads(output.splitlines()[-1]))
             print(side, found[side][-1], flush=True)
-    print(f"\n{given.task}, {TASKS[given.task]:,} environments, {given.rounds} rounds\n")
+    print(f"\n{given.task}, {work.num_envs:,} environments, {given.rounds} rounds\n")
     print("| side | steps per second | ours is faster by |\n| --- | ---: | ---: |")
     for side, rounds in found.items():
         rates = [row["rate"] for row in rounds]

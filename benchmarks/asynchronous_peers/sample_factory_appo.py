@@ -36,12 +36,19 @@ NETWORKS = {
     ),
 }
 
+PPO_OPTIONS = (
+    *("--with_vtrace=False", "--rollout=128", "--recurrence=1", "--num_epochs=4"),
+    *("--batch_size=2048", "--num_batches_per_epoch=4"),
+)
+"""Its PPO, on 64 environments of all actors."""
+
 
 class VTraceLearner(Learner):
     """Gets over a defect of 2.1.1: summaries want advantages, which V-trace does not keep."""
 
     def _record_summaries(self, train_loop_vars: Any) -> Any:
-        train_loop_vars.mb.advantages = train_loop_vars.adv
+        if self.cfg.with_vtrace:
+            train_loop_vars.mb.advantages = train_loop_vars.adv
         return super()._record_summaries(train_loop_vars)
 
 
@@ -115,6 +122,8 @@ def main() -> None:
             "--seed=0",
             *NETWORKS[arguments.env],
         ]
+        if arguments.algorithm == "ppo":
+            options += [*PPO_OPTIONS, f"--num_envs_per_worker={64 // arguments.actors}"]
         parser, _ = parse_sf_args(options)
         runner = TimedRunner(parse_full_cfg(parser, options), window)
         if runner.init() == ExperimentStatus.SUCCESS:

@@ -87,7 +87,7 @@ def make_foreign_env(
         from maze_train.simulators.simulator import SimulatorVectorEnv  # needs PyTorch
 
         simulator = simulator_of(config, num_envs, device, max_episode_steps)
-        return ForeignVectorEnv(SimulatorVectorEnv(simulator))
+        return ForeignVectorEnv(SimulatorVectorEnv(simulator, max_episode_steps))
     build = build_native if config.backend == "native" else build_envpool
     backend = build(config, num_envs, num_threads, max_episode_steps)
     try:

@@ -38,6 +38,9 @@ class FunctionalSimulator(Simulator):
         device: Where it computes.
         max_episode_steps: Steps after which an episode is truncated; None: never.
         name: Name in messages.
+
+    Raises:
+        ConfigError: If JAX does not have the device.
     """
 
     can_be_restored = True

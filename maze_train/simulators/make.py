@@ -35,7 +35,7 @@ def make_simulator(
         num_envs: Number of environments.
         device: Where it computes, if it takes that.
         max_episode_steps: Steps after which an episode is truncated; None: as the environment says.
-        at_most: The same for functional environments, where it is less; None: no such limit.
+        at_most: The same, where it is less and the environment takes one; None: no such limit.
 
     Raises:
         ConfigError: If the name is unknown, or the environment refuses a setting.
@@ -47,7 +47,7 @@ def make_simulator(
     if env_id is not None:
         env, limit = from_suite(env_id, kwargs)
     else:
-        env, limit = built(target or "", kwargs, num_envs, device, max_episode_steps), None
+        env, limit = built(target or "", kwargs, num_envs, device, max_episode_steps, at_most), None
     if not hasattr(env, "num_envs") and hasattr(env, "reset") and hasattr(env, "step"):
         limits = [max_episode_steps or getattr(env, "max_episode_steps", limit), at_most]
         limit = min((steps for steps in limits if steps), default=None)
@@ -84,13 +84,17 @@ def built(
     num_envs: int,
     device: torch.device,
     max_episode_steps: int | None,
+    at_most: int | None,
 ) -> Any:
-    """The environment of a class or function."""
+    """The environment of a class or function; a limit of its own that is smaller stays."""
     make = maker_of(target, "env._target_")
     parameters = inspect.signature(make).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     offered = {"num_envs": num_envs, "device": device, "max_episode_steps": max_episode_steps}
-    if max_episode_steps is None:
+    if at_most is not None and "max_episode_steps" in parameters:
+        own = max_episode_steps or parameters["max_episode_steps"].default
+        offered["max_episode_steps"] = min(own, at_most) if isinstance(own, int) else at_most
+    if offered["max_episode_steps"] is None:
         del offered["max_episode_steps"]
     given = {k: v for k, v in offered.items() if k in parameters or (takes_all and k != "device")}
     try:

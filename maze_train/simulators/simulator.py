@@ -114,12 +114,14 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
 
     Args:
         simulator: The simulator; closed with this.
+        max_episode_steps: Steps that an episode may have; None: any number.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP}  # noqa: RUF012 (as in the base class)
 
-    def __init__(self, simulator: Simulator) -> None:
+    def __init__(self, simulator: Simulator, max_episode_steps: int | None = None) -> None:
         self.simulator = simulator
+        self.max_episode_steps = max_episode_steps
         self.num_envs = simulator.num_envs
         self.single_observation_space = simulator.observation_space
         self.single_action_space = simulator.action_space
@@ -128,16 +130,22 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
         self.observation_view = FlatView(simulator.observation_space)
         self.action_view = FlatView(simulator.action_space)
         self._obs: Any = None
+        self._steps = np.zeros(self.num_envs, np.int64)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin new episodes."""
+        self._steps[:] = 0
         self._obs = as_arrays(self.simulator.reset(seed or 0))
         return self.nested(self._obs), {}
 
     def step(self, actions: Any) -> tuple[Any, Array, Array, Array, dict[str, Any]]:
-        """Step every environment once."""
+        """Step every environment once.
+
+        Raises:
+            EnvError: If an episode has more steps than it may.
+        """
         flat = {
             key: torch.from_numpy(np.ascontiguousarray(part)).to(self.simulator.device)
             for key, part in self.action_view.read(actions)
@@ -147,6 +155,15 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
         self._obs = as_arrays(step.obs)
         terminated, truncated = step.terminated.cpu().numpy(), step.truncated.cpu().numpy()
         ended, infos = terminated | truncated, dict[str, Any]()
+        self._steps = np.where(ended, 0, self._steps + 1)
+        if self.max_episode_steps and self._steps.max() >= self.max_episode_steps:
+            # Only the simulator can begin a new episode in one of its environments.
+            raise EnvError(
+                f"an episode of {self.simulator.name} did not end within the "
+                f"{self.max_episode_steps} steps of evaluation.max_episode_steps: a simulator has "
+                "to end episodes itself, for example after env.max_episode_steps; or set "
+                "evaluation.n_episodes=0 evaluation.metric=train/episode_return_mean"
+            )
         if ended.any():
             last = before if step.final_obs is None else as_arrays(step.final_obs)
             infos = {"final_obs": rows_of(last, ended), "_final_obs": ended}

@@ -277,6 +277,46 @@ def test_a_rollout_that_does_not_fit_is_refused(tmp_path):
         train(**{**given, "env": {**POLES, **SHORT}})
 
 
+class Endless(RobotWithLast):
+    """Ends no episode."""
+
+    def step(self, actions):
+        obs, rewards, terminated, _, info = super().step(actions)
+        none = torch.zeros_like(terminated)
+        return obs, rewards, none, none, info
+
+
+def test_an_evaluation_of_endless_episodes_is_refused():
+    """At its limit, and not before: only the simulator could begin new episodes."""
+    config = EnvConfig(target=Given(Endless), backend="tensor")
+    env = make_foreign_env(config, 3, training=False, max_episode_steps=6)
+    env.reset(seed=0)
+    actions = np.zeros((3, 2), np.float32)
+    for _ in range(5):
+        env.step(actions)
+    with pytest.raises(EnvError, match=r"within the 6 steps of evaluation\.max_episode_steps"):
+        env.step(actions)
+    enough = EnvConfig(target=Given(RobotWithLast), backend="tensor")
+    env = make_foreign_env(enough, 3, training=False, max_episode_steps=6)
+    env.reset(seed=0)
+    for _ in range(12):
+        env.step(actions)
+
+
+@pytest.mark.parametrize(("own", "limit"), [(None, 7), (5, 5), (900, 7)])
+def test_an_evaluation_limits_simulators_that_take_a_limit(own, limit):
+    """The smallest of the settings' limits holds; without one, their default and that."""
+    config = EnvConfig(target=POLES["_target_"], backend="tensor", max_episode_steps=own)
+    env = make_foreign_env(config, 2, training=False, max_episode_steps=7)
+    env.reset(seed=0)
+    ends = []
+    for step in range(limit):  # to and fro: no pole falls so soon
+        *_, terminated, truncated, _ = env.step(np.full(2, step % 2))
+        assert not terminated.any()
+        ends.append(bool(truncated.all()))
+    assert ends == [False] * (limit - 1) + [True]
+
+
 def test_names_of_simulators():
     """Ids of JAX choose the backend; a name that is wrong says what exists."""
     assert EnvConfig(id="brax:ant", device="cpu").backend == "tensor"
