@@ -10,8 +10,6 @@ from dataclasses import MISSING, fields, is_dataclass
 from types import MappingProxyType
 from typing import Any, TypeVar, get_args, get_type_hints
 
-import yaml
-
 from maze_train.config.options import describe_options, list_options, read_option
 from maze_train.config.other_names import ours_for
 from maze_train.config.train_config import TrainConfig
@@ -24,6 +22,7 @@ from maze_train.core.conversion import (
     subclass_named,
 )
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
+from maze_train.core.plain_yaml import load_yaml
 from maze_train.core.targets import TARGET, Given, target_name
 
 PARTS: Mapping[str, str] = MappingProxyType(
@@ -236,7 +235,7 @@ def named_option(group: str, name: str) -> dict[str, Any]:
         if group == "env":
             return {"id": name}
         raise unknown_option(group, name)
-    content: dict[str, Any] = yaml.safe_load(text)
+    content: dict[str, Any] = load_yaml(text)
     values: dict[str, Any] = {}
     for base in content.pop("defaults", ()):  # options that this one changes, as Hydra reads them
         if base != "_self_":

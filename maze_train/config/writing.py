@@ -15,7 +15,8 @@ from maze_train.config.train_config import TrainConfig
 from maze_train.core.conversion import TUPLE, key_of_field
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import atomic_write
-from maze_train.core.targets import TARGET, Given
+from maze_train.core.plain_yaml import LOADER, dump_yaml
+from maze_train.core.targets import TARGET
 from maze_train.learner.config import Schedule
 
 
@@ -29,10 +30,6 @@ CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"
 
 MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 250_000, 50, 1_000
 """Bounds of a file, of mappings and lists within each other, and of the digits of a number."""
-
-yaml.SafeDumper.add_representer(Given, lambda dumper, name: dumper.represent_str(str(name)))
-
-LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the fast one comes with most wheels
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:
@@ -51,7 +48,7 @@ def config_text(config: TrainConfig) -> str:
     Who repeats the run wants another directory.
     """
     config = replace(config, run_dir=None, resume=None, trust=[])
-    return signed(yaml.safe_dump(config_to_dict(config), sort_keys=False))
+    return signed(dump_yaml(config_to_dict(config)))
 
 
 def write_config(run_dir: Path, text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,15 +18,12 @@ def eager(optimizer_class: type[torch.optim.Optimizer]) -> type[torch.optim.Opti
 
     Its methods are wrapped for those who compile a whole step, and their first call loads it.
     """
-    unwrapped = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
-    step: Callable[..., Any] = inspect.unwrap(optimizer_class.step)
-
-    def eager_step(self: torch.optim.Optimizer, closure: None = None) -> None:
-        with torch.set_grad_enabled(self.defaults["differentiable"]):
-            step(self, closure)
-
-    methods = {name: inspect.unwrap(getattr(optimizer_class, name)) for name in unwrapped}
-    return type(optimizer_class.__name__, (optimizer_class,), {**methods, "step": eager_step})
+    wrapped = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    methods: dict[str, Any] = {
+        name: inspect.unwrap(getattr(optimizer_class, name)) for name in wrapped
+    }
+    methods["step"] = torch.no_grad()(inspect.unwrap(optimizer_class.step))
+    return type(optimizer_class.__name__, (optimizer_class,), methods)
 
 
 def can_be_short(optimizer: torch.optim.Optimizer) -> bool:

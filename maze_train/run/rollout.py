@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
-import yaml
 
 from maze_train.collect.episode_player import PlayedEpisode, PlaySettings
 from maze_train.collect.player import RolloutPlayer
@@ -21,6 +20,7 @@ from maze_train.core.errors import ConfigError, DatasetError, EnvError
 from maze_train.core.files import atomic_write, check_enclosed, held, versions
 from maze_train.core.hub import is_on_hub
 from maze_train.core.notices import notify, warn
+from maze_train.core.plain_yaml import dump_yaml
 from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_files import TrajectoryWriter
 from maze_train.envs.config import EnvConfig
@@ -267,7 +267,7 @@ class RolloutRunner:
     def _write_config(self, output_dir: Path) -> None:
         """Write what repeats the rollout, in another directory."""
         config = replace(self.config, output_dir=None)
-        text = yaml.safe_dump(config_to_dict(config), sort_keys=False)
+        text = dump_yaml(config_to_dict(config))
         with writable("output_dir", output_dir), atomic_write(output_dir / ROLLOUT_FILE) as file:
             file.write(text.encode())
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
-import yaml
-
 from maze_train.config.commands import PushConfig
 from maze_train.config.loading import load_settings
 from maze_train.config.stored import given_in_python, modules_to_trust
@@ -22,6 +20,7 @@ from maze_train.core.conversion import join
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular, versions
 from maze_train.core.hub import HUB, POLICY_FILES, first_line, hub_package
+from maze_train.core.plain_yaml import dump_yaml
 from maze_train.core.targets import TARGET
 from maze_train.distributions.mapping import FAMILIES
 from maze_train.learner.config import Schedule
@@ -127,7 +126,7 @@ def model_card(
         *(f"| {key} | {value} |" for key, value in facts.items() if value),
         f"\n## Use\n\n{_use(saved, name)}",
         "## Settings\n\nThose that make the numbers; `config.yaml` has all that were pushed.\n",
-        f"```yaml\n{yaml.safe_dump(shown, sort_keys=False)}```\n",
+        f"```yaml\n{dump_yaml(shown)}```\n",
     ]
     return "\n".join(lines)
 
@@ -187,7 +186,7 @@ def write_repository(
         RunDirectoryError: If the policy cannot be loaded from what was written.
     """
     score = {key: saved.score.get(key) for key in ("score", "epoch")}
-    text = yaml.safe_dump(settings, sort_keys=False)
+    text = dump_yaml(settings)
     PolicyWriter(*saved.spaces, text)(folder, saved.weights, score)
     read_saved_policy(folder, config.trust).make_model()
     found = {METRICS: saved.run_dir / METRICS, CURVE: saved.run_dir / "plots" / CURVE}

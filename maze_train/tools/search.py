@@ -18,7 +18,7 @@ from maze_train.config.options import FAILURE, PROGRAM
 from maze_train.config.search_config import GROUP, SearchConfig, load_search_config
 from maze_train.config.sweeps import LOG_FILE, JobProcesses, JobRecord, ProcessJob, RunningJob
 from maze_train.config.train_config import AUTO, TrainConfig
-from maze_train.config.writing import LOADER, MAX_BYTES, check_plain, config_to_dict, writable
+from maze_train.config.writing import MAX_BYTES, check_plain, config_to_dict, writable
 from maze_train.core.conversion import is_within
 from maze_train.core.errors import (
     ConfigError,
@@ -30,6 +30,7 @@ from maze_train.core.errors import (
 )
 from maze_train.core.files import atomic_write, exclusive, open_own, read_regular
 from maze_train.core.notices import notify, say, tell_traceback
+from maze_train.core.plain_yaml import dump_yaml, load_yaml
 from maze_train.core.targets import TARGET, locate
 from maze_train.envs.factory import EnvFactory
 from maze_train.run.pipeline import configure, prepare
@@ -137,7 +138,7 @@ def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
         RunDirectoryError: If the file is damaged.
     """
     path = directory / SETTINGS_FILE
-    text = yaml.safe_dump(dict(settings), sort_keys=False)
+    text = dump_yaml(dict(settings))
     if not path.exists():
         with writable("study", directory), atomic_write(path) as file:
             file.write(text.encode())
@@ -145,10 +146,10 @@ def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
     try:
         text_before = read_regular(path, MAX_BYTES).decode()
         check_plain(text_before)
-        before = flattened(yaml.load(text_before, LOADER))
+        before = flattened(load_yaml(text_before))
     except (OSError, ValueError, ArithmeticError, yaml.YAMLError, AttributeError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
-    now = flattened(yaml.safe_load(text))
+    now = flattened(load_yaml(text))
     for key in before | now:
         if key not in before and not key.startswith(f"{GROUP}."):
             continue  # a setting of a newer version

@@ -18,6 +18,7 @@ from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import config_to_dict
 from maze_train.core.conversion import join
 from maze_train.core.errors import ConfigError, printable
+from maze_train.core.plain_yaml import dump_yaml
 from maze_train.core.targets import import_extra
 from maze_train.run.pipeline import configure
 from maze_train.tools.compare_report import leave_out_extremes, short, write_files
@@ -46,7 +47,7 @@ def text_of(value: Any) -> str:
     """A value as on the command line; of an object that has no text there, its class."""
     plain = str(value) if isinstance(value, str) else value
     try:
-        text: str = yaml.safe_dump([plain], default_flow_style=True, width=math.inf)
+        text: str = dump_yaml([plain], default_flow_style=True, width=2**31 - 1)
     except yaml.representer.RepresenterError:
         return f"<{type(value).__name__}>"
     return text.strip()[1:-1]
@@ -362,7 +363,7 @@ class SearchResult:
     def best_yaml(self) -> str:
         """The best settings by dotted name, as `train` takes them, below where they come from."""
         head = f"# Trial {self.best_trial} of {len(self.rows)}: {self.metric} {self.best_value!r}"
-        return f"{head}\n# {self.line}\n{yaml.safe_dump(self.best, sort_keys=False)}"
+        return f"{head}\n# {self.line}\n{dump_yaml(self.best)}"
 
 
 def result_of(

@@ -13,10 +13,9 @@ from pathlib import Path
 from textwrap import indent
 from typing import IO, TYPE_CHECKING, Any
 
-import yaml
-
 from maze_train.core.checks import check_below
 from maze_train.core.files import atomic_write, check_held
+from maze_train.core.plain_yaml import dump_yaml
 from maze_train.core.targets import build_targets
 from maze_train.tracking.config import TrackingConfig
 from maze_train.tracking.console import ConsoleWriter
@@ -380,7 +379,7 @@ class TensorBoardWriter(MetricsWriter):
 
         purge_step = None if run.resumed_at_step is None else run.resumed_at_step + 1
         self._writer = SummaryWriter(str(run.run_dir / run.name), purge_step=purge_step)
-        settings = yaml.safe_dump(_plain(run.config), sort_keys=False)
+        settings = dump_yaml(_plain(run.config))
         self._writer.add_text("config", indent(settings, "    "))  # Markdown shows it as code
         self._add_hparams(run)
 
