@@ -69,6 +69,12 @@ class Entry:
     settings: tuple[str, ...] = ()
     """Changes of the preset, as on the command line."""
 
+    colors: int = 48
+    """Colours of the film."""
+
+    camera: str = ""
+    """Camera of MuJoCo that films; empty: the one of the environment, which may stand still."""
+
     @property
     def name(self) -> str:
         """Name of the files."""
@@ -78,6 +84,7 @@ class Entry:
 ENTRIES = [
     Entry("ppo/LunarLander-v3", seconds=10, width=300),
     Entry("ppo/BipedalWalker-v3", seconds=10, width=300, settings=("total_steps=700_000",)),
+    Entry("ppo/HalfCheetah-v5", seconds=4, width=240, colors=24, camera="track"),
     Entry("ppo/MiniGrid-DoorKey-5x5-v0", width=180, frame_rate=4, episodes=3),
     Entry("ppo/tictactoe_v3", 20, 180, episodes=2, frame_rate=1, settings=SHORT_SELF_PLAY),
     Entry("a2c/Acrobot-v1", width=180),
@@ -108,6 +115,7 @@ def film(entry: Entry, run: Path) -> int:
             str(run),
             n_episodes=entry.episodes,
             seed=entry.film_seed,
+            env={"kwargs": {"camera_name": entry.camera}} if entry.camera else None,
             video=True,
             output_dir=str(output),
             progress="quiet",
@@ -120,7 +128,8 @@ def film(entry: Entry, run: Path) -> int:
             frames = f"setpts=N/{entry.frame_rate}/TB,fps={entry.frame_rate}"
         else:
             frames = "fps=15"
-        palette = "split[a][b];[a]palettegen=max_colors=48[p];[b][p]paletteuse=dither=none"
+        colors = f"[a]palettegen=max_colors={entry.colors}[p]"
+        palette = f"split[a][b];{colors};[b][p]paletteuse=dither=none"
         arguments = ["-f", "concat", "-safe", "0", "-i", str(sources)]
         arguments += ["-vf", f"{frames},{scale},{palette}", "-t", str(entry.seconds)]
         command = [ffmpeg_path(), "-y", "-loglevel", "error", *arguments, str(target)]
