@@ -7,7 +7,8 @@ training; runs that are there already are not repeated, so the pictures can be m
 minute. A film is an episode of the best policy, or a few, with seeds that no evaluation had, as a
 GIF; the curve is that of the run. `docs/gallery.md` shows them, and has the rows that are printed.
 The curve over seeds of the front page is drawn from the runs in `benchmarks/scores/`. Needs the
-extras `video`, `box2d`, `minigrid` and `pettingzoo`.
+extras `video`, `box2d`, `mujoco`, `atari`, `minigrid` and `pettingzoo`; without a screen, MuJoCo
+films with `MUJOCO_GL=egl` or `osmesa`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ FRONT_PAGE = "ppo/LunarLander-v3"
 MAX_NBYTES = 500_000
 HALF_WIDTH = 4.5, 3.2
 """Inches of a curve beside a film: letters stay readable where each has half of a page."""
-SHORT_SELF_PLAY = ("total_steps=60_000", "algorithm.epoch_length=4", "evaluation.interval=1")
+SELF_PLAY = ("total_steps=250_000", "algorithm.epoch_length=10", "evaluation.interval=1")
 HANGING = 1_004
 """Seed of an episode of Pendulum-v1 that begins with the pendulum at rest below."""
 
@@ -69,6 +70,9 @@ class Entry:
     settings: tuple[str, ...] = ()
     """Changes of the preset, as on the command line."""
 
+    policy: str = ""
+    """Policy of the run that is filmed; empty: the best, `@final`: the last."""
+
     colors: int = 48
     """Colours of the film."""
 
@@ -85,8 +89,9 @@ ENTRIES = [
     Entry("ppo/LunarLander-v3", seconds=10, width=300),
     Entry("ppo/BipedalWalker-v3", seconds=10, width=300, settings=("total_steps=700_000",)),
     Entry("ppo/HalfCheetah-v5", seconds=4, width=240, colors=24, camera="track"),
+    Entry("ppo/Boxing-ram", seconds=12, width=160, colors=16),
     Entry("ppo/MiniGrid-DoorKey-5x5-v0", width=180, frame_rate=4, episodes=3),
-    Entry("ppo/tictactoe_v3", 20, 180, episodes=2, frame_rate=1, settings=SHORT_SELF_PLAY),
+    Entry("ppo/tictactoe_v3", 20, 180, frame_rate=1, settings=SELF_PLAY, policy="@final"),
     Entry("a2c/Acrobot-v1", width=180),
     Entry("impala/CartPole-v1"),
     Entry("sac/Pendulum-v1", width=180, film_seed=HANGING),
@@ -112,7 +117,7 @@ def film(entry: Entry, run: Path) -> int:
     with tempfile.TemporaryDirectory() as place:
         output = Path(place, "rollout")
         run_rollout(
-            str(run),
+            f"{run}{entry.policy}",
             n_episodes=entry.episodes,
             seed=entry.film_seed,
             env={"kwargs": {"camera_name": entry.camera}} if entry.camera else None,
