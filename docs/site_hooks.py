@@ -84,7 +84,7 @@ def equations(latex: str) -> str:
     inner = re.sub(r"\\(begin|end)\{aligned\}", "", latex)
     rows = []
     for line in re.split(r"\\\\(?:\[\w+\])?", inner):
-        cells = [convert(cell.strip()) for cell in line.split("&")]
+        cells = [convert(cell.strip() or "{}") for cell in line.split("&")]
         contents = (re.sub(r"^<math[^>]*>|</math>$", "", cell) for cell in cells)
         rows.append("".join(f"<mtd>{content}</mtd>" for content in contents))
     table = "".join(f"<mtr>{row}</mtr>" for row in rows)
