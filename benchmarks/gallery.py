@@ -7,7 +7,8 @@ training; runs that are there already are not repeated, so the pictures can be m
 minute. A film is an episode of the best policy, or a few, with seeds that no evaluation had, as a
 GIF; the curve is that of the run. `docs/gallery.md` shows them, and has the rows that are printed.
 The curve over seeds of the front page is drawn from the runs in `benchmarks/scores/`. Needs the
-extras `video`, `box2d`, `minigrid` and `pettingzoo`.
+extras `video`, `box2d`, `mujoco`, `atari`, `minigrid` and `pettingzoo`; without a screen, MuJoCo
+films with `MUJOCO_GL=egl` or `osmesa`.
 """
 
 from __future__ import annotations
@@ -19,22 +20,27 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
 
 from maze_train import run_rollout
 from maze_train.collect.recording import ffmpeg_path
-from maze_train.tracking.tracker import ENV_STEPS, read_rows
-from maze_train.tracking.writers import decorate, new_figure, save_picture
+from maze_train.tracking.tracker import ENV_STEPS, RunInfo, read_rows
+from maze_train.tracking.writers import decorate, draw_learning_curve, new_figure, save_picture
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROOT = Path(__file__).parents[1]
 PICTURES = ROOT / "docs" / "images" / "gallery"
 WON = "eval/vs_random/win_rate"
 FRONT_PAGE = "ppo/LunarLander-v3"
 MAX_NBYTES = 500_000
-CURVE_WIDTH = 800
-SHORT_SELF_PLAY = ("total_steps=60_000", "algorithm.epoch_length=4", "evaluation.interval=1")
+HALF_WIDTH = 4.5, 3.2
+"""Inches of a curve beside a film: letters stay readable where each has half of a page."""
+SELF_PLAY = ("total_steps=250_000", "algorithm.epoch_length=10", "evaluation.interval=1")
 HANGING = 1_004
 """Seed of an episode of Pendulum-v1 that begins with the pendulum at rest below."""
 
@@ -64,6 +70,15 @@ class Entry:
     settings: tuple[str, ...] = ()
     """Changes of the preset, as on the command line."""
 
+    policy: str = ""
+    """Policy of the run that is filmed; empty: the best, `@final`: the last."""
+
+    colors: int = 48
+    """Colours of the film."""
+
+    camera: str = ""
+    """Camera of MuJoCo that films; empty: the one of the environment, which may stand still."""
+
     @property
     def name(self) -> str:
         """Name of the files."""
@@ -73,8 +88,10 @@ class Entry:
 ENTRIES = [
     Entry("ppo/LunarLander-v3", seconds=10, width=300),
     Entry("ppo/BipedalWalker-v3", seconds=10, width=300, settings=("total_steps=700_000",)),
+    Entry("ppo/HalfCheetah-v5", seconds=4, width=240, colors=24, camera="track"),
+    Entry("ppo/Boxing-ram", seconds=12, width=160, colors=16),
     Entry("ppo/MiniGrid-DoorKey-5x5-v0", width=180, frame_rate=4, episodes=3),
-    Entry("ppo/tictactoe_v3", 20, 180, episodes=2, frame_rate=1, settings=SHORT_SELF_PLAY),
+    Entry("ppo/tictactoe_v3", 20, 180, frame_rate=1, settings=SELF_PLAY, policy="@final"),
     Entry("a2c/Acrobot-v1", width=180),
     Entry("impala/CartPole-v1"),
     Entry("sac/Pendulum-v1", width=180, film_seed=HANGING),
@@ -100,9 +117,10 @@ def film(entry: Entry, run: Path) -> int:
     with tempfile.TemporaryDirectory() as place:
         output = Path(place, "rollout")
         run_rollout(
-            str(run),
+            f"{run}{entry.policy}",
             n_episodes=entry.episodes,
             seed=entry.film_seed,
+            env={"kwargs": {"camera_name": entry.camera}} if entry.camera else None,
             video=True,
             output_dir=str(output),
             progress="quiet",
@@ -115,7 +133,8 @@ def film(entry: Entry, run: Path) -> int:
             frames = f"setpts=N/{entry.frame_rate}/TB,fps={entry.frame_rate}"
         else:
             frames = "fps=15"
-        palette = "split[a][b];[a]palettegen=max_colors=48[p];[b][p]paletteuse=dither=none"
+        colors = f"[a]palettegen=max_colors={entry.colors}[p]"
+        palette = f"split[a][b];{colors};[b][p]paletteuse=dither=none"
         arguments = ["-f", "concat", "-safe", "0", "-i", str(sources)]
         arguments += ["-vf", f"{frames},{scale},{palette}", "-t", str(entry.seconds)]
         command = [ffmpeg_path(), "-y", "-loglevel", "error", *arguments, str(target)]
@@ -124,32 +143,39 @@ def film(entry: Entry, run: Path) -> int:
 
 
 def curve(entry: Entry, run: Path) -> int:
-    """Copy the curve of the run in few colours; returns its bytes."""
+    """Draw the curve of the run for half the width of a page, in few colours; returns its bytes."""
     target = PICTURES / f"{entry.name}.png"
-    source = run / "plots" / "learning_curve.png"
-    points = [(row[ENV_STEPS], row[WON]) for row in read_rows(run / "metrics.csv") if WON in row]
-    with tempfile.TemporaryDirectory() as place:
-        if points:  # returns of a game that both sides play add up to 0
-            source = Path(place, "curve.png")
-            figure = new_figure(8.0, 4.5)
-            axes = figure.add_subplot()
-            axes.plot(*zip(*points, strict=True), marker="o", color="#1f6feb")
-            decorate(axes, "environment steps", "games won against random moves")
-            axes.set_ylim(0, 1)
-            axes.yaxis.set_major_formatter("{x:.0%}")
-            save_picture(figure, source)
-        with Image.open(source) as picture:
-            height = round(picture.height * CURVE_WIDTH / picture.width)
-            small = picture.convert("RGB").resize((CURVE_WIDTH, height), Image.Resampling.LANCZOS)
-            small.quantize(256).save(target, optimize=True)
+    rows = read_rows(run / "metrics.csv")
+    points = [(row[ENV_STEPS], row[WON]) for row in rows if WON in row]
+    if points:  # returns of a game that both sides play add up to 0
+        figure = new_figure(*HALF_WIDTH)
+        axes = figure.add_subplot()
+        axes.plot(*zip(*points, strict=True), marker="o", color="#1f6feb")
+        decorate(axes, "environment steps", "games won against random moves")
+        axes.set_ylim(0, 1)
+        axes.yaxis.set_major_formatter("{x:.0%}")
+    else:
+        figure = draw_learning_curve(rows, RunInfo())
+        figure.set_size_inches(*HALF_WIDTH)
+        figure.legends[0].remove()  # the page says what the lines are
+    save_small(figure, target)
     return target.stat().st_size
+
+
+def save_small(figure: Figure, target: Path) -> None:
+    """Write a figure in few colours."""
+    with tempfile.TemporaryDirectory() as place:
+        source = Path(place, "curve.png")
+        save_picture(figure, source, dpi=130)
+        with Image.open(source) as picture:
+            picture.convert("RGB").quantize(256).save(target, optimize=True)
 
 
 def draw_seeds(preset: str) -> None:
     """Draw the returns of all seeds of a preset, and their mean, from its rows of scores."""
     lines = (ROOT / "benchmarks" / "scores" / f"{preset}.jsonl").read_text().splitlines()
     rows = [row for row in map(json.loads, lines) if "seed" in row]
-    figure = new_figure(6.0, 4.0)
+    figure = new_figure(*HALF_WIDTH)
     axes = figure.add_subplot()
     curves = [(np.array(row["curve"][0]), np.array(row["curve"][2])) for row in rows]
     for steps, returns in curves:
@@ -160,7 +186,7 @@ def draw_seeds(preset: str) -> None:
     axes.plot(grid[grid >= first], mean[grid >= first], color="#1f6feb", linewidth=2.5)
     decorate(axes, "environment steps", f"return, {len(curves)} seeds and their mean")
     name = preset.split("/")[1]
-    save_picture(figure, ROOT / "docs" / "images" / f"seeds-{name}.png", dpi=100)
+    save_small(figure, ROOT / "docs" / "images" / f"seeds-{name}.png")
 
 
 def row(entry: Entry, run: Path) -> str:

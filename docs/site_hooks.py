@@ -19,6 +19,7 @@ TABLE_ROW = re.compile(r"^\|.*\|$", re.MULTILINE)
 CODE = re.compile(r"`([^`]*)`|([^`]+)")
 PIPE = r"\|"
 FILE_BLOCK = re.compile(r"^```(\w+) +([\w./-]+)$", re.MULTILINE)
+COMMANDS = re.compile(r"^```text\n(?=\$|(python|pip|make|maze-run) )", re.MULTILINE)
 EQUATIONS = re.compile(r"^\$\$\n(.*?)\n\$\$$", re.DOTALL | re.MULTILINE)
 TABS = re.compile(r"^<!-- tabs:begin -->\n(.*?)^<!-- tabs:end -->$", re.DOTALL | re.MULTILINE)
 TAB = re.compile(r"^### (.+)\n", re.MULTILINE)
@@ -69,9 +70,10 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Tables as their source reads on GitHub, names of files, equations, tabs, settings."""
+    """Tables as their source reads on GitHub, files, commands, equations, settings, tabs."""
     markdown = TABLE_ROW.sub(lambda row: CODE.sub(_as_html, row[0]), markdown)
     markdown = FILE_BLOCK.sub(r'```\1 title="\2"', markdown)
+    markdown = COMMANDS.sub("```console\n", markdown)
     markdown = EQUATIONS.sub(lambda match: equations(match[1]), markdown)
     markdown = SETTINGS.sub(r'<div class="settings" markdown>\n\1\n</div>', markdown)
     return TABS.sub(lambda match: _as_tabs(match[1]), markdown)
@@ -82,7 +84,7 @@ def equations(latex: str) -> str:
     inner = re.sub(r"\\(begin|end)\{aligned\}", "", latex)
     rows = []
     for line in re.split(r"\\\\(?:\[\w+\])?", inner):
-        cells = [convert(cell.strip()) for cell in line.split("&")]
+        cells = [convert(cell.strip() or "{}") for cell in line.split("&")]
         contents = (re.sub(r"^<math[^>]*>|</math>$", "", cell) for cell in cells)
         rows.append("".join(f"<mtd>{content}</mtd>" for content in contents))
     table = "".join(f"<mtr>{row}</mtr>" for row in rows)

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from benchmarks.scores.cells import Cell, Table
 
 N_RESAMPLES = 10_000
-DPI = 60
+DPI = 90
 
 HEAD = """\
 # Scores

@@ -90,7 +90,8 @@ def help_text(folders: Sequence[str] = ()) -> str:
 def _groups(folders: Sequence[str]) -> str:
     lines = ["Choices"]
     for name, text in describe_options("algorithm", folders).items():
-        lines.append(f"  {f'algorithm={name}':<28} {text}".rstrip())
+        head = f"  {f'algorithm={name}':<28} "
+        lines += textwrap.wrap(head + text, 96, subsequent_indent=" " * len(head))
     lines.append(f"  {'env=<id>':<28} any registered gymnasium id, such as CartPole-v1")
     for group in group_names():
         options = [name for name in list_options(group, folders) if name != "default"]

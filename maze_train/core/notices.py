@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from contextlib import suppress
@@ -10,8 +11,16 @@ from maze_train.core.errors import printable
 
 
 def say(text: str) -> None:
-    """Print a result on standard output."""
-    print(printable(text), flush=True)
+    """Print a result on standard output; a reader that has gone, such as `head`, has had enough."""
+    try:
+        print(printable(text), flush=True)
+    except BrokenPipeError:
+        abandon_output()
+
+
+def abandon_output() -> None:
+    """Write to nowhere from here on, as no one reads standard output."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def notify(text: str) -> None:

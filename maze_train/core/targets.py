@@ -196,6 +196,17 @@ def maker_of(path: str, key: str, kind: type | None = None, *others: type) -> Ca
     return found  # type: ignore[no-any-return]  # callable
 
 
+def refusal(maker: Callable[..., Any], error: Exception) -> str:
+    """The text of an error of a call; where an argument was unknown, also which ones there are."""
+    if "unexpected keyword" not in str(error):
+        return str(error)
+    try:
+        names = ", ".join(inspect.signature(maker).parameters)
+    except (TypeError, ValueError):  # of a class that is not written in Python
+        return str(error)
+    return f"{error}; it takes {names or 'none'}"
+
+
 def _public_name(cls: type) -> str:
     """The shortest dotted path of a class."""
     parts = cls.__module__.split(".")
@@ -276,7 +287,8 @@ def _built(
     except ConfigError as error:
         raise error.below(key) from error
     except (TypeError, ValueError) as error:
-        raise ConfigError(key, f"calling {node[TARGET]} failed: {error}") from error
+        problem = f"calling {node[TARGET]} failed: {refusal(maker_of(target, key, kind), error)}"
+        raise ConfigError(key, problem) from error
     if kind is not None and not isinstance(built, kind):
         raise ConfigError(key, f"expected a {_public_name(kind)}", type(built).__name__)
     return built

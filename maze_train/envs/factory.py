@@ -243,7 +243,7 @@ def make_own(config: EnvConfig, make: Callable[..., Any]) -> gymnasium.Env[Any, 
     except MazeTrainError:
         raise
     except BaseException as error:
-        raise build_failure(target, config, error) from error
+        raise build_failure(target, config, error, make) from error
     if not isinstance(env, gymnasium.Env):
         raise EnvError(
             f"{target} returned {type(env).__name__}: expected a gymnasium.Env, "

@@ -22,6 +22,15 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 READERS = ("maze_train.", "gymnasium.")
 """Packages that read what an environment returns."""
 
+DRAWERS = ("gymnasium.envs.mujoco.mujoco_rendering", "mujoco.egl", "mujoco.osmesa", "OpenGL")
+"""Packages by which MuJoCo draws."""
+
+NO_DISPLAY = (
+    "; on a machine without a display MuJoCo draws with MUJOCO_GL=egl or MUJOCO_GL=osmesa in the "
+    "environment of the command, which need the libraries of libegl1 or of libosmesa6"
+)
+"""Remedy for those who lack what they load."""
+
 OLD_SIGNATURE = re.compile(r"unpack|unexpected keyword argument '(seed|options)'|^info is ")
 
 NEW_SIGNATURES = (
@@ -46,10 +55,14 @@ def explained(error: BaseException) -> str:
     """
     if isinstance(error, KeyboardInterrupt):
         raise error
-    frame = next((f for f, _ in reversed(list(traceback.walk_tb(error.__traceback__)))), None)
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [str(frame.f_globals.get("__name__")) for frame in frames]
     text = f"{type(error).__name__}: {error}"
-    if frame is None or not str(frame.f_globals.get("__name__")).startswith(READERS):
+    if any(module.startswith(DRAWERS) for module in modules):
+        return text + NO_DISPLAY
+    if not frames or not modules[-1].startswith(READERS):
         return text
+    frame = frames[-1]
     # It was raised where something was read that the environment had returned.
     reward = frame.f_locals.get("reward", 0.0)
     if not is_number(reward):

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import gymnasium
 from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, UnregisteredEnv
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, MissingExtraError, nearest
-from maze_train.core.targets import import_extra
+from maze_train.core.targets import import_extra, refusal
 from maze_train.envs.atari import register_atari
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import explained
@@ -146,14 +148,23 @@ def missing_dependency(env_id: str, error: Exception) -> MazeTrainError:
     return ConfigError("env.id", f"{text}{remedy}", env_id)
 
 
-def build_failure(name: str, config: EnvConfig, error: BaseException) -> MazeTrainError:
+def build_failure(
+    name: str, config: EnvConfig, error: BaseException, make: Callable[..., Any] | None = None
+) -> MazeTrainError:
     """The error for an environment whose constructor raised, or refused its arguments.
+
+    Args:
+        name: What the user calls it.
+        config: Its settings.
+        error: What was raised.
+        make: The class or function that was called, whose arguments are named; None: unknown.
 
     Raises:
         KeyboardInterrupt: The error itself, if it is one.
     """
     if isinstance(error, TypeError) and "argument" in str(error):
-        return ConfigError("env.kwargs", f"{name} does not take these: {error}", config.kwargs)
+        text = refusal(make, error) if make else str(error)
+        return ConfigError("env.kwargs", f"{name} does not take these: {text}", config.kwargs)
     # In one line: what reads a file may quote it.
     text = " ".join(explained(error).split())[:MAX_LENGTH]
     return EnvError(f"building {name} with {config.kwargs} failed: {text}")

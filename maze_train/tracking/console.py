@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -16,6 +14,7 @@ from rich.text import Text
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import printable
+from maze_train.core.notices import abandon_output
 from maze_train.tracking.tracker import (
     ENV_STEPS,
     EPOCH,
@@ -96,11 +95,11 @@ class Display:
         """Whether enough time has passed for another line, or for the bar to move."""
         return now - self._shown_at >= self._interval_s
 
-    def room(self, description: str) -> int | None:
-        """Characters of status that a bar has room for; None: there is no limit."""
+    def room(self, description: str, bar_width: int = MIN_BAR_WIDTH) -> int | None:
+        """Characters of status beside a bar of this width; None: there is no limit."""
         if self.mode != "bar":
             return None
-        return self._console.width - len(description) - MIN_BAR_WIDTH - 2
+        return self._console.width - len(description) - bar_width - 2
 
     def show(self, now: float, description: str, share: float | None, status: str) -> None:
         """Print a line, or move the bar.
@@ -148,7 +147,7 @@ class Screen(Console):
 
     def on_broken_pipe(self) -> None:
         """Write to nowhere from here on, and let the tracker drop the console."""
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        abandon_output()
         raise BrokenPipeError("no one reads standard output")
 
 
@@ -255,7 +254,8 @@ class ConsoleWriter(MetricsWriter):
         self._has_more = self._display.mode != "quiet"
         if self._display.has_bar and EVAL_RETURN in row and now >= self._said_at + LINE_INTERVAL_S:
             self._said_at = now
-            self._display.say(f"{self._status.epoch_text()}  {self._status.text(now)}")
+            epoch = self._status.epoch_text()
+            self._display.say(f"{epoch}  {self._status.text(now, self._display.room(epoch, 0))}")
         if self._display.is_due(now) or (disagrees and self._display.mode == "lines"):
             self._show(now)
         if disagrees:

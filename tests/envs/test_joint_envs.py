@@ -245,7 +245,9 @@ def test_factory_limits_and_wraps() -> None:
         built = EnvFactory.from_any(maker, most=8)()
         assert isinstance(built, JointEnv)
         assert built.env.most == 8  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"env.kwargs = .*does not take these.*'least'"):
+    with pytest.raises(
+        ConfigError, match=r"env.kwargs = .*does not take these.*'least'.*; it takes most"
+    ):
         heaps(kwargs={"least": 3})()
     with pytest.raises(ConfigError, match=r"expected a subclass of gymnasium.Env, or a"):
         EnvFactory(EnvConfig(target="collections.OrderedDict"))()

@@ -225,6 +225,19 @@ def test_what_environments_show() -> None:
     assert slots.render(1) == 10
 
 
+def test_pictures_without_a_display() -> None:
+    """Where the libraries by which MuJoCo draws fail, the error says how it draws without one."""
+
+    class Drawn(CountingEnv):
+        def render(self) -> Any:
+            exec("None.eglQueryString", {"__name__": "OpenGL.EGL"})
+
+    slots = slots_of(Drawn)
+    slots.start(0, 5)
+    with pytest.raises(EpisodeError, match=r"AttributeError: .*MUJOCO_GL=egl.*libosmesa6"):
+        slots.render(0)
+
+
 # -- wrappers ------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from io import StringIO
 from pathlib import Path
@@ -79,9 +80,11 @@ def test_evaluations_scroll_by_above_the_bar() -> None:
         clock.now += 0.6
         writer.write(make_row(epoch, train=10.0, **({"eval": 90.0} if epoch != 2 else {})))
     writer.close()
-    lines = [line for line in output(console).splitlines() if "k steps" in line]
-    assert [line.partition("epoch ")[2][:4] for line in lines] == [" 1/5", " 3/5"]
-    assert "train 10.00  eval 90.00  best 90.00" in lines[0]
+    pieces = re.split(r"\n|\r|\x1b\[\d*[A-Z]", output(console))
+    lines = [piece for piece in pieces if piece.startswith("epoch") and "best" in piece]
+    assert [line[6:10] for line in lines] == [" 1/5", " 3/5"]
+    assert lines[0].endswith("eta 0:00:29  train 10.00  eval 90.00  best 90.00")
+    assert len(lines[0]) <= 80  # the width of the terminal
 
 
 def test_the_outcome_of_a_run() -> None:
