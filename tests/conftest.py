@@ -55,10 +55,15 @@ def config_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_wait_for_disks() -> Iterator[None]:
-    """Files are not brought to the disk, which takes a sixth of the time of a short run."""
+def no_waits() -> Iterator[None]:
+    """Leave out what takes long, and what no test looks at.
+
+    Files are not brought to the disk, which takes a sixth of the time of a short run. Hydra does
+    not compose what a command says twice, first for `hydra.mode` alone.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
+        patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
         yield
 
 
@@ -77,12 +82,6 @@ def no_process_is_left() -> Iterator[None]:
         process.kill()
         process.join()
     assert not left
-
-
-@pytest.fixture
-def composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hydra composes what a command says twice, first for `hydra.mode` alone; here it does not."""
-    monkeypatch.setattr(Hydra, "get_mode", lambda *_, **__: None)
 
 
 @pytest.fixture

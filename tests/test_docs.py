@@ -154,7 +154,6 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
-@pytest.mark.usefixtures("composed_once")
 @pytest.mark.parametrize("page", PAGES, ids=PAGE_IDS)
 def test_snippets_run(page: Path, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files are written, Python is run, commands are checked, in the order of the page."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-COUNTS = {"train": 170, "rollout": 40, "compare": 30, "export": 20, "push": 25, "search": 15}
+COUNTS = {"train": 80, "rollout": 20, "compare": 15, "export": 10, "push": 12, "search": 8}
 
 
 @pytest.mark.exhaustive

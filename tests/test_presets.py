@@ -19,7 +19,6 @@ TRIAL = ("runner=dev", "runner.fast_dev_run=true", "tracking.progress=quiet", "t
 
 # Box2D's bindings warn while their module is created, and cannot pass on an error from there.
 @pytest.mark.filterwarnings("ignore:builtin type:DeprecationWarning")
-@pytest.mark.usefixtures("composed_once")
 @pytest.mark.parametrize("preset", everyday(0, map(str, PRESETS)))
 def test_a_preset_works(preset: str, tmp_path: Path) -> None:
     """It composes, its environment and networks can be built, and it learns and evaluates once."""

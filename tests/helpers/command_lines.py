@@ -48,7 +48,7 @@ class CommandLine:
 
 
 @pytest.fixture
-def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, composed_once: None) -> CommandLine:
+def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
     """The command line in an empty directory."""
     command_line = CommandLine(tmp_path)
     for where, name in (("runner", "TrainingRunner"), ("rollout", "RolloutRunner")):

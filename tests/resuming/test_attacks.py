@@ -212,11 +212,13 @@ def test_no_attack_succeeds(
     run: Path,
     trained: Path,
     capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
     where: str,
     name: str,
     kinds: str,
 ) -> None:
     """Nothing outside changes, nothing runs, and whoever would write says why not."""
+    monkeypatch.setattr("maze_train.tools.compare_report.save_picture", lambda *_, dpi: None)
     planted = {key: attack for key, attack in ATTACKS.items() if attack.where == where}
     links = [key for key in planted if key.startswith(f"{where}/")]
     shifts = {key: (i - i // len(KINDS)) % len(KINDS) for i, key in enumerate(links)}
