@@ -83,14 +83,3 @@ class LossesByHand(FasterLosses):
         backward, self._backward = self._backward, ()
         for add in backward:
             add()
-
-
-def faster_losses(learner: AnyLearner) -> FasterLosses | None:
-    """The faster losses of a learner: compiled, if its settings say so, or by hand."""
-    if learner.settings.compile != "none":
-        from maze_train.learner.compiled import compiled_losses  # loads the compiler: a second
-
-        compiled = compiled_losses(learner)
-        if compiled is not None:
-            return compiled
-    return None if learner.by_hand_class is None else learner.by_hand_class(learner)

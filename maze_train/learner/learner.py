@@ -16,7 +16,7 @@ from maze_train.core.targets import function_of
 from maze_train.core.types import Tensor
 from maze_train.learner.components import load_state, merged, read, select, state_of, write
 from maze_train.learner.config import Progress, Schedule, gradient_settings
-from maze_train.learner.faster import FasterLosses, faster_losses
+from maze_train.learner.faster import FasterLosses
 from maze_train.learner.modules import (
     DEFAULT_MODULE,
     Chosen,
@@ -33,7 +33,6 @@ from maze_train.learner.steps import GradientSteps, LearnerEvents, statistics_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack
-
 
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")
@@ -114,7 +113,16 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         node = self.settings.loss_function
         self.loss_function = None if node is None else function_of(node, "algorithm.loss_function")
         self.loss_scaler = LossScaler() if self.settings.autocast == "float16" else None
-        self.faster = faster_losses(self)
+        self.faster = self._faster_losses()
+
+    def _faster_losses(self) -> FasterLosses | None:
+        """Compiled losses, if settings say so and there is a compiler, or losses by hand."""
+        by_hand = None if self.by_hand_class is None else self.by_hand_class(self)
+        if self.settings.compile == "none":
+            return by_hand
+        from maze_train.learner.compiled import compiled_losses  # loads the compiler: a second
+
+        return compiled_losses(self) or by_hand
 
     @property
     def module(self) -> nn.Module:
@@ -286,9 +294,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         losses, faster = {}, self.faster
         for module_id, batch in minibatch.items():
             self.part.turn_to(module_id)
-            loss_of = self.loss_of
-            if faster is not None and module_id in faster.modules:
-                loss_of = faster.loss_of
+            loss_of = faster.loss_of if faster and module_id in faster.modules else self.loss_of
             losses[module_id] = loss_of(module_id, batch, statistics_of(module_id, statistics))
         return losses
 
