@@ -55,6 +55,7 @@ class FunctionalSimulator(Simulator):
     ) -> None:
         self._jax = import_extra("jax", EXTRA, name)
         self.num_envs, self.device, self.name = num_envs, device, name
+        self._env = env
         self.observation_space = observation_space_of(env)
         self.action_space = action_space_of(env)
         self._observation, self._action = (
@@ -88,6 +89,19 @@ class FunctionalSimulator(Simulator):
 
     def _tensors(self, obs: Any) -> TensorTree:
         return tree_map(from_dlpack, flat_leaves(self._observation, obs))
+
+    def render(self) -> Any:
+        """The picture that `render([state])` of the environment draws of its first copy.
+
+        MuJoCo Playground draws its states, Brax those of its physics.
+        """
+        if not hasattr(self._env, "render"):
+            return None
+        state = self._jax.tree.map(
+            lambda leaf: leaf[0] if leaf.shape[:1] == (self.num_envs,) else leaf,
+            self._carry["state"],
+        )
+        return self._env.render([getattr(state, "pipeline_state", state)])[0]
 
     def state_dict(self) -> dict[str, Any]:
         """The leaves of the pytree that the episodes are."""

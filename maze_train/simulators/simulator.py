@@ -206,12 +206,15 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         self.observation_space = simulator.observation_space
         self.action_space = simulator.action_space
         self._vector = SimulatorVectorEnv(simulator)
+        self._has_ended = False
+        self._picture: Any = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode; without a seed, one that follows from the last seed."""
         super().reset(seed=seed)
+        self._has_ended = False
         obs, _ = self._vector.reset(seed=int(self.np_random.integers(2**31)))
         return self._first(obs), {}
 
@@ -224,6 +227,7 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         found = infos.get("final_info", {})
         info = {key: found[key][0] for key in found if not key.startswith("_")}
         row = self._first(obs) if last is None else self._vector.nested(last)
+        self._has_ended = last is not None
         return row, float(rewards[0]), bool(terminated[0]), bool(truncated[0]), info
 
     def _first(self, obs: Any) -> Any:
@@ -231,18 +235,21 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         return view.build({key: leaf[0] for key, leaf in view.read(obs)})
 
     def render(self) -> Any:
-        """A picture of the environment.
+        """A picture of the environment; after the end of an episode, the one before.
+
+        The simulator has begun the next episode then.
 
         Raises:
             EnvError: If it cannot be drawn.
         """
-        picture = self.simulator.render()
-        if picture is None:
+        if not self._has_ended or self._picture is None:
+            self._picture = self.simulator.render()
+        if self._picture is None:
             raise EnvError(
                 f"{self.simulator.name} cannot be drawn: expected a method render() that returns "
                 "a picture, uint8 [height, width, 3]; leave out video and render"
             )
-        return picture
+        return self._picture
 
     def close(self) -> None:
         """Close the simulator."""

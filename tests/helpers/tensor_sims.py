@@ -88,3 +88,6 @@ class Point:
         x = state.obs[0] + 0.1 + 0.01 * action[0]
         obs = numpy.stack([x, state.obs[1] + 1])
         return PointState(obs, x, x > 1, {"place": x})
+
+    def render(self, trajectory):
+        return [np.full((2, 2, 3), 100 * state.obs[0], np.uint8) for state in trajectory]

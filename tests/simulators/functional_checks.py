@@ -10,6 +10,7 @@ from tensor_sims import Point
 
 from maze_train import EnvError
 from maze_train.simulators.make import make_simulator
+from maze_train.simulators.simulator import SimulatorEnv
 
 
 def test_functional_episodes_are_those_of_a_loop():
@@ -57,6 +58,20 @@ def test_a_functional_state_continues_exactly():
     fewer = make_simulator(None, "tensor_sims.Point", {}, 2)
     with pytest.raises(EnvError, match="is not one of 2 environments"):
         fewer.load_state_dict(one.state_dict())
+
+
+def test_pictures_are_those_of_the_episode():
+    """Of its states; its end is followed by the next episode, which is not in them."""
+    env = SimulatorEnv(make_simulator(None, "tensor_sims.Point", {}, 1), "rgb_array")
+    obs, _ = env.reset(seed=1)
+    places = []
+    for _ in range(6):
+        places.append(int(100 * obs[0]))
+        assert env.render().flatten().tolist() == [places[-1]] * 12
+        obs, _, terminated, truncated, _ = env.step(np.zeros(1))
+        if terminated or truncated:
+            break
+    assert env.render()[0, 0, 0] == places[-1]
 
 
 @pytest.mark.parametrize(("own", "at_most", "limit"), [(None, 3, 3), (2, 3, 2), (9, None, 9)])
