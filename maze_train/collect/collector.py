@@ -20,7 +20,7 @@ from maze_train.collect.episodes import (
     final_reports,
 )
 from maze_train.core.errors import EnvError
-from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, is_on, tree_map
+from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, is_on, send, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage
 from maze_train.data.turns import TurnSplitter
 from maze_train.distributions.base import ActionSampler, Distribution
@@ -310,7 +310,7 @@ class RolloutCollector(Collector):
         distribution = model.distribution
         shape = (self.num_steps, self.num_envs)
         noise = distribution.draw_noise(shape, self.generator, torch.device("cpu"))
-        noise_rows = noise.to(self.device).unbind(0)
+        noise_rows = send(noise, self.device).unbind(0)
         moves = not is_on(storage.rewards, self.device)
         reports = FinishedEpisodes()
         restarts_before = self.env.worker_restarts
@@ -320,7 +320,7 @@ class RolloutCollector(Collector):
         for step in range(self.num_steps):
             obs = storage.acting_obs(step)
             if moves:
-                obs = tree_map(lambda x: x.to(self.device, non_blocking=True), obs)
+                obs = tree_map(lambda x: send(x, self.device), obs)
             if actor.state_size:
                 storage.write_hidden_state(step, actor.hidden_state)
             params = actor.params(obs)

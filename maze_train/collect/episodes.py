@@ -206,25 +206,27 @@ class EpisodeTracker:
             a row that is no step follows without an end, is not among them.
         """
         breaks = done if valid is None else done | ~valid
-        steps = np.ones(rewards.shape, np.int64) if valid is None else valid.astype(np.int64)
         # By environment, then time: a part begins with each environment and after each break.
         starts = np.zeros((rewards.shape[1], len(rewards) + 1), np.bool_)
         starts[:, 0], starts[:, 1:] = True, breaks.T
-        columns = np.zeros(starts.shape, np.float64), np.zeros(starts.shape, np.int64)
-        columns[0][:, :-1], columns[1][:, :-1] = rewards.T, steps.T
+        column = np.zeros(starts.shape, np.float64)
+        column[:, :-1] = rewards.T
         begins = np.flatnonzero(starts)
-        sums, counts = (np.add.reduceat(column.ravel(), begins) for column in columns)
+        sums = np.add.reduceat(column.ravel(), begins)
         envs, times = np.divmod(begins, starts.shape[1])
         is_first = times == 0
-        sums[is_first] += self.returns
-        counts[is_first] += self.lengths
         is_last = np.append(is_first[1:], True)
-        self.returns, self.lengths = sums[is_last], counts[is_last]
+        counts = np.diff(begins, append=starts.size) - is_last
         # Part k of an environment ends with the break before part k + 1.
         ends = np.flatnonzero(~is_last)
         owners, moments = envs[ends], times[ends + 1] - 1
+        if valid is not None:  # a row that is no step is the last of its part
+            counts[ends] -= ~valid[moments, owners]
+        sums[is_first] += self.returns
+        counts[is_first] += self.lengths
+        self.returns, self.lengths = sums[is_last], counts[is_last]
         kept = done[moments, owners]
-        order = np.lexsort((owners[kept], moments[kept]))
+        order = np.argsort(moments[kept], kind="stable")
         return FinishedEpisodes(
             returns=sums[ends][kept][order].tolist(), lengths=counts[ends][kept][order].tolist()
         )

@@ -71,6 +71,12 @@ def is_on(x: Tensor, device: torch.device) -> bool:
     return x.device.type == device.type and device.index in (None, x.device.index)
 
 
+def send(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device, without a wait for what that still computes; itself, if it is there."""
+    # CUDA has read ordinary memory when the call returns; others may read it later.
+    return x.to(device, non_blocking=device.type == "cuda")
+
+
 def on_device(columns: T, device: torch.device) -> T:
     """A dataclass of tensors, or trees of them, on a device; the other entries stay."""
     record: Any = columns

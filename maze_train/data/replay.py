@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from maze_train.core.checks import check_at_least, check_between, check_one_of, check_positive
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
-from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key, tree_map
+from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key, send, tree_map
 from maze_train.data.replay_columns import STORAGES, ReplayLayout, Storage
 from maze_train.data.replay_memory import ENDS, FINAL_OBS, TERMINATED, VALID, ReplayMemory
 from maze_train.data.rollout import Rollout
@@ -408,15 +408,18 @@ class UniformReplayBuffer(BaseReplayBuffer):
         return Transitions(
             obs=as_tree({key: half[0] for key, half in halves.items()}, layout.has_obs_keys),
             actions=as_tree(self._on_device(memory.actions(indices)), layout.has_action_keys),
-            rewards=torch.from_numpy(rewards).to(self._device),
-            discounts=torch.from_numpy(discounts).to(self._device),
+            rewards=self._send(rewards),
+            discounts=self._send(discounts),
             next_obs=as_tree({key: half[1] for key, half in halves.items()}, layout.has_obs_keys),
-            indices=torch.from_numpy(indices).to(self._device),
-            weights=None if weights is None else torch.from_numpy(weights).to(self._device),
+            indices=self._send(indices),
+            weights=None if weights is None else self._send(weights),
         )
 
     def _on_device(self, leaves: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {key: leaf.to(self._device) for key, leaf in leaves.items()}
+        return {key: send(leaf, self._device) for key, leaf in leaves.items()}
+
+    def _send(self, x: Array) -> Tensor:
+        return send(torch.from_numpy(x), self._device)
 
     def _weights(self, indices: Array) -> Array | None:
         """Importance weights of samples `[n]`; None: all are 1."""

@@ -22,7 +22,7 @@ from gymnasium import spaces
 
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError
-from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key
+from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, send
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import storage_dtype
 
@@ -206,7 +206,7 @@ class Column:
 
     def gather(self, indices: Array) -> Tensor:
         """Entries at indices `[k]`, on the device of the column: `[k, *shape]`."""
-        return self.entries.index_select(0, torch.from_numpy(indices).to(self.entries.device))
+        return self.entries.index_select(0, send(torch.from_numpy(indices), self.entries.device))
 
     def read_slots(self, slots: slice) -> Array:
         """A copy of some slots; those without memory hold zeros."""

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError
-from maze_train.core.types import Array, StatePart, Tensor, leaves_by_key
+from maze_train.core.types import Array, StatePart, Tensor, leaves_by_key, send
 from maze_train.data.replay_columns import (
     Column,
     FrameColumn,
@@ -195,8 +195,8 @@ class ReplayMemory:
         """Write the last observations of `positions` into the entries `where` of `leaves`."""
         entries = torch.from_numpy(where)
         for key, leaf in self._final_obs.gather(positions, leaves).items():
-            target = leaves[key]
-            target.index_copy_(0, entries.to(target.device), leaf.to(target.device))
+            device = leaves[key].device
+            leaves[key].index_copy_(0, send(entries, device), send(leaf, device))
 
     def actions(self, indices: Array) -> dict[str, Tensor]:
         """Actions in the entries at indices `[k]`, by key."""

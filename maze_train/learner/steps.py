@@ -164,8 +164,8 @@ class GradientSteps:
         """Minibatches, or steps where no one looked before, whose gradient was not finite."""
         if self._looks or not self.norms:
             return self.skipped
-        bad: list[int] = (~torch.isfinite(torch.stack(self.norms))).nonzero().flatten().tolist()
-        return bad
+        norms = torch.stack(self.norms).tolist()  # the one wait for the device
+        return [number for number, norm in enumerate(norms) if not math.isfinite(norm)]
 
 
 def _non_finite_error(

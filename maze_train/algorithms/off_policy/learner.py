@@ -10,7 +10,7 @@ import torch
 
 from maze_train.algorithms.off_policy.config import OffPolicyConfig, PolicyAndCriticsConfig
 from maze_train.core.events import Event, EventInterface, Statistics
-from maze_train.core.types import Tensor, TensorTree, is_on, on_device, tree_map
+from maze_train.core.types import Tensor, TensorTree, is_on, on_device, send, tree_map
 from maze_train.data.replay import Transitions
 from maze_train.data.rollout import Rollout
 from maze_train.functional.losses import critic_loss
@@ -272,4 +272,4 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         def draw(size: int) -> Tensor:
             return model.distribution.draw_noise((size,), self.generator, cpu)
 
-        return self.part.draw(draw, n).to(self.device)
+        return send(self.part.draw(draw, n), self.device)

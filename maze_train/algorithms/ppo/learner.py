@@ -19,7 +19,7 @@ from maze_train.algorithms.actor_critic.trainer import ActorCritic
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
-from maze_train.core.types import Tensor
+from maze_train.core.types import Tensor, send
 from maze_train.data.rollout import Rollout
 from maze_train.functional.losses import (
     MAX_LOG_RATIO,
@@ -227,7 +227,9 @@ def minibatch_indices(
     Yields:
         Indices into the samples, int64.
     """
-    order = torch.randperm(num_samples, generator=generator).to(device)
+    # Pinned, so that the copy does not wait for what the device still computes.
+    pinned = device.type == "cuda"
+    order = send(torch.randperm(num_samples, generator=generator, pin_memory=pinned), device)
     yield from order.tensor_split(count) if count else torch.split(order, batch_size)
 
 
