@@ -220,8 +220,6 @@ class EpisodeTracker:
         # Part k of an environment ends with the break before part k + 1.
         ends = np.flatnonzero(~is_last)
         owners, moments = envs[ends], times[ends + 1] - 1
-        if valid is not None:  # a row that is no step is the last of its part
-            counts[ends] -= ~valid[moments, owners]
         sums[is_first] += self.returns
         counts[is_first] += self.lengths
         self.returns, self.lengths = sums[is_last], counts[is_last]

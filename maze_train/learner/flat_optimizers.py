@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
@@ -38,12 +37,6 @@ class Optimizer(torch.optim.Optimizer, ABC):
 
     is_elementwise: ClassVar[bool] = True
     """Whether a flat vector of parameters gives the same steps."""
-
-    # As PyTorch wraps them, their first call loads its compiler, which takes a second.
-    add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)
-    zero_grad = inspect.unwrap(torch.optim.Optimizer.zero_grad)
-    state_dict = inspect.unwrap(torch.optim.Optimizer.state_dict)
-    load_state_dict = inspect.unwrap(torch.optim.Optimizer.load_state_dict)
 
     def __init__(
         self,

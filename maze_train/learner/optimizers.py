@@ -18,7 +18,7 @@ from maze_train.core.targets import TARGET, Given, build_target, locate
 from maze_train.core.types import Tensor
 from maze_train.learner.config import Progress, Schedule, is_adaptive, scheduled_value
 from maze_train.learner.flat_parameters import FlatParameters
-from maze_train.learner.fused_adam import can_be_short, eager, fused_adam_step
+from maze_train.learner.quick_steps import can_be_short, fused_adam_step, without_compiler
 
 # Keeps the quotient finite for a zero gradient; the size that the field uses.
 NORM_EPSILON = 1e-6
@@ -174,11 +174,11 @@ class ModuleOptimizer:
                 "this optimizer evaluates the loss several times per step, which no learner offers",
                 node[TARGET],
             )
-        is_known = (
+        elementwise = getattr(optimizer_class, "is_elementwise", False) or (
             optimizer_class.__module__.startswith("torch.optim")
             and optimizer_class.__name__ in ELEMENTWISE
         )
-        if is_known or getattr(optimizer_class, "is_elementwise", False):
+        if elementwise:
             self._flat = [FlatParameters(group) for group in groups]
             self._units = list(groups)
         if not self.params:
@@ -188,8 +188,7 @@ class ModuleOptimizer:
         extra = {"lr": scheduled_value(self.lr, Progress())} | self._defaults(optimizer_class, node)
         owned = [{"params": [flat.vector]} for flat in self._flat]
         owned = owned or [{"params": group} for group in groups]
-        if is_known:
-            node = {**node, TARGET: Given(eager(optimizer_class), node[TARGET])}
+        node = {**node, TARGET: Given(without_compiler(optimizer_class), node[TARGET])}
         built: torch.optim.Optimizer = build_target(
             node, owned, key=key, kind=torch.optim.Optimizer, **extra
         )

@@ -218,7 +218,7 @@ def observation_space_of(env: Any) -> spaces.Space[Any]:
 
 def space_of_size(size: Any) -> spaces.Space[Any]:
     """The unbounded space of a size of observations."""
-    if isinstance(size, dict) or hasattr(size, "items"):
+    if hasattr(size, "items"):
         return spaces.Dict({key: space_of_size(part) for key, part in size.items()})
     shape = (size,) if isinstance(size, (int, np.integer)) else tuple(size)
     return spaces.Box(-np.inf, np.inf, shape, np.float32)

@@ -13,7 +13,7 @@ import yaml
 from maze_train import ConfigError, load_config
 from maze_train.config.resuming import stored_settings
 from maze_train.config.stored import PARTS, StoredSettings, modules_to_trust, read_settings
-from maze_train.config.writing import config_to_dict, write_config
+from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.core.targets import Given
 from maze_train.envs.registered import module_of_argument, module_of_id
 from maze_train.run.checkpoints import how_to_go_on
@@ -146,11 +146,13 @@ def test_runs_without_code_of_ones_own_need_no_trust(algorithm: str) -> None:
 
 
 def test_what_is_written_can_be_read(tmp_path: Path) -> None:
-    """An object that a configuration holds twice is written twice, without an alias."""
+    """Keys in their order; what a configuration holds twice is there twice, without an alias."""
     shared = [1, {"a": 2}]
     config = load_config({**BASE, "env.kwargs": {"one": shared, "other": shared}})
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config_to_dict(config)))
-    assert load_config(read_settings(tmp_path).values) == config
+    write_config(tmp_path, config_text(config))
+    settings = read_settings(tmp_path).values
+    assert load_config(settings) == config
+    assert list(settings) == [key for key in config_to_dict(config) if key != "trust"]
 
 
 def test_the_command_that_goes_on_has_the_words(monkeypatch: pytest.MonkeyPatch) -> None:

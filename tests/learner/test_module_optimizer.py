@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -218,3 +219,18 @@ def test_adam_is_called_where_somebody_listens():
     step(ours, params)
     assert calls == ["hook", "step"]
     assert [state["step"] for state in ours.optimizer.state.values()] == [3]
+
+
+@pytest.mark.parametrize("target", ["torch.optim.Adam", "maze_train.SGD", f"{OWN}.HalfStep"])
+def test_an_optimizer_that_was_pickled_is_of_its_class(target):
+    """It continues with its moments."""
+    params = make_params()
+    optimizer = ModuleOptimizer(params, {"_target_": target}, 0.1)
+    step(optimizer, params)
+    copy = pickle.loads(pickle.dumps(optimizer.optimizer))
+    assert type(copy) is locate(target)
+    for one, other in zip(copy.param_groups[0]["params"], optimizer.owned(), strict=True):
+        one.grad = other.grad.clone()
+    copy.step()
+    optimizer.step()
+    torch.testing.assert_close(copy.param_groups[0]["params"], optimizer.owned())

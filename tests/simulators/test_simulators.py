@@ -25,6 +25,7 @@ from maze_train.functional.returns import discounts_and_lambdas, lambda_advantag
 from maze_train.learner.part import Part
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
+from maze_train.simulators.functional import space_of_size
 from maze_train.simulators.make import make_simulator
 
 OWN = ["tensor_sims", "benchmarks"]
@@ -315,6 +316,14 @@ def test_an_evaluation_limits_simulators_that_take_a_limit(own, limit):
         assert not terminated.any()
         ends.append(bool(truncated.all()))
     assert ends == [False] * (limit - 1) + [True]
+
+
+def test_sizes_of_observations_become_spaces():
+    """A number, a shape, or both by name, as environments of Brax and Playground give them."""
+    found = space_of_size({"state": 3, "seen": {"depth": (2, 4)}})
+    assert [*found] == ["seen", "state"]
+    assert found["state"].shape == (3,)
+    assert found["seen"]["depth"].shape == (2, 4)
 
 
 def test_names_of_simulators():

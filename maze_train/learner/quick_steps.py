@@ -1,4 +1,4 @@
-"""Optimizers of PyTorch without what surrounds their steps. A reader can skip this file."""
+"""Steps of optimizers without what PyTorch adds around them. A reader can skip this file."""
 
 from __future__ import annotations
 
@@ -13,16 +13,27 @@ LEAST = 5e-324
 """The smallest number above 0; a product with it is 0 where subnormal numbers are flushed."""
 
 
-def eager(optimizer_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
-    """A class of `torch.optim` whose optimizers do not load PyTorch's compiler (a second).
+WRAPPED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict", "step")
+"""Methods that PyTorch wraps for those who compile a whole step."""
 
-    Its methods are wrapped for those who compile a whole step, and their first call loads it.
+
+def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch.optim.Optimizer]:
+    """A class whose optimizers do not load PyTorch's compiler, which takes a second.
+
+    The first call of a method that PyTorch wraps loads it. Methods of others stay as they are. A
+    copy, or one that was pickled, is of the class itself.
     """
-    wrapped = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
-    methods: dict[str, Any] = {
-        name: inspect.unwrap(getattr(optimizer_class, name)) for name in wrapped
-    }
-    methods["step"] = torch.no_grad()(inspect.unwrap(optimizer_class.step))
+
+    def reduced(self: torch.optim.Optimizer) -> tuple[Any, ...]:
+        return object.__new__, (optimizer_class,), self.__getstate__()
+
+    methods: dict[str, Any] = {"__reduce__": reduced}
+    for name in WRAPPED:
+        method = getattr(optimizer_class, name)
+        if method.__module__.startswith("torch.optim"):
+            methods[name] = inspect.unwrap(method)
+    if "step" in methods:
+        methods["step"] = torch.no_grad()(methods["step"])
     return type(optimizer_class.__name__, (optimizer_class,), methods)
 
 
