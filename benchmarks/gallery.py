@@ -39,7 +39,7 @@ WON = "eval/vs_random/win_rate"
 FRONT_PAGE = "ppo/LunarLander-v3"
 MAX_NBYTES = 500_000
 HALF_WIDTH = 4.5, 3.2
-"""Inches of a curve beside a film: letters stay readable where each has half of a page."""
+"""Inches of a curve next to a film: letters stay readable where each has half of a page."""
 SELF_PLAY = ("total_steps=250_000", "algorithm.epoch_length=10", "evaluation.interval=1")
 HANGING = 1_004
 """Seed of an episode of Pendulum-v1 that begins with the pendulum at rest below."""

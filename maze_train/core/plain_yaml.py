@@ -22,7 +22,7 @@ def load_yaml(text: str) -> Any:
     """The plain values of a text.
 
     Raises:
-        yaml.YAMLError: If it is none.
+        yaml.YAMLError: If it is not YAML.
     """
     return yaml.load(text, LOADER)
 

@@ -86,7 +86,7 @@ def built(
     max_episode_steps: int | None,
     at_most: int | None,
 ) -> Any:
-    """The environment of a class or function; a limit of its own that is smaller stays."""
+    """The environment of a class or function; the smallest limit of steps counts."""
     make = maker_of(target, "env._target_")
     parameters = inspect.signature(make).parameters
     takes_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())

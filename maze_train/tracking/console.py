@@ -96,7 +96,7 @@ class Display:
         return now - self._shown_at >= self._interval_s
 
     def room(self, description: str, bar_width: int = MIN_BAR_WIDTH) -> int | None:
-        """Characters of status beside a bar of this width; None: there is no limit."""
+        """Characters of status next to a bar of this width; None: there is no limit."""
         if self.mode != "bar":
             return None
         return self._console.width - len(description) - bar_width - 2
