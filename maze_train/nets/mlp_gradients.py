@@ -78,8 +78,28 @@ def forward_and_backward(net: nn.Module, obs: TensorTree) -> tuple[Tensor, Backw
     return outputs, backward
 
 
+CACHED = 2**18
+"""Numbers (1 MB) that a core reads twice as fast as those of a large batch."""
+
+
 def _mlp(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
     """`forward_and_backward` of linear layers and nonlinearities."""
+    most = max(CACHED // max(len(weight) for weight, _ in net.weights()), 64)
+    if len(x) <= most or not x.is_cpu:
+        return _mlp_of_piece(net, x)
+    pieces = x.split(most)
+    outputs, backwards = zip(*(_mlp_of_piece(net, piece) for piece in pieces), strict=True)
+
+    def backward(grad: Tensor, of_input: bool) -> Tensor | None:
+        parts = zip(backwards, grad.split(len(pieces[0])), strict=True)
+        of_inputs = [piece_backward(part, of_input) for piece_backward, part in parts]
+        return torch.cat(of_inputs) if of_input else None
+
+    return torch.cat(outputs), backward
+
+
+def _mlp_of_piece(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
+    """`_mlp` of rows that go through the layers together."""
     weights, keeps_inputs = net.weights(), net.nonlinearity in OF_INPUT
     derivative = DERIVATIVES[net.nonlinearity]
     inputs, known = [], []
@@ -96,7 +116,7 @@ def _mlp(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
             weight, bias = weights[i]
             if i < net.n_hidden:
                 grad = derivative(grad, known[i])
-            _add_product(weight, grad.t(), inputs[i])
+            _add_product(weight, grad, inputs[i])
             add_row_sum(bias, grad)
             if i == 0 and not of_input:
                 return None
@@ -106,14 +126,21 @@ def _mlp(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
     return x, backward
 
 
-def _add_product(param: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add the matrix product of a and b to the gradient of a parameter, unless it is frozen."""
+NARROW = range(2, 32)
+"""Columns of inputs for which the library of matrix products on a CPU is 1.1 to 8 times as fast if
+it computes the transposed gradient of a weight."""
+
+
+def _add_product(param: Tensor, grad: Tensor, x: Tensor) -> None:
+    """Add the product of grad^T `[D, N]` and x `[N, I]` to a gradient, unless it is frozen."""
     if not param.requires_grad:
         return
-    if param.grad is None:
-        param.grad = a.mm(b)
+    is_narrow = x.shape[1] in NARROW and len(x) >= 128 and x.is_cpu
+    if param.grad is None or is_narrow:
+        product = x.t().mm(grad).t() if is_narrow else grad.t().mm(x)
+        param.grad = product.contiguous() if param.grad is None else param.grad.add_(product)
     else:
-        param.grad.addmm_(a, b)
+        param.grad.addmm_(grad.t(), x)
 
 
 def add_row_sum(param: Tensor, rows: Tensor) -> None:

@@ -16,6 +16,9 @@ from maze_train.nets.actor_critic import ActorCriticModel
 MAX_NUMBERS = 2**22
 """Numbers of observations that networks read at once: 16 MiB as float32."""
 
+MAX_ROWS = 4096
+"""Observations that networks read at once on a CPU: the outputs of a layer stay in its cache."""
+
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedRollout:
@@ -115,8 +118,11 @@ def rows_of(obs: TensorTree, part: slice) -> TensorTree:
 
 def _parts(obs: TensorTree, rows: slice) -> list[slice]:
     """Slices of some rows, none of them with more than `MAX_NUMBERS` numbers."""
-    numbers = sum(leaf[:1].numel() for leaf in tree_leaves(obs))
+    leaves = tree_leaves(obs)
+    numbers = sum(leaf[:1].numel() for leaf in leaves)
     size = max(1, MAX_NUMBERS // max(numbers, 1))
+    if leaves[0].is_cpu:
+        size = min(size, MAX_ROWS)
     starts = range(rows.start, rows.stop, size)
     return [slice(start, min(start + size, rows.stop)) for start in starts]
 
