@@ -304,8 +304,10 @@ class RolloutCollector(Collector):
         Returns:
             The rollout, which shares memory with the next one, and the episodes that ended in it.
         """
+        self.env_s, began = 0.0, time.perf_counter()
         if self._obs is None:
             self._obs = self._reset(self._env_seed)
+            self.env_s = time.perf_counter() - began
         actor, storage = self._actor_and_storage(model)
         distribution = model.distribution
         shape = (self.num_steps, self.num_envs)
@@ -315,7 +317,6 @@ class RolloutCollector(Collector):
         reports = FinishedEpisodes()
         restarts_before = self.env.worker_restarts
         kept_params: list[Tensor] = []
-        self.env_s = 0.0
         storage.start(self._obs)
         for step in range(self.num_steps):
             obs = storage.acting_obs(step)

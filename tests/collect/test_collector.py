@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import random
+import time
 from functools import partial
 from typing import ClassVar
 
@@ -57,6 +58,24 @@ def assert_like(found, expected, rtol=1e-5):
     """Two trees of numbers are equal within single precision."""
     for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 10)
+
+
+class SlowEnv(ActorEnv):
+    """Takes 20 ms to begin its first episode."""
+
+    wait = 0.02
+
+    def reset(self, **arguments):
+        time.sleep(self.wait)
+        self.wait = 0.0
+        return super().reset(**arguments)
+
+
+def test_first_episodes_count_as_time_in_the_environments():
+    """Beginning them can take longer than all steps of a rollout."""
+    collector, model = make_collector(make=SlowEnv)
+    collector.collect_steps(model)
+    assert collector.env_s >= 0.02 * B
 
 
 class HandLoop:

@@ -34,6 +34,8 @@ def gradients_of(net):
 CASES = {
     **{name: (MLP(5, [8, 6], name, output_size=3), torch.randn(7, 5)) for name in ACTIVATIONS},
     "linear": (MLP(5, [], "tanh", output_size=3), torch.randn(7, 5)),
+    "narrow": (MLP(5, [8], "tanh", output_size=3), torch.randn(200, 5)),
+    "pieces": (MLP(5, [4096], "tanh", output_size=3), torch.randn(150, 5)),
     "box": (template(BOX), torch.randn(7, 5)),
     "discrete": (template(spaces.Discrete(4)), torch.randint(0, 4, (7,))),
     "dict": (
@@ -70,10 +72,11 @@ def test_outputs_and_gradients_are_those_of_autograd(name):
     torch.testing.assert_close(gradients_of(net)[2:], expected[2:])
 
 
-def test_gradients_of_inputs():
-    """On request, as layers on top of others need them."""
-    net, x = MLP(5, [8], "tanh", output_size=3), torch.randn(7, 5, requires_grad=True)
-    weights = torch.randn(7, 3)
+@pytest.mark.parametrize(("units", "rows"), [(8, 7), (4096, 150)])
+def test_gradients_of_inputs(units, rows):
+    """On request, as layers on top of others need them; also of rows that do not fit a cache."""
+    net, x = MLP(5, [units], "tanh", output_size=3), torch.randn(rows, 5, requires_grad=True)
+    weights = torch.randn(rows, 3)
     (expected,) = torch.autograd.grad((net(x) * weights).sum(), x)
     torch.testing.assert_close(forward_and_backward(net, x.detach())[1](weights, True), expected)
 
