@@ -9,7 +9,8 @@ two hidden layers of 64 units, 5 passes in 4 minibatches, the same learning rate
 `inverted_pendulum`: Brax's, 512 environments, the same settings; `brax` is its own PPO, which is
 one compiled function. `native`: CartPole-v1, 64 environments, 128 steps, 4 passes in 4 minibatches;
 `loop` is `plain_ppo.py` on EnvPool, `sample_factory` its APPO with one process of environments,
-`ours` takes EnvPool, and `ours_native` gymnasium's CartPole of arrays.
+`ours` takes EnvPool, `ours_native` gymnasium's CartPole of arrays, and `ours_puffer` PufferLib's
+(`puffer.py`; it has to be built in this environment).
 
 Peers need environments of their own (`pip install rsl-rl-lib skrl brax`, `pip install
 sample-factory "gymnasium<1"`). Each measurement is a fresh process with one thread of PyTorch
@@ -43,11 +44,18 @@ TASKS = {"cartpole": 4096, "inverted_pendulum": 512, "native": 64}
 SIDES = {
     "cartpole": ("rsl_rl", "skrl", "ours"),
     "inverted_pendulum": ("brax", "skrl", "ours"),
-    "native": ("loop", "sample_factory", "ours", "ours_native"),
+    "native": ("loop", "sample_factory", "ours", "ours_native", "ours_puffer"),
 }
 NATIVE = {"num_steps": 128, "epochs": 4, "minibatch": 2048}
 """Steps of PPO on native environments, passes, and samples of a minibatch."""
 FACTORY = "benchmarks/asynchronous_peers/sample_factory_appo.py"
+ENVPOOL, GYMNASIUM = ({"id": "CartPole-v1", "backend": key} for key in ("envpool", "native"))
+PUFFER = {
+    "_target_": "benchmarks.puffer.Puffer",
+    "backend": "tensor",
+    "kwargs": {"name": "pufferlib.ocean.cartpole.cartpole:Cartpole"},
+}
+"""CartPole, of three packages."""
 
 
 class Work(NamedTuple):
@@ -113,10 +121,10 @@ def measure_ours(work: Work) -> dict[str, float]:
     return measured({**settings, "algorithm.batch_size": work.num_envs * STEPS // 4}, work)
 
 
-def measure_backend(backend: str, work: Work) -> dict[str, float]:
+def measure_backend(env: dict[str, Any], work: Work) -> dict[str, float]:
     """Rate of this package on environments of another package, which step together."""
     settings = {
-        "env": {"id": "CartPole-v1", "backend": backend},
+        "env": env,
         "algorithm.n_rollout_steps": NATIVE["num_steps"],
         "algorithm.n_optimization_epochs": NATIVE["epochs"],
         "algorithm.batch_size": NATIVE["minibatch"],
@@ -354,8 +362,9 @@ def measure(side: str, work: Work) -> dict[str, float]:
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
     sides = {
-        "ours": partial(measure_backend, "envpool") if work.task == "native" else measure_ours,
-        "ours_native": partial(measure_backend, "native"),
+        "ours": partial(measure_backend, ENVPOOL) if work.task == "native" else measure_ours,
+        "ours_native": partial(measure_backend, GYMNASIUM),
+        "ours_puffer": partial(measure_backend, PUFFER),
         "rsl_rl": measure_rsl_rl,
         "skrl": measure_skrl,
         "brax": measure_brax,
