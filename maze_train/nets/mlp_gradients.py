@@ -87,11 +87,11 @@ def _mlp(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
     most = max(CACHED // max(len(weight) for weight, _ in net.weights()), 64)
     if len(x) <= most or not x.is_cpu:
         return _mlp_of_piece(net, x)
-    pieces = x.split(most)
+    pieces = torch.split(x, most)
     outputs, backwards = zip(*(_mlp_of_piece(net, piece) for piece in pieces), strict=True)
 
     def backward(grad: Tensor, of_input: bool) -> Tensor | None:
-        parts = zip(backwards, grad.split(len(pieces[0])), strict=True)
+        parts = zip(backwards, torch.split(grad, len(pieces[0])), strict=True)
         of_inputs = [piece_backward(part, of_input) for piece_backward, part in parts]
         return torch.cat(of_inputs) if of_input else None
 
