@@ -31,6 +31,7 @@ import sys
 import time
 from functools import partial
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -109,7 +110,7 @@ class BraxTensors:
 
 
 def measure_ours(work: Work) -> dict[str, float]:
-    """Rate of this package, and what collection and the simulator take of the time."""
+    """Rate of this package on simulators."""
     settings: dict[str, Any] = {
         "env": f"brax:{work.task}",
         "algorithm.n_rollout_steps": STEPS,
@@ -134,8 +135,9 @@ def measure_backend(env: dict[str, Any], work: Work) -> dict[str, float]:
 
 
 def measured(settings: dict[str, Any], work: Work) -> dict[str, float]:
-    """Rate of PPO with some settings."""
+    """Rate of PPO, the share of collection, and what simulator and network take of that."""
     from maze_train import Statistics, TrainerServices, load_config
+    from maze_train.collect.collector import Actor
     from maze_train.run.pipeline import prepare
     from maze_train.run.runner import TrainingRunner
 
@@ -149,11 +151,23 @@ def measured(settings: dict[str, Any], work: Work) -> dict[str, float]:
             "seed": 0,
         }
     )
-    with TrainingRunner(prepare(config)) as training:
+    acting, params = 0.0, Actor.params
+
+    def timed_params(actor: Actor, obs: Any) -> torch.Tensor:
+        nonlocal acting
+        began = time.perf_counter()
+        found = params(actor, obs)
+        acting += time.perf_counter() - began
+        return found
+
+    with (
+        TrainingRunner(prepare(config)) as training,
+        patch.object(Actor, "params", timed_params),
+    ):
         trainer = training.builder.build(TrainerServices())
         for _ in range(2):
             trainer.update_once(trainer.progress(), Statistics())
-        steps, began, collected, simulated = 0, time.perf_counter(), 0.0, 0.0
+        steps, began, collected, simulated, acting = 0, time.perf_counter(), 0.0, 0.0, 0.0
         while time.perf_counter() - began < work.seconds:
             timed = Statistics()
             steps += trainer.update_once(trainer.progress(), timed)
@@ -161,7 +175,9 @@ def measured(settings: dict[str, Any], work: Work) -> dict[str, float]:
             collected += times["time/collect_s"]
             simulated += times["time/env_s"]
         whole = time.perf_counter() - began
-    return {"rate": steps / whole, "collect": collected / whole, "env": simulated / whole}
+    shares = {"env": simulated, "network": acting}
+    found = {key: seconds / collected for key, seconds in shares.items()}
+    return {"rate": steps / whole, "collect": collected / whole, **found}
 
 
 def measure_loop(work: Work) -> dict[str, float]:

@@ -117,7 +117,7 @@ def rows_of(obs: TensorTree, part: slice) -> TensorTree:
 
 
 def _parts(obs: TensorTree, rows: slice) -> list[slice]:
-    """Slices of some rows, none of them with more than `MAX_NUMBERS` numbers."""
+    """Slices of some rows, none with more than `MAX_NUMBERS` numbers; on a CPU, `MAX_ROWS` rows."""
     leaves = tree_leaves(obs)
     numbers = sum(leaf[:1].numel() for leaf in leaves)
     size = max(1, MAX_NUMBERS // max(numbers, 1))
