@@ -90,6 +90,10 @@ def linear(inputs: int, outputs: int, gain: float | None) -> nn.Linear:
     return layer
 
 
+CACHED = 2**18
+"""Outputs of a layer (1 MB) that stay in the cache of a core."""
+
+
 class MLP(nn.Module):
     """Linear layers, each hidden one followed by a nonlinearity.
 
@@ -102,6 +106,9 @@ class MLP(nn.Module):
         output_size: Units of the linear output layer; 0: the last hidden layer is the output.
         orthogonal: Orthogonal weights (gain sqrt(2) for hidden layers) and zero biases.
         output_gain: Gain of the output layer.
+
+    Attributes:
+        cached_rows: Rows that go through the layers in about half of the time that more need each.
     """
 
     def __init__(
@@ -125,6 +132,7 @@ class MLP(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.output_size = inputs
         self.n_hidden = len(hidden_sizes)
+        self.cached_rows = max(CACHED // max([*hidden_sizes, self.output_size]), 64)
         self.nonlinearity = nonlinearity
         self.activation = activation(nonlinearity)
 

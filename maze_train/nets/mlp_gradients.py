@@ -78,33 +78,24 @@ def forward_and_backward(net: nn.Module, obs: TensorTree) -> tuple[Tensor, Backw
     return outputs, backward
 
 
-CACHED = 2**18
-"""Outputs of a layer (1 MB) that stay in the cache of a core: more rows go through the layers in
-pieces, which takes about half of the time."""
-
-
 def _mlp(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
     """`forward_and_backward` of linear layers and nonlinearities."""
-    weights = net.weights()
-    most = max(CACHED // max(len(weight) for weight, _ in weights), 64)
-    if len(x) <= most or not x.is_cpu:
-        return _mlp_of_piece(net, weights, x)
-    pieces = torch.split(x, most)
-    outputs, backwards = zip(*(_mlp_of_piece(net, weights, part) for part in pieces), strict=True)
+    if x.shape[0] <= net.cached_rows or not x.is_cpu:
+        return _mlp_of_piece(net, x)
+    pieces = torch.split(x, net.cached_rows)
+    outputs, backwards = zip(*(_mlp_of_piece(net, piece) for piece in pieces), strict=True)
 
     def backward(grad: Tensor, of_input: bool) -> Tensor | None:
-        parts = zip(backwards, torch.split(grad, most), strict=True)
+        parts = zip(backwards, torch.split(grad, net.cached_rows), strict=True)
         of_inputs = [piece_backward(part, of_input) for piece_backward, part in parts]
         return torch.cat(of_inputs) if of_input else None
 
     return torch.cat(outputs), backward
 
 
-def _mlp_of_piece(
-    net: MLP, weights: list[tuple[Tensor, Tensor]], x: Tensor
-) -> tuple[Tensor, Backward]:
+def _mlp_of_piece(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
     """`_mlp` of rows that go through the layers together."""
-    keeps_inputs = net.nonlinearity in OF_INPUT
+    weights, keeps_inputs = net.weights(), net.nonlinearity in OF_INPUT
     derivative = DERIVATIVES[net.nonlinearity]
     inputs, known = [], []
     for i, (weight, bias) in enumerate(weights):
@@ -130,8 +121,8 @@ def _mlp_of_piece(
     return x, backward
 
 
-NARROW = range(2, 32)
-"""Sizes of inputs for which a CPU's matrix products (MKL) of 128 rows or more are 1.1 to 8 times as
+NARROW = range(2, 13)
+"""Sizes of inputs for which a CPU's matrix products (MKL) of 128 rows or more are 1.5 to 8 times as
 fast if they give the transposed gradient of a weight."""
 
 
@@ -139,9 +130,10 @@ def _add_product(param: Tensor, grad: Tensor, x: Tensor) -> None:
     """Add the product of grad^T `[D, N]` and x `[N, I]` to a gradient, unless it is frozen."""
     if not param.requires_grad:
         return
+    rows, size = x.shape
     if param.grad is None:
         param.grad = grad.t().mm(x)
-    elif x.shape[1] in NARROW and len(x) >= 128 and x.is_cpu:
+    elif rows >= 128 and size in NARROW and x.is_cpu:
         param.grad.add_(x.t().mm(grad).t())
     else:
         param.grad.addmm_(grad.t(), x)
