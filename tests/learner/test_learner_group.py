@@ -180,6 +180,22 @@ def test_each_value_is_computed_once(count):
         torch.testing.assert_close(total, getattr(whole, name))
 
 
+@pytest.mark.parametrize(("limit", "most"), [("MAX_ROWS", 5), ("MAX_NUMBERS", 40)])
+def test_a_rollout_is_evaluated_in_parts(limit, most, monkeypatch):
+    """Of a rollout with many rows networks read a few at once; nothing else differs."""
+    model = make_model(*PROBLEMS["discrete"])
+    rollout = make_rollout(*PROBLEMS["discrete"])
+    whole = evaluate_rollout(model, rollout, True, Part())
+    monkeypatch.setattr(f"{evaluate_rollout.__module__}.{limit}", most)
+    rows, own = [], model.evaluate
+    model.evaluate = lambda obs, state: rows.append(len(obs)) or own(obs, state)
+    parts = evaluate_rollout(model, rollout, True, Part())
+    assert len(rows) > 2
+    assert max(rows) < sum(rows) == (T + 1) * B
+    for name in ("values", "next_values", "params"):
+        torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
+
+
 @pytest.mark.parametrize("module_id", ["default", "other"])
 def test_what_has_no_weight_counts_by_the_share_of_the_samples(module_id):
     """Of 3 samples and 1: one value per minibatch, whatever the module."""
