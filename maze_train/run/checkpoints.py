@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maze_train.config.overrides import shell_word
-from maze_train.config.resuming import checkpoint_name
+from maze_train.config.resuming import checkpoint_name, continued
 from maze_train.config.signature import is_signed
 from maze_train.config.stored import given_in_python, modules_to_trust
 from maze_train.config.train_config import TrainConfig
@@ -24,7 +24,7 @@ from maze_train.tracking.tracker import MetricsRow, read_rows
 
 if TYPE_CHECKING:
     from maze_train.core.types import Tensor
-    from maze_train.training.checkpoints import Checkpoint, CheckpointStore
+    from maze_train.training.checkpoints import Checkpoint, CheckpointInfo, CheckpointStore
     from maze_train.training.trainer import Trainer
 
 
@@ -34,7 +34,9 @@ RESULTS = (METRICS, BEST, SUMMARY, "policies", "plots", "profile", "events.out.t
 SHOWN_DIFFERENCES = 4
 
 
-def take_up(store: CheckpointStore, run_dir: Path, resume: str | None) -> Checkpoint | None:
+def take_up(
+    store: CheckpointStore, run_dir: Path, config: TrainConfig, compared: CheckpointInfo | None
+) -> Checkpoint | None:
     """Load the checkpoint from which a run continues, and remove what killed processes left.
 
     Without a checkpoint a run begins again, and what it has written so far is put aside; in an
@@ -43,18 +45,23 @@ def take_up(store: CheckpointStore, run_dir: Path, resume: str | None) -> Checkp
     Args:
         store: The checkpoints of the run.
         run_dir: Directory of the run.
-        resume: The run that is continued, or the checkpoint of it; None: the newest one.
+        config: Configuration of the run; `resume` may name a checkpoint.
+        compared: The checkpoint whose settings were compared with the configuration.
 
     Raises:
+        ConfigError: If another checkpoint is loaded, because files of that one are damaged, and its
+            settings do not allow the run to resume.
         RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
     """
     for directory in (run_dir, run_dir / BEST):
         remove_leftovers(directory)
     store.clean()
-    checkpoint = store.load(checkpoint_name(resume))
+    checkpoint = store.load(checkpoint_name(config.resume))
     if checkpoint is None:
         put_aside(run_dir)
     else:
+        if compared is None or compared.path != checkpoint.path:
+            continued(config, run_dir, checkpoint)
         store.point_to(checkpoint)
     return checkpoint
 

@@ -87,9 +87,8 @@ def prepare(config: TrainConfig) -> PreparedRun:
     if directory is not None:
         from maze_train.training.checkpoints import CheckpointStore
 
-        name = checkpoint_name(config.resume)
-        infos = CheckpointStore(directory / CHECKPOINTS).list()[::-1]
-        checkpoint = next((info for info in infos if name in (None, info.path.name)), None)
+        store = CheckpointStore(directory / CHECKPOINTS)
+        checkpoint = store.find(checkpoint_name(config.resume))
         config = continued(config, directory, checkpoint)
     if config.seed is None:
         config = replace(config, seed=draw_seed())

@@ -221,7 +221,7 @@ class TrainingRunner:
             settings=self.config_text,
         )
         reason = stop_reason_of(run_dir)
-        resumed = take_up(store, run_dir, config.resume)
+        resumed = take_up(store, run_dir, config, self.prepared.checkpoint)
         if resumed is not None and reason not in ("", *FAILURES, *LIMITS):
             notify(f"note: a callback had ended this run: {reason}; it continues all the same")
         write_config(run_dir, self.config_text)

@@ -271,14 +271,14 @@ def _directory_of(run_dir: str | Path) -> Path:
 def policy_versions(run_dir: Path) -> dict[str, Path]:
     """Directories of the policies of a run by their version.
 
-    `best` is the best one, `final` that of the newest checkpoint, at which the run ended or was
-    stopped; `epoch_<n>` are regular dumps and checkpoints.
+    `best` is the best one, `final` that of the checkpoint at which the run ended or was stopped,
+    from which it would continue; `epoch_<n>` are regular dumps and checkpoints.
     """
-    infos = CheckpointStore(run_dir / CHECKPOINTS).list()
+    store = CheckpointStore(run_dir / CHECKPOINTS)
     found = {BEST: run_dir / BEST} if (run_dir / BEST).is_dir() else {}
-    if infos:
-        found[FINAL] = infos[-1].path
-    of_epochs = {info.path.name: info.path for info in infos}
+    if (last := store.find()) is not None:
+        found[FINAL] = last.path
+    of_epochs = {info.path.name: info.path for info in store.list()}
     of_epochs |= {path.name: path for path in (run_dir / POLICIES).glob("epoch_*")}
     return found | dict(sorted(of_epochs.items()))
 

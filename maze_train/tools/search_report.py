@@ -103,22 +103,42 @@ class Space:
         """Optuna's parameters for the settings as they are.
 
         Raises:
-            ConfigError: If a value is outside its range.
+            ConfigError: If no value of a range gives the setting exactly.
         """
         values, params = config_to_dict(config), {}
-        for key, found in self.ranges.items():
+        param: Any
+        for key in self.ranges:
             value = _select(values, key)
-            if found.linear and isinstance(value, str):
-                value = float(value.removeprefix(LINEAR))
-            if found.low is None or found.high is None:
-                params[key] = self._as_set[key].get(text_of(value))
-                is_in = params[key] is not None
+            if self._choices[key]:
+                param, problem = self._as_set[key].get(text_of(value)), "lies outside of its range"
             else:
-                params[key] = value
-                is_in = isinstance(value, int | float) and found.low <= value <= found.high
-            if not is_in:
-                raise ConfigError(key, "lies outside of its range", value)
+                param, problem = self._number(key, value)
+            if param is None:
+                raise ConfigError(key, problem, value)
+            params[key] = param
         return params
+
+    def _number(self, key: str, value: Any) -> tuple[float | None, str]:
+        """Return the number of a range that gives exactly this value of a setting.
+
+        Returns:
+            The number, or None and the reason why there is no such number.
+        """
+        found = self.ranges[key]
+        assert found.low is not None
+        assert found.high is not None
+        number = value
+        if found.linear:
+            problem = "its range has schedules that fall to 0 (linear_<start>), not this value"
+            if not (isinstance(value, str) and value.startswith(LINEAR)):
+                return None, f"{problem}; leave linear out of the range to search constants"
+            number = float(value.removeprefix(LINEAR))
+        if type(number) not in (int, float) or not found.low <= number <= found.high:
+            return None, "lies outside of its range"
+        steps = (number - found.low) / (found.step or 1.0)
+        if found.step and abs(steps - round(steps)) > 1e-8:
+            return None, f"lies between two steps of its range (step: {found.step:g})"
+        return number, ""
 
     def _setting(self, key: str, value: Any) -> Any:
         if self._choices[key]:

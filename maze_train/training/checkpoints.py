@@ -255,16 +255,13 @@ class CheckpointStore:
         return found
 
     def _load_newest(self) -> Checkpoint | None:
-        paths, target = self._directories()[::-1], self._pointer()
-        named = [path for path in paths if path.name == target]
-        if named:
-            place = sort_key(named[0].name)[:2]
-            paths = (*named, *(path for path in paths if sort_key(path.name)[:2] < place))
-        elif paths or (self.directory / LATEST).exists():
+        paths, is_named = self._in_order()
+        if not is_named:
+            if not paths and not (self.directory / LATEST).exists():
+                return None
+            target = self._pointer()
             found = "missing or damaged" if target is None else f"{target}, which is not there"
             self._warn(f"{self.directory / LATEST} is {found}: looking at all checkpoints")
-        else:
-            return None
         for path in paths:
             try:
                 return read_checkpoint(path)
@@ -274,6 +271,32 @@ class CheckpointStore:
             f"{self.directory} holds no checkpoint that is whole ({len(paths)} damaged): remove "
             f"the directory to train from the beginning, or restore it from a copy"
         )
+
+    def _in_order(self) -> tuple[tuple[Path, ...], bool]:
+        """Directories in the order in which `load` tries them, and whether `latest` names one."""
+        paths, target = self._directories()[::-1], self._pointer()
+        named = [path for path in paths if path.name == target]
+        if named:
+            place = sort_key(named[0].name)[:2]
+            paths = (*named, *(path for path in paths if sort_key(path.name)[:2] < place))
+        return paths, bool(named)
+
+    def find(self, name: str | None = None) -> CheckpointInfo | None:
+        """Return the manifest of the checkpoint that `load` would load.
+
+        Only manifests are read, so `load` takes an earlier checkpoint if another file is damaged.
+
+        Args:
+            name: Name of a checkpoint; None: the one from which the run continues.
+
+        Returns:
+            The manifest; None if there is no such checkpoint, or its manifest cannot be read.
+        """
+        for path in self._in_order()[0] if name is None else self._directories():
+            if name in (None, path.name):
+                with suppress(DamagedError, RunDirectoryError):
+                    return read_manifest(path)
+        return None
 
     def _load_named(self, name: str) -> Checkpoint:
         found = {path.name: path for path in self._directories()[::-1]}

@@ -163,6 +163,30 @@ def test_a_branch_that_was_left_is_not_taken_up_again(half, whole):
     assert_equal_runs(half, whole)
 
 
+def test_settings_are_compared_with_the_checkpoint_that_is_loaded(tmp_path, capsys):
+    """After a return to an earlier one, and where the files of the newest one are damaged."""
+    run_dir = tmp_path / "run"
+    start(run_dir, **ONE_EPOCH)
+    train(resume=run_dir, **TWO_EPOCHS)
+    first, second = sorted((run_dir / "checkpoints").glob("epoch_*"))
+    latest, state = first.with_name("latest"), second / "state.pt"
+    latest.write_text(f"{first.name}\n")
+    final = load_policy(f"{run_dir}@final").model.state_dict()
+    wanted = load_policy(first).model.state_dict()
+    assert all(torch.equal(final[name], wanted[name]) for name in wanted)
+    capsys.readouterr()
+    train(resume=run_dir, **ONE_EPOCH)
+    assert "changed since" not in capsys.readouterr().err
+    latest.write_text(f"{second.name}\n")
+    state.write_bytes(state.read_bytes()[:-1])
+    manifest = json.loads((first / "MANIFEST.json").read_text())
+    settings = manifest["settings"].replace("gamma: 0.99", "gamma: 0.5")
+    (first / "MANIFEST.json").write_bytes(seal(manifest | {"settings": settings}))
+    with pytest.raises(ConfigError, match=rf"gamma = 0.99: checkpoint {first} has 0.5"):
+        train(resume=run_dir, **TO_THE_END)
+    assert latest.read_text() == f"{second.name}\n"
+
+
 def test_before_the_first_checkpoint_a_run_begins_again(tmp_path, whole, capsys):
     """It says so; what the run had written is kept, and TensorBoard has no point twice."""
     run_dir = tmp_path / "run"

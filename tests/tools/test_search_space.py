@@ -142,10 +142,18 @@ def test_distributions() -> None:
     assert list(settings.values()) == ["linear_0.002", 0.5, 128, 64, [8, 8], None]
     config = configure({**PPO, **settings})
     assert space.given(config) == params
-    with pytest.raises(ConfigError, match=r"entropy_coef = 2.0: lies outside"):
-        space.given(configure({**PPO, **settings, "algorithm.entropy_coef": 2}))
-    with pytest.raises(ConfigError, match=r"hidden_sizes = \[9\]: lies outside"):
-        space.given(configure({**PPO, **settings, "model.hidden_sizes": [9]}))
+    others = {
+        r"entropy_coef = 2.0: lies outside": {"algorithm.entropy_coef": 2},
+        r"hidden_sizes = \[9\]: lies outside": {"model.hidden_sizes": [9]},
+        r"lr = 0.0003: its range has schedules": {"algorithm.lr": 3e-4},
+        r"lr = 'adaptive_kl.*its range has schedules": {"algorithm.lr": "adaptive_kl"},
+        r"lr = .*0.001.*its range has schedules": {"algorithm.lr": {"start": 0.002, "end": 0.001}},
+        r"lr = 'linear_0.02': lies outside": {"algorithm.lr": "linear_0.02"},
+        r"batch_size = 100: lies between two steps": {"algorithm.batch_size": 100},
+    }
+    for message, change in others.items():
+        with pytest.raises(ConfigError, match=message):
+            space.given(configure({**PPO, **settings, **change}))
 
 
 @sweep("name", list_options("search"))
