@@ -416,8 +416,10 @@ class RolloutCollector(Collector):
         """The episodes that ended: as monitored environments report them, or by the flags."""
         if self.env.monitored:
             return reports
+        assert self._storage is not None
         valid = None if rollout.valid is None else rollout.valid.numpy()
-        finished = self.episodes.follow(rollout.rewards.numpy(), rollout.ended.numpy(), valid)
+        rewards = self._storage.precise_rewards.numpy()
+        finished = self.episodes.follow(rewards, rollout.ended.numpy(), valid)
         return replace(reports, returns=finished.returns, lengths=finished.lengths)
 
     def _read_infos(

@@ -98,16 +98,15 @@ class FinishedEpisodes:
             statistics.record(events.lost_episodes, float(self.lost))
         if self.worker_restarts:
             statistics.record(events.worker_restarts, float(self.worker_restarts))
-        if not self.returns:
-            return
-        for event in (
-            events.episode_return_mean,
-            events.episode_return_max,
-            events.episode_return_min,
-        ):
-            statistics.record_many(event, self.returns)
-        statistics.record_many(events.episode_length_mean, [float(n) for n in self.lengths])
-        statistics.record(events.episodes, float(len(self.returns)))
+        if self.returns:
+            for event in (
+                events.episode_return_mean,
+                events.episode_return_max,
+                events.episode_return_min,
+            ):
+                statistics.record_many(event, self.returns)
+            statistics.record_many(events.episode_length_mean, [float(n) for n in self.lengths])
+            statistics.record(events.episodes, float(len(self.returns)))
         if self.successes:
             statistics.record_many(events.success_rate, self.successes)
         for key, values in self.infos.items():

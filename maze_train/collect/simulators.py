@@ -44,7 +44,8 @@ class SimulatorCollector(RolloutCollector):
         self.simulator: Simulator = self.env.simulator
         self._truncation = truncation
         self._final_rows: TensorTree | None = None
-        self._numbers: dict[str, list[Tensor]] = {}
+        self._final_given = [False] * self.num_steps
+        self._numbers: dict[str, list[tuple[int, Tensor]]] = {}
         self._actions: TensorTree | None = None
         self._is_told = False
 
@@ -80,11 +81,13 @@ class SimulatorCollector(RolloutCollector):
         self._on_step()
         storage.write_step(step, found.obs, found.rewards, found.terminated, found.truncated)
         self._obs = found.obs
+        self._final_given[step] = found.final_obs is not None
         if found.final_obs is not None:
             self._write_final(step, storage, found.final_obs)
         for key in (SUCCESS, *self._info_keys):
             if key in found.infos:
-                self._numbers.setdefault(key, []).append(found.infos[key].float())
+                # A copy: the simulator may use the memory again in the next step.
+                self._numbers.setdefault(key, []).append((step, found.infos[key].clone()))
         if actor.state_size:
             actor.forget((found.terminated | found.truncated).to(actor.hidden_state.device))
 
@@ -108,20 +111,23 @@ class SimulatorCollector(RolloutCollector):
         rollout = storage.rollout()
         self._check_finite(rollout)
         kept = rollout.ended if self.keeps_terminal_obs else rollout.truncated & ~rollout.terminated
-        positions = kept.flatten().nonzero().squeeze(1)
-        last = self._final_rows
-        if last is None and len(positions):
+        given = torch.tensor(self._final_given, device=kept.device)
+        missing = kept & ~given[:, None]
+        if missing.any():
             if not self._is_told:
                 self._is_told = True
                 notify(f"note: {self.simulator.name} gives no last observations: {self._meaning}")
             if self._truncation == "as_termination":
-                terminated = rollout.ended
-                return replace(
-                    rollout, terminated=terminated, truncated=torch.zeros_like(terminated)
-                )
-        if last is None:
-            last = tree_map(lambda x: x[:-1], rollout.obs)
-        final_obs = tree_map(lambda x: x.flatten(0, 1)[positions], last)
+                kept, terminated = kept & ~missing, rollout.terminated | missing
+                truncated = rollout.truncated & ~terminated
+                rollout = replace(rollout, terminated=terminated, truncated=truncated)
+        positions = kept.flatten().nonzero().squeeze(1)
+        final_obs = tree_map(lambda x: x[:-1].flatten(0, 1)[positions], rollout.obs)
+        if self._final_rows is not None:
+            given = ~missing.flatten()[positions]
+            leaves = leaves_by_key(final_obs)
+            for key, rows in leaves_by_key(self._final_rows).items():
+                leaves[key][given] = rows.flatten(0, 1)[positions[given]]
         return replace(rollout, final_obs=final_obs, final_positions=positions)
 
     @property
@@ -156,12 +162,16 @@ class SimulatorCollector(RolloutCollector):
         cpu = torch.device("cpu")
         ended = rollout.ended.to(cpu)
         for key, values in self._numbers.items():
-            numbers = torch.stack(values).to(cpu)
-            found = numbers if numbers.ndim == 1 else numbers[ended]
             target = reports.successes if key == SUCCESS else reports.infos.setdefault(key, [])
-            target += found.tolist()
+            if means := [x for _, x in values if not x.ndim]:
+                target += map(float, torch.stack(means).tolist())
+            if rows := [(step, x) for step, x in values if x.ndim]:
+                steps, columns = zip(*rows, strict=True)
+                target += map(float, torch.stack(columns).to(cpu)[ended[list(steps)]].tolist())
         self._numbers.clear()
-        finished = self.episodes.follow(rollout.rewards.to(cpu).numpy(), ended.numpy())
+        assert self._storage is not None
+        rewards = self._storage.precise_rewards.to(cpu).numpy()
+        finished = self.episodes.follow(rewards, ended.numpy())
         return replace(reports, returns=finished.returns, lengths=finished.lengths)
 
     def _env_state(self) -> dict[str, Any] | None:

@@ -148,6 +148,9 @@ class RolloutStorage:
         state_size: Size S of the recurrent state; 0: none.
         device: Where it lies, if what is written are tensors; None: on the CPU, and observations,
             rewards and flags are arrays.
+
+    Attributes:
+        precise_rewards: Rewards in double precision, `[T, B]`.
     """
 
     def __init__(
@@ -166,8 +169,11 @@ class RolloutStorage:
         shape, after = (num_steps, num_envs), (num_steps + 1, num_envs)
         self.obs = self._zeros_for(after)
         self.actions: TensorTree | None = None
+        # Returns of episodes are sums in double precision, which MPS lacks.
+        precise = torch.float32 if self.device.type == "mps" else torch.float64
         with self.device:
             self.rewards = torch.zeros(shape)
+            self.precise_rewards = torch.zeros(shape, dtype=precise)
             self.terminated = torch.zeros(shape, dtype=torch.bool)
             self.truncated = torch.zeros(shape, dtype=torch.bool)
             self.valid = torch.ones(shape, dtype=torch.bool)
@@ -178,7 +184,7 @@ class RolloutStorage:
         self._obs_arrays = [(key, writable(leaf)) for key, leaf in leaves.items()]
         self._obs_rows = {key: leaf.unbind(0) for key, leaf in leaves.items()}
         self._has_obs_keys = isinstance(self.obs, dict)
-        self._reward_rows = list(writable(self.rewards))
+        self._reward_rows = list(writable(self.precise_rewards))
         self._terminated_rows = list(writable(self.terminated))
         self._truncated_rows = list(writable(self.truncated))
         self._action_rows: list[dict[str, Tensor]] = []
@@ -263,6 +269,7 @@ class RolloutStorage:
     def rollout(self) -> Rollout:
         """The finished rollout; it shares memory with the storage until the next one begins."""
         assert self.actions is not None
+        self.rewards.copy_(self.precise_rewards)
         return Rollout(
             obs=self.obs,
             actions=self.actions,

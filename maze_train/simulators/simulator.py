@@ -167,9 +167,9 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
         if ended.any():
             last = before if step.final_obs is None else as_arrays(step.final_obs)
             infos = {"final_obs": rows_of(last, ended), "_final_obs": ended}
-            found = {k: v.cpu().numpy() for k, v in step.infos.items() if v.ndim == 1}
-            masks = {f"_{key}": ended for key in found}
-            infos |= {"final_info": {**found, **masks}, "_final_info": ended}
+            numbers = {key: x.cpu().expand(self.num_envs) for key, x in step.infos.items()}
+            masks = {f"_{key}": ended for key in numbers}
+            infos |= {"final_info": {**as_arrays(numbers), **masks}, "_final_info": ended}
         rewards = step.rewards.cpu().numpy()
         return self.nested(self._obs), rewards, terminated, truncated, infos
 

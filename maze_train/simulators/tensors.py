@@ -17,9 +17,9 @@ from maze_train.spaces.describe import FlatView
 NEEDED = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 """Attributes of a vector environment of tensors."""
 
-FINAL_OBS = ("final_obs", "final_observation")
+FINAL_OBS, FINAL_INFO = ("final_obs", "final_observation"), "final_info"
 LOGS = ("log", "episode")
-"""Keys of an info with last observations, and with mappings of further numbers."""
+"""Keys of an info with last observations, last infos, and mappings of further numbers."""
 
 
 class TensorSimulator(Simulator):
@@ -99,8 +99,8 @@ class TensorSimulator(Simulator):
         return flat_leaves(self._observation, obs)
 
     def _numbers(self, info: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Numbers of an info, and of the mappings in it that hold more of them."""
-        found = {key: value for key, value in info.items() if key not in FINAL_OBS}
+        """Return the numbers of an info and its mappings; `final_info` takes precedence."""
+        found = {key: value for key, value in info.items() if key not in (*FINAL_OBS, FINAL_INFO)}
         for log in LOGS:
             if isinstance(found.get(log), dict):
                 found |= found.pop(log)
@@ -110,7 +110,8 @@ class TensorSimulator(Simulator):
                 value = torch.tensor(float(value))
             if isinstance(value, torch.Tensor) and value.shape in ((), (self.num_envs,)):
                 numbers[key] = value
-        return numbers
+        last = info.get(FINAL_INFO)
+        return numbers | self._numbers(last) if isinstance(last, Mapping) else numbers
 
     def state_dict(self) -> dict[str, Any]:
         """The state that the environment gives."""

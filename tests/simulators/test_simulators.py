@@ -18,6 +18,7 @@ from maze_train import ConfigError, EnvConfig, EnvError, load_policy, train
 from maze_train.algorithms.actor_critic.batch import evaluate_rollout
 from maze_train.collect.simulators import SimulatorCollector
 from maze_train.core.errors import ShapeError, SpaceError
+from maze_train.core.events import Statistics
 from maze_train.core.targets import Given
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.foreign import make_foreign_env
@@ -27,6 +28,7 @@ from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.simulators.functional import space_of_size
 from maze_train.simulators.make import make_simulator
+from maze_train.training.evaluators import RolloutEvaluator
 
 OWN = ["tensor_sims", "benchmarks"]
 POLES = {"_target_": "benchmarks.tensor_cartpole.TensorCartPole", "backend": "tensor"}
@@ -167,6 +169,94 @@ def test_numbers_of_infos_are_metrics():
     assert len(episodes.infos["Episode_Reward/alive"]) == 7
     assert episodes.lengths == [3, 4, 5, 4]
     assert episodes.returns == [6, 14, 25, 10]
+
+
+class Sparse(Robot):
+    """Reuses its buffers, and tells infos and last observations only where an episode ends.
+
+    In the style of ManiSkill: last infos are in `final_info`.
+    """
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        self.buffer, self.total = torch.zeros(num_envs), torch.zeros(())
+
+    def step(self, actions):
+        played = self.numbers, self.episodes, self.steps + 1
+        obs, rewards, terminated, truncated, _ = super().step(actions)
+        self.buffer[:] = 0.0
+        self.total += 1
+        info = {"total": self.total, "own": self.buffer, "log": {"half": 0.5}}
+        if not (terminated | truncated).any():
+            return obs, rewards.double(), terminated, truncated, info
+        self.buffer[:] = 100 * played[0] + 10 * played[1] + played[2]
+        last = torch.stack(played, 1) / 10 + 1
+        nested = {"episode": {"nested": played[2]}}
+        final = {"is_success": played[1] % 2 == 1, "own": self.buffer, **nested}
+        final_obs = {"policy": last, "critic": last.square()} if self.total != 12 else None
+        info |= {"final_info": final, "final_observation": final_obs}
+        return obs, rewards.double(), terminated, truncated, info
+
+
+def test_infos_of_some_steps_that_are_written_in_place():
+    """Each episode has the values of its own last step, also in evaluations."""
+    collector, model = collector_of(Sparse, 7, info_keys=["total", "own", "nested", "half"])
+    _, episodes = collector.collect_steps(model)
+    assert episodes.infos["own"] == [3, 104, 205, 14]
+    assert episodes.infos["nested"] == [3, 4, 5, 4]
+    assert episodes.infos["total"] == [1, 2, 3, 4, 5, 6, 7]
+    assert episodes.infos["half"] == [0.5] * 7
+    assert episodes.successes == [0.0, 0.0, 0.0, 1.0]
+    env = make_foreign_env(EnvConfig(target=Given(Sparse), backend="tensor"), 3, training=False)
+    evaluator = RolloutEvaluator(
+        lambda _: env, 4, concurrency=3, info_keys=["total", "own", "half"]
+    )
+    metrics = evaluator.evaluate(model)
+    assert metrics["eval/success_rate"] == 0.25
+    assert metrics["eval/info/own"] == np.mean([3, 104, 205, 14])
+    assert metrics["eval/info/total"] == np.mean([3, 4, 5, 7])
+    assert metrics["eval/info/half"] == 0.5
+
+
+def test_numbers_of_all_environments_count_where_no_episode_ends():
+    """Means over environments are metrics of a rollout without ends."""
+    collector, model = collector_of(Endless, 3, info_keys=["Episode_Reward/alive", "height"])
+    _, episodes = collector.collect_steps(model)
+    statistics = Statistics()
+    episodes.record(statistics)
+    assert statistics.reduce() == {"train/info/Episode_Reward/alive": 3.0}
+
+
+@pytest.mark.parametrize("truncation", ["bootstrap_previous", "as_termination"])
+def test_last_observations_of_some_steps(truncation):
+    """Nothing is left of those of an earlier rollout."""
+    collector, model = collector_of(Sparse, 4, truncation=truncation)
+    given, *_, lacking = [
+        (rollout.final_positions.tolist(), rollout.final_obs, rollout.terminated[3].clone())
+        for rollout, _ in (collector.collect_steps(model) for _ in range(3))
+    ]
+    assert given[0] == [2 * 3 + 0, 3 * 3 + 1]
+    assert given[1]["policy"][1].tolist() == pytest.approx([1.1, 1.0, 1.4])
+    if truncation == "as_termination":
+        assert (lacking[0], lacking[2].all()) == ([], True)
+    else:
+        assert lacking[0] == [9, 10, 11]
+        assert lacking[1]["policy"][1].tolist() == pytest.approx([1.1, 1.2, 1.2])
+
+
+class Huge(Robot):
+    """Rewards that single precision rounds, and whose sums it holds."""
+
+    def step(self, actions):
+        obs, rewards, *rest = super().step(actions)
+        signs = 1.0 * (self.steps == 1) - 1.0 * (self.steps == 2)
+        return obs, rewards.double() + 1e8 * signs, *rest
+
+
+def test_returns_are_sums_in_double_precision():
+    """Also of rewards that are learned from in single precision."""
+    collector, model = collector_of(Huge, 7)
+    assert collector.collect_steps(model)[1].returns == [6, 14, 25, 10]
 
 
 def test_the_recurrent_state_is_cleared_where_an_episode_ends():
