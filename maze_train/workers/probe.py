@@ -1,0 +1,120 @@
+"""A function that runs once in a throw-away process, beside the work of this one."""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from maze_train.workers.process import PROCESS_NAME, SIGNALS, limit_threads
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+T = TypeVar("T")
+
+
+class Probe(Generic[T]):
+    """Calls a function in a process of its own, which no one has to wait for.
+
+    The process is a fork, so nothing is imported again and the function needs no pickling; its
+    result does. Whatever the function prints is discarded. If it raises, dies, or takes too long,
+    there is no result: a probe finds things out, and its failure means that nothing was found out.
+    Processes that the function starts end with it.
+
+    Args:
+        function: The function.
+        limit_s: Seconds after which the process is killed, > 0.
+    """
+
+    def __init__(self, function: Callable[[], T], limit_s: float) -> None:
+        self._deadline = time.monotonic() + limit_s
+        self._result: T | None = None
+        self._conn, sender = multiprocessing.Pipe(duplex=False)
+        self._process = multiprocessing.get_context("fork").Process(
+            target=_work,
+            args=(function, sender, self._conn, math.ceil(limit_s)),
+            name=f"{PROCESS_NAME}-probe",
+        )
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # threads: the process may hang, and is killed then
+                self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        sender.close()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the process has ended, with a result or without one."""
+        return self._conn.closed
+
+    def result(self, wait_s: float = 0.0) -> T | None:
+        """Return the result of the function; None: there is none, or not yet.
+
+        Args:
+            wait_s: Seconds to wait for it.
+        """
+        if self.is_over:
+            return self._result
+        left = self._deadline - time.monotonic()
+        try:
+            if self._conn.poll(max(0.0, min(wait_s, left))):
+                self._result = self._conn.recv()
+                self.close()
+            elif left <= wait_s:
+                self.close()
+        except (EOFError, OSError):
+            self.close()
+        return self._result
+
+    def close(self) -> None:
+        """Kill the process and all that it started; calling it again does nothing."""
+        if self.is_over:
+            return
+        self._conn.close()
+        if self._process.exitcode is None:  # otherwise its number may be that of another process
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid or 0, signal.SIGKILL)
+            self._process.kill()  # it may not have its own group yet
+        self._process.join()
+        self._process.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+
+def _work(function: Callable[[], T], sender: Connection, other: Connection, limit_s: int) -> None:
+    """Call the function in the process of a probe, and send its result."""
+    os.setsid()  # signals of the terminal do not reach it; it is ended with all that it starts
+    other.close()
+    gc.freeze()  # objects of the parent stay as they are: to delete one may end its connections
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(limit_s)  # in case the parent is killed
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nowhere, descriptor)
+    sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until its end)
+    limit_threads()
+    with suppress(BaseException):
+        sender.send(function())
+    os.killpg(0, signal.SIGKILL)  # at once: nothing of the parent is finalised here
