@@ -58,13 +58,14 @@ class TurnSplitter:
 
     A turn of an agent begins with an action and ends where the agent acts next, or its episode
     ends. Its reward is the sum of the rewards of the agent in between, whichever agent acted: so
-    the reward from the move of an opponent belongs to the agent's move before. A reward before the
-    first action of an episode belongs to no turn.
+    the reward from the move of an opponent belongs to the agent's move before. Rewards before the
+    first action of an episode are added to its first turn, so the rewards of all turns add up to
+    the return.
 
     Row i of a column is turn i of one agent in one environment; the columns of agents with the same
     policy lie side by side, agent by agent. Columns have different numbers of turns: rows at the
     end that are not turns are not valid, and are truncated; turns that were lost are not truncated.
-    A turn that has not ended is kept for the next rollout.
+    A turn that has not ended is kept for the next rollout, as are rewards before a first action.
 
     Args:
         policies: The agents of each policy, by its id.
@@ -121,7 +122,9 @@ class TurnSplitter:
     def forget(self, envs: Tensor) -> None:
         """Drop the running turns of some environments, `[E]` bool: their episodes were lost."""
         for agent, steps in self._running.items():
-            self._running[agent] = replace(steps, acts=steps.acts & ~envs)
+            self._running[agent] = replace(
+                steps, acts=steps.acts & ~envs, rewards=steps.rewards.masked_fill(envs, 0.0)
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The turns that have not ended."""
@@ -181,10 +184,11 @@ class TurnSplitter:
     def _with_running(self, agent: str, steps: _Steps) -> _Steps:
         """The steps after the turns that the rollout before left, which become a row before them.
 
-        Each of these rows stands for all steps that its turn has had.
+        Each of these rows stands for all steps that its turn has had, or for those before a first
+        action.
         """
         running = self._running.get(agent)
-        if running is None or not running.acts.any():
+        if running is None:
             return steps
         before, after = vars(running), vars(steps)
         found: dict[str, Any] = {
@@ -210,13 +214,21 @@ class _Turns:
         self._envs = torch.arange(num_envs)
         times = torch.arange(num_steps + 1).unsqueeze(1)
         acts = steps.acts[:-1]
-        self._numbers = (acts.cumsum(0) - 1).clamp(min=0)
-        """Number of the turn that a step belongs to, `[T, E]`."""
-        starts = torch.where(acts, times[:-1], -1).cummax(0).values
         ends = (steps.terminated | steps.truncated | steps.lost).long()
         ends_before = ends.cumsum(0) - ends
-        self._is_open = starts >= 0
-        self._is_open &= ends_before == ends_before.gather(0, starts.clamp(min=0))
+        before = torch.where(acts, times[:-1], -1).cummax(0).values
+        after = torch.where(acts, times[:-1], num_steps).flip(0).cummin(0).values.flip(0)
+        has_acted = before >= 0
+        has_acted &= ends_before == ends_before.gather(0, before.clamp(min=0))
+        acts_later = ~has_acted & (after < num_steps)
+        acts_later &= ends_before == ends_before.gather(0, after.clamp(max=num_steps - 1))
+        self._numbers = (acts.cumsum(0) - 1 + acts_later.long()).clamp(min=0)
+        """Number of the turn that a step belongs to, `[T, E]`."""
+        self._is_open = has_acted | acts_later
+        """Whether it belongs to one, `[T, E]` bool."""
+        is_early = ~has_acted & (after == num_steps) & (ends_before == ends.sum(0))
+        self._early = (steps.rewards * is_early).sum(0)
+        """Rewards before the first action of an episode, which is in no step, `[E]`."""
         self._counts = acts.sum(0)
         self._size = int(self._counts.max())
         # The turn that begins with the observation after the last step has a row as well.
@@ -276,11 +288,17 @@ class _Turns:
         )
 
     def running(self) -> _Steps | None:
-        """Return the turns that have not ended, as one step each; None without any."""
-        if not bool(self.is_running.any()):
+        """Return the turns that have not ended, as one step each; None without any.
+
+        Where there is no such turn the step has the rewards before a first action.
+        """
+        if not bool(self.is_running.any() | self._early.any()):
             return None
         last = (self._counts - 1).clamp(min=0)
         times = self._times[last, self._envs].clamp(max=len(self.steps.rewards) - 1).unsqueeze(0)
+        rewards = self._early
+        if self._size:
+            rewards = torch.where(self.is_running, self.rewards[last, self._envs], rewards)
         none = torch.zeros_like(times, dtype=torch.bool)
         steps = self.steps
         obs = tree_map(lambda x: self._rows(x, times), steps.obs)
@@ -288,7 +306,7 @@ class _Turns:
             obs=obs,
             actions=tree_map(lambda x: self._rows(x, times), steps.actions),
             acts=self.is_running.unsqueeze(0),
-            rewards=self.rewards[last, self._envs].unsqueeze(0),
+            rewards=rewards.unsqueeze(0),
             terminated=none,
             truncated=none,
             lost=none,

@@ -22,7 +22,7 @@ from gymnasium import spaces
 from maze_train.core.errors import EnvError, SpaceError
 from maze_train.envs.monitoring import gives_state
 from maze_train.envs.vector import Array, masked_writer, row_writer, zeroed_columns
-from maze_train.spaces.agents import AGENT_RETURNS, AgentSpaces
+from maze_train.spaces.agents import AGENT_RETURNS, REWARDS, AgentSpaces
 from maze_train.spaces.describe import FlatView, is_mask_key
 from maze_train.spaces.masks import mask_layout
 
@@ -41,8 +41,9 @@ class Turn:
     """Observations of the agents that act next, and the last ones of those that have just ended,
     which a truncated agent must have: its value is estimated from it."""
     rewards: Mapping[str, float] = field(default_factory=dict)
-    """Rewards since the turn before, of any agents, also of those that did not act. They belong to
-    the last action of the agent. A step that consists of decisions gives its reward to each."""
+    """Rewards since the turn before, of any agents that have not ended, also of those that did not
+    act; none after a reset. A reward belongs to the last action of its agent, or to the first one
+    if the agent has not acted yet. A step that consists of decisions gives its reward to each."""
     terminated: Collection[str] | Mapping[str, bool] = ()
     """Agents whose episode has ended since the turn before."""
     truncated: Collection[str] | Mapping[str, bool] = ()
@@ -117,9 +118,9 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
 
     Raises:
         EnvError: If names of agents cannot be used; in reset and step also if a turn names an
-            unknown agent or one that has ended before, an observation is not of its space or an
-            agent that acts has no legal action, the last observation of a truncated agent is
-            missing, or no one acts after a reset.
+            unknown agent or one that has ended before, gives a reward to one, an observation is not
+            of its space or an agent that acts has no legal action, the last observation of a
+            truncated agent is missing, or if after a reset no one acts or an agent has a reward.
         SpaceError: If a space cannot be flattened, or a mask does not fit the actions.
     """
 
@@ -158,6 +159,11 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
             raise EnvError(
                 f"reset() gave observations of {sorted(turn.obs)}, and no one acts: expected those "
                 "of the agents that act first"
+            )
+        if obs[REWARDS].any():
+            raise EnvError(
+                f"reset() gave rewards {dict(turn.rewards)}, and no one has acted yet: give them "
+                "in the turn after the first action"
             )
         return obs, self._infos(turn)
 
@@ -249,6 +255,14 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
                     f"{key} names the agents {sorted(self._gone & named[key])}, which have ended "
                     "before in this episode: leave them out until the next reset"
                 )
+        late = [agent for agent in sorted(self._gone & turn.rewards.keys()) if turn.rewards[agent]]
+        if late:
+            raise EnvError(
+                f"rewards names the agents {late}, which have ended before in this episode: a "
+                "reward belongs to the last action of its agent, which was learned from when the "
+                "agent ended. End these agents later: until then leave them out of obs, so that "
+                "they wait without acting, and rewards count"
+            )
         if not truncated <= turn.obs.keys():
             raise EnvError(
                 f"the agents {sorted(truncated - turn.obs.keys())} are truncated without a last "

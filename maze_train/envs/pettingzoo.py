@@ -134,19 +134,19 @@ class PettingZooAgents(MultiAgentEnv):
         masks = self._masks.get(agent)
         return obs if masks is None else masks.observe(obs, info)
 
-    def _newly(self, flags: Mapping[str, Any]) -> set[str]:
-        """Agents that are flagged, and did not end before."""
-        return {agent for agent, flag in flags.items() if flag} - self._over
-
 
 class ParallelAgents(PettingZooAgents):
-    """An environment of PettingZoo in which all living agents act at once (`ParallelEnv`)."""
+    """An environment of PettingZoo in which all living agents act at once (`ParallelEnv`).
+
+    An agent that stays in `agents` after its end may still get rewards, so its end is reported when
+    it leaves them, or when no agent acts any more.
+    """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
         """Begin an episode."""
         obs, infos = by_agent("reset", self.env.reset(seed=seed, options=options), RESET)
         self._over = set()
-        self._left: set[str] = set()
+        self._ended: dict[str, Turn] = {}
         return self._turn(obs, {}, {}, {}, infos)
 
     def step(self, actions: dict[str, Any]) -> Turn:
@@ -165,23 +165,38 @@ class ParallelAgents(PettingZooAgents):
         truncations: Mapping[str, Any],
         infos: Mapping[str, Any],
     ) -> Turn:
-        terminated, truncated = self._newly(terminations), self._newly(truncations)
-        just_ended = terminated | truncated
-        self._over |= just_ended
-        # Some stay listed when they have ended; those that left and are back are refused later.
-        still = self._over - self._left
-        acting = [agent for agent in self.env.agents if agent not in still]
-        self._left = self._over.difference(self.env.agents)
+        for agent in dict.fromkeys((*terminations, *truncations)):
+            flags = terminations.get(agent, False), truncations.get(agent, False)
+            if any(flags) and agent not in self._over | self._ended.keys():
+                self._ended[agent] = Turn(
+                    {agent: obs[agent]} if agent in obs else {},
+                    terminated=[agent] if flags[0] else [],
+                    truncated=[agent] if flags[1] else [],
+                    infos={agent: infos.get(agent, {})},
+                )
+        acting = [agent for agent in self.env.agents if agent not in self._ended]
         blind = [agent for agent in acting if agent not in obs]
         if blind:
             raise EnvError(
                 f"the agents {blind} are in `agents` of the environment, and it gave observations "
                 f"of {sorted(obs)}: expected those of all living agents"
             )
-        shown = [agent for agent in obs if agent in just_ended or agent in acting]
-        own_infos = {agent: infos.get(agent, {}) for agent in shown}
-        seen = {agent: self._observed(agent, obs[agent], own_infos[agent]) for agent in shown}
-        return Turn(seen, rewards, terminated, truncated, own_infos)
+        left = [agent for agent in self._ended if not acting or agent not in self.env.agents]
+        self._over.update(left)
+        turns = [self._ended.pop(agent) for agent in left]
+        turns.append(Turn({k: obs[k] for k in acting}, infos={k: infos.get(k, {}) for k in acting}))
+        own_infos = {agent: info for turn in turns for agent, info in turn.infos.items()}
+        return Turn(
+            {
+                agent: self._observed(agent, seen, own_infos[agent])
+                for turn in turns
+                for agent, seen in turn.obs.items()
+            },
+            rewards,
+            {agent for turn in turns for agent in turn.terminated},
+            {agent for turn in turns for agent in turn.truncated},
+            own_infos,
+        )
 
 
 class CyclingAgents(ParallelAgents):
@@ -213,7 +228,8 @@ class AlternatingAgents(PettingZooAgents):
 
     Every turn is an action of one living agent. Rewards are those of all agents that the
     environment reports after it; the sums that it keeps as well are not read. The steps without an
-    action that remove ended agents are made here.
+    action that remove ended agents are made here. An agent may get rewards until it is removed, so
+    its end is reported then.
     """
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
@@ -241,22 +257,26 @@ class AlternatingAgents(PettingZooAgents):
         truncated: set[str] = set()
         seen: dict[str, Any] = {}
         infos: dict[str, dict[str, Any]] = {}
+
+        def show(name: str) -> None:
+            infos[name] = dict(env.infos.get(name, {}))
+            seen[name] = self._observed(name, env.observe(name), infos[name])
+
         while True:
             # Read once: wrappers pass on each attribute.
             agents, ends = env.agents, (env.terminations, env.truncations)
-            new = self._newly(ends[0]), self._newly(ends[1])
-            terminated |= new[0]
-            truncated |= new[1]
-            for agent in sorted(new[0] | new[1]):
-                infos[agent] = dict(env.infos.get(agent, {}))
-                seen[agent] = self._observed(agent, env.observe(agent), infos[agent])
-                self._over.add(agent)
-            if not agents:
+            agent = env.agent_selection if agents else None
+            over = {name for flags in ends for name, flag in flags.items() if flag}
+            for name in sorted(over - self._over):
+                if name == agent or name not in agents:
+                    self._over.add(name)
+                    terminated.update([name] * bool(ends[0].get(name)))
+                    truncated.update([name] * bool(ends[1].get(name)))
+                    show(name)
+            if agent is None:
                 break
-            agent = env.agent_selection
-            if not any(flags[agent] for flags in ends):
-                infos[agent] = dict(env.infos[agent])
-                seen[agent] = self._observed(agent, env.observe(agent), infos[agent])
+            if agent not in over:
+                show(agent)
                 break
             env.step(None)
             if agent in env.agents:

@@ -117,24 +117,32 @@ class Stream:
         """Observation, reward, end (3: lost) and what follows of each turn up to a step."""
         found: list[tuple[Any, ...]] = []
         running: list[Any] | None = None
+        early, has_ended = 0.0, False
         for t in range(stop + 1):
             now = self.obs[t][env, agent]
             if self.acts[t][env, agent]:
                 if running is not None:
                     found.append((*running, 0, now))
-                running = [now, 0.0]
-            if t == stop or running is None:
-                continue
-            running[1] += self.rewards[t][env, agent]
+                running, early = [now, early], 0.0
+            if t == stop:
+                break
             end, joint = self.ends[t][env, agent], self.joint[t][env]
+            if running is not None:
+                running[1] += self.rewards[t][env, agent]
+            elif not has_ended:
+                early += self.rewards[t][env, agent]
+            if not end and not joint:
+                continue
+            has_ended, early = not joint, 0.0
+            if running is None:
+                continue
             waits = joint == 2 and not end and not self.next_acts[t][env, agent]
             if joint == 3 or waits:
                 found.append((*running, 3, None))
-                running = None
-            elif end or joint:
+            else:
                 last = now + 1000.5 if joint else self.obs[t + 1][env, agent]
                 found.append((*running, end or joint, last))
-                running = None
+            running = None
         return found
 
 
@@ -206,7 +214,10 @@ SOME = [7, 20, 3, 30]
 def test_turns_are_those_of_a_loop_over_steps(
     lengths: list[int], layout: dict[str, bool], acting: float, some_learn: bool
 ) -> None:
-    """Whatever the lengths of rollouts, every turn comes once, with its reward and its end."""
+    """Whatever the lengths of rollouts, every turn comes once, with its reward and its end.
+
+    Rewards before the first turn of an episode are in the reward of that turn.
+    """
     for seed in range(5):
         stream = Stream.random(60, seed, acting)
         learns = learning(stream, 60, seed) if some_learn else None
@@ -350,7 +361,7 @@ def test_advantages_by_hand() -> None:
 
     With a discount of 0.5, values 0 and lambda 1: a gets 1 + 2 for its first turn, of which b's
     move brought 2, and 4 + 8 for the second one, so 12 + 0.5 * 6 = 15 and 3 + 0.5 * 15 = 10.5. b
-    gets 20 + 30 and 40, so 40 and 50 + 0.5 * 40 = 70; the 10 before its first turn are no one's.
+    gets 10 + 20 + 30 and 40, so 40 and 60 + 0.5 * 40 = 80; the 10 came before its first turn.
     """
     rewards = torch.tensor([[1.0, 10.0], [2.0, 20.0], [4.0, 30.0], [8.0, 40.0]])
     acts = torch.tensor([[1.0, 0.0], [0.0, 1.0]] * 2 + [[1.0, 0.0]])
@@ -377,7 +388,7 @@ def test_advantages_by_hand() -> None:
         final_positions=torch.tensor([3]),
     )
     found = TurnSplitter({"a": ["a"], "b": ["b"]}, {"a": 0, "b": 0}).split(rollout)
-    for policy, expected in {"a": [10.5, 15.0], "b": [70.0, 40.0]}.items():
+    for policy, expected in {"a": [10.5, 15.0], "b": [80.0, 40.0]}.items():
         turns = found[policy]
         discounts, lambdas = discounts_and_lambdas(turns.terminated, turns.cut, 0.5, 1.0)
         values = torch.zeros(2, 1)

@@ -55,7 +55,7 @@ def test_joint_observations_of_turns() -> None:
         Turn({"a": A + 1, "b": B}, {"a": 0.5, "c": 1.0}),
         Turn({"a": A + 2, "c": 6}, {"a": 3.0}, terminated={"a"}),
         Turn({"b": B, "c": 3}, truncated={"c": True, "b": False}),
-        Turn({"b": NO_MOVE}, {agent: 2.0 for agent in "abc"}, {"b": True}, {"b": False}),
+        Turn({"b": NO_MOVE}, {"a": 0.0, "b": 6.0}, {"b": True}, {"b": False}),
     )
     none = [0, 0, 0]
     quiet = {"rewards": [0.0] * 3, "terminated": none, "truncated": none}
@@ -78,7 +78,7 @@ def test_joint_observations_of_turns() -> None:
             "a": [3, 7],
             "c": 3,
             "acts": none,
-            "rewards": [2, 2, 2],
+            "rewards": [0, 6, 0],
             "terminated": [0, 1, 0],
             "truncated": none,
         },
@@ -90,7 +90,7 @@ def test_joint_observations_of_turns() -> None:
         (2.0, False, True),  # The episode of c was cut off.
     ]
     assert results[0][1] == {"a": {"x": 1}, "agent_returns": {"a": 0.0, "b": 0.0, "c": 0.0}}
-    assert results[-1][4]["agent_returns"] == {"a": 5.5, "b": 2.0, "c": 3.0}
+    assert results[-1][4]["agent_returns"] == {"a": 3.5, "b": 6.0, "c": 1.0}
     assert [sorted(got) for got in env.env.actions] == [["a"], ["a", "b"], ["c"], ["b"]]
     assert env.env.actions[2] == {"c": ACTION["c"]}
     assert env.metadata["agents"] == ("a", "b", "c")
@@ -124,6 +124,19 @@ FIRST = Turn({"a": A, "b": B})
             [FIRST, Turn({"a": A, "b": B}, truncated="a"), Turn({"b": B}, terminated="a")],
             r"terminated names the agents \['a'\], which have ended before",
         ),
+        (
+            [FIRST, Turn({"a": A, "b": B}, terminated="a"), Turn({"b": B}, {"a": 1.0, "b": 1.0})],
+            r"rewards names the agents \['a'\], which have ended before .*End these agents later",
+        ),
+        (
+            [FIRST, Turn({"a": A, "b": B}, truncated="a"), Turn({"b": B}, {"a": np.nan})],
+            r"rewards names the agents \['a'\], which have ended before",
+        ),
+        (
+            [FIRST, Turn({"a": A, "b": B}, terminated="a"), Turn({"b": B}, {"a": 0.0, "b": 1.0})],
+            None,
+        ),
+        ([Turn({"a": A}, {"b": 1.0})], r"reset\(\) gave rewards \{'b': 1.0\}"),
         ([Turn({})], "no one acts: expected those of the agents that act first"),
         ([Turn({"a": A}, terminated="a")], "no one acts: expected those"),
         (
@@ -263,7 +276,7 @@ def test_checker_of_gymnasium() -> None:
         def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
             for i, agent in enumerate("abc"):
                 self.observation_spaces[agent].seed(None if seed is None else seed + i)
-            return self.step({})
+            return Turn(self.step({}).obs)
 
         def step(self, actions: dict[str, Any]) -> Turn:
             seen = {agent: self.observation_space(agent).sample() for agent in "abc"}

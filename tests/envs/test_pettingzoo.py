@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Deprecat
 class Rounds(pettingzoo.AECEnv):
     """Players in turn; whoever acts gives the others 1, 2 or 3 points and loses as many.
 
-    `p` ends in its second turn, `q` is truncated while `r` makes its second one, `s` is born after
+    Players that have ended get them too, until their turn comes and they are removed. `p` ends in its second turn, `q` is truncated while `r` makes its second one, `s` is born after
     the first round and ends with `r` in the third round. An info has the legal actions.
     """
 
@@ -78,8 +78,7 @@ class Rounds(pettingzoo.AECEnv):
         self._cumulative_rewards[agent] = 0.0
         gain = float(action) + 1.0
         for other in self.agents:
-            is_dead = self.terminations[other] or self.truncations[other]
-            self.rewards[other] = -gain if other == agent else 0.0 if is_dead else gain
+            self.rewards[other] = -gain if other == agent else gain
         self._accumulate_rewards()
         self.finish(agent)
         for other in self.agents:
@@ -290,7 +289,7 @@ def test_turns_of_environments_that_pettingzoo_converted(make: Any) -> None:
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_walkers_die_one_by_one(keeps: bool) -> None:
-    """A parallel environment whose agents get fewer, and one that continues naming dead ones."""
+    """Agents end when they leave `agents`; until then rewards count as those of their last action."""
     env = EnvFactory.from_any(Walkers, keeps=keeps)()
     env.reset(seed=4)
     results = [env.step(dict.fromkeys("abc", np.ones(1, np.float32))) for _ in range(5)]
@@ -299,9 +298,16 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
     none = [0, 0, 0]
     assert told["acts"] == [[1, 1, 1], [0, 1, 1], [0, 0, 1], [0, 0, 1], none]
     gone = [5.0 * keeps, 5.0 * keeps, 5.0]
-    assert told["rewards"][-1] == gone, "rewards are passed on as they are"
-    assert told["terminated"] == [none, [1, 0, 0], none, none, [0, 0, 1]]
-    assert told["truncated"] == [none, none, [0, 1, 0], none, none]
+    assert told["rewards"][-1] == gone
+    late = [none] * 4
+    ends = [none, [1, 0, 0], none, none, [0, 0, 1]]
+    assert told["terminated"] == ([*late, [1, 0, 1]] if keeps else ends)
+    cuts = [none, none, [0, 1, 0], none, none]
+    assert told["truncated"] == ([*late, [0, 1, 0]] if keeps else cuts)
+    last = [
+        float(x[0] - results[0][0]["agents"]["a"][0]) for x in results[-1][0]["agents"].values()
+    ]
+    assert last == [1.0, 2.0, 4.0], "the last observation of an agent is that of its end"
     assert [result[2:4] for result in results] == [(False, False)] * 4 + [(False, True)]
 
 
