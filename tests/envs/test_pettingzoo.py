@@ -25,8 +25,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::Deprecat
 class Rounds(pettingzoo.AECEnv):
     """Players in turn; whoever acts gives the others 1, 2 or 3 points and loses as many.
 
-    Players that have ended get them too, until their turn comes and they are removed. `p` ends in its second turn, `q` is truncated while `r` makes its second one, `s` is born after
-    the first round and ends with `r` in the third round. An info has the legal actions.
+    Players that have ended get them too, until their turn comes and they are removed. `p` ends in
+    its second turn, `q` is truncated while `r` makes its second one, `s` is born after the first
+    round and ends with `r` in the third round. An info has the legal actions.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"name": "rounds_v0", "render_modes": []}
@@ -289,7 +290,7 @@ def test_turns_of_environments_that_pettingzoo_converted(make: Any) -> None:
 
 @pytest.mark.parametrize("keeps", [False, True])
 def test_walkers_die_one_by_one(keeps: bool) -> None:
-    """Agents end when they leave `agents`; until then rewards count as those of their last action."""
+    """Agents end when they leave `agents`; until then rewards belong to their last action."""
     env = EnvFactory.from_any(Walkers, keeps=keeps)()
     env.reset(seed=4)
     results = [env.step(dict.fromkeys("abc", np.ones(1, np.float32))) for _ in range(5)]
