@@ -27,6 +27,7 @@ from maze_train.distributions.base import ActionSampler, Distribution
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel
+from maze_train.spaces.tensors import check_resolution, large_floats
 
 
 class ActingModel(Protocol):
@@ -305,9 +306,12 @@ class RolloutCollector(Collector):
             The rollout, which shares memory with the next one, and the episodes that ended in it.
         """
         self.env_s, began = 0.0, time.perf_counter()
+        large: dict[str, Array] = {}
         if self._obs is None:
             self._obs = self._reset(self._env_seed)
             self.env_s = time.perf_counter() - began
+            if self._storage_device is None:
+                large = large_floats(self.env.single_observation_space, self._obs)
         actor, storage = self._actor_and_storage(model)
         distribution = model.distribution
         shape = (self.num_steps, self.num_envs)
@@ -338,6 +342,7 @@ class RolloutCollector(Collector):
                     meanwhile()
                 began = time.perf_counter()
             self._finish_step(step, actor, storage, reports, began)
+        check_resolution(large, self._obs)
         if actor.state_size:
             storage.write_hidden_state(self.num_steps, actor.hidden_state)
         rollout = self._rollout(storage)

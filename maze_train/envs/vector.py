@@ -402,9 +402,12 @@ class StepBuffers:
 
 
 def row_writer(view: FlatView, columns: dict[str, Array]) -> Callable[[int, Any], None]:
-    """A function `write(i, observation)` that copies an observation into row i of the columns."""
+    """Return a function `write(i, observation)` that copies an observation into row i.
+
+    Rows of columns `[rows, n, ...]` hold batches of n observations.
+    """
     writers = {
-        key: within_range(key, view.leaves[key], column_writer(key, column))
+        key: within_range(key, view.leaves[key], column, column_writer(key, column))
         for key, column in columns.items()
     }
     if view.is_single:
@@ -447,19 +450,22 @@ def column_writer(key: str, column: Array) -> Callable[[int, Any], None]:
 
 
 def within_range(
-    key: str, leaf: gymnasium.Space[Any], write: Callable[[int, Any], None]
+    key: str, leaf: gymnasium.Space[Any], column: Array, write: Callable[[int, Any], None]
 ) -> Callable[[int, Any], None]:
-    """`write`, after a check that categories exist: networks would take another one's place."""
+    """`write`, and then a check that categories exist: an encoder would read others instead."""
     if not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
         return write
     low = np.asarray(leaf.start)
     high = low + (leaf.n if isinstance(leaf, spaces.Discrete) else leaf.nvec)
 
     def write_checked(i: int, value: Any) -> None:
-        if ((value < low) | (value >= high)).any():
-            name = f"observation {key!r}" if key else "the observation"
-            raise SpaceError(f"{name} is {value}, which is not in {leaf}")
         write(i, value)
+        written = column[i]
+        is_wrong = (written < low) | (written >= high)
+        if is_wrong.any():
+            name = f"observation {key!r}" if key else "the observation"
+            first = tuple(np.argwhere(is_wrong)[0][: written.ndim - low.ndim])
+            raise SpaceError(f"{name} is {written[first]}, which is not in {leaf}")
 
     return write_checked
 
@@ -472,7 +478,7 @@ def converted(key: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
             holds.
     """
     name = f"observation {key!r}" if key else "the observation"
-    array = np.asarray(value)
+    array = as_array(key, value)
     if array.shape != shape:
         raise SpaceError(f"{name} has shape {array.shape}, its space says {shape}")
     if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and dtype.kind != "f"):
@@ -480,3 +486,16 @@ def converted(key: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]
     if array.dtype.kind in "iu" and dtype.kind in "iu" and (array.astype(dtype) != array).any():
         raise SpaceError(f"{name} holds {array.min()} to {array.max()}, which {dtype} cannot hold")
     return array
+
+
+def as_array(key: str, value: Any) -> Array:
+    """One leaf of an observation as an array.
+
+    Raises:
+        SpaceError: If it cannot be converted, such as a list of lists of unequal lengths.
+    """
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError) as error:
+        name = f"observation {key!r}" if key else "the observation"
+        raise SpaceError(f"{name} is no array of numbers: {error}") from error

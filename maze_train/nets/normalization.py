@@ -20,9 +20,9 @@ from maze_train.spaces.describe import is_image
 EPSILON = 1e-8
 """Added to the variance."""
 
-RESOLUTION = 1e-6
-"""An entry whose deviation is below this share of its mean counts as constant: that little is
-rounding error in float32."""
+RESOLUTION, WIDE_RESOLUTION = 1e-6, 1e-12
+"""An entry whose standard deviation is below this fraction of its mean counts as constant: so
+little is rounding error in float32, and in float64 for the integers of `_is_wide`."""
 
 STATISTICS = ("count", "mean", "var", "frozen")
 
@@ -37,6 +37,9 @@ class ObservationNormalizer(nn.Module):
     centred but not scaled: it gives 0, and a small number should it change a little later.
     Discrete, MultiDiscrete and MultiBinary observations, images and excluded keys always pass
     unchanged.
+
+    The mean is subtracted from integers of 32 and 64 bits in float64: in float32, time stamps in
+    seconds would be rounded to multiples of 128.
 
     The statistics are float64 buffers, all keys in one vector, whatever dtype the module is
     converted to. Training mode makes no difference.
@@ -63,6 +66,7 @@ class ObservationNormalizer(nn.Module):
             for key, leaf in leaves.items()
             if isinstance(leaf, spaces.Box) and key not in config.exclude and _is_vector(leaf)
         }
+        self._wide = [_is_wide(leaves[key].dtype) for key in self._shapes]
         self.config = config
         self._clip = config.clip
         total = sum(math.prod(shape) for shape in self._shapes.values())
@@ -72,7 +76,8 @@ class ObservationNormalizer(nn.Module):
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
         for i, shape in enumerate(self._shapes.values()):
             # Numbered, because a key may hold characters that names of buffers must not have.
-            self.register_buffer(f"_mean_{i}", torch.zeros(shape), persistent=False)
+            dtype = torch.float64 if self._wide[i] else torch.get_default_dtype()
+            self.register_buffer(f"_mean_{i}", torch.zeros(shape, dtype=dtype), persistent=False)
             self.register_buffer(f"_factor_{i}", torch.ones(shape), persistent=False)
         self._has_statistics = False
 
@@ -102,12 +107,10 @@ class ObservationNormalizer(nn.Module):
         mean, factor = self._buffers[f"_mean_{i}"], self._buffers[f"_factor_{i}"]
         assert mean is not None
         assert factor is not None
-        if x.dtype != mean.dtype:
-            x = x.to(mean.dtype)
         if not self._has_statistics:
-            return x
+            return x.to(factor.dtype)
         # A difference first: x * factor - mean * factor would cancel digits of large means.
-        x = (x - mean).mul_(factor)
+        x = (x.to(mean.dtype) - mean).to(factor.dtype).mul_(factor)
         return x.clamp_(-self._clip, self._clip) if self._clip else x
 
     def update(self, obs: TensorTree) -> None:
@@ -162,14 +165,15 @@ class ObservationNormalizer(nn.Module):
     def _refresh(self) -> None:
         """Compute from the statistics what `forward` works with."""
         self._has_statistics = bool(self.count > 0)
-        is_constant = self.var <= (RESOLUTION * self.mean).square()
-        factors = torch.where(is_constant, 1.0, (self.var + EPSILON).rsqrt())
-        start = 0
-        for i, shape in enumerate(self._shapes.values()):
-            end = start + math.prod(shape)
-            for name, values in (("mean", self.mean), ("factor", factors)):
-                self.get_buffer(f"_{name}_{i}").copy_(values[start:end].view(shape))
-            start = end
+        sizes = [math.prod(shape) for shape in self._shapes.values()]
+        pieces = zip(torch.split(self.mean, sizes), torch.split(self.var, sizes), strict=True)
+        for i, (mean, var) in enumerate(pieces):
+            resolution = WIDE_RESOLUTION if self._wide[i] else RESOLUTION
+            is_constant = var <= (resolution * mean).square()
+            factor = torch.where(is_constant, 1.0, (var + EPSILON).rsqrt())
+            for name, values in (("mean", mean), ("factor", factor)):
+                own = self.get_buffer(f"_{name}_{i}")
+                own.copy_(values.view(own.shape))
 
     def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
         super()._load_from_state_dict(*args, **kwargs)
@@ -177,7 +181,8 @@ class ObservationNormalizer(nn.Module):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ObservationNormalizer:
         # Statistics move with the module, but keep their precision.
-        kept = {name: self.get_buffer(name) for name in STATISTICS}
+        wide = (f"_mean_{i}" for i, is_wide in enumerate(self._wide) if is_wide)
+        kept = {name: self.get_buffer(name) for name in (*STATISTICS, *wide)}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
         for name, buffer in kept.items():
             self._buffers[name] = buffer.to(self.get_buffer(name).device)
@@ -187,6 +192,13 @@ class ObservationNormalizer(nn.Module):
 def _is_vector(leaf: spaces.Box) -> bool:
     """Whether a Box is not an image, and has entries."""
     return not is_image(leaf) and math.prod(leaf.shape) > 0
+
+
+def _is_wide(dtype: np.dtype[Any] | None) -> bool:
+    """Whether a Box of a dtype holds integers that float32 cannot hold."""
+    return (
+        dtype is not None and dtype.kind in "iu" and dtype.itemsize >= np.dtype(np.int32).itemsize
+    )
 
 
 def _check_excluded(excluded: list[str], keys: list[str]) -> None:

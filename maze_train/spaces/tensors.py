@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
+from maze_train.core.errors import SpaceError
 from maze_train.core.types import (
     Array,
     ArrayTree,
@@ -45,6 +46,55 @@ def storage_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
         return np.dtype(np.float32)
     exceeds = isinstance(space, spaces.Box) and (space.high > np.iinfo(np.int64).max).any()
     return np.dtype(np.float32 if exceeds else np.int64)
+
+
+FIRST_INEXACT = 2.0**24
+"""Integers beyond this one are rounded in float32."""
+
+LEAST_LEVELS = 16
+"""Values that float32 has at least to distinguish between the smallest and the largest one."""
+
+
+def large_floats(space: spaces.Space[Any], obs: ArrayTree) -> dict[str, Array]:
+    """Copies of leaves `[n, ...]` of a flat space with floats beyond `FIRST_INEXACT`, by key.
+
+    These are float64 in the environment, and stored in float32.
+    """
+    leaves = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    return {
+        key: array.copy()
+        for key, array in leaves_by_key(obs).items()
+        if array.dtype == np.float64 and storage_dtype(leaves[key]) == np.float32
+        if np.abs(array).max(initial=0.0) >= FIRST_INEXACT
+    }
+
+
+def check_resolution(first: Mapping[str, Array], later: ArrayTree) -> None:
+    """Refuse floats whose differences are lost in float32, such as time stamps.
+
+    Args:
+        first: Result of `large_floats`.
+        later: Later observations.
+
+    Raises:
+        SpaceError: If an entry changes by less than `LEAST_LEVELS` values of float32.
+    """
+    for key, array in first.items():
+        both = np.concatenate([array, leaves_by_key(later)[key]])
+        spread, largest = np.ptp(both, axis=0), np.abs(both).max(axis=0)
+        step = np.spacing(largest.astype(np.float32))
+        is_lost = (largest >= FIRST_INEXACT) & (spread > 0) & (spread < LEAST_LEVELS * step)
+        if not is_lost.any():
+            continue
+        index = tuple(int(i) for i in np.argwhere(is_lost)[0])
+        name = f"the observation {key!r}" if key else "the observation"
+        place = f"entry {list(index)} of {name}" if index else name
+        raise SpaceError(
+            f"{place} is about {largest[index]:.10g} and changes by {spread[index]:.3g}, but "
+            f"floats are stored in float32, which has steps of {step[index]:.3g} there: subtract "
+            "an offset in a wrapper (env.wrappers), or declare its space with dtype=np.int64 and "
+            "set model.normalization.mode=running"
+        )
 
 
 def zeros_for(space: spaces.Space[Any], shape: tuple[int, ...]) -> TensorTree:

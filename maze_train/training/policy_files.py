@@ -30,8 +30,9 @@ from maze_train.collect.collector import (
 )
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.core.files import atomic_write, read_regular
-from maze_train.core.types import TensorTree, tree_leaves, tree_map
+from maze_train.core.types import Array, TensorTree, tree_leaves, tree_map
 from maze_train.envs.faults import NonFiniteError, check_finite
+from maze_train.envs.vector import as_array, row_writer
 from maze_train.spaces.describe import (
     MAX_NUMBERS,
     FlatView,
@@ -46,6 +47,9 @@ from maze_train.spaces.tensors import as_tensors
 WEIGHTS, SPACES, CONFIG, SCORE = "policy.pt", "spaces.json", "config.yaml", "score.json"
 DIGEST = "sha256"
 MAX_WEIGHTS_NBYTES = 1 << 32
+
+WITHOUT_INFO = "pass the observation alone: obs, info = env.reset(); policy.act(obs)"
+"""Advice about what `reset` returns."""
 
 
 class PolicyWriter:
@@ -234,8 +238,10 @@ class TrainedPolicy:
             An action of the action space, or a batch of actions with a leading dimension.
 
         Raises:
-            SpaceError: If the shape fits neither one observation nor a batch, a number is NaN or
-                infinite, or no action is legal.
+            SpaceError: If training would refuse the observation too: its shape fits neither one
+                observation nor a batch, its values are of another kind than the space holds (floats
+                for bytes, a category that does not exist), one is NaN or infinite, or no action is
+                legal.
         """
         obs, batched = self._read(observation, self._acting_view)
         params = self._actor_for(obs).params(obs)
@@ -308,13 +314,23 @@ class TrainedPolicy:
 
     def _read(self, observation: Any, view: FlatView) -> tuple[TensorTree, bool]:
         """A batch of observations with the leaves of a view, and whether it was given as one."""
-        parts = {key: np.asarray(value) for key, value in view.read(observation)}
-        batched = self._is_batch(parts)
-        if not batched:
-            parts = {key: value[None] for key, value in parts.items()}
+        try:
+            lead = self._leading_shape({key: as_array(key, v) for key, v in view.read(observation)})
+            columns = {
+                key: np.empty((1, *lead, *(leaf.shape or ())), leaf.dtype)
+                for key, leaf in view.leaves.items()
+            }
+            row_writer(view, columns)(0, observation)
+        except SpaceError as error:
+            pair = isinstance(observation, tuple) and len(observation) == 2
+            if pair and isinstance(observation[1], dict):
+                raise SpaceError(f"{error}; {WITHOUT_INFO}") from error
+            raise
+        # The first dimension is that of the batch: of the one that was given, or of one.
+        parts = {key: column[0] for key, column in columns.items()} if lead else columns
         self._check_values(parts)
         tensors, device = as_tensors(self._flat_space, parts.get("", parts)), device_of(self.model)
-        return tree_map(lambda x: x.to(device), tensors), batched
+        return tree_map(lambda x: x.to(device), tensors), bool(lead)
 
     def _check_values(self, parts: dict[str, Any]) -> None:
         """Refuse numbers that are not finite, as training does, and rows without legal action."""
@@ -334,12 +350,16 @@ class TrainedPolicy:
             self._actor = Actor(self.model, n, device_of(self.model))
         return self._actor
 
-    def _is_batch(self, parts: dict[str, Any]) -> bool:
+    def _leading_shape(self, parts: dict[str, Array]) -> tuple[int, ...]:
+        """`(n,)` for a batch of n observations, `()` for one."""
         shapes = {key: leaf.shape or () for key, leaf in self._view.leaves.items()}
-        if all(value.shape == shapes[key] for key, value in parts.items()):
-            return False
-        if all(value.ndim and value.shape[1:] == shapes[key] for key, value in parts.items()):
-            return True
+        leads = {
+            value.shape[: max(value.ndim - len(shapes[key]), 0)] for key, value in parts.items()
+        }
+        lead = next(iter(leads))
+        fits = all(value.shape == (*lead, *shapes[key]) for key, value in parts.items())
+        if fits and len(lead) <= 1:
+            return lead
         given = {key: list(value.shape) for key, value in parts.items()}
         raise SpaceError(
             f"an observation of shape {given.get('', given)} is neither one observation of "

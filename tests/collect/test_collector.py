@@ -16,6 +16,7 @@ from test_episode_tracker import slow_follow
 
 from maze_train import EnvError, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.collect.collector import RolloutCollector
+from maze_train.core.errors import SpaceError
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.envs.foreign import ForeignVectorEnv
@@ -410,3 +411,45 @@ def test_failures_meanwhile_go_through(vector):
     with pytest.raises(EnvError, match=r"step_async\(\) was called between step_async"):
         collector.collect_steps(model)
     collector.env.close()
+
+
+class Clock(gymnasium.Env):
+    """An observation that counts seconds of a clock, beside an entry that does not change."""
+
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, dtype, start, nested):
+        box = gymnasium.spaces.Box(0, 2**40, (2,), dtype)
+        self.dtype, self.start, self.nested = dtype, start, nested
+        self.observation_space = gymnasium.spaces.Dict({"clock": box}) if nested else box
+
+    def observe(self):
+        obs = np.array([self.start, self.start + self.now], self.dtype)
+        return {"clock": obs} if self.nested else obs
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.now = 0
+        return self.observe(), {}
+
+    def step(self, action):
+        self.now += 1
+        return self.observe(), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_floats_whose_differences_float32_loses_are_refused(nested):
+    """The first rollout shows it; integers and small floats pass."""
+
+    def collect(dtype, start):
+        env = SequentialVectorEnv([partial(Clock, dtype, start, nested)])
+        model = build_actor_critic(
+            ModelConfig(), env.single_observation_space, env.single_action_space, 0
+        )
+        RolloutCollector(env, 8, env_seed=0, action_seed=0).collect(model)
+
+    problem = r"entry \[1\] of the observation.* about 1700000008 and changes by 8, .* 128 there"
+    with pytest.raises(SpaceError, match=problem):
+        collect(np.float64, 1_700_000_000)
+    collect(np.int64, 1_700_000_000)
+    collect(np.float64, 100_000)

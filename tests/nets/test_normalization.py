@@ -141,6 +141,21 @@ def test_small_deviations_around_a_large_mean():
     torch.testing.assert_close(normalized.std(0), torch.ones(3), rtol=2e-3, atol=0)
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint32])
+@pytest.mark.parametrize("spread", [1, 50])
+def test_integers_beyond_float32(dtype, spread):
+    """A time stamp keeps its last digit, also where that changes by less than float32 can hold."""
+    space = spaces.Box(0, 2**31 - 1, (2,), dtype)
+    normalizer = make_normalizer(space).half().float()
+    seen = 1_700_000_000 + torch.arange(200).remainder(spread + 1)[:, None].expand(200, 2)
+    assert normalizer(seen).dtype == torch.float32
+    for rows in seen.split(30):
+        normalizer.update(rows)
+    expected = (seen - seen.double().mean(0)) / seen.double().std(0, correction=0)
+    assert normalizer(seen).dtype == torch.float32
+    torch.testing.assert_close(normalizer(seen), expected.float(), rtol=1e-5, atol=1e-5)
+
+
 def test_state_through_a_file():
     """Loading brings back what `forward` computes, into a fresh normaliser and into a used one.
 

@@ -165,6 +165,40 @@ def test_an_observation_that_is_not_finite_is_refused(number):
         policy.act(obs)
 
 
+MULTI = spaces.MultiDiscrete([2, 3])
+REFUSED = {
+    "floats in an image": (IMAGE, np.full((2, 2, 3), 0.9), "dtype float64, its space says uint8"),
+    "beyond a byte": (IMAGE, np.full((2, 2, 3), 300), "which uint8 cannot hold"),
+    "below a byte": (IMAGE, [[[-1] * 3] * 2] * 2, "which uint8 cannot hold"),
+    "a missing category": (spaces.Discrete(5), 5, r"is 5, which is not in Discrete\(5\)"),
+    "one in a batch": (spaces.Discrete(5, start=1), [1, 5, 0], "is 0, which is not in Discrete"),
+    "another entry's category": (MULTI, [2, 0], r"is \[2 0\], which is not in MultiDiscrete"),
+    "a batch of those": (MULTI, [[0, 2], [2, 0]], r"is \[2 0\], which is not in MultiDiscrete"),
+    "a float category": (spaces.Discrete(5), 1.5, "dtype float64, its space says int64"),
+    "None": (BOX, [None, 0.0, 1.0], "dtype object, its space says float64"),
+    "text": (BOX, ["1", "2", "3"], "dtype <U1, its space says float64"),
+    "None alone": (spaces.Discrete(5), None, "dtype object, its space says int64"),
+    "unequal rows": (BOX, [[1.0, 2.0, 3.0], [3.0]], "no array of numbers: .*inhomogeneous"),
+    "what reset returns": (BOX, (np.zeros(3), {}), r"obs, info = env.reset\(\); policy.act\(obs\)"),
+    "that of a Dict": (NESTED, ({"pose": ()}, {}), r"obs, info = env.reset\(\); policy.act\(obs\)"),
+    "batches of two sizes": (
+        spaces.Dict({"a": BOX, "b": spaces.Discrete(2)}),
+        {"a": np.zeros((3, 3)), "b": np.zeros(2, int)},
+        r"shape {'a': \[3, 3\], 'b': \[2\]} is neither",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_training_refuses_is_refused(case):
+    """One check serves environments and policies, whatever the policy is asked for."""
+    space, observation, problem = REFUSED[case]
+    policy = TrainedPolicy(make_model(space, spaces.Discrete(2)), space, spaces.Discrete(2))
+    for ask in (policy.act, policy.probabilities, policy.values):
+        with pytest.raises(SpaceError, match=problem):
+            ask(observation)
+
+
 def remembering_policy():
     """A policy whose actions show what it remembers; each call gives an equal one."""
     action_space = spaces.Box(-np.inf, np.inf, (2,), np.float32)
