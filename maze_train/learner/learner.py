@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -74,6 +74,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     config: Any
     policies_to_train: Chosen = None
     """Ids of modules that learn, or a function of id and experience; None: all but frozen ones."""
+    watch: Callable[[Iterable[Any], int], Iterable[Any]] | None = None
+    """Passes on the minibatches of an update; called with them and their largest number."""
     part: Part = Part()
     """Part of each minibatch that this learner computes."""
     made_from: tuple[tuple[Any, ...], dict[str, Any]]
@@ -113,16 +115,11 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         node = self.settings.loss_function
         self.loss_function = None if node is None else function_of(node, "algorithm.loss_function")
         self.loss_scaler = LossScaler() if self.settings.autocast == "float16" else None
-        self.faster = self._faster_losses()
+        self.faster = None if self.by_hand_class is None else self.by_hand_class(self)
+        if self.settings.compile != "none":
+            from maze_train.learner.compiled import compiled_losses  # loads the compiler: a second
 
-    def _faster_losses(self) -> FasterLosses | None:
-        """Compiled losses, if settings say so and there is a compiler, or losses by hand."""
-        by_hand = None if self.by_hand_class is None else self.by_hand_class(self)
-        if self.settings.compile == "none":
-            return by_hand
-        from maze_train.learner.compiled import compiled_losses  # loads the compiler: a second
-
-        return compiled_losses(self) or by_hand
+            self.faster = compiled_losses(self) or self.faster
 
     @property
     def module(self) -> nn.Module:
@@ -157,6 +154,8 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             if self.should_module_be_updated(module_id, part)
         }
         minibatches = self.minibatches(prepared, statistics)
+        if self.watch is not None and prepared:
+            minibatches = self.watch(minibatches, self.num_minibatches(prepared))
         return self._learn(list(prepared), minibatches, statistics, progress)
 
     def update_from_batch(
@@ -191,7 +190,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def _learn(
         self,
         module_ids: Sequence[str],
-        minibatches: Iterator[Mapping[str, Batch]],
+        minibatches: Iterable[Mapping[str, Batch]],
         statistics: Statistics,
         progress: Progress,
     ) -> Statistics:
@@ -214,7 +213,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
     def _take_steps(
         self,
-        minibatches: Iterator[Mapping[str, Batch]],
+        minibatches: Iterable[Mapping[str, Batch]],
         steps: GradientSteps,
         statistics: Statistics,
     ) -> None:
@@ -269,7 +268,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     @abstractmethod
     def minibatches(
         self, prepared: Mapping[str, Prepared], statistics: Statistics
-    ) -> Iterator[Mapping[str, Batch]]:
+    ) -> Iterable[Mapping[str, Batch]]:
         """The minibatches of one update, by module."""
 
     def num_minibatches(self, prepared: Mapping[str, Prepared]) -> int:

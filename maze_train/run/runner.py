@@ -253,7 +253,7 @@ class TrainingRunner:
             callbacks=self.callbacks,
         )
         trainer = self.builder.build_trainer(model, services)
-        clock.watch(trainer.learners.first)
+        trainer.learners.first.watch = clock.watch
         if resumed is not None:
             load_checkpoint(trainer, resumed)
         with interruption:

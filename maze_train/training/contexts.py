@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.files import atomic_write
 from maze_train.core.notices import warn
-from maze_train.learner.learner import Learner
 from maze_train.learner.modules import CUBLAS, REPEATABLE
 from maze_train.tracking.tracker import duration
 from maze_train.training.trainer import Contexts
@@ -270,19 +269,22 @@ def _lines(path: Path) -> list[str]:
         return []
 
 
+Batch = TypeVar("Batch")
+
 LONG_UPDATE_S = 10.0
 """Seconds of an update from which on it is worth a line."""
 
 
 class UpdateClock(Contexts):
-    """Measures updates.
+    """Estimates how long updates take.
 
-    In the first one the time of its first minibatch counts for each of the others; from then on an
-    update is expected to take as long as the one before.
+    The first update is estimated from its second minibatch. The first minibatch of a run does not
+    count: it includes compilation and the start-up of the device. From then on an update is
+    expected to take as long as the one before.
 
     Args:
         around: The other contexts of a run.
-        notify: Prints the line about long updates.
+        notify: Prints the note about long updates.
         clock: Time in seconds, any origin.
     """
 
@@ -292,31 +294,37 @@ class UpdateClock(Contexts):
         notify: Callable[[str], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.training, self.testing = around.training, around.testing  # type: ignore[method-assign]
         self._around = around
         self._notify = notify
         self._clock = clock
         self._began: float | None = None
         self._expected_s = 0.0
         """Seconds of the running update; 0: not known yet."""
+        self._warm_up_s = 0.0
+        """Seconds of the running update that later updates will not take."""
         self._is_reported = False
 
-    def watch(self, learner: Learner[Any, Any, Any]) -> None:
-        """Measure the first minibatch that the learner asks for."""
-        original = learner.minibatches
+    def training(self) -> AbstractContextManager[None]:
+        """The other contexts of training."""
+        return self._around.training()
 
-        def minibatches(prepared: Any, statistics: Any) -> Iterator[Any]:
-            del learner.minibatches  # from here on it is that of the class
-            found = original(prepared, statistics)
-            for first in found:
-                began = self._clock()
-                yield first
-                others = learner.num_minibatches(prepared) - 1
-                self._expect(self._clock() - began, others)
-                break
-            yield from found
+    def testing(self) -> AbstractContextManager[None]:
+        """The other contexts of tests."""
+        return self._around.testing()
 
-        learner.minibatches = minibatches  # type: ignore[method-assign]
+    def watch(self, minibatches: Iterable[Batch], count: int) -> Iterator[Batch]:
+        """Yield the minibatches of an update; measures the first two of a run.
+
+        Args:
+            minibatches: The minibatches.
+            count: Their largest number.
+        """
+        ends = [self._clock()]
+        for minibatch in minibatches:
+            yield minibatch
+            if not self._expected_s and len(ends) < 3:
+                ends.append(self._clock())
+                self._estimate(*ends, count=count)
 
     @contextmanager
     def update(self, number: int) -> Iterator[None]:
@@ -327,7 +335,8 @@ class UpdateClock(Contexts):
                 yield
         finally:
             self._began = None
-        self._expected_s = self._clock() - began
+        self._expected_s = max(0.0, self._clock() - began - self._warm_up_s)
+        self._warm_up_s = 0.0
         self._notify_if_long()
 
     def remaining(self) -> str:
@@ -337,12 +346,19 @@ class UpdateClock(Contexts):
         left = self._expected_s - (self._clock() - self._began)
         return f", at most about {duration(left)} more" if left >= 1.0 else ""
 
-    def _expect(self, first_s: float, others: int) -> None:
-        if self._began is not None and others > 0:
-            self._expected_s = self._clock() - self._began + others * first_s
+    def _estimate(self, begin: float, first: float, second: float = 0.0, *, count: int) -> None:
+        """Estimate the running update from when its first minibatches ended."""
+        if not second:  # Unless there is a second minibatch, all of the first one is warm-up.
+            self._warm_up_s = first - begin
+            return
+        minibatch_s = second - first
+        self._warm_up_s = max(0.0, first - begin - minibatch_s)
+        if self._began is not None and count > 2:
+            self._expected_s = second - self._began + (count - 2) * minibatch_s
             self._notify_if_long()
 
     def _notify_if_long(self) -> None:
-        if self._expected_s >= LONG_UPDATE_S and not self._is_reported:
+        usual_s = self._expected_s - self._warm_up_s
+        if usual_s >= LONG_UPDATE_S and not self._is_reported:
             self._is_reported = True
-            self._notify(f"an update takes about {duration(self._expected_s)}")
+            self._notify(f"an update takes about {duration(usual_s)}")

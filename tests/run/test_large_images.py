@@ -98,14 +98,14 @@ def test_the_line_of_the_note_works(env: Any) -> None:
 def test_a_signal_in_a_long_update(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The first minibatch says how long the update takes, and the signal how long is left."""
+    """The second minibatch says how long the update takes, and the signal how long is left."""
     policy_loss, calls = PPOLearner.policy_loss, 0
 
     def slow(self: Any, *args: Any) -> Any:
         nonlocal calls
         calls += 1
         time.sleep(0.8)
-        if calls == 2:
+        if calls == 3:
             os.kill(os.getpid(), signal.SIGTERM)
         return policy_loss(self, *args)
 
