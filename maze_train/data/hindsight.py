@@ -12,7 +12,7 @@ from gymnasium import spaces
 
 from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import EnvError, SpaceError, TrainingError
-from maze_train.core.types import Array, TensorTree
+from maze_train.core.types import Array, TensorTree, leaves_by_key
 from maze_train.data.replay import Transitions, UniformReplayBuffer, Walk
 from maze_train.data.replay_memory import ENDS, FINAL_OBS, TERMINATED, VALID
 from maze_train.data.rollout import Rollout
@@ -170,6 +170,7 @@ class HindsightReplayBuffer(UniformReplayBuffer):
 
     def _add(self, rollout: Rollout) -> None:
         before = self._memory.head
+        _check_finite(rollout.final_obs)
         super()._add(rollout)
         self._after[self._memory.changed] = -1
         self._follow_episodes()
@@ -195,8 +196,7 @@ class HindsightReplayBuffer(UniformReplayBuffer):
 
         Raises:
             TrainingError: If there is no environment yet.
-            EnvError: If they are others than the environment gives for their goals, or a goal is
-                not finite.
+            EnvError: If they are others than the environment gives for their goals.
         """
         memory, num_envs = self._memory, self.num_envs
         positions = np.arange(max(first, memory.oldest) * num_envs, memory.head * num_envs)
@@ -206,8 +206,6 @@ class HindsightReplayBuffer(UniformReplayBuffer):
         indices = positions % memory.ring.size
         flags = memory.flags[indices]
         achieved, desired = self._goals_after(positions)
-        if not np.isfinite(achieved).all():
-            raise EnvError("an achieved goal is not finite, so nothing can be learned to reach it")
         rewards, terminal = self._judged(achieved, desired, flags)
         same = np.isclose(rewards, memory.rewards[indices], rtol=1e-4, atol=1e-5)
         same &= terminal == ((flags & TERMINATED) != 0)
@@ -287,6 +285,23 @@ class HindsightReplayBuffer(UniformReplayBuffer):
         if at_final.size:
             memory.put_final_obs(leaves, at_final, positions[at_final])
         return leaves[ACHIEVED].cpu().numpy(), leaves[DESIRED].cpu().numpy()
+
+
+def _check_finite(final_obs: TensorTree) -> None:
+    """Refuse last observations that are not finite, whether or not the episode terminated.
+
+    With another goal the step may not be terminal, so that the value of its observation counts.
+
+    Raises:
+        EnvError: Naming the leaf.
+    """
+    for key, leaf in leaves_by_key(final_obs).items():
+        if not leaf.isfinite().all():
+            raise EnvError(
+                f"the last observation of an episode is not finite in {key!r}: hindsight replay "
+                "also learns from those of terminated episodes, so let the environment return "
+                "finite numbers there"
+            )
 
 
 def goal_dtype(observation_space: spaces.Space[Any]) -> np.dtype[Any]:

@@ -95,8 +95,8 @@ def episode_fault(number: int, step: int, seed: int, error: BaseException) -> st
     return f"environment {number} failed {when} of the episode with seed {seed}: {explained(error)}"
 
 
-MAX_REWARD = float(np.finfo(np.float32).max)
-"""Size from which on a reward is infinite for those who learn from it."""
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
+"""Largest number of the type in which rewards and observations of floats are stored."""
 
 PIECE = 2**13
 """Numbers per dot product: BLAS uses threads for longer ones."""
@@ -112,36 +112,50 @@ class NonFiniteError(EnvError):
 
 
 class FiniteCheck:
-    """Checks whether arrays hold finite numbers only; made once, called after every step.
+    """Quick test whether arrays hold only numbers that are finite in float32.
 
-    The test is a dot product with a small number, the fastest that numpy has: it is finite for
-    finite numbers, and an infinity or NaN stays one.
+    It is built once and called after every step. Each array takes one dot product, the fastest
+    test that NumPy offers: with a small constant, which keeps NaN and infinities, or of float64
+    with the array itself, since float64 holds the squares of all numbers of float32.
 
     Args:
-        columns: Contiguous arrays; those that do not hold floats are passed over.
+        columns: Contiguous arrays; those that do not hold floats are skipped.
     """
 
     def __init__(self, columns: Mapping[str, Array]) -> None:
-        self._pieces: list[tuple[Array, Array]] = []
+        self._pieces: list[tuple[Array, Array, float]] = []
         for column in columns.values():
             if column.dtype.kind == "f":
                 flat = column.reshape(-1)
-                parts = [flat[k : k + PIECE] for k in range(0, len(flat), PIECE)]
-                self._pieces += [(part, np.full_like(part, WEIGHT)) for part in parts]
+                for part in (flat[k : k + PIECE] for k in range(0, len(flat), PIECE)):
+                    is_wide = column.dtype.itemsize > 4
+                    weights = part if is_wide else np.full_like(part, WEIGHT)
+                    self._pieces.append((part, weights, MAX_FLOAT32 ** (1 + is_wide)))
 
     def passes(self) -> bool:
-        """Whether all numbers are finite now."""
+        """Return True only if all numbers are finite in float32 now.
+
+        Several float64 numbers near the largest float32 may fail the test: `non_finite_rows` is
+        exact.
+        """
         try:
-            for part, weights in self._pieces:
-                if not math.isfinite(part.dot(weights)):
+            for part, weights, limit in self._pieces:
+                if not abs(float(part.dot(weights))) <= limit:
                     return False
-        except RuntimeWarning:  # Of infinities of both signs, where warnings are errors.
+        except RuntimeWarning:  # overflow, or infinities of both signs, if warnings are errors
             return False
         return True
 
 
+def are_finite(values: Array) -> npt.NDArray[np.bool_]:
+    """Mask of the floats that are finite where they are stored, in float32."""
+    with np.errstate(over="ignore"):
+        finite: npt.NDArray[np.bool_] = np.isfinite(values.astype(np.float32, copy=False))
+    return finite
+
+
 def check_finite(columns: Mapping[str, Any], what: str = "observation") -> None:
-    """Refuse leaves of one observation that hold NaN or infinities.
+    """Refuse leaves of one observation that hold NaN, infinities, or what float32 cannot hold.
 
     Args:
         columns: Leaves by key; the key of a lone leaf is empty.
@@ -152,12 +166,17 @@ def check_finite(columns: Mapping[str, Any], what: str = "observation") -> None:
     """
     for key, value in columns.items():
         array = np.asarray(value)
-        if array.dtype.kind != "f" or np.isfinite(array).all():
+        if array.dtype.kind != "f" or (finite := are_finite(array)).all():
             continue
-        index = tuple(int(k) for k in np.argwhere(~np.isfinite(array))[0])
+        index = tuple(int(k) for k in np.argwhere(~finite)[0])
         where = f" at index {index}" if index else ""
         name = f"{what} {key!r}" if key else f"the {what}"
-        raise NonFiniteError(f"{name} is {array[index]}{where}, expected a finite number")
+        raise NonFiniteError(f"{name} is {array[index]}{where}, {_expected(array[index])}")
+
+
+def _expected(value: float) -> str:
+    limit = f" that float32 can hold, up to {MAX_FLOAT32:.2g}" if math.isfinite(value) else ""
+    return f"expected a finite number{limit}"
 
 
 def check_finite_reward(reward: float) -> None:
@@ -166,20 +185,19 @@ def check_finite_reward(reward: float) -> None:
     Raises:
         NonFiniteError: Naming the value.
     """
-    if not abs(reward) <= MAX_REWARD:
-        limit = f" that float32 can hold, up to {MAX_REWARD:.2g}" if math.isfinite(reward) else ""
-        raise NonFiniteError(f"reward is {reward}, expected a finite number{limit}")
+    if not abs(reward) <= MAX_FLOAT32:
+        raise NonFiniteError(f"reward is {reward}, {_expected(reward)}")
 
 
 def non_finite_rewards(rewards: Array) -> Mask:
     """Mask of the rewards [n] that `check_finite_reward` refuses, [n]."""
-    return ~(np.abs(rewards) <= MAX_REWARD)
+    return ~(np.abs(rewards) <= MAX_FLOAT32)
 
 
 def non_finite_rows(columns: Mapping[str, Array]) -> Mask:
-    """Mask of the rows of arrays [n, ...] that hold NaN or infinities, [n]."""
+    """Mask of the rows of arrays [n, ...] that `check_finite` refuses, [n]."""
     bad = np.zeros(len(next(iter(columns.values()))), np.bool_)
     for column in columns.values():
         if column.dtype.kind == "f":
-            bad |= ~np.isfinite(column).reshape(len(column), -1).all(axis=1)
+            bad |= ~are_finite(column).reshape(len(column), -1).all(axis=1)
     return bad

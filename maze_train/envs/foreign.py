@@ -22,6 +22,7 @@ from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import simulator_of
 from maze_train.envs.faults import (
     NonFiniteError,
+    are_finite,
     check_finite,
     check_finite_reward,
     explained,
@@ -53,6 +54,22 @@ def masked(infos: Mapping[str, Any], rows: Mask) -> dict[str, Any]:
             result[key] = value
             result[f"_{key}"] = rows & infos.get(f"_{key}", True)
     return result
+
+
+def without_bad_rows(columns: Columns, terminated: Mask) -> Columns:
+    """Zero terminal observations that are not finite: networks read them, no one uses the result.
+
+    A product with a discount or a weight of 0 would keep NaN.
+    """
+    bad = terminated & non_finite_rows(columns)
+    if not bad.any():
+        return columns
+    return {
+        key: np.where(bad.reshape(-1, *[1] * (column.ndim - 1)), 0, column)
+        if column.dtype.kind == "f"
+        else column
+        for key, column in columns.items()
+    }
 
 
 def make_foreign_env(
@@ -233,16 +250,19 @@ class ForeignVectorEnv(MazeVectorEnv):
         ended = terminated | truncated
         same_step = self.mode is AutoresetMode.SAME_STEP
         # Else the rows of episodes that ended are their last ones; terminal ones are not used.
-        acting = None if same_step else ~terminated
-        self._check_finite(columns, acting, rewards)
+        used = None if same_step or self.keeps_terminal_obs else ~terminated
+        self._check_finite(columns, used, rewards)
         self._resetting = ended if self.mode is AutoresetMode.NEXT_STEP else self._resetting
         lost = self._lost_lives(infos, ended | ignored) if self._follows_lives else None
         result = dict(infos) if self.step_infos else {}
         if ended.any() or (lost is not None and lost.any()):
             result.update(self._final_infos(columns, infos, ended, lost))
             if same_step:
-                self._check_final(result["final_obs"], truncated)
+                kept = ended if self.keeps_terminal_obs else truncated
+                self._check_final(result["final_obs"], kept)
             columns = self._start_episodes(columns, ended)
+            if self.mode is AutoresetMode.NEXT_STEP:
+                columns = without_bad_rows(columns, terminated)
         if lost is not None:
             rewards, terminated = np.sign(rewards), terminated | lost
         if any_ignored:
@@ -370,7 +390,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         """Refuse NaN and infinities in observations of these rows (None: all), and in rewards."""
         floats = [column for column in columns.values() if column.dtype.kind == "f"]
         bad_rewards = np.False_ if rewards is None else non_finite_rewards(rewards)
-        if not bad_rewards.any() and all(np.isfinite(column).all() for column in floats):
+        if not bad_rewards.any() and all(are_finite(column).all() for column in floats):
             return
         bad = non_finite_rows(columns)
         if rows is not None:
@@ -383,9 +403,9 @@ class ForeignVectorEnv(MazeVectorEnv):
             except NonFiniteError as error:
                 raise self._failed(i, error) from error
 
-    def _check_final(self, final_obs: Array, truncated: Mask) -> None:
-        """Refuse NaN and infinities in last observations of truncated episodes."""
-        for i in truncated.nonzero()[0].tolist():
+    def _check_final(self, final_obs: Array, kept: Mask) -> None:
+        """Refuse NaN and infinities in the last observations of these rows."""
+        for i in kept.nonzero()[0].tolist():
             leaves = final_obs[i] if isinstance(final_obs[i], dict) else {"": final_obs[i]}
             try:
                 check_finite(leaves, "final observation")

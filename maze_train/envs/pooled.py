@@ -182,10 +182,11 @@ class PooledVectorEnv(MazeVectorEnv):
         copy: Whether to return copies of the observations instead of the internal buffers.
         step_infos: Whether to return the infos of every step, which then have to travel between
             processes.
-        on_non_finite: Reaction to NaN and infinities in rewards, observations, and last
-            observations of truncated episodes: `raise`, or `skip`: the episode is given up as
-            described at `MazeVectorEnv`. In the first observation of an episode they are always an
-            error.
+        on_non_finite: Reaction to NaN, infinities, and numbers that float32 cannot hold, in
+            rewards, observations, and last observations of truncated episodes: `raise`, or `skip`:
+            the episode is dropped as described at `MazeVectorEnv`. In the first observation of an
+            episode they are always an error.
+        keeps_terminal_obs: Whether that holds for last observations of terminated episodes too.
         can_be_restored: Whether the actions of running episodes are kept, so that `state_dict` can
             say where the environments are. They use memory until an episode ends.
         first_env: Number of the first environment in messages.
@@ -206,6 +207,7 @@ class PooledVectorEnv(MazeVectorEnv):
         copy: bool = False,
         step_infos: bool = False,
         on_non_finite: Literal["raise", "skip"] = "raise",
+        keeps_terminal_obs: bool = False,
         can_be_restored: bool = True,
         first_env: int = 0,
     ) -> None:
@@ -215,6 +217,7 @@ class PooledVectorEnv(MazeVectorEnv):
             raise ConfigError("env_factories", "expected at least one factory", env_factories)
         place = ThisProcess() if place is None else place
         self.can_be_restored, self.first_env = can_be_restored, first_env
+        self.keeps_terminal_obs = keeps_terminal_obs
         n = len(env_factories)
         count = place.num_workers(n)
         self._slices = shares(n, count)
@@ -228,6 +231,7 @@ class PooledVectorEnv(MazeVectorEnv):
                 first_env + part.start,
                 step_infos,
                 on_non_finite,
+                keeps_terminal_obs,
             )
             for part in self._slices
         ]

@@ -16,7 +16,7 @@ from gymnasium.wrappers import TimeLimit
 
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
 from maze_train.envs.faults import (
-    MAX_REWARD,
+    MAX_FLOAT32,
     FiniteCheck,
     NonFiniteError,
     check_finite,
@@ -364,7 +364,7 @@ class EnvSlots(SteppedEnvs):
         total = self._step_envs(parts, count)
         self.lengths[:count] += 1
         sums = self.returns[:count] + self.rewards[:count]
-        bounded = total <= MAX_REWARD and math.isfinite(float(sums.sum()))
+        bounded = total <= MAX_FLOAT32 and math.isfinite(float(sums.sum()))
         if not (bounded and self._finite.passes()):
             ended = self._lose_non_finite(sums, ended)
         self.returns[:count] = sums

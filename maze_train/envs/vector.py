@@ -72,11 +72,14 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             of other packages.
         simulator: The `Simulator` behind it, which gives and takes tensors; None: there is none.
         first_env: Number of the first environment in messages.
+        keeps_terminal_obs: Whether last observations of terminated episodes are stored, so that
+            they must be finite as those of truncated ones.
         notify: Prints a line about unexpected behaviour of environments; None: it is not printed.
     """
 
     root_seed: int | None = None
     first_env: int = 0
+    keeps_terminal_obs: bool = False
     can_be_restored: bool = False
     simulator: Any = None
     notify: Callable[[str], object] | None = None

@@ -12,7 +12,7 @@ import gymnasium
 
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.envs.faults import (
-    MAX_REWARD,
+    MAX_FLOAT32,
     NonFiniteError,
     check_finite,
     check_finite_reward,
@@ -72,6 +72,7 @@ class EnvWorker(SteppedEnvs):
             steps.
         on_non_finite: Reaction to a step that returns NaN or an infinity: `raise`, or `skip`:
             the episode is given up, and the next one begins.
+        keeps_terminal_obs: Whether last observations of terminated episodes must be finite too.
         context: Where it lives.
     """
 
@@ -83,11 +84,13 @@ class EnvWorker(SteppedEnvs):
         number: int,
         step_infos: bool,
         on_non_finite: str,
+        keeps_terminal_obs: bool,
         context: WorkerContext,
     ) -> None:
         super().__init__(factories.value, number, on_non_finite)
         self._first, self._num_envs = first, num_envs
         self._step_infos = step_infos
+        self._keeps_terminal_obs = keeps_terminal_obs
         self._context = context
         self._seeds: list[EpisodeSeeds] = []
         self._episode_seed = [0] * len(self.envs)
@@ -152,7 +155,7 @@ class EnvWorker(SteppedEnvs):
         if infos is not None:
             report = self._report_of_step()
             report.ordinary += [(self._first + i, info) for i, info in infos]
-        if not (total <= MAX_REWARD and self._finite.passes()):
+        if not (total <= MAX_FLOAT32 and self._finite.passes()):
             self._give_up_non_finite()
         self._busy_s += time.perf_counter() - started
         return self._report
@@ -274,7 +277,7 @@ class EnvWorker(SteppedEnvs):
         checked_info(info)
         try:
             check_finite_reward(self.rewards[i])
-            if self.truncations[i]:
+            if self.truncations[i] or self._keeps_terminal_obs:
                 final = {key: column[i] for key, column in self._buffers.final_obs.items()}
                 check_finite(final, "final observation")
         except NonFiniteError:

@@ -49,6 +49,7 @@ def build_vector_env(
     training: bool = True,
     max_episode_steps: int = 0,
     can_be_restored: bool = True,
+    keeps_terminal_obs: bool = False,
     device: torch.device | str = "cpu",
 ) -> MazeVectorEnv:
     """Environments that are stepped in a place.
@@ -63,6 +64,7 @@ def build_vector_env(
         max_episode_steps: Steps after which environments of another backend cut an episode;
             0: never.
         can_be_restored: Whether their state will be asked for.
+        keeps_terminal_obs: Whether last observations of terminated episodes are stored.
         device: Device of a simulator.
     """
     if config.backend != "gymnasium":
@@ -74,12 +76,13 @@ def build_vector_env(
             max_episode_steps=max_episode_steps or None,
             device=device,
         )
-        env.first_env = first_env
+        env.first_env, env.keeps_terminal_obs = first_env, keeps_terminal_obs
         return env
     return PooledVectorEnv(
         factories,
         place,
         on_non_finite=on_non_finite,
+        keeps_terminal_obs=keeps_terminal_obs,
         can_be_restored=can_be_restored,
         first_env=first_env,
     )
@@ -150,13 +153,16 @@ class BuildContext(Generic[Config]):
     closing: ExitStack = field(default_factory=ExitStack)
     notify: Callable[[str], None] = print
 
-    def make_env(self, num_envs: int, *, training: bool = True) -> MazeVectorEnv:
+    def make_env(
+        self, num_envs: int, *, training: bool = True, keeps_terminal_obs: bool = False
+    ) -> MazeVectorEnv:
         """Vector environments, closed at the end of the run.
 
         Args:
             num_envs: How many.
             training: Whether they are for training, where rewards and ends of episodes may be
                 changed, or for evaluation.
+            keeps_terminal_obs: Whether last observations of terminated episodes are stored.
         """
         limit = 0 if training else self.evaluation.max_episode_steps
         factory: Callable[[], Env[Any, Any]] = self.env_factory
@@ -170,6 +176,7 @@ class BuildContext(Generic[Config]):
             self.algorithm.on_non_finite_step,
             training=training,
             max_episode_steps=limit,
+            keeps_terminal_obs=keeps_terminal_obs,
             device=self.device,
         )
         env.notify = self.notify

@@ -121,6 +121,11 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return self.env.env_observation_space, self.env.single_action_space
 
     @property
+    def keeps_terminal_obs(self) -> bool:
+        """Whether last observations of terminated episodes are stored, so must be finite."""
+        return False
+
+    @property
     def num_envs(self) -> int:
         """Number of environments in `env`."""
         return self.context.concurrency
@@ -252,7 +257,9 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         if self._env is None:
             context, per_actor = self.context, self.context.envs_per_actor
             if not per_actor:
-                self._env = context.make_env(self.num_envs)
+                self._env = context.make_env(
+                    self.num_envs, keeps_terminal_obs=self.keeps_terminal_obs
+                )
                 return self._env
             num_actors = self.num_envs // per_actor
             workers = context.place.num_workers(num_actors)

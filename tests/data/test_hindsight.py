@@ -456,10 +456,34 @@ def test_what_is_missing_is_named():
     steps[1][0].final_obs = None
     with pytest.raises(MazeTrainError, match=r"step 1 of .* 0 was terminated: .* final_obs"):
         buffer.add_rollout(rollout_of(steps, SPACE))
-    steps = stream.steps(1)
-    steps[0][0].final_obs = {**steps[0][0].final_obs, "achieved_goal": np.full(2, np.inf)}
-    with pytest.raises(EnvError, match="an achieved goal is not finite"):
-        buffer.add_rollout(rollout_of(steps, SPACE))
+    for key in ("achieved_goal", "observation"):
+        steps = stream.steps(1)
+        steps[0][0].final_obs = {**steps[0][0].final_obs, key: np.full(2, np.inf)}
+        with pytest.raises(EnvError, match=f"last observation .* is not finite in '{key}'"):
+            buffer.add_rollout(rollout_of(steps, SPACE))
+
+
+class NanAtTheEnd(PointToGoal):
+    """Observes NaN where it reaches the goal."""
+
+    def _observed(self):
+        obs = super()._observed()
+        reached = self.t and self.compute_terminated(self.position, self.goal, {})
+        return {**obs, "observation": obs["observation"] * (np.nan if reached else 1.0)}
+
+
+@pytest.mark.parametrize("reaction", ["raise", "skip"])
+def test_terminal_observations_are_finite(reaction, tmp_path):
+    """They are stored, so that bad ones end the run, or their episodes are dropped."""
+    env = {"_target_": "test_hindsight.NanAtTheEnd", "kwargs": {"ends": True}}
+    algorithm = {"on_non_finite": reaction}
+    if reaction == "skip":
+        result = run(tmp_path / "run", env=env, algorithm=algorithm, total_steps=200)
+        assert sum(row.get("train/lost_episodes", 0) for row in result.history) > 0
+        assert all(np.isfinite(row.get("learner/critic_loss", 0)) for row in result.history)
+    else:
+        with pytest.raises(EnvError, match=r"environment \d failed .* observation 'observation'"):
+            run(tmp_path / "run", env=env, algorithm=algorithm, total_steps=200)
 
 
 SCALED = {"_target_": "maze_train.envs.wrappers.RewardScalingWrapper", "scale": 0.1}

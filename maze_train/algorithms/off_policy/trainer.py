@@ -422,6 +422,13 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         return min(size, reached * num_agents)
 
     @property
+    def keeps_terminal_obs(self) -> bool:
+        """Whether the replay buffer stores them."""
+        key = f"algorithm.replay_buffer.{TARGET}"
+        buffer_class = locate(self.algorithm.replay_buffer_node[TARGET], key)
+        return bool(getattr(buffer_class, "keeps_terminal_obs", False))
+
+    @property
     def _buffer_nbytes(self) -> int:
         """Bytes of the replay buffers in the end."""
         key = f"algorithm.replay_buffer.{TARGET}"
