@@ -15,6 +15,7 @@ from torch import nn
 
 from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes
+from maze_train.collect.simulators import collector_class
 from maze_train.core.errors import TrainingError
 from maze_train.core.types import Array, Tensor, tree_map
 from maze_train.data.rollout_slots import RolloutLayout, RolloutSlot, slots_of
@@ -380,7 +381,7 @@ class ActorWorker:
             policy.layouts(self._model, first.env_observation_space, first.num_envs), slots
         )
         for (actor, env), (env_seed, action_seed) in zip(self._envs.items(), seeds, strict=True):
-            collector = RolloutCollector(
+            collector = collector_class(env)(
                 env,
                 policy.num_steps,
                 env_seed=env_seed,

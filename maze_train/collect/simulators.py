@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, tree
 from maze_train.data.rollout import Rollout, RolloutStorage
 from maze_train.distributions.base import ActionSampler
 from maze_train.envs.backends import distinct_seeds
+from maze_train.envs.vector import MazeVectorEnv
 from maze_train.simulators.simulator import Simulator
 from maze_train.spaces.tensors import zeros_for
 
@@ -24,25 +25,18 @@ from maze_train.spaces.tensors import zeros_for
 class SimulatorCollector(RolloutCollector):
     """Steps a simulator, T steps at a time, without a wait for its device until the last one.
 
-    Where an episode was truncated and the simulator does not give its last observation,
-    `bootstrap_previous` takes the one before, s_t, in place of s_{t+1}: the target of the value is
-    r_t + gamma V(s_t). `as_termination` takes r_t alone.
+    If an episode is truncated and the simulator does not give its last observation, the target of
+    the value is r_t + gamma V(s_t) (`Simulator.truncation` is `bootstrap_previous`), or r_t
+    (`as_termination`).
 
     Args:
         *args: As for `RolloutCollector`; the environments are those of a simulator.
-        truncation: See above.
         **settings: As for `RolloutCollector`.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        truncation: Literal["bootstrap_previous", "as_termination"] = "bootstrap_previous",
-        **settings: Any,
-    ) -> None:
+    def __init__(self, *args: Any, **settings: Any) -> None:
         super().__init__(*args, **settings)
         self.simulator: Simulator = self.env.simulator
-        self._truncation = truncation
         self._final_rows: TensorTree | None = None
         self._final_given = [False] * self.num_steps
         self._numbers: dict[str, list[tuple[int, Tensor]]] = {}
@@ -109,18 +103,20 @@ class SimulatorCollector(RolloutCollector):
         # The memory of the storage is written by the next step already.
         self._obs = tree_map(lambda x: x[-1].clone(), storage.obs)
         rollout = storage.rollout()
-        self._check_finite(rollout)
         kept = rollout.ended if self.keeps_terminal_obs else rollout.truncated & ~rollout.terminated
         given = torch.tensor(self._final_given, device=kept.device)
         missing = kept & ~given[:, None]
         if missing.any():
-            if not self._is_told:
+            if not self._is_told and not self.env.first_env:  # one of several actors tells it
                 self._is_told = True
                 notify(f"note: {self.simulator.name} gives no last observations: {self._meaning}")
-            if self._truncation == "as_termination":
+            if self.simulator.truncation == "as_termination":
                 kept, terminated = kept & ~missing, rollout.terminated | missing
                 truncated = rollout.truncated & ~terminated
                 rollout = replace(rollout, terminated=terminated, truncated=truncated)
+            elif rollout.hidden_states is not None:
+                # Else the observation would enter the recurrent state twice.
+                kept &= ~missing
         positions = kept.flatten().nonzero().squeeze(1)
         final_obs = tree_map(lambda x: x[:-1].flatten(0, 1)[positions], rollout.obs)
         if self._final_rows is not None:
@@ -128,12 +124,14 @@ class SimulatorCollector(RolloutCollector):
             leaves = leaves_by_key(final_obs)
             for key, rows in leaves_by_key(self._final_rows).items():
                 leaves[key][given] = rows.flatten(0, 1)[positions[given]]
-        return replace(rollout, final_obs=final_obs, final_positions=positions)
+        rollout = replace(rollout, final_obs=final_obs, final_positions=positions)
+        self._check_finite(rollout)
+        return rollout
 
     @property
     def _meaning(self) -> str:
         """The effect of `env.truncation`, for the note."""
-        if self._truncation == "as_termination":
+        if self.simulator.truncation == "as_termination":
             return "nothing is expected after a time limit (env.truncation=as_termination)"
         return (
             "after a time limit the value of the observation before stands in for that of the last "
@@ -141,17 +139,22 @@ class SimulatorCollector(RolloutCollector):
         )
 
     def _check_finite(self, rollout: Rollout) -> None:
-        """Refuse NaN and infinities: one wait for all of them."""
-        floats = [leaf for leaf in leaves_by_key(rollout.obs).values() if leaf.is_floating_point()]
-        floats.append(rollout.rewards)
+        """Raise EnvError on NaN and infinities; the device is synchronised once for all of them."""
+        obs, final_obs = leaves_by_key(rollout.obs), leaves_by_key(rollout.final_obs)
+        rows = torch.arange((self.num_steps + 1) * self.num_envs, device=rollout.rewards.device)
+        named = [("an observation", leaf.flatten(0, 1), rows) for leaf in obs.values()]
+        last = rollout.final_positions
+        named += [("a last observation", leaf, last) for leaf in final_obs.values()]
+        named.append(("a reward", rollout.rewards.flatten(), rows))
+        floats = [own for own in named if own[1].is_floating_point()]
         # A sum of numbers in single precision is finite in double precision if all of them are.
-        if bool(torch.stack([leaf.sum(dtype=torch.float64) for leaf in floats]).isfinite().all()):
+        sums = torch.stack([leaf.sum(dtype=torch.float64) for _, leaf, _ in floats])
+        if bool(sums.isfinite().all()):
             return
-        for leaf in floats:
-            bad = (~leaf.flatten(2).isfinite()).any(-1) if leaf.ndim > 2 else ~leaf.isfinite()
+        for what, leaf, positions in floats:
+            bad = (~leaf.isfinite()).reshape(len(leaf), -1).any(-1)
             if bad.any():
-                step, env = (int(x) for x in bad.nonzero()[0])
-                what = "a reward" if leaf is rollout.rewards else "an observation"
+                step, env = divmod(int(positions[bad.nonzero()[0]]), self.num_envs)
                 raise EnvError(
                     f"environment {env} of {self.simulator.name} returned {what} that is not "
                     f"finite in step {step} of a rollout"
@@ -186,3 +189,8 @@ class SimulatorCollector(RolloutCollector):
         self.simulator.load_state_dict(state["simulator"])
         self._obs = tree_map(lambda x: x.to(self.simulator.device), state["obs"])
         return np.zeros(self.num_envs, np.bool_)
+
+
+def collector_class(env: MazeVectorEnv) -> type[RolloutCollector]:
+    """Class of the collector that steps these environments."""
+    return RolloutCollector if env.simulator is None else SimulatorCollector

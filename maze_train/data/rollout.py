@@ -53,8 +53,8 @@ class Rollout:
     """Whether the step was cut off (time limit) in a state that is not terminal, `[T, B]` bool."""
 
     final_obs: TensorTree
-    """True last observations of the K truncated episodes, `[K, ...]`; those of terminated episodes
-    may be among them."""
+    """True last observations of K truncated episodes, `[K, ...]`; those of terminated episodes may
+    be among them. A truncated step without one is bootstrapped from its own value."""
 
     final_positions: Tensor
     """Their positions in the rollout: `t * B + b`, `[K]` int64."""

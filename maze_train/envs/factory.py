@@ -190,7 +190,7 @@ def simulator_of(
     """
     from maze_train.simulators.make import make_simulator  # needs PyTorch
 
-    return make_simulator(
+    simulator = make_simulator(
         config.id,
         config.target,
         config.kwargs,
@@ -199,6 +199,8 @@ def simulator_of(
         max_episode_steps=config.max_episode_steps,
         at_most=at_most,
     )
+    simulator.truncation = config.truncation
+    return simulator
 
 
 def make_game(config: EnvConfig) -> gymnasium.Env[Any, Any]:

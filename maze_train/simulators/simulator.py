@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium
 import numpy as np
@@ -55,6 +55,8 @@ class Simulator(ABC):
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
         can_be_restored: Whether `state_dict` gives the running episodes.
+        truncation: Target of the value at a time limit if the simulator does not give the last
+            observation, see `EnvConfig.truncation`.
         name: Name in messages.
     """
 
@@ -63,6 +65,7 @@ class Simulator(ABC):
     observation_space: spaces.Space[Any]
     action_space: spaces.Space[Any]
     can_be_restored: bool = False
+    truncation: Literal["bootstrap_previous", "as_termination"] = "bootstrap_previous"
     name: str = "the simulator"
 
     @abstractmethod
@@ -166,7 +169,7 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
             )
         if ended.any():
             last = before if step.final_obs is None else as_arrays(step.final_obs)
-            infos = {"final_obs": rows_of(last, ended), "_final_obs": ended}
+            infos = {"final_obs": self._rows_of(last, ended), "_final_obs": ended}
             numbers = {key: x.cpu().expand(self.num_envs) for key, x in step.infos.items()}
             masks = {f"_{key}": ended for key in numbers}
             infos |= {"final_info": {**as_arrays(numbers), **masks}, "_final_info": ended}
@@ -177,17 +180,16 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
         """Observations by leaf, in the form of the space."""
         return obs if self.observation_view.is_single else self.observation_view.build(obs)
 
+    def _rows_of(self, obs: Any, which: Array) -> Array:
+        """The observations that a mask names, one object each, as gymnasium has them."""
+        rows = np.full(len(which), None, dtype=object)
+        for i in np.flatnonzero(which):
+            rows[i] = self.nested(tree_map(itemgetter(i), obs))
+        return rows
+
     def close_extras(self, **kwargs: Any) -> None:
         """Close the simulator."""
         self.simulator.close()
-
-
-def rows_of(tree: Any, which: Array) -> Array:
-    """The rows of a tree that a mask names, one object each, as gymnasium has them."""
-    rows = np.full(len(which), None, dtype=object)
-    for i in np.flatnonzero(which):
-        rows[i] = tree_map(itemgetter(i), tree)
-    return rows
 
 
 class SimulatorEnv(gymnasium.Env[Any, Any]):
@@ -226,7 +228,7 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         last = infos["final_obs"][0] if "final_obs" in infos else None
         found = infos.get("final_info", {})
         info = {key: found[key][0] for key in found if not key.startswith("_")}
-        row = self._first(obs) if last is None else self._vector.nested(last)
+        row = self._first(obs) if last is None else last
         self._has_ended = last is not None
         return row, float(rewards[0]), bool(terminated[0]), bool(truncated[0]), info
 

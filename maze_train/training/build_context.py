@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -14,7 +13,7 @@ import torch
 from gymnasium import Env
 
 from maze_train.collect.collector import RolloutCollector
-from maze_train.collect.simulators import SimulatorCollector
+from maze_train.collect.simulators import collector_class
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import Seeds
@@ -204,10 +203,7 @@ class BuildContext(Generic[Config]):
         """
         steps = min(num_steps, TRIAL_STEPS) if self.is_trial else num_steps
         check_fits(env, steps)
-        make: Callable[..., RolloutCollector] = RolloutCollector
-        if env.simulator is not None:
-            make = partial(SimulatorCollector, truncation=self.env.truncation)
-        return make(
+        return collector_class(env)(
             env,
             steps,
             env_seed=self.seeds.integer(f"{stream}episodes"),

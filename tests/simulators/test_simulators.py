@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from cases import everyday
+from gymnasium import spaces
 from killed_runs import rows_of
 from run_cases import ALGORITHMS, SMALL
 from tensor_sims import Robot
@@ -43,9 +44,12 @@ def short(algorithm, run_dir, env, **changes):
     return train(**{**given, "env": env, "run_dir": str(run_dir), "runner.concurrency": 3})
 
 
-def collector_of(make, num_steps, num_envs=3, memory=None, **settings):
+def collector_of(
+    make, num_steps, num_envs=3, memory=None, truncation="bootstrap_previous", **settings
+):
     """A collector on a simulator, and a model."""
-    env = make_foreign_env(EnvConfig(target=Given(make), backend="tensor"), num_envs, training=True)
+    target = EnvConfig(target=Given(make), backend="tensor", truncation=truncation)
+    env = make_foreign_env(target, num_envs, training=True)
     config = ModelConfig(hidden_sizes=[8], rnn=memory)
     model = build_actor_critic(config, env.single_observation_space, env.single_action_space, 0)
     return SimulatorCollector(env, num_steps, env_seed=3, action_seed=5, **settings), model
@@ -267,6 +271,123 @@ def test_the_recurrent_state_is_cleared_where_an_episode_ends():
     assert rollout.hidden_states is not None
     is_zero = (rollout.hidden_states[1:] == 0).all(-1)
     assert torch.equal(is_zero, rollout.ended)
+
+
+@pytest.mark.parametrize("make", [Robot, Sparse, RobotWithLast])
+def test_a_recurrent_policy_reads_no_observation_twice(make):
+    """The value of the step itself counts where there is no last observation."""
+    collector, model = collector_of(make, 8, memory=RecurrentConfig(cell="gru", size=4))
+    lacking = 0
+    for _ in range(3):
+        rollout, _ = collector.collect_steps(model)
+        evaluated = evaluate_rollout(model, rollout, False, Part())
+        missing = rollout.truncated.clone()
+        missing.view(-1)[rollout.final_positions] = False
+        lacking += int(missing.sum())
+        assert torch.equal(evaluated.next_values[missing], evaluated.values[missing])
+        for k, position in enumerate(rollout.final_positions.tolist()):
+            row = {key: leaf.flatten(0, 1)[[position]] for key, leaf in rollout.obs.items()}
+            state = model.policy_step(row, rollout.hidden_states.flatten(0, 1)[[position]])[1]
+            last = {key: leaf[[k]] for key, leaf in rollout.final_obs.items()}
+            value = evaluated.next_values.flatten()[position]
+            torch.testing.assert_close(value, model.values(last, state)[0])
+    assert (lacking == 0) == (make is RobotWithLast)
+
+
+@pytest.mark.parametrize("memory", [None, {"cell": "gru", "size": 4}])
+def test_time_limits_are_the_same_with_actors(memory, tmp_path, capsys):
+    """Returns of the first update, which follow from the setting."""
+    found = {}
+    for truncation in ("bootstrap_previous", "as_termination"):
+        for actors in (0, 1, 3):
+            env = {**ROBOT, "truncation": truncation, "kwargs": {"style": "four results"}}
+            changes = {"runner.envs_per_actor": actors, "algorithm.epoch_length": 1}
+            changes |= {"total_steps": 48, "model.rnn": memory, "evaluation.n_episodes": 0}
+            run = short("ppo", tmp_path / f"{truncation}_{actors}", env, **changes)
+            found[truncation, actors] = run.history[0]["train/returns_mean"]
+            assert capsys.readouterr().err.count("gives no last observations") == 1
+        assert found[truncation, 0] == found[truncation, 3]
+    assert found["bootstrap_previous", 3] != found["as_termination", 3]
+
+
+class Nested(RobotWithLast):
+    """Observes nested parts, and takes nested actions."""
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs)
+        box = self.single_action_space
+        parts = spaces.Tuple((self.single_observation_space, spaces.Discrete(9)))
+        self.single_observation_space = spaces.Dict({"b": spaces.Dict({"c": parts})})
+        self.single_action_space = spaces.Dict({"a": spaces.Tuple((box,))})
+
+    def nested(self, parts, steps):
+        return {"b": {"c": (parts, steps.long())}}
+
+    def reset(self, seed=None):
+        return self.nested(super().reset()[0], self.steps), {}
+
+    def step(self, actions):
+        steps = self.steps + 1
+        obs, *rest, info = super().step(actions["a"][0])
+        last = self.nested(info["final_obs"], steps)
+        return self.nested(obs, self.steps), *rest, {**info, "final_obs": last}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"algorithm": "ppo"},
+        {"algorithm": "ppo", "runner.envs_per_actor": 3},
+        {"algorithm": "impala", "algorithm.num_actors": 1},
+    ],
+)
+def test_nested_observations(changes, tmp_path):
+    """In training, on actors too, in evaluation, and as an environment of its own."""
+    env = {"_target_": "test_simulators.Nested", "backend": "tensor"}
+    result = short(run_dir=tmp_path / "run", env=env, total_steps=96, trust=OWN, **changes)
+    assert result.history[-1]["eval/episode_length_mean"] == 3.5
+    policy = load_policy(result.run_dir, OWN)
+    single = EnvFactory(EnvConfig(target="test_simulators.Nested", backend="tensor"))()
+    obs, _ = single.reset(seed=0)
+    for _ in range(3):
+        assert single.observation_space.contains(obs)
+        obs, _, terminated, truncated, _ = single.step(policy.act(obs))
+    assert single.observation_space.contains(obs)
+    assert truncated
+    assert not terminated
+    assert obs["b"]["c"][1] == 3
+
+
+class BadLast(RobotWithLast):
+    """Gives last observations that are not finite, of episodes that end in one of the ways."""
+
+    def __init__(self, num_envs, how):
+        super().__init__(num_envs)
+        self.how = how
+
+    def step(self, actions):
+        obs, rewards, terminated, truncated, info = super().step(actions)
+        ended = {"terminated": terminated, "truncated": truncated}[self.how]
+        info["final_obs"]["critic"][ended] = torch.nan
+        return obs, rewards, terminated, truncated, info
+
+
+@pytest.mark.parametrize(
+    ("how", "keeps", "fails"),
+    [("truncated", False, True), ("terminated", False, False), ("terminated", True, True)],
+)
+def test_last_observations_that_are_used_are_finite(how, keeps, fails):
+    """Those of terminated episodes only if they are stored."""
+    collector, model = collector_of(lambda num_envs: BadLast(num_envs, how), 12)
+    collector.keeps_terminal_obs = keeps
+    if not fails:
+        rollout, _ = collector.collect_steps(model)
+        assert rollout.terminated.any()
+        return
+    step = 2 if how == "truncated" else 6
+    words = f"environment 0 of .* returned a last observation .* not finite in step {step} "
+    with pytest.raises(EnvError, match=words):
+        collector.collect_steps(model)
 
 
 class BadNumbers(Robot):

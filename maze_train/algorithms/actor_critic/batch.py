@@ -28,8 +28,7 @@ class EvaluatedRollout:
     """v(s_t), `[T, B]`."""
 
     next_values: Tensor
-    """v(s_{t+1}), `[T, B]`: where the step was truncated, of the last observation of that episode
-    and not of the first of the next one."""
+    """v(s_{t+1}), `[T, B]`; see `next_values_of`."""
 
     params: Tensor | None
     """Parameters of the policy, `[T * B, param_size]`; None if they were not asked for."""
@@ -69,7 +68,7 @@ def evaluate_rollout(
 
     all_values = share.join_rows(torch.cat(values), num_rows).view(-1, num_envs)
     known = [state for state in states_after if state is not None]
-    next_values = with_final_values(model, rollout, all_values[1:], joined(known))
+    next_values = next_values_of(model, rollout, all_values, joined(known))
     samples = rollout.rewards.numel()
     all_params = joined(params) if with_params else None
     return EvaluatedRollout(
@@ -77,23 +76,25 @@ def evaluate_rollout(
     )
 
 
-def with_final_values(
-    model: ActorCriticModel, rollout: Rollout, next_values: Tensor, states: Tensor | None
+def next_values_of(
+    model: ActorCriticModel, rollout: Rollout, all_values: Tensor, states: Tensor | None
 ) -> Tensor:
-    """v(s_{t+1}) with that of the true last observation where the step was truncated.
+    """Return v(s_{t+1}), `[T, B]`.
+
+    A truncated step is followed by the value of its true last observation, or if that is not known
+    by its own value v(s_t).
 
     Args:
         model: The model.
         rollout: The rollout.
-        next_values: v of the following row, `[T, B]`.
+        all_values: v of all rows, `[T + 1, B]`.
         states: Recurrent state after each row, `[(T + 1) * B, S]`; None for feedforward models.
     """
     positions = rollout.final_positions
-    if not len(positions):
-        return next_values
-    state = None if states is None else states[positions]
-    next_values = next_values.clone()
-    next_values.view(-1)[positions] = model.values(rollout.final_obs, state)
+    next_values = torch.where(rollout.truncated, all_values[:-1], all_values[1:])
+    if len(positions):
+        state = None if states is None else states[positions]
+        next_values.view(-1)[positions] = model.values(rollout.final_obs, state)
     return next_values
 
 

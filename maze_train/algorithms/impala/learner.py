@@ -12,8 +12,8 @@ from maze_train.algorithms.actor_critic.batch import (
     ActorCriticEvents,
     EvaluatedRollout,
     PreparedRollout,
+    next_values_of,
     rows_of,
-    with_final_values,
     with_new_states,
 )
 from maze_train.algorithms.actor_critic.learner import ActorCriticLearner
@@ -218,5 +218,5 @@ def evaluate_with_graph(
         rows = slice(0, samples) if rollout.valid is None else rollout.valid.flatten()
         outputs = params[:samples][rows], raw_values[:samples][rows]
     all_values = model.value_head.values(raw_values.detach()).view(-1, num_envs)
-    next_values = with_final_values(model, rollout, all_values[1:], None)
+    next_values = next_values_of(model, rollout, all_values, None)
     return EvaluatedRollout(all_values[:-1], next_values, params[:samples].detach()), outputs
