@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sys
 from io import BytesIO, TextIOWrapper
 from operator import attrgetter
@@ -215,6 +216,7 @@ def test_the_exit_code_tells_what_happened(
     text = capfd.readouterr().err
     assert text.endswith(message)
     assert ("Traceback" in text) is has_traceback
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a program may go on
 
 
 def test_the_traceback_is_shown_on_demand(

@@ -40,7 +40,7 @@ def test_a_stream_depends_on_its_name_alone():
 def test_the_numbers_of_a_seed_stay_what_they_are():
     """A published seed gives the same run in the next version of the package."""
     assert Seeds(0).integer("model") == 6345307993427180246
-    assert EpisodeSeeds(0, 0, 1).next() == 3757552657
+    assert EpisodeSeeds(0, 0, 1).next() == 1610069009
 
 
 def test_episodes_of_neighbouring_runs_are_disjoint():
@@ -57,7 +57,7 @@ def test_the_number_of_environments_does_not_change_the_episodes(root, num_envs)
     one = played(root, 1, total)
     spread = played(root, num_envs, -(-total // num_envs))
     assert {j: spread[j] for j in range(total)} == one
-    assert all(0 <= seed < 2**32 for seed in one.values())
+    assert all(0 <= seed < 2**31 for seed in one.values())
 
 
 def test_a_drawn_seed_is_new_and_leaves_global_generators_alone():

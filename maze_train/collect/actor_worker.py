@@ -373,6 +373,7 @@ class ActorWorker:
             weights: Memory that a `WeightsWriter` writes.
             slots: Memory of as many rollouts as fit into it.
         """
+        self._context.seed_generators(seeds[0][0])
         self._policy = policy
         self._model: Any = policy.make_model.value()
         self._weights = WeightsReader(self._model, weights.buffer)

@@ -24,6 +24,7 @@ from maze_train.collect.recording import ffmpeg_path
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.files import remove_leftovers
+from maze_train.core.seeding import SEED_LIMIT
 from maze_train.envs.stepped import EnvSlots
 from maze_train.nets.population import row_blocks
 from maze_train.workers.places import Place, Portable, ThisProcess
@@ -340,13 +341,13 @@ class RolloutPlayer(PlayerPool):
 
 
 def action_seed_of(action_seed: int, seed: int) -> int:
-    """Seed of the random choices of an agent in an episode, in [0, 2^32).
+    """Return the seed of the random choices of an agent in an episode, in [0, 2^31).
 
     Args:
         action_seed: See `PlaySettings`.
         seed: Seed of the episode, >= 0.
     """
-    return int(np.random.SeedSequence([action_seed, seed]).generate_state(1)[0])
+    return int(np.random.SeedSequence([action_seed, seed]).generate_state(1)[0]) % SEED_LIMIT
 
 
 def checked_seeds(seeds: Iterable[Any]) -> list[int]:

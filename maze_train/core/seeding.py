@@ -6,17 +6,25 @@ and adding a stream changes no other.
 
 from __future__ import annotations
 
+import random
 import secrets
+import sys
 import zlib
 
 import numpy as np
 
 EPISODES_PER_BLOCK = 64
 
+SEED_LIMIT = 2**31
+"""Exclusive upper bound of seeds that reach environments and user-defined policies.
+
+Simulators written in C or C++ store the seed in a signed 32-bit integer.
+"""
+
 
 def draw_seed() -> int:
-    """A fresh seed in [0, 2^31) from the operating system's entropy."""
-    return secrets.randbelow(2**31)
+    """Return a new seed in [0, 2^31) from the operating system's entropy."""
+    return secrets.randbelow(SEED_LIMIT)
 
 
 class Seeds:
@@ -61,12 +69,33 @@ class EpisodeSeeds:
         self._block: list[int] = []
 
     def next(self) -> int:
-        """The seed of the next episode, in [0, 2^32)."""
+        """Return the seed of the next episode, in [0, 2^31)."""
         number = self.index + self.episodes_started * self.num_envs
         self.episodes_started += 1
         block_number, offset = divmod(number, EPISODES_PER_BLOCK)
         if block_number != self._block_number:
             sequence = np.random.SeedSequence(self.root, spawn_key=(block_number,))
-            self._block = [int(word) for word in sequence.generate_state(EPISODES_PER_BLOCK)]
+            words = sequence.generate_state(EPISODES_PER_BLOCK)
+            self._block = [int(word) % SEED_LIMIT for word in words]
             self._block_number = block_number
         return self._block[offset]
+
+
+def global_entropy() -> int:
+    """Return a number in [0, 2^32) from the state of NumPy's global generator, without a draw."""
+    state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    return zlib.crc32(state["key"].tobytes() + int(state["pos"]).to_bytes(4, "little"))
+
+
+def seed_generators(*key: int) -> None:
+    """Seed the global generators of Python, NumPy and, if it is imported, PyTorch.
+
+    Args:
+        key: Integers >= 0; other keys give independent streams.
+    """
+    words = [int(word) for word in np.random.SeedSequence(key).generate_state(3)]
+    random.seed(words[0])
+    np.random.seed(words[1])  # noqa: NPY002
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.manual_seed(words[2])

@@ -238,6 +238,7 @@ class EnvWorker(SteppedEnvs):
     def _begin_run(self, seed: int) -> None:
         indices = range(self._first, self._first + len(self.envs))
         self._seeds = [EpisodeSeeds(seed, index, self._num_envs) for index in indices]
+        self._context.seed_generators(seed)
         self._clear_rows(slice(None))
         self._steps = 0
 

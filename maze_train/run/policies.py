@@ -33,7 +33,7 @@ from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.notices import notify
-from maze_train.core.seeding import Seeds
+from maze_train.core.seeding import EpisodeSeeds, Seeds
 from maze_train.core.targets import TARGET, Given, build_target, is_target
 from maze_train.core.types import Array
 from maze_train.envs.config import EnvConfig
@@ -457,16 +457,17 @@ def rewards_cancel(env: gymnasium.Env[Any, Any], seed: int) -> bool:
 
     Args:
         env: An environment; with one agent they do not.
-        seed: Seed of the first episode, >= 0; later ones have larger seeds.
+        seed: Root seed of the episodes, >= 0.
     """
     spaces = env.observation_space, env.action_space
     if agent_spaces(*spaces) is None:
         return False
     policy, is_over, n_found = UniformPolicy(*spaces), True, 0
     policy.reset(seed)
-    for turn in range(MOST_TURNS):
+    seeds = EpisodeSeeds(seed, 0, 1)
+    for _ in range(MOST_TURNS):
         if is_over:
-            obs, _ = env.reset(seed=seed + turn)
+            obs, _ = env.reset(seed=seeds.next())
         obs, _, terminated, truncated, _ = env.step(policy.act(obs))
         is_over = terminated or truncated
         rewards = obs[REWARDS].astype(np.float64)

@@ -100,6 +100,13 @@ class WorkerContext:
         """
         self.steps += steps
 
+    def seed_generators(self, seed: int) -> None:
+        """Seed the global random generators of a process that belongs to the worker alone.
+
+        Args:
+            seed: Integer >= 0; workers with different numbers get different streams.
+        """
+
 
 class PrivateMemory:
     """Memory for workers that live in this process; see `SharedMemory`.
@@ -281,7 +288,7 @@ class InlinePool(WorkerPool):
         self.workers: list[Any] = []
         self._contexts = [WorkerContext(index) for index in range(len(make_workers))]
         self._calls: list[deque[Callable[[], Any]]] = []
-        self._results: list[deque[tuple[Any, Exception | None]]] = []
+        self._results: list[deque[tuple[Any, BaseException | None]]] = []
         self._turn = 0
         try:
             for make, context in zip(make_workers, self._contexts, strict=True):
@@ -329,10 +336,10 @@ class InlinePool(WorkerPool):
             raise error
         return result
 
-    def _outcome(self, index: int) -> tuple[Any, Exception | None]:
+    def _outcome(self, index: int) -> tuple[Any, BaseException | None]:
         try:
             return self._calls[index].popleft()(), None
-        except Exception as error:
+        except BaseException as error:  # an interrupt too: `receive` raises it
             return None, error
 
     def cancel(self, index: int) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, foreign_cause
 from maze_train.core.files import process_runs
 from maze_train.core.notices import warn
+from maze_train.core.seeding import seed_generators
 from maze_train.workers.pool import (
     CallCancelledError,
     PrivateMemory,
@@ -168,7 +169,7 @@ def refuse_import() -> None:
 
 
 def process_main(
-    conn: Connection, inherited: Sequence[Connection], index: int, parent: int
+    conn: Connection, inherited: Sequence[Connection], index: int, parent: int, entropy: int
 ) -> None:
     """Make a worker, then call its methods until the parent asks it to quit or is gone.
 
@@ -177,14 +178,15 @@ def process_main(
         inherited: Ends that belong to the parent and were copied by a fork; they are closed here.
         index: Number of the worker.
         parent: Process that makes the calls.
+        entropy: Seeds the global generators, together with the number of the worker.
     """
-    prepare_process()
+    survive_signals()
     for other in inherited:
         other.close()
     closing = ExitStack()
     with suppress(BrokenPipeError, ConnectionResetError, EOFError):
         try:
-            _serve(conn, closing, index, _watch(parent, conn))
+            _serve(conn, closing, index, _watch(parent, conn), entropy)
         except BaseException as error:
             _send(conn, FAILED, pickle.dumps(describe_failure(error)))
     try:
@@ -195,14 +197,20 @@ def process_main(
 
 
 def _serve(
-    conn: Connection, closing: ExitStack, index: int, parent_is_gone: Callable[[], bool]
+    conn: Connection,
+    closing: ExitStack,
+    index: int,
+    parent_is_gone: Callable[[], bool],
+    entropy: int,
 ) -> None:
+    set_up_packages(entropy, index, IMPORTING)
     make_worker, page = receive_message(conn)
+    set_up_packages(entropy, index, MAKING)
     context = ProcessContext(index, page, parent_is_gone)
     worker = make_worker(context)
     if hasattr(worker, "close"):
         closing.callback(worker.close)
-    limit_threads()  # again: making the worker may have imported what has some
+    set_up_packages(entropy, index, CALLING)
     context.numbers[BUILT] = 1
     methods: list[Callable[..., Any]] = []
     for command in _commands(conn, parent_is_gone):
@@ -246,6 +254,10 @@ class ProcessContext(WorkerContext):
             return method(*args)
         except CallCancelledError:
             return None
+
+    def seed_generators(self, seed: int) -> None:
+        """Seed the global generators with `seed` and the number of the worker."""
+        seed_generators(seed, self.index)
 
     def count(self, steps: int = 0) -> None:
         """Report that the worker lives, and how many steps it made."""
@@ -307,26 +319,38 @@ def encoded(result: Any) -> bytes:
         ) from error
 
 
-def prepare_process() -> None:
-    """Set the signal handlers and thread counts of a worker process."""
+def survive_signals() -> None:
+    """Set the signal handlers of a worker process."""
     for number in SIGNALS:
         # Not SIG_IGN, which programs that an environment starts would inherit.
         signal.signal(number, _survive)
         signal.siginterrupt(number, False)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-    limit_threads()
 
 
 def _survive(number: int, frame: object) -> None:
     """Do nothing about a signal."""
 
 
-def limit_threads() -> None:
-    """Use one thread of torch and OpenCV per worker: the workers are what uses the cores.
+IMPORTING, MAKING, CALLING = range(3)
+"""Phases of a worker. The later ones repeat the set-up, since a phase may import PyTorch."""
 
-    After a fork it also keeps the process from hanging: a fork copies torch's thread pool but not
-    its threads, and the first large operation would wait for them forever.
+
+def set_up_packages(entropy: int, index: int, phase: int) -> None:
+    """Limit the threads of a worker, and seed the global generators.
+
+    One thread of PyTorch and OpenCV per worker: the workers use the cores. After a fork this also
+    keeps the process from hanging: a fork copies the thread pool of PyTorch but not its threads,
+    and the first large operation would wait for them forever.
+
+    Without seeds, forked workers would all draw what their parent would have drawn next.
+
+    Args:
+        entropy: See `process_main`.
+        index: Number of the worker.
+        phase: One of `IMPORTING`, `MAKING` and `CALLING`.
     """
+    seed_generators(entropy, index, phase)
     torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")
     if torch is not None:
         torch.set_num_threads(1)

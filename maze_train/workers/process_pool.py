@@ -76,6 +76,7 @@ class WorkerProcess(RemoteWorker):
         page: Memory of the numbers that both sides see; it outlives the process.
         others: Pipes to other processes.
         start_method: `forkserver`, `spawn` or `fork`.
+        entropy: Seeds the global random generators, together with the number of the worker.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class WorkerProcess(RemoteWorker):
         page: SharedMemory,
         others: Sequence[Connection],
         start_method: str,
+        entropy: int,
     ) -> None:
         super().__init__(name, index)
         self._page = page
@@ -101,7 +103,7 @@ class WorkerProcess(RemoteWorker):
         inherited = [*others, self.conn] if start_method == "fork" else []
         self.process: BaseProcess = context.Process(  # type: ignore[attr-defined]  # BaseContext lacks it
             target=process_main,
-            args=(theirs, inherited, index, os.getpid()),
+            args=(theirs, inherited, index, os.getpid(), entropy),
             name=f"{PROCESS_NAME}-{index}",
             daemon=True,
         )
@@ -351,7 +353,12 @@ class ProcessPool(RemotePool[WorkerProcess]):
     def _started(self, index: int) -> WorkerProcess:
         others = [process.conn for process in self._remote if not process.conn.closed]
         process = WorkerProcess(
-            self._names[index], index, self._pages[index], others, self._start_method
+            self._names[index],
+            index,
+            self._pages[index],
+            others,
+            self._start_method,
+            self._entropy,
         )
         try:
             process.send_worker(self._make_workers[index])

@@ -71,9 +71,9 @@ class RemoteActor(RemoteWorker):
         self._handle = ray.remote(concurrency_groups={SIDE: 1})(RayWorker)
         self._handle = self._handle.options(**options).remote(index)
 
-    def make(self, content: bytes) -> None:
-        """Let it make its worker."""
-        self._made = self._handle.make.remote(content, sys.path)
+    def make(self, content: bytes, entropy: int) -> None:
+        """Let it make its worker, and seed the global random generators of its process."""
+        self._made = self._handle.make.remote(content, sys.path, entropy)
 
     def call(self, method: str, content: bytes, numbers: list[int], sent: list[Span]) -> None:
         """Send a call."""
@@ -267,7 +267,7 @@ class RayPool(RemotePool[RemoteActor]):
             self._steps_before[index] += self._remote[index].steps
         content, _ = pack(self._make_workers[index])
         actor = RemoteActor(self._session, self._options[index], self._names[index], index)
-        actor.make(content)
+        actor.make(content, self._entropy)
         return actor
 
     # -- calls -----------------------------------------------------------------------------------

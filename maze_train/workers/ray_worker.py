@@ -13,13 +13,16 @@ from maze_train.core.notices import warn
 from maze_train.workers.pool import PrivateMemory
 from maze_train.workers.process import (
     BEATS,
+    CALLING,
     CANCELLED,
+    IMPORTING,
+    MAKING,
     PAGE_NBYTES,
     STEPS,
     ProcessContext,
     describe_failure,
     encoded,
-    limit_threads,
+    set_up_packages,
     unpack,
 )
 
@@ -66,15 +69,18 @@ class RayWorker:
         self._arrived = 0
         self._mail: dict[int, list[Span]] = {}
 
-    def make(self, content: bytes, folders: list[str]) -> Reply:
+    def make(self, content: bytes, folders: list[str], entropy: int) -> Reply:
         """Make the worker; where machines share them, it imports from the caller's folders, too."""
         sys.path += [folder for folder in folders if folder not in sys.path]
-        return self._reply(self._make, content)
+        return self._reply(self._make, content, entropy)
 
-    def _make(self, content: bytes) -> None:
-        limit_threads()
-        self._worker = unpack(content, self._no_memory)(self._context)
-        limit_threads()  # again: making the worker may have imported what has some
+    def _make(self, content: bytes, entropy: int) -> None:
+        index = self._context.index
+        set_up_packages(entropy, index, IMPORTING)
+        make_worker = unpack(content, self._no_memory)
+        set_up_packages(entropy, index, MAKING)
+        self._worker = make_worker(self._context)
+        set_up_packages(entropy, index, CALLING)
 
     def call(
         self, method: str, content: bytes, numbers: list[int], sent: list[Span], mail: int

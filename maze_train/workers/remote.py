@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from maze_train.core.checks import check_at_least, check_one_of, check_positive
 from maze_train.core.errors import WorkerError
 from maze_train.core.notices import warn
+from maze_train.core.seeding import global_entropy
 from maze_train.workers.pool import CLOSED, MakeWorker, WorkerFailedError, WorkerPool
 
 if TYPE_CHECKING:
@@ -146,6 +147,7 @@ class RemotePool(WorkerPool, Generic[Remote]):
         self.max_worker_restarts = place.max_worker_restarts
         self._make_workers, self._names, self._calls = list(make_workers), list(names), calls
         self._remote: list[Remote] = []
+        self._entropy = global_entropy()
         # Before multiprocessing waits for its children, which do not end by its SIGTERM.
         self._at_exit = partial(_close_at_exit, weakref.ref(self), os.getpid())
         atexit.register(self._at_exit)

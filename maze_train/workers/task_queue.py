@@ -103,7 +103,8 @@ class TaskQueue(Generic[Result]):
             state = self._states[index]
             if state.tasks and not state.preparations:
                 self._pool.cancel(index)
-                state.handlers = deque(_ignored for _ in state.handlers)
+                # Not as many as there are handlers: an interrupt may come between call and handler.
+                state.handlers = deque([_ignored] * self._pool.pending(index))
                 self._call(index, _ignored, "drop")
             state.tasks.clear()
         self._again.clear()
@@ -134,7 +135,10 @@ class TaskQueue(Generic[Result]):
                 self._repair(failure.with_traceback(None))
                 continue
             except BaseException:
-                self._states[index].handlers.popleft()
+                handlers = self._states[index].handlers
+                # An interrupt may come before the result was taken.
+                if len(handlers) > self._pool.pending(index):
+                    handlers.popleft()
                 raise
             for found in self._states[index].handlers.popleft()(result):
                 take(found)

@@ -457,6 +457,40 @@ def test_episodes_that_wait_are_kept(start, n_workers):
     assert player.waiting == {}
 
 
+@pytest.mark.parametrize("where", ["reset", "step", "receive"])
+def test_an_interrupt_costs_no_later_episode(where):
+    """Wherever it comes; in other processes, before the result of a worker was taken."""
+
+    class Interrupted(PictureEnv):
+        def step(self, action):
+            interrupt("step")
+            return super().step(action)
+
+        def reset(self, **seed_and_options):
+            interrupt("reset")
+            return super().reset(**seed_and_options)
+
+    left = {where: 3}
+
+    def interrupt(place):
+        left[place] = left.get(place, 0) - 1
+        if left[place] == 0:
+            raise KeyboardInterrupt
+
+    with player_of(Interrupted) as player:
+        receive = player._pool.receive
+
+        def received(index):
+            interrupt("receive")
+            return receive(index)
+
+        player._pool.receive = received
+        with pytest.raises(KeyboardInterrupt):
+            list(player.play(range(4)))
+        for _ in range(2):
+            assert take(player, range(8)) == play_alone(PictureEnv, RandomAgent, range(8))
+
+
 @every_place
 def test_episodes_that_are_not_wanted_any_more(start, n_workers):
     """Another call starts over, and news of the first one are not taken for its own."""

@@ -23,6 +23,7 @@ from toy_envs import (
     AwkwardEnv,
     CountingEnv,
     FailingEnv,
+    GlobalDrawsEnv,
     NestedEnv,
     OddInfoEnv,
     SpoiltEnv,
@@ -361,6 +362,20 @@ def test_there_are_no_workers_without_environments():
         assert vector.n_workers == 2
     with SubprocVectorEnv([CountingEnv] * 3, start_method="fork") as vector:
         assert vector.n_workers == min(3, len(os.sched_getaffinity(0)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", START_METHODS)
+def test_global_generators_follow_from_the_seed_and_the_worker(start_method):
+    """Whatever the start method; another seed gives other values."""
+    seen = []
+    for method in ("fork", start_method):
+        with workers([GlobalDrawsEnv] * 2, n_workers=2, start_method=method) as vector:
+            seen += [vector.reset(seed=seed)[0].copy() for seed in (0, 0, 1)]
+    first, again, other, *of_method = (obs.tolist() for obs in seen)
+    assert first == again
+    assert of_method == [first, again, other]
+    assert len({value for row in (*first, *other) for value in row}) == 8
 
 
 @pytest.mark.slow

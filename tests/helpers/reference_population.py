@@ -50,7 +50,7 @@ def slow_draw(seed, iteration, pair, count, dim):
     key = (iteration, pair // PAIRS_AT_ONCE)
     generator = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
     indices = generator.integers(0, count - dim, size=PAIRS_AT_ONCE, endpoint=True)
-    env_seeds = generator.integers(0, 2**32, size=PAIRS_AT_ONCE)
+    env_seeds = generator.integers(0, 2**31, size=PAIRS_AT_ONCE)
     action_seeds = generator.integers(0, 2**63, size=PAIRS_AT_ONCE)
     i = pair % PAIRS_AT_ONCE
     return int(indices[i]), int(env_seeds[i]), int(action_seeds[i])

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from maze_train.core.errors import ConfigError
 
@@ -33,6 +35,11 @@ class ToyWorker:
             (folder / "begun").touch()
             self.fail(first)
         self.memory: Any = None
+        self.drawn = global_draws()
+
+    def draws(self) -> list[Any]:
+        """Values that the global generators gave when the worker was made, and give now."""
+        return [*self.drawn, *global_draws()]
 
     def close(self) -> None:
         """Leave a file."""
@@ -82,6 +89,11 @@ class ToyWorker:
     def read(self) -> list[int]:
         """All numbers in it."""
         return list(map(int, self.memory))
+
+
+def global_draws() -> list[float]:
+    """A value of each global generator."""
+    return [random.random(), np.random.random(), torch.rand(()).item()]  # noqa: NPY002
 
 
 def local_class() -> Any:

@@ -125,6 +125,21 @@ def test_calls_and_results(start: Any, where: str, tmp_path: Path) -> None:
             use()
 
 
+@pytest.mark.parametrize(
+    "where", [*REMOTE, *(pytest.param(where, marks=slow) for where in ("forkserver", "spawn"))]
+)
+def test_global_generators(start: Any, where: str) -> None:
+    """Workers draw different values; the parent's generators say which, and draw nothing."""
+    drawn = []
+    for seed in (1, 1, 2):
+        np.random.seed(seed)  # noqa: NPY002
+        drawn.append(start(where, n=2).call_all("draws"))
+        assert np.random.random() == np.random.RandomState(seed).random()  # noqa: NPY002
+    assert drawn[0] == drawn[1]
+    values = [value for draws in drawn[1:] for worker in draws for value in worker]
+    assert len(set(values)) == len(values) == 2 * 2 * 6
+
+
 @pytest.mark.parametrize("where", PLACES)
 def test_memory(start: Any, where: str) -> None:
     """What a worker writes is seen by whoever asked for the memory."""

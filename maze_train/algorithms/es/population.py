@@ -24,6 +24,7 @@ from maze_train.collect.episode_player import (
 from maze_train.collect.player import MakeEnv, PlayerPool
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
+from maze_train.core.seeding import SEED_LIMIT
 from maze_train.core.types import Array, Tensor, TensorTree
 from maze_train.envs.stepped import EnvSlots
 from maze_train.nets.normalization import ObservationNormalizer
@@ -193,7 +194,7 @@ class PairDraws:
         generator = np.random.default_rng(sequence)
         n = PAIRS_PER_BLOCK
         indices = self._table.sample_index(generator, self._dim, n)
-        env_seeds = generator.integers(2**32, size=n)
+        env_seeds = generator.integers(SEED_LIMIT, size=n)
         action_seeds = generator.integers(2**63, size=n)
         columns = env_seeds.tolist(), action_seeds.tolist(), indices.tolist()
         return list(zip(*columns, strict=True))
