@@ -287,11 +287,13 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
         with suppress(OSError):  # the name is for people; the lock holds without it
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
-        with held(directory, path):
-            yield
-        # A process that was forked meanwhile shares the descriptor, and with it the lock.
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        try:
+            with held(directory, path):
+                yield
+        finally:
+            # A process that was forked meanwhile shares the descriptor, and with it the lock.
+            with suppress(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
 

@@ -26,6 +26,7 @@ from maze_train.core.targets import Given, import_extra, maker_of
 from maze_train.envs.atari import register_atari
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.registered import build_failure, missing_dependency, registered_failure
+from maze_train.envs.stepped import closed_on_error
 
 ATARI_ENTRY_POINT = "ale_py.vector_env:AtariVectorEnv"
 ATARI = {
@@ -165,19 +166,19 @@ def build_native(
             "actor of impala needs its own: give a class or function that makes them"
         )
     IN_USE.add(env)
-    if env.num_envs != num_envs:
-        env.close()
-        raise EnvError(
-            f"{name} has {env.num_envs} environments, expected {num_envs}: it has to build as many "
-            "as its argument num_envs says"
-        )
-    if config.max_episode_steps is None and autoreset_mode(env) is not AutoresetMode.DISABLED:
-        if limit is not None and own_limit is None:
-            notify(
-                f"note: evaluations of {name} have no limit of steps, since it resets itself and "
-                "takes no max_episode_steps: an episode that never ends continues forever"
+    with closed_on_error([env]):
+        if env.num_envs != num_envs:
+            raise EnvError(
+                f"{name} has {env.num_envs} environments, expected {num_envs}: it has to build as "
+                "many as its argument num_envs says"
             )
-        limit = None  # No one asked for one, and only the environment itself could keep to it.
+        if config.max_episode_steps is None and autoreset_mode(env) is not AutoresetMode.DISABLED:
+            if limit is not None and own_limit is None:
+                notify(
+                    f"note: evaluations of {name} have no limit of steps, since it resets itself "
+                    "and takes no max_episode_steps: an episode that never ends continues forever"
+                )
+            limit = None  # No one asked for one, and only the environment itself could keep to it.
     stack = int(kwargs["stack_num"]) if is_atari else 1
     return Backend(env, is_atari, {"": stack} if stack > 1 else {}, limit)
 

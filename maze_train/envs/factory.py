@@ -26,6 +26,7 @@ from maze_train.envs.faults import SHIMMY, explained
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.pettingzoo import joined, maker_named, other_kinds
 from maze_train.envs.registered import build_failure, register_installed, registered_failure
+from maze_train.envs.stepped import closed_on_error
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.spaces.agents import AGENTS, agent_spaces
 
@@ -96,7 +97,8 @@ class EnvFactory:
         atari = uses_atari_preprocessing(config)
         env = make_game(config) if atari else make(config)
         for i, wrapper in enumerate(config.wrappers):
-            env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
+            with closed_on_error([env]):
+                env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
         if not self.training or not (atari or config.training_wrappers):
             return env
         env = MonitoringWrapper(env)
@@ -104,8 +106,9 @@ class EnvFactory:
             env = SignRewardWrapper(EpisodicLifeWrapper(env))
         for i, wrapper in enumerate(config.training_wrappers):
             key = f"env.training_wrappers[{i}]"
-            wrapped = wrap(env, wrapper, key=key)
-            check_spaces_kept(env, wrapped, key, wrapper)
+            with closed_on_error([env]):
+                wrapped = wrap(env, wrapper, key=key)
+                check_spaces_kept(env, wrapped, key, wrapper)
             env = wrapped
         return env
 
@@ -207,7 +210,8 @@ def make_game(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Build an Atari game with the preprocessing that training and evaluation share."""
     kwargs = config.kwargs if config.id is None else {"frameskip": 1, **config.kwargs}
     game = make(replace(config, kwargs=kwargs, max_episode_steps=None))
-    env: gymnasium.Env[Any, Any] = AtariPreprocessing(game)
+    with closed_on_error([game]):
+        env: gymnasium.Env[Any, Any] = AtariPreprocessing(game)
     if config.max_episode_steps is not None:
         # Outside, where steps are those of the agent.
         env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.vector import AutoresetMode, VectorEnv
 
-from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
+from maze_train.core.errors import ConfigError, EnvError
 from maze_train.envs.backends import (
     IN_USE,
     autoreset_mode,
@@ -29,7 +29,7 @@ from maze_train.envs.faults import (
     non_finite_rewards,
     non_finite_rows,
 )
-from maze_train.envs.stepped import close_all
+from maze_train.envs.stepped import close_all, closed_on_error
 from maze_train.envs.vector import (
     Array,
     ArrayTree,
@@ -104,19 +104,17 @@ def make_foreign_env(
         from maze_train.simulators.simulator import SimulatorVectorEnv  # needs PyTorch
 
         simulator = simulator_of(config, num_envs, device, max_episode_steps)
-        return ForeignVectorEnv(SimulatorVectorEnv(simulator, max_episode_steps))
+        with closed_on_error([simulator]):
+            return ForeignVectorEnv(SimulatorVectorEnv(simulator, max_episode_steps))
     build = build_native if config.backend == "native" else build_envpool
     backend = build(config, num_envs, num_threads, max_episode_steps)
-    try:
+    with closed_on_error([backend.env]):
         return ForeignVectorEnv(
             backend.env,
             atari_training=training and backend.is_atari,
             frame_stack=backend.frame_stack,
             max_episode_steps=backend.limit_left,
         )
-    except MazeTrainError:
-        backend.env.close()
-        raise
 
 
 class ForeignVectorEnv(MazeVectorEnv):

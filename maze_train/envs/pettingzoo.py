@@ -21,6 +21,7 @@ from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, nea
 from maze_train.core.targets import import_extra
 from maze_train.envs.agents import JointEnv, MultiAgentEnv, Turn, check_mapping, shortened
 from maze_train.envs.monitoring import MaskOfInfo, mask_size
+from maze_train.envs.stepped import closed_on_error
 from maze_train.spaces.describe import MASK_KEY
 from maze_train.spaces.masks import mask_layout
 
@@ -395,4 +396,7 @@ def joined(env: Any) -> Any:
     """An environment with several agents as one of gymnasium; anything else as it is."""
     if "pettingzoo" in sys.modules:
         env = adapted(env)
-    return JointEnv(env) if isinstance(env, MultiAgentEnv) else env
+    if not isinstance(env, MultiAgentEnv):
+        return env
+    with closed_on_error([env]):
+        return JointEnv(env)

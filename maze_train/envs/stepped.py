@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import takewhile
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector import VectorEnv
 from gymnasium.wrappers import TimeLimit
 
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
@@ -71,9 +71,10 @@ class SteppedEnvs(ABC):
         self.envs = build_envs(env_factories, number)
         self._number = number
         self._skips = on_non_finite == "skip"
-        self._observation = FlatView(self.envs[0].observation_space)
-        self._action = FlatView(self.envs[0].action_space)
-        self._continuing = [continuing_layers(env) for env in self.envs]
+        with closed_on_error(self.envs):
+            self._observation = FlatView(self.envs[0].observation_space)
+            self._action = FlatView(self.envs[0].action_space)
+            self._continuing = [continuing_layers(env) for env in self.envs]
 
     def close(self) -> None:
         """Close every environment, all of them also when one raises."""
@@ -204,23 +205,22 @@ def build_envs(
     """
     envs: list[gymnasium.Env[Any, Any]] = []
     index = first
-    try:
-        for index, factory in enumerate(factories, start=first):
-            env = factory()
-            if not isinstance(env, gymnasium.Env):
-                raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env")
-            if any(env is other for other in envs):
-                raise TypeError(
-                    "the factory returned the same environment twice; let it build a new one"
-                )
-            envs.append(env)
-            check_spaces(index, spaces_of(env), spaces_of(envs[0]), first)
-    except (ConfigError, MissingExtraError):
-        close_all(envs)
-        raise
-    except BaseException as error:
-        close_all(envs)
-        raise EnvError(f"environment {index} could not be built: {explained(error)}") from error
+    with closed_on_error(envs):
+        try:
+            for index, factory in enumerate(factories, start=first):
+                env = factory()
+                if not isinstance(env, gymnasium.Env):
+                    raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env")
+                if any(env is other for other in envs):
+                    raise TypeError(
+                        "the factory returned the same environment twice; let it build a new one"
+                    )
+                envs.append(env)
+                check_spaces(index, spaces_of(env), spaces_of(envs[0]), first)
+        except (ConfigError, MissingExtraError):
+            raise
+        except BaseException as error:
+            raise EnvError(f"environment {index} could not be built: {explained(error)}") from error
     return envs
 
 
@@ -229,7 +229,26 @@ def spaces_of(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:
     return env.observation_space, env.action_space
 
 
-def close_all(envs: Iterable[gymnasium.Env[Any, Any] | VectorEnv[Any, Any, Any]]) -> None:
+class Closeable(Protocol):
+    """An environment, or many."""
+
+    def close(self) -> Any:
+        """Release what it holds."""
+        ...
+
+
+@contextmanager
+def closed_on_error(envs: Iterable[Closeable]) -> Iterator[None]:
+    """Close environments if the block raises; an error of closing does not replace that one."""
+    try:
+        yield
+    except BaseException:
+        with suppress(EnvError):
+            close_all(envs)
+        raise
+
+
+def close_all(envs: Iterable[Closeable]) -> None:
     """Close environments; the first exception is raised after all were closed."""
     first_error: BaseException | None = None
     for env in envs:
@@ -302,6 +321,10 @@ class EnvSlots(SteppedEnvs):
         on_non_finite: str = "raise",
     ) -> None:
         super().__init__(env_factories, first, on_non_finite)
+        with closed_on_error(self.envs):
+            self._make_arrays(rows)
+
+    def _make_arrays(self, rows: int) -> None:
         env = self.envs[0]
         self.env_observation_space = env.observation_space
         self.single_observation_space = flat_space(env.observation_space)

@@ -25,7 +25,7 @@ from maze_train.envs.monitoring import described_metadata
 from maze_train.envs.stepped import SteppedEnvs, checked_info
 from maze_train.envs.vector import StepBuffers, row_writer
 from maze_train.workers.places import Portable
-from maze_train.workers.pool import WorkerContext
+from maze_train.workers.pool import CallCancelledError, WorkerContext
 
 CALLS = {
     "step": "a step",
@@ -192,6 +192,8 @@ class EnvWorker(SteppedEnvs):
         for i, record in enumerate(records):
             try:
                 problem = self._replay(i, record)
+            except CallCancelledError:
+                raise  # no one needs the result
             except BaseException as error:
                 problem = f"it raised {explained(error)}"
             self.rewards[i] = record.reward

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 from maze_train.config.overrides import shell_word
@@ -114,15 +115,30 @@ def load_checkpoint(trainer: Trainer, checkpoint: Checkpoint) -> None:
 def fitting(checkpoint: Checkpoint) -> Iterator[None]:
     """Let a state that has other parts than those read in the block be an error of its checkpoint.
 
+    An error of user-defined code passes unchanged.
+
     Raises:
         RunDirectoryError: If it has.
     """
     try:
         yield
-    except KeyError as error:
-        raise does_not_fit(checkpoint, f"it has no {error}, as of another algorithm") from error
-    except (TypeError, AttributeError) as error:
-        raise does_not_fit(checkpoint, f"it has other parts ({error})") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        if passes_other_code(error):
+            raise
+        problem = f"it has other parts ({error})"
+        if isinstance(error, KeyError):
+            problem = f"it has no {error}, as of another algorithm"
+        raise does_not_fit(checkpoint, problem) from error
+
+
+OUR_CODE = ("maze_train", "torch", "numpy", "contextlib")
+"""Packages through which a state that does not fit may fail."""
+
+
+def passes_other_code(error: BaseException) -> bool:
+    """Whether an exception was raised in, or passed, code of other packages than `OUR_CODE`."""
+    names = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    return any(name.partition(".")[0] not in OUR_CODE for name in names)
 
 
 def does_not_fit(checkpoint: Checkpoint, problem: str) -> RunDirectoryError:

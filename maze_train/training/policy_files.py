@@ -104,12 +104,16 @@ def read_weights(directory: Path) -> dict[str, torch.Tensor]:
         RunDirectoryError: If they are missing or damaged.
     """
     path, score = directory / WEIGHTS, read_score(directory)
-    try:
-        data = read_regular(path, MAX_WEIGHTS_NBYTES)
-    except OSError as error:
-        raise RunDirectoryError(f"{path} is missing or damaged: {error}") from error
-    if score and hashlib.sha256(data).hexdigest() != score.get(DIGEST):
-        raise RunDirectoryError(f"{path} is damaged: its sha256 differs from that in {SCORE}")
+    while True:
+        try:
+            data = read_regular(path, MAX_WEIGHTS_NBYTES)
+        except OSError as error:
+            raise RunDirectoryError(f"{path} is missing or damaged: {error}") from error
+        if not score or hashlib.sha256(data).hexdigest() == score.get(DIGEST):
+            break
+        before, score = score, read_score(directory)
+        if score == before:  # else a run has just replaced both
+            raise RunDirectoryError(f"{path} is damaged: its sha256 differs from that in {SCORE}")
     try:
         weights = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     except Exception:  # its text says how to load a pickle all the same, which runs code
@@ -131,10 +135,10 @@ def read_score(directory: Path) -> dict[str, Any]:
         RunDirectoryError: If the file is damaged.
     """
     path = directory / SCORE
-    if not path.exists():
-        return {}
     try:
         score = json.loads(read_regular(path))
+    except FileNotFoundError:
+        return {}
     except (OSError, ValueError, RecursionError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
     if not isinstance(score, dict):

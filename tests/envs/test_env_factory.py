@@ -1,14 +1,21 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
+from typing import Any, ClassVar
 
 import gymnasium
 import pytest
+from gymnasium.vector import AutoresetMode
 from toy_envs import AddOne, CountingEnv
 
-from maze_train import EnvConfig, EnvFactory
-from maze_train.core.errors import ConfigError, EnvError, foreign_cause
+from maze_train import EnvConfig, EnvFactory, MultiAgentEnv
+from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, foreign_cause
+from maze_train.core.targets import Given
 from maze_train.envs.factory import env_name
+from maze_train.envs.foreign import make_foreign_env
+from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.envs.stepped import EnvSlots
 
 
 def test_kwargs_and_time_limit_of_registered_id():
@@ -144,3 +151,94 @@ def test_what_an_installed_environment_says_is_one_line(monkeypatch):
     assert str(caught.value).startswith(message)
     assert len(str(caught.value)) < 400
     assert foreign_cause(caught.value) is None
+
+
+class OpenEnv(CountingEnv):
+    """Counts how many of its kind are open."""
+
+    opened: ClassVar[int] = 0
+
+    def __init__(self, text: bool = False) -> None:
+        super().__init__()
+        if text:
+            self.observation_space = gymnasium.spaces.Text(5)
+        OpenEnv.opened += 1
+
+    def close(self) -> None:
+        OpenEnv.opened -= 1
+
+
+class OpenVectorEnv(gymnasium.vector.VectorEnv):
+    """Many, which are one here."""
+
+    def __init__(self, num_envs: int, mode: AutoresetMode | None) -> None:
+        self.num_envs, self.metadata = num_envs, {"autoreset_mode": mode}
+        self.single_observation_space = gymnasium.spaces.Text(5)
+        self.single_action_space = gymnasium.spaces.Discrete(2)
+        OpenEnv.opened += 1
+
+    def close_extras(self, **kwargs: Any) -> None:
+        OpenEnv.opened -= 1
+
+
+class OpenAgents(MultiAgentEnv):
+    """Two agents, one of which observes what no network can read."""
+
+    possible_agents = ("a", "b")
+
+    def __init__(self) -> None:
+        self.observation_spaces = dict.fromkeys("ab", gymnasium.spaces.Text(5))
+        self.action_spaces = dict.fromkeys("ab", gymnasium.spaces.Discrete(2))
+        OpenEnv.opened += 1
+
+    def close(self) -> None:
+        OpenEnv.opened -= 1
+
+
+def refusing(env: gymnasium.Env[Any, Any]) -> None:
+    """A wrapper that raises."""
+    raise ValueError("no")
+
+
+def unlike(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    """A wrapper after which the policy would not fit."""
+    space = gymnasium.spaces.Box(0, 1, (1,))
+    return gymnasium.wrappers.TransformObservation(env, lambda obs: obs[:1], space)
+
+
+REFUSING = [{"_target_": Given(refusing)}]
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        EnvFactory(EnvConfig(target=Given(OpenEnv), wrappers=REFUSING)),
+        EnvFactory(EnvConfig(target=Given(OpenEnv), training_wrappers=REFUSING)),
+        EnvFactory(
+            EnvConfig(target=Given(OpenEnv), training_wrappers=[{"_target_": Given(unlike)}])
+        ),
+        EnvFactory(EnvConfig(target=Given(OpenAgents))),
+        lambda: PooledVectorEnv([OpenEnv, partial(OpenEnv, text=True)]),
+        lambda: PooledVectorEnv([partial(OpenEnv, text=True)] * 2),
+        lambda: EnvSlots([partial(OpenEnv, text=True)] * 2, 2),
+        *(
+            partial(
+                make_foreign_env,
+                EnvConfig(target=Given(make), backend="native"),
+                2,
+                training=True,
+                num_threads=0,
+            )
+            for make in (
+                partial(OpenVectorEnv, mode=AutoresetMode.SAME_STEP),
+                partial(OpenVectorEnv, mode=None),
+            )
+        ),
+    ],
+)
+def test_what_was_built_is_closed_where_the_next_step_fails(build):
+    """By factories, vector environments, slots, and around many at once."""
+    opened = OpenEnv.opened
+    with pytest.raises(MazeTrainError):
+        build()
+    assert OpenEnv.opened == opened

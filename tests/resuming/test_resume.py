@@ -8,6 +8,7 @@ import random
 import re
 import shutil
 from functools import partial
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -23,6 +24,7 @@ from strangers import change
 from maze_train import Evaluator, MetricsWriter, load_policy, run_rollout, train
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import exclusive, seal
+from maze_train.run.checkpoints import fitting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -392,6 +394,18 @@ def test_a_checkpoint_with_the_settings_of_another_run_is_refused(half, key, val
     change(half, key, value)
     with pytest.raises(RunDirectoryError, match=rf"epoch_000002 does not fit this run: .*{told}"):
         train(resume=half)
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), TypeError("x"), AttributeError("x")])
+def test_an_error_of_user_code_is_not_called_a_misfit(error):
+    """It passes as it is, with its traceback."""
+
+    def load_state_dict(state):
+        raise error
+
+    with pytest.raises(type(error)) as caught, fitting(SimpleNamespace(path="epoch_1")):
+        load_state_dict({})
+    assert caught.value is error
 
 
 def test_a_run_of_an_older_version_is_refused(half):

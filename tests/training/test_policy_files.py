@@ -18,7 +18,7 @@ from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.spaces.agents import AgentSpaces
-from maze_train.training import models
+from maze_train.training import models, policy_files
 from maze_train.training.evaluators import copy_of_weights
 from maze_train.training.policy_files import (
     PolicyWriter,
@@ -268,6 +268,27 @@ def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
     assert same == [count < 3, count == 3]
     assert score.get("score") in (None, same.index(True))
     assert not list(tmp_path.glob(".*"))  # nothing is left beside
+
+
+def test_a_policy_that_is_replaced_while_it_is_read(tmp_path, monkeypatch):
+    """A run saves the next one between the score and the weights: these are read."""
+    spaces_of_it = CASES["box-discrete"]
+    both = [make_model(*spaces_of_it, seed) for seed in (1, 2)]
+    writer = PolicyWriter(*spaces_of_it, "seed: 1\n")
+    writer(tmp_path, copy_of_weights(both[0]), {"score": 0})
+    read = policy_files.read_regular
+
+    def replaced_before(path, *args):
+        if path.name == "policy.pt" and read_score(tmp_path)["score"] == 0:
+            writer(tmp_path, copy_of_weights(both[1]), {"score": 1})
+        return read(path, *args)
+
+    monkeypatch.setattr(policy_files, "read_regular", replaced_before)
+    found = read_weights(tmp_path)
+    assert all(torch.equal(found[key], value) for key, value in both[1].state_dict().items())
+    (tmp_path / "policy.pt").write_bytes(b"damaged")
+    with pytest.raises(RunDirectoryError, match="its sha256 differs"):
+        read_weights(tmp_path)
 
 
 GOOD = {"type": "Discrete", "n": 2, "start": 0, "dtype": "int64"}

@@ -169,13 +169,15 @@ def test_no_descriptor_is_left(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_forked_process_does_not_keep_the_lock(tmp_path):
-    """Workers that were forked may live longer than the block."""
+@pytest.mark.parametrize("end", ["", "    raise KeyError\n"], ids=["success", "error"])
+def test_a_forked_process_does_not_keep_the_lock(tmp_path, end):
+    """Workers that were forked may live longer than the block, however it ends."""
     code = (
-        "import os, pathlib, sys, time; from maze_train.core.files import exclusive\n"
-        "with exclusive(pathlib.Path(sys.argv[1])):\n"
+        "import contextlib, os, pathlib, sys, time; from maze_train.core.files import exclusive\n"
+        "with contextlib.suppress(KeyError), exclusive(pathlib.Path(sys.argv[1])):\n"
         "    pid = os.fork()\n"
         "    if pid == 0: time.sleep(60)\n"
+        f"{end}"
         "with exclusive(pathlib.Path(sys.argv[1])): print('free')\n"
         "os.kill(pid, 9); os.waitpid(pid, 0)\n"
     )
