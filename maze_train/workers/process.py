@@ -339,10 +339,6 @@ IMPORTING, MAKING, CALLING = range(3)
 def set_up_packages(entropy: int, index: int, phase: int) -> None:
     """Limit the threads of a worker, and seed the global generators.
 
-    One thread of PyTorch and OpenCV per worker: the workers use the cores. After a fork this also
-    keeps the process from hanging: a fork copies the thread pool of PyTorch but not its threads,
-    and the first large operation would wait for them forever.
-
     Without seeds, forked workers would all draw what their parent would have drawn next.
 
     Args:
@@ -350,7 +346,16 @@ def set_up_packages(entropy: int, index: int, phase: int) -> None:
         index: Number of the worker.
         phase: One of `IMPORTING`, `MAKING` and `CALLING`.
     """
+    limit_threads()
     seed_generators(entropy, index, phase)
+
+
+def limit_threads() -> None:
+    """Use one thread of PyTorch and OpenCV per process: the processes use the cores.
+
+    After a fork it also keeps the process from hanging: a fork copies the thread pool of PyTorch
+    but not its threads, and the first large operation would wait for them forever.
+    """
     torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")
     if torch is not None:
         torch.set_num_threads(1)
