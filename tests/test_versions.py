@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import platform
+import runpy
 import subprocess
 import sys
 from importlib import metadata
 
+import gymnasium
 import pytest
 
 from maze_train.core import files as module
+from maze_train.core.errors import DependencyError
 from maze_train.core.files import versions
 
 
@@ -39,3 +42,12 @@ def test_nothing_is_imported() -> None:
     code = "import sys, maze_train.core.files as v; v.versions(); print('torch' in sys.modules)"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout == "False\n"
+
+
+@pytest.mark.parametrize("version", ["0.28.1", "0.29.1", "1.0.0"])
+def test_an_old_gymnasium(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """gymnasium below 1.1 ends a run with one message that has the remedy."""
+    monkeypatch.delattr(gymnasium.vector, "AutoresetMode")
+    monkeypatch.setattr(gymnasium, "__version__", version)
+    with pytest.raises(DependencyError, match=rf"gymnasium {version} is installed.*>= 1\.1"):
+        runpy.run_module("maze_train.spaces.autoreset")

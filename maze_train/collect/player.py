@@ -32,7 +32,7 @@ from maze_train.workers.pool import WorkerContext, shares, worker_names
 from maze_train.workers.task_queue import TaskQueue
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 MakeEnv: TypeAlias = Callable[[], gymnasium.Env[Any, Any]]
 MakeAgent: TypeAlias = Callable[[EnvSlots], SlotAgent]

@@ -106,6 +106,10 @@ class DatasetError(MazeTrainError):
     """A data set of trajectories is missing, damaged, foreign, or does not fit."""
 
 
+class DependencyError(MazeTrainError):
+    """An installed package is too old."""
+
+
 class MissingExtraError(MazeTrainError):
     """An optional dependency is not installed, or broken.
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -83,7 +83,7 @@ def new_content(metadata: DatasetMetadata) -> dict[str, Any]:
         "action_space": space_to_dict(metadata.action_space),
         "env": metadata.env,
         "policy": metadata.policy,
-        "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": dict(versions()),
         "parts": [],
     }

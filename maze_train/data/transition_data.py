@@ -309,9 +309,9 @@ class BatchLoader:
 
     def _order(self, epoch: int) -> Tensor:
         sequence = np.random.SeedSequence(self._seed, spawn_key=(epoch,))
-        generator = torch.Generator().manual_seed(
-            int(sequence.generate_state(1, np.uint64)[0] >> 1)
-        )
+        # Converted first: NumPy 1 turns the shift of a uint64 by an int into an error.
+        seed = int(sequence.generate_state(1, np.uint64)[0]) >> 1
+        generator = torch.Generator().manual_seed(seed)
         return torch.randperm(self.source.num_samples, generator=generator)
 
     def state_dict(self) -> dict[str, Any]:

@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.error import DependencyNotInstalled, Error
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, nearest
@@ -27,6 +27,7 @@ from maze_train.envs.atari import register_atari
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.registered import build_failure, missing_dependency, registered_failure
 from maze_train.envs.stepped import closed_on_error
+from maze_train.spaces.autoreset import AutoresetMode
 
 ATARI_ENTRY_POINT = "ale_py.vector_env:AtariVectorEnv"
 ATARI = {

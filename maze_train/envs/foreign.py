@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.envs.backends import (
@@ -39,6 +39,7 @@ from maze_train.envs.vector import (
     converted,
     zeroed_columns,
 )
+from maze_train.spaces.autoreset import AutoresetMode
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
 

@@ -12,12 +12,13 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from maze_train.core.errors import EnvError, ShapeError, SpaceError
 from maze_train.core.seeding import draw_seed
 from maze_train.spaces.agents import agent_spaces
+from maze_train.spaces.autoreset import AutoresetMode
 from maze_train.spaces.describe import FlatView, flat_space
 from maze_train.spaces.masks import MaskLayout
 from maze_train.workers.pool import ArrayLayout

@@ -20,7 +20,7 @@ from maze_train.core.types import Tensor, TensorTree
 from maze_train.functional.returns import backward_recurrence
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing import Unpack
 
 
 # exp(89) overflows float32, and a ratio of inf at a discount or an error of 0 would give NaN.

@@ -22,7 +22,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 PREFIX = "linear_"

@@ -32,7 +32,7 @@ from maze_train.learner.step_settings import LossScaler
 from maze_train.learner.steps import GradientSteps, LearnerEvents, statistics_of
 
 if TYPE_CHECKING:
-    from typing_extensions import Self, Unpack
+    from typing import Self, Unpack
 
 Experience = TypeVar("Experience")
 Prepared = TypeVar("Prepared")

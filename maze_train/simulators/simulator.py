@@ -11,11 +11,12 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from maze_train.core.errors import EnvError
 from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key, tree_map
+from maze_train.spaces.autoreset import AutoresetMode
 from maze_train.spaces.describe import FlatView
 
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
@@ -272,7 +272,7 @@ def make_manifest(files: Mapping[str, FileDigest], position: Position, settings:
         {
             "schema": SCHEMA,
             "versions": dict(versions()),
-            "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "epoch": int(position.epoch),
             "updates": int(position.updates),
             "env_steps": int(position.env_steps),

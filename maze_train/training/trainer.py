@@ -31,7 +31,7 @@ from maze_train.training.generators import generator_states, load_generator_stat
 from maze_train.training.outcome import Interrupted, Interruption, Limits, Position, TrainingSummary
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 PROGRESS = (

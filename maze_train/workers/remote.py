@@ -20,7 +20,7 @@ from maze_train.core.seeding import global_entropy
 from maze_train.workers.pool import CLOSED, MakeWorker, WorkerFailedError, WorkerPool
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 
 BUILDING = "building its environments"

@@ -32,12 +32,9 @@ from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.data.trajectory_files import TrajectoryWriter
 from maze_train.spaces.describe import flatten_value
 
-if sys.version_info < (3, 11):
-    pytest.skip("this Minari needs Python 3.11", allow_module_level=True)
-
-import minari
-from minari.data_collector import EpisodeBuffer
-from minari.dataset.minari_storage import MinariStorage
+minari = pytest.importorskip("minari", reason="needs the extra minari")
+EpisodeBuffer = pytest.importorskip("minari.data_collector").EpisodeBuffer
+MinariStorage = pytest.importorskip("minari.dataset.minari_storage").MinariStorage
 
 NAME = "own/folder/test-v3"
 

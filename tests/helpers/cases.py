@@ -6,7 +6,9 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
+from gymnasium import spaces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -48,3 +50,10 @@ def everyday(count: int, values: Iterable[Any], *, are_rows: bool = False) -> li
     found = list(values)
     rest = found[count:] if are_rows else [(value,) for value in found[count:]]
     return [*found[:count], *(pytest.param(*row, marks=pytest.mark.exhaustive) for row in rest)]
+
+
+def small_discrete(n: int, start: int) -> spaces.Discrete:
+    """A Discrete space of type uint8; int64 where gymnasium (< 1.3) has no other."""
+    if "dtype" not in inspect.signature(spaces.Discrete.__init__).parameters:
+        return spaces.Discrete(n, start=start)
+    return spaces.Discrete(n, start=start, dtype=np.uint8)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 
 import numpy as np
+from cases import small_discrete
 from gymnasium import spaces
 
 from maze_train.core.types import tree_map
@@ -52,7 +53,7 @@ ODD_SPACES = {
     "odd_keys": spaces.Dict(
         OrderedDict([("../../x", spaces.Discrete(2)), ("a.npy", FLOATS), ("/\0\n\u00e4", FLOATS)])
     ),
-    "small_discrete": spaces.Discrete(3, start=250, dtype=np.uint8),
+    "small_discrete": small_discrete(3, 250),
 }
 """Those that Minari cannot keep as they are."""
 

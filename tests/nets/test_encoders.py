@@ -5,6 +5,7 @@ from collections import OrderedDict
 import numpy as np
 import pytest
 import torch
+from cases import small_discrete
 from gymnasium import spaces
 
 from maze_train.core.errors import SpaceError
@@ -47,7 +48,7 @@ def encoder(space, **settings):
         (spaces.Box(0, 255, (1,), np.float32), [255], [255]),
         (spaces.Box(-np.inf, np.inf, (2,), np.float64), [-1e6, 0.5], [-1e6, 0.5]),
         (spaces.Box(0, 1, (3,), np.bool_), [True, False, True], [1, 0, 1]),
-        (spaces.Discrete(2, start=254, dtype=np.uint8), 255, [0, 1]),
+        (small_discrete(2, 254), 255, [0, 1]),
         (spaces.MultiDiscrete([[2], [2]], start=[[-1], [5]]), [[0], [5]], [0, 1, 1, 0]),
         (spaces.MultiDiscrete([3, 2], dtype=np.uint8, start=[250, 0]), [252, 1], [0, 0, 1, 0, 1]),
         (spaces.MultiDiscrete(3), 1, [0, 1, 0]),

@@ -177,8 +177,10 @@ def test_a_loaded_policy_is_evaluated() -> None:
     played = run_rollout(run="run", n_episodes=7, seed=3, progress="quiet")
     policy = load_policy("run")
     found = evaluate(policy, lambda: make_env("run"), n_episodes=7, seed=3)
-    assert found == played.summary
-    assert found != evaluate(policy, lambda: make_env("run"), n_episodes=7, seed=4)
+    # Compared as texts: success rates are NaN here, which equals nothing on Python 3.13.
+    assert repr(found) == repr(played.summary)
+    others = evaluate(policy, lambda: make_env("run"), n_episodes=7, seed=4)
+    assert found.return_mean != others.return_mean
     assert evaluate(lambda obs: 1, lambda: make_env("run", length=4)).return_mean == 12.0
     with make_env("run", training=True, length=2) as env:  # scaled again
         env.reset(seed=0)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cases import sweep
+from cases import small_discrete, sweep
 from gymnasium import spaces
 
 from maze_train.core.errors import ConfigError, SpaceError
@@ -294,7 +294,7 @@ SPACES = [
     spaces.Box(-1.0, 1.0, (2, 0), np.float32),
     spaces.Discrete(5),
     spaces.Discrete(3, start=-7),
-    spaces.Discrete(3, start=250, dtype=np.uint8),
+    small_discrete(3, 250),
     spaces.MultiDiscrete(4),
     spaces.MultiDiscrete([3, 1, 4]),
     spaces.MultiDiscrete([3, 4], start=[2, -1]),
