@@ -46,7 +46,7 @@ def test_nothing_is_imported() -> None:
 
 @pytest.mark.parametrize("version", ["0.28.1", "0.29.1", "1.0.0"])
 def test_an_old_gymnasium(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """gymnasium below 1.1 ends a run with one message that has the remedy."""
+    """Gymnasium below 1.1 ends a run with one message that has the remedy."""
     monkeypatch.delattr(gymnasium.vector, "AutoresetMode")
     monkeypatch.setattr(gymnasium, "__version__", version)
     with pytest.raises(DependencyError, match=rf"gymnasium {version} is installed.*>= 1\.1"):

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from maze_train.workers.process import PROCESS_NAME, SIGNALS, limit_threads
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 T = TypeVar("T")
 
