@@ -40,21 +40,6 @@ class Sequences:
     """Samples that are transitions, as indices into the L * n, int64; None: all are."""
 
 
-@dataclass(frozen=True)
-class StatePart:
-    """A large piece of a state, asked for when it is written, and not again unless it changed.
-
-    A leaf of a `state_dict`; `load_state_dict` gets one in the same place.
-    """
-
-    version: str
-    """Changes whenever the content does: one place in a state with one version is one content."""
-
-    read: Callable[[], dict[str, Any]]
-    """Gives the content: tensors, arrays and plain values by name. To be called before the owner
-    changes."""
-
-
 T = TypeVar("T")
 S = TypeVar("S")
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError
-from maze_train.core.types import Array, StatePart, Tensor, leaves_by_key, send
+from maze_train.core.state import StatePart
+from maze_train.core.types import Array, Tensor, leaves_by_key, send
 from maze_train.data.replay_columns import (
     Column,
     FrameColumn,

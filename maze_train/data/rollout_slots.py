@@ -14,15 +14,8 @@ import torch
 from gymnasium import spaces
 
 from maze_train.core.errors import ShapeError
-from maze_train.core.types import (
-    Array,
-    StatePart,
-    Tensor,
-    TensorTree,
-    as_tree,
-    leaves_by_key,
-    tree_map,
-)
+from maze_train.core.state import StatePart
+from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key, tree_map
 from maze_train.data.rollout import Rollout, join_rollouts, select_envs
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import storage_dtype

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 
 from maze_train.core.errors import RunDirectoryError
-from maze_train.core.types import Array, StatePart, Tensor
+from maze_train.core.state import StatePart
+from maze_train.core.types import Array, Tensor
 
 TreePath: TypeAlias = tuple[Any, ...]
 """A place in a state: keys and indices from the root."""

@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -21,6 +22,14 @@ import numpy as np
 from gymnasium import wrappers as known
 
 from maze_train.core.errors import EnvError
+from maze_train.core.state import StatePart
+from maze_train.envs.journal_blocks import (
+    MERGED_BLOCKS,
+    Block,
+    blocks_from,
+    checked_columns,
+    merged,
+)
 from maze_train.envs.monitoring import gives_state, layers_of
 from maze_train.envs.vector import Array
 
@@ -144,6 +153,9 @@ CHUNK_BYTES = 2**18
 CHUNK_ROWS = (16, 1024)
 """Fewest and most steps per chunk of memory."""
 
+RECENT_NBYTES = 2**20
+"""Size of the chunks after which they become a block."""
+
 
 @dataclass(slots=True)
 class EpisodeRecord:
@@ -207,15 +219,14 @@ class RecordStart:
     """Step of the journal from which on the actions count."""
     options: dict[str, Any] | None = None
     own: dict[str, Any] | None = None
-    earlier: dict[str, Array] = field(default_factory=dict)
-    """Actions between the base and that step: those of a record that was loaded."""
 
 
 class Journal:
     """Keeps the actions of `n` environments since their bases, and counts their episodes.
 
-    One step costs one assignment per part of the actions. Memory of the time before the oldest base
-    is given back.
+    One step costs one assignment per part of the actions. The actions of the last steps are kept
+    for all environments. Older ones are kept in blocks, for those environments alone whose records
+    reach back so far; a checkpoint writes each block once.
 
     Args:
         columns: The arrays in which the actions of a step lie, [n, ...] per part.
@@ -226,6 +237,8 @@ class Journal:
 
     def __init__(self, columns: Mapping[str, Array]) -> None:
         self._columns = dict(columns)
+        # The one object of each type: a state is the same wherever it was made.
+        self._dtypes = {key: np.dtype(column.dtype.str) for key, column in columns.items()}
         nbytes = max(1, sum(column.nbytes for column in columns.values()))
         self._rows = int(np.clip(CHUNK_BYTES // nbytes, *CHUNK_ROWS))
         self._n = len(next(iter(columns.values())))
@@ -242,6 +255,8 @@ class Journal:
         self._bases = [RecordStart(1, 0, options) for _ in range(self._n)]
 
     def _restart(self) -> None:
+        self._blocks: list[Block] = []
+        self._loaded: Block | None = None  # Actions of a state that were in no block.
         self._chunks: list[tuple[int, dict[str, Array]]] = []
         self._pairs: list[tuple[Array, Array]] = []
         self._first = 0
@@ -281,20 +296,38 @@ class Journal:
         """Let the record of an environment begin now, with the state that it gives of itself."""
         self._bases[i] = RecordStart(self.episodes[i], self._first + self._row, own=own)
 
-    def load(self, records: Sequence[EpisodeRecord]) -> None:
-        """Continue from records that all environments were put back by."""
+    def load(self, records: Sequence[EpisodeRecord], blocks: Sequence[Block] = ()) -> None:
+        """Continue from records that all environments were put back by.
+
+        Args:
+            records: One per environment.
+            blocks: The blocks that hold the first of their actions, see `read_state`.
+        """
         self._restart()
         self.episodes = [record.episodes for record in records]
         self._episode_starts = [-record.steps for record in records]
         self._bases = [
-            RecordStart(record.base_episodes, 0, record.options, record.own, record.actions)
+            RecordStart(record.base_episodes, -record.num_actions, record.options, record.own)
             for record in records
         ]
+        self._blocks = list(blocks)
+        first = blocks[-1].end if blocks else min(base.step for base in self._bases)
+        members = [i for i, base in enumerate(self._bases) if base.step < 0]
+        if first == 0 or not members:
+            return
+        columns = {}
+        for key, column in self._columns.items():
+            shape = (-first, len(members), *column.shape[1:])
+            columns[key] = np.zeros(shape, self._dtypes[key])
+            for place, i in enumerate(members):
+                actions = records[i].actions[key][first:]
+                columns[key][-first - len(actions) :, place] = actions
+        self._loaded = Block(first, members, columns)
 
     def read_state(
         self, state: Any, obs: Mapping[str, Array]
-    ) -> tuple[int | None, list[EpisodeRecord]]:
-        """Root seed and records of a state that was kept; no records before a reset.
+    ) -> tuple[int | None, list[EpisodeRecord], list[Block]]:
+        """Root seed, records and blocks of a state that was kept; no records before a reset.
 
         Args:
             state: Result of `MazeVectorEnv.state_dict`.
@@ -311,21 +344,59 @@ class Journal:
             expected = "expected root_seed and envs"
             raise EnvError(f"the state is not one of a vector environment: {expected}")
         if root is None:
-            return None, []
+            return None, [], []
         if len(envs) != n:
             raise EnvError(
                 f"the state is one of {len(envs)} environments, but there are {n}: resume with as "
                 "many"
             )
-        return root, [record_from(env, i, self._columns, obs) for i, env in enumerate(envs)]
+        blocks = blocks_from(state.get("blocks", {}), self._columns)
+        records = [record_from(env, i, self._columns, obs, blocks) for i, env in enumerate(envs)]
+        return root, records, blocks
 
-    def record_of(self, i: int, obs: Mapping[str, Array], rewards: Array) -> EpisodeRecord:
+    def state(self, obs: Mapping[str, Array], rewards: Array) -> dict[str, Any]:
+        """Records of all environments as plain values, and the blocks that they share.
+
+        Args:
+            obs: The observations to act on, [n, ...] per leaf.
+            rewards: The last rewards, [n].
+
+        Raises:
+            EnvError: As for `record_of`, or if the options of a reset are no plain values.
+        """
+        self._tidy()
+        now, envs = self._first + self._row, []
+        start = self._blocks[-1].end if self._blocks else min(base.step for base in self._bases)
+        for i, base in enumerate(self._bases):
+            values = self.record_of(i, obs, rewards, since=start).to_dict(i)
+            if base.step < start:
+                values["shared"] = start - base.step
+            envs.append(values)
+        blocks: dict[str, Any] = {}
+        for block in self._blocks:
+            name = block.version  # not its number, which changes when an earlier one goes
+            while name in blocks:
+                name += "+"
+            part = StatePart(block.version, partial(dict, block.columns))
+            place = {"first": block.first - now, "level": block.level}
+            blocks[name] = {**place, "members": np.array(block.members), "columns": part}
+        return {"envs": envs, **({"blocks": blocks} if blocks else {})}
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all blocks."""
+        return sum(column.nbytes for block in self._blocks for column in block.columns.values())
+
+    def record_of(
+        self, i: int, obs: Mapping[str, Array], rewards: Array, *, since: int | None = None
+    ) -> EpisodeRecord:
         """Return the record from which an environment is put back.
 
         Args:
             i: The environment.
             obs: The observations to act on, [n, ...] per leaf.
             rewards: The last rewards, [n].
+            since: First step whose actions count; None: that of the base.
 
         Raises:
             EnvError: If the last step failed, or none of the environments was ever reset.
@@ -342,20 +413,23 @@ class Journal:
             steps=self._first + self._row - self._episode_starts[i],
             options=base.options,
             own=base.own,
-            actions={key: self._actions_of(i, key) for key in self._columns},
+            actions={key: self._actions_of(i, key, since) for key in self._columns},
             obs={key: np.array(column[i]) for key, column in obs.items()},
             reward=float(rewards[i]),
         )
 
-    def _actions_of(self, i: int, key: str) -> Array:
-        """The actions of environment i since its base, [k, ...]."""
-        base = self._bases[i]
-        parts = [base.earlier[key]] if base.earlier else []
+    def _actions_of(self, i: int, key: str, since: int | None) -> Array:
+        """The actions of environment i since its base, or a later step, [k, ...]."""
+        step, column = self._bases[i].step, self._columns[key]
+        step = step if since is None else max(step, since)
+        parts = [np.empty((0, *column.shape[1:]), self._dtypes[key])]
+        loaded = [] if self._loaded is None else [self._loaded]
+        for block in (*self._blocks, *loaded):
+            if block.end > step and i in block.places:
+                parts.append(block.columns[key][max(0, step - block.first) :, block.places[i]])
         for first, chunk in self._chunks:
             used = self._row if first == self._first else self._rows
-            parts.append(chunk[key][max(0, base.step - first) : used, i])
-        column = self._columns[key]
-        parts.append(np.empty((0, *column.shape[1:]), column.dtype))
+            parts.append(chunk[key][max(0, step - first) : used, i])
         return np.concatenate(parts)
 
     def _next_chunk(self) -> None:
@@ -363,21 +437,63 @@ class Journal:
         self._row = 0
         oldest = min(base.step for base in self._bases)
         self._chunks = [kept for kept in self._chunks if kept[0] + self._rows > oldest]
+        nbytes = sum(chunk.nbytes for _, parts in self._chunks for chunk in parts.values())
+        if nbytes >= RECENT_NBYTES:
+            self._add_block()
         chunk = {
-            key: np.empty((self._rows, *column.shape), column.dtype)
+            key: np.empty((self._rows, *column.shape), self._dtypes[key])
             for key, column in self._columns.items()
         }
         self._chunks.append((self._first, chunk))
         self._pairs = [(chunk[key], column) for key, column in self._columns.items()]
 
+    def _add_block(self) -> None:
+        """Let a block take the place of the chunks, which are full."""
+        members = [i for i, base in enumerate(self._bases) if base.step < self._first]
+        columns = {
+            key: np.concatenate([chunk[key][:, members] for _, chunk in self._chunks])
+            for key in self._columns
+        }
+        block = Block(self._chunks[0][0], members, columns)
+        if self._loaded is not None and block.first == self._loaded.end:
+            block = merged([self._loaded, block], 0)
+        self._blocks.append(block)
+        self._loaded, self._chunks = None, []
+        self._tidy()
+        while len(last := self._blocks[-MERGED_BLOCKS:]) == MERGED_BLOCKS:
+            if last[0].level != last[-1].level:
+                break
+            self._blocks[-MERGED_BLOCKS:] = [merged(last, last[0].level + 1)]
+
+    def _tidy(self) -> None:
+        """Give back blocks that no record needs, and those parts that few of them need."""
+        kept = []
+        for block in self._blocks:
+            used = [i for i in block.members if self._bases[i].step < block.end]
+            if used:
+                kept.append(block.of(used) if 2 * len(used) <= len(block.members) else block)
+        self._blocks = kept
+
+
+def _record_fields(given: Any, i: int) -> tuple[dict[str, Any], int]:
+    """Fields of the record of environment i, and how many of its actions are in blocks."""
+    expected = sorted(item.name for item in fields(EpisodeRecord))
+    values = dict(given) if isinstance(given, dict) else {}
+    shared = values.pop("shared", 0)
+    if sorted(values) != expected:
+        raise EnvError(f"the state of environment {i} is not one: expected the keys {expected}")
+    return values, shared
+
 
 def record_from(
-    given: Any, i: int, actions: Mapping[str, Array], obs: Mapping[str, Array]
+    given: Any,
+    i: int,
+    actions: Mapping[str, Array],
+    obs: Mapping[str, Array],
+    blocks: Sequence[Block],
 ) -> EpisodeRecord:
-    """The record of environment i, checked."""
-    expected = sorted(item.name for item in fields(EpisodeRecord))
-    if not isinstance(given, dict) or sorted(given) != expected:
-        raise EnvError(f"the state of environment {i} is not one: expected the keys {expected}")
+    """The record of environment i, checked, with the actions that are in blocks."""
+    given, shared = _record_fields(given, i)
     record = EpisodeRecord(**given)
     counts = (record.steps, record.base_episodes - 1, record.episodes - record.base_episodes)
     for name in ("options", "own"):
@@ -387,33 +503,11 @@ def record_from(
         raise EnvError(f"the counts of environment {i} are damaged: {counts}, {record.reward!r}")
     record.actions = checked_columns(record.actions, actions, f"actions of environment {i}", True)
     record.obs = checked_columns(record.obs, obs, f"observation of environment {i}", False)
+    if shared:
+        its = [block for block in blocks if i in block.places]
+        if type(shared) is not int or not 0 < shared <= sum(block.rows for block in its):
+            raise EnvError(f"the counts of environment {i} are damaged: {shared!r} shared actions")
+        for key, tail in record.actions.items():
+            parts = [block.columns[key][:, block.places[i]] for block in its]
+            record.actions[key] = np.concatenate([np.concatenate(parts)[-shared:], tail])
     return record
-
-
-def checked_columns(
-    given: Any, expected: Mapping[str, Array], name: str, any_length: bool
-) -> dict[str, Array]:
-    """Copies of arrays that fit those of the environments.
-
-    Raises:
-        EnvError: If a key, dtype or shape differs, or lengths do.
-    """
-    keys = sorted(given) if isinstance(given, dict) else given
-    if keys != sorted(expected):
-        raise EnvError(f"the {name} in the state have the keys {keys}, not {sorted(expected)}")
-    lengths = set()
-    for key, column in expected.items():
-        array: Any = given[key]
-        if not isinstance(array, (np.ndarray, np.generic)) or array.dtype != column.dtype:
-            kind = getattr(array, "dtype", type(array).__name__)
-            raise EnvError(f"the {name} in the state ({key!r}) are {kind}, not {column.dtype}")
-        shape = array.shape[1:] if any_length else array.shape
-        if shape != column.shape[1:] or (any_length and not array.ndim):
-            raise EnvError(
-                f"the {name} in the state ({key!r}) have shape {array.shape}, expected "
-                f"{('k', *column.shape[1:]) if any_length else column.shape[1:]}"
-            )
-        lengths.add(sum(array.shape[:1]) if any_length else 0)
-    if len(lengths) > 1:
-        raise EnvError(f"the {name} in the state differ in their lengths: {sorted(lengths)}")
-    return {key: np.array(given[key]) for key in expected}

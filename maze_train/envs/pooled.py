@@ -154,6 +154,16 @@ def episode_seed(root: int, index: int, num_envs: int, episodes: int) -> int:
     return seeds.next()
 
 
+MUCH_NBYTES = 10_000_000
+"""Size of the actions of running episodes from which on a run says so."""
+
+LONG_EPISODES = (
+    "note: the actions of running episodes take more than 10 MB, which checkpoints keep and a "
+    "resumed run plays again: let the environment offer state_dict() and load_state_dict(), or set "
+    "env.max_episode_steps"
+)
+
+
 class PooledVectorEnv(MazeVectorEnv):
     """Steps its environments in the workers of a place, each of which has a slice of them.
 
@@ -358,6 +368,7 @@ class PooledVectorEnv(MazeVectorEnv):
         Returns:
             `root_seed` and, in `envs`, one dict per environment: the fields of
             `maze_train.envs.journal.EpisodeRecord`. No seed and no dicts before the first reset.
+            The first actions of long episodes are in `blocks`, as parts that do not change.
 
         Raises:
             EnvError: If the state is not known because the last call failed, or holds something
@@ -370,17 +381,17 @@ class PooledVectorEnv(MazeVectorEnv):
             for i, own in enumerate(self._own_states()):
                 if own is not None:
                     journal.rebase(i, own)
-        buffers = self._buffers
-        records = [journal.record_of(i, buffers.obs, buffers.rewards) for i in range(self.num_envs)]
-        envs = [record.to_dict(i) for i, record in enumerate(records)]
-        return {"root_seed": self.root_seed, "envs": envs}
+        state = journal.state(self._buffers.obs, self._buffers.rewards)
+        if journal.nbytes > MUCH_NBYTES and self.notify is not None:
+            self.notify(LONG_EPISODES)
+        return {"root_seed": self.root_seed, **state}
 
     def load_state_dict(
         self, state: dict[str, Any], *, allow_new_episodes: bool = False
     ) -> tuple[ArrayTree, npt.NDArray[np.bool_]]:
         """Put every environment where it was, see `MazeVectorEnv.load_state_dict`."""
         journal = self._checked_journal("load_state_dict()")
-        root, records = journal.read_state(state, self._buffers.obs)
+        root, records, blocks = journal.read_state(state, self._buffers.obs)
         began: npt.NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         self.root_seed = None
         if root is None:
@@ -401,7 +412,7 @@ class PooledVectorEnv(MazeVectorEnv):
                 "episodes"
             )
         self.root_seed = root
-        journal.load(records)
+        journal.load(records, blocks)
         began[[i for i, _ in problems]] = True
         journal.ended(began.nonzero()[0].tolist())
         return self._observations(), began

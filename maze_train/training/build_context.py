@@ -176,6 +176,7 @@ class BuildContext(Generic[Config]):
             training=training,
             max_episode_steps=limit,
             keeps_terminal_obs=keeps_terminal_obs,
+            can_be_restored=training and self.checkpoint.is_on,
             device=self.device,
         )
         env.notify = self.notify

@@ -264,7 +264,11 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             num_actors = self.num_envs // per_actor
             workers = context.place.num_workers(num_actors)
             actors: Any = build_actors(
-                context, num_actors, per_actor, num_workers=workers, can_be_restored=True
+                context,
+                num_actors,
+                per_actor,
+                num_workers=workers,
+                can_be_restored=context.checkpoint.is_on or context.place.may_restart,
             )
             self._env = actors
         return self._env

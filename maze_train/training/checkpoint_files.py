@@ -1,6 +1,6 @@
 """The files and manifests of a checkpoint: written with digests, verified when read.
 
-Each part of a state (see `types.StatePart`) is a file whose name is that of its content:
+Each part of a state (see `core.state.StatePart`) is a file whose name is that of its content:
 `part_<32 hexadecimal digits of the sha256>.pt`. A part that did not change is a hard link to the
 file of an earlier checkpoint, so it takes neither time nor space, and stays when the earlier
 checkpoint is removed.
@@ -21,7 +21,7 @@ from typing import IO, Any, TypeAlias
 
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import open_regular, seal, unseal, versions, write_synced
-from maze_train.core.types import StatePart
+from maze_train.core.state import StatePart
 from maze_train.data.state_files import TreePath, check_content, dumps, loads
 from maze_train.training.outcome import Position
 

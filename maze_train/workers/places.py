@@ -14,6 +14,11 @@ from maze_train.workers.remote import RemotePlace
 class Place(Protocol):
     """Somewhere workers can live."""
 
+    @property
+    def may_restart(self) -> bool:
+        """Whether a worker that fails may be started again."""
+        ...
+
     def num_workers(self, at_most: int) -> int:
         """Number of workers that share a task of that many equal parts, in [1, at_most]."""
         ...
@@ -37,6 +42,8 @@ class Place(Protocol):
 
 class ThisProcess:
     """The calling process, with a single worker."""
+
+    may_restart = False
 
     def num_workers(self, at_most: int) -> int:
         """One."""

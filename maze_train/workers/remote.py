@@ -71,6 +71,11 @@ class RemotePlace:
         """A pool of workers, see `Place`."""
 
     @property
+    def may_restart(self) -> bool:
+        """Whether a worker that fails may be started again."""
+        return self.on_worker_failure == "restart"
+
+    @property
     def has_own_gpus(self) -> bool:
         """Whether each worker has a GPU that no one else has, on whatever machine."""
         return False
@@ -143,7 +148,7 @@ class RemotePool(WorkerPool, Generic[Remote]):
         place: RemotePlace,
     ) -> None:
         self.timeout_s = place.timeout_s
-        self.may_restart = place.on_worker_failure == "restart"
+        self.may_restart = place.may_restart
         self.max_worker_restarts = place.max_worker_restarts
         self._make_workers, self._names, self._calls = list(make_workers), list(names), calls
         self._remote: list[Remote] = []

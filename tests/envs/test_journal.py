@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from functools import partial
 
 import gymnasium
 import numpy as np
@@ -27,6 +28,8 @@ from toy_envs import (
 
 from maze_train import EnvConfig, EnvFactory
 from maze_train.core.errors import EnvError
+from maze_train.envs import journal as journal_module
+from maze_train.envs import pooled
 from maze_train.envs.journal import Journal
 from maze_train.envs.pooled import episode_seed
 
@@ -356,8 +359,13 @@ def test_after_a_failed_call():
         vector.load_state_dict(state)
 
 
-def test_memory_is_given_back():
-    """Chunks before the oldest base go; what is left tells every action since each base."""
+@pytest.mark.parametrize("recent_nbytes", [2**20, 4000])
+def test_memory_is_given_back(monkeypatch, recent_nbytes):
+    """Chunks before the oldest base go; what is left tells every action since each base.
+
+    So do blocks, which take the place of few chunks here.
+    """
+    monkeypatch.setattr(journal_module, "RECENT_NBYTES", recent_nbytes)
     rng = np.random.default_rng(0)
     columns = {"a": np.zeros((4, 2)), "b": np.zeros(4, np.int64)}
     journal = Journal(columns)
@@ -381,6 +389,62 @@ def test_memory_is_given_back():
         assert given == since[i]
         assert record.steps == len(given)
     assert 32 < longest < 200
+
+
+def test_an_endless_episode_keeps_its_own_actions_only(monkeypatch):
+    """One of many environments that never ends costs what its actions take."""
+    monkeypatch.setattr(journal_module, "RECENT_NBYTES", 2**14)
+    n, steps = 64, 5000
+    column = np.zeros(n, np.int64)
+    journal = Journal({"": column})
+    journal._rows = 16
+    for step in range(steps):
+        column[:] = step
+        journal.record()
+        if step % 50 == 49:
+            journal.ended(range(1, n))
+    kept = journal.nbytes + sum(chunk[""].nbytes for _, chunk in journal._chunks)
+    assert kept < 2 * (steps * 8 + 2**15)
+    actions = journal.record_of(0, {"": np.zeros(n)}, np.zeros(n)).actions[""]
+    assert actions.tolist() == list(range(steps))
+
+
+@pytest.mark.parametrize("lengths", [(10**9, 10**9, 7), (10**9, 400, 900)])
+def test_blocks_of_actions_are_parts_that_do_not_change(monkeypatch, lengths):
+    """A later state shares them; a state without them, or with others, is refused."""
+    monkeypatch.setattr(journal_module, "RECENT_NBYTES", 2**10)
+    factories = [partial(CountingEnv, length) for length in lengths]
+    with here(factories) as one, here(factories) as two, here(factories) as three:
+        notes = []
+        one.notify = notes.append
+        one.reset(seed=3)
+        one._journal._rows = two._journal._rows = 16
+        play(one, 1000)
+        assert len(one._journal._blocks) > 3
+        early = one.state_dict()
+        assert_same(two.load_state_dict(early)[0], one._observations())
+        assert pickle.dumps(two.state_dict()) == pickle.dumps(early)
+        play(one, 100)
+        late = one.state_dict()
+        assert len(early["blocks"].keys() & late["blocks"].keys()) > len(early["blocks"]) // 2
+        assert_same(three.load_state_dict(late)[0], one._observations())
+        assert_go_on_equally(one, [three], 30)
+        play(two, 700)
+        three.load_state_dict(two.state_dict())
+        assert_go_on_equally(two, [three], 30)
+        assert notes == []
+        monkeypatch.setattr(pooled, "MUCH_NBYTES", 100)
+        one.state_dict()
+        assert [note[:30] for note in notes] == ["note: the actions of running e"]
+        name, *_ = late["blocks"]
+        for damaged in (
+            late["blocks"] | {name: 3},
+            late["blocks"] | {name: late["blocks"][name] | {"members": np.array([99])}},
+            {other: block for other, block in late["blocks"].items() if other != name},
+            {},
+        ):
+            with pytest.raises(EnvError, match=r"damaged|have shape"):
+                three.load_state_dict(late | {"blocks": damaged})
 
 
 @pytest.mark.parametrize("make", PLACES)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from leftovers import left_in
 
-from maze_train.core.types import StatePart
+from maze_train.core.state import StatePart
 
 PARTS = Path(__file__).parent
 CONTEXT = multiprocessing.get_context("forkserver")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from maze_train.core.types import StatePart
+from maze_train.core.state import StatePart
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import CheckpointConfig
 from maze_train.training.outcome import Position

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maze_train.core.errors import RunDirectoryError
-from maze_train.core.types import StatePart
+from maze_train.core.state import StatePart
 from maze_train.data.state_files import dumps, loads
 
 TORCH_DTYPES = (

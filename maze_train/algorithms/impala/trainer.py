@@ -115,7 +115,10 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         `broadcast_interval` makes it, and the numbers are the same each time. Elsewhere they act
         while the learner learns; the order of the rollouts depends on the speed of the actors.
         """
-        return build_actors(self.context, self.algorithm.num_actors, self.envs_per_actor)
+        # Without checkpoints no one asks for states; otherwise the place decides.
+        is_kept = None if self.context.checkpoint.is_on else False
+        num_actors = self.algorithm.num_actors
+        return build_actors(self.context, num_actors, self.envs_per_actor, can_be_restored=is_kept)
 
     @property
     def envs_per_actor(self) -> int:
