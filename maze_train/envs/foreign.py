@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -182,6 +182,7 @@ class ForeignVectorEnv(MazeVectorEnv):
             )
         self._env = env
         self.simulator = getattr(env, "simulator", None)
+        self.offers_own_state = self.simulator is not None and self.simulator.has_lasting_state
         n = env.num_envs
         metadata = {**env.metadata, "monitored": atari_training}
         if frame_stack is not None:
@@ -269,6 +270,16 @@ class ForeignVectorEnv(MazeVectorEnv):
         self._buffers.obs.update(columns)
         self._check_masks()
         return self._observations(), rewards, terminated, truncated, result
+
+    def own_states(self) -> Sequence[dict[str, Any] | None]:
+        """Return the state of the simulator, see `MazeVectorEnv`."""
+        return [self.simulator.state_dict()] if self.offers_own_state else []
+
+    def load_own_states(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """Restore the state of the simulator, see `MazeVectorEnv`."""
+        for state in states:
+            self.simulator.reset(0)
+            self.simulator.load_state_dict(state)
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the environment, and let go of it: some end their threads only then."""

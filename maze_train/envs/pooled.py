@@ -257,7 +257,7 @@ class PooledVectorEnv(MazeVectorEnv):
         """Learn the spaces from the workers, and give them the memory to step into."""
         described = self._pool.call_new("describe")
         observation_space, action_space, metadata, self.render_mode, _ = described[0]
-        self._offers_own_state = any(offers for *_, offers in described)
+        self.offers_own_state = any(offers for *_, offers in described)
         for part, spaces in zip(self._slices, described, strict=True):
             check_spaces(part.start, spaces[:2], described[0][:2])
         self._describe(observation_space, action_space, num_envs, metadata)
@@ -377,8 +377,8 @@ class PooledVectorEnv(MazeVectorEnv):
         journal = self._checked_journal("state_dict()")
         if self.root_seed is None:
             return {"root_seed": None, "envs": []}
-        if self._offers_own_state:
-            for i, own in enumerate(self._own_states()):
+        if self.offers_own_state:
+            for i, own in enumerate(self.own_states()):
                 if own is not None:
                     journal.rebase(i, own)
         state = journal.state(self._buffers.obs, self._buffers.rewards)
@@ -426,8 +426,8 @@ class PooledVectorEnv(MazeVectorEnv):
             raise EnvError("the actions of these environments are not kept: can_be_restored=False")
         return self._journal
 
-    def _own_states(self) -> Sequence[dict[str, Any] | None]:
-        """State that each environment gives of itself; None from one that has none to give."""
+    def own_states(self) -> Sequence[dict[str, Any] | None]:
+        """Return the states that the environments give of themselves, see `MazeVectorEnv`."""
         states: list[dict[str, Any] | None] = []
         problem = None
         self._call("own_states")
@@ -445,6 +445,18 @@ class PooledVectorEnv(MazeVectorEnv):
         if problem is not None:
             raise EnvError(problem)
         return states
+
+    def load_own_states(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """Restore the states that the environments gave of themselves, see `MazeVectorEnv`."""
+        if len(states) != self.num_envs:
+            raise EnvError(f"there are {len(states)} states of {self.num_envs} environments")
+        try:
+            for index, part in enumerate(self._slices):
+                self._pool.call(index, "load_own_states", states[part.start : part.stop])
+            self._pool.receive_all()
+        except BaseException:
+            self._give_up()
+            raise
 
     # -- calls of the workers --------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from maze_train.envs.faults import (
     non_finite_rewards,
     non_finite_rows,
 )
+from maze_train.envs.journal import load_own_state, offers_own_state, own_state
 from maze_train.envs.monitoring import MonitoringWrapper, continuing_layers, layers_of
 from maze_train.envs.vector import masked_writer, row_writer
 from maze_train.spaces.describe import FlatView, flat_space
@@ -282,7 +283,8 @@ class EnvSlots(SteppedEnvs):
     Vector environments begin the next episode where one ended. Here the caller says which
     episode a slot plays, by its seed, and steps the first slots only, so that slots which have
     nothing to play cost nothing. Where a wrapper ends an episode without a new game
-    (`EpisodicLifeWrapper`), the episode of the slot continues until the game is over.
+    (`EpisodicLifeWrapper`), the episode of the slot continues until the game is over. An
+    environment that offers `state_dict` begins each episode in the state of a new one.
 
     Args:
         env_factories: One function per slot, each of which returns a new environment.
@@ -341,6 +343,8 @@ class EnvSlots(SteppedEnvs):
         self.final_infos: dict[int, dict[str, Any]] = {}
         self.final_obs: dict[int, Any] = {}
         self.seeds = [0] * len(self.envs)
+        self._unplayed: list[dict[str, Any] | None] = [None] * len(self.envs)
+        self._offers_own_state = [offers_own_state(env) for env in self.envs]
         self._monitors = [monitor_of(env) for env in self.envs]
         self._games = [watched_game(layers) for layers in self._continuing]
 
@@ -363,9 +367,20 @@ class EnvSlots(SteppedEnvs):
         self.final_infos.pop(slot, None)
         self.final_obs.pop(slot, None)
         try:
+            if self._offers_own_state[slot]:
+                self._forget_earlier_episodes(slot)
             self._begin_game(slot, seed=seed)
         except BaseException as error:
             raise self._fault(slot, error) from error
+
+    def _forget_earlier_episodes(self, slot: int) -> None:
+        """Restore the state in which no episode was played, so that episodes are independent."""
+        state, env = self._unplayed[slot], self.envs[slot]
+        if state is None:
+            self._begin_game(slot, seed=0)
+            self._unplayed[slot] = own_state(env)
+        else:
+            load_own_state(env, state)
 
     def step(self, count: int, actions: ArrayTree) -> list[int]:
         """Step the first slots once.
@@ -400,7 +415,8 @@ class EnvSlots(SteppedEnvs):
         for column in (*self.obs.values(), self.returns, self.lengths, *flags):
             column[pair] = column[other]
         items: Any
-        for items in (self.envs, self.seeds, self._continuing, self._monitors, self._games):
+        lists = (self.envs, self.seeds, self._continuing, self._monitors, self._games)
+        for items in (*lists, self._unplayed, self._offers_own_state):
             items[i], items[j] = items[j], items[i]
         for found in (self.final_infos, self.final_obs):
             moved = {i: found.pop(j, None), j: found.pop(i, None)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
@@ -198,6 +198,29 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
                 again and must not begin a new episode; or episodes cannot be restored.
         """
         raise self._not_restored("load_state_dict()")
+
+    offers_own_state: bool = False
+    """Whether an environment offers `state_dict` and `load_state_dict`."""
+
+    def own_states(self) -> Sequence[dict[str, Any] | None]:
+        """Return the states that the environments give of themselves, between two steps.
+
+        They hold what lasts longer than an episode, such as the stage of a curriculum.
+
+        Returns:
+            One state per environment, or per simulator; None for one that offers none.
+
+        Raises:
+            EnvError: If a state is not made of plain values and arrays.
+        """
+        return []
+
+    def load_own_states(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """Restore the result of `own_states`; a reset has to follow.
+
+        Raises:
+            EnvError: If a state does not fit.
+        """
 
     def _not_restored(self, call: str) -> EnvError:
         return EnvError(

@@ -33,6 +33,7 @@ CALLS = {
     "begin": "a reset",
     "restore": "playing episodes again",
     "own_states": "telling the state of its environments",
+    "load_own_states": "loading the state of its environments",
     "busy_s": "telling its time",
     "map": "mapping the shared memory",
 }
@@ -236,6 +237,21 @@ class EnvWorker(SteppedEnvs):
             except BaseException as error:
                 return str(self._fault(i, error))
         return states
+
+    def load_own_states(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """Give the environments the states that `own_states` returned; a reset has to follow.
+
+        Raises:
+            EnvError: If an environment raises, or a state does not fit.
+        """
+        self._begin_run(0)
+        for i, state in enumerate(states):
+            if state is not None:
+                self._begin_anew(i, None)
+                try:
+                    load_own_state(self.envs[i], state)
+                except BaseException as error:
+                    raise self._fault(i, error) from error
 
     def _begin_run(self, seed: int) -> None:
         indices = range(self._first, self._first + len(self.envs))

@@ -389,11 +389,10 @@ class OpponentEvaluator(RolloutEvaluator):
         """Play; metrics are `<prefix>/vs_<name>/return_mean`, `win_rate` and so on."""
         metrics: dict[str, float] = {}
         with generators_kept(), torch.no_grad():
-            if self._env is None:
-                self._env = self._make_env(self._num_envs)
+            env = self._environments()
             for name, models in self._opponents.items():
                 results = [
-                    self._play_seat(seat, policy, models, self._env)
+                    self._play_seat(seat, policy, models, env)
                     for seat in self._seats
                     if models.keys() - {seat}
                 ]

@@ -58,6 +58,7 @@ class Simulator(ABC):
         can_be_restored: Whether `state_dict` gives the running episodes.
         truncation: Target of the value at a time limit if the simulator does not give the last
             observation, see `EnvConfig.truncation`.
+        has_lasting_state: Whether that state holds more than a reset begins anew.
         name: Name in messages.
     """
 
@@ -67,6 +68,7 @@ class Simulator(ABC):
     action_space: spaces.Space[Any]
     can_be_restored: bool = False
     truncation: Literal["bootstrap_previous", "as_termination"] = "bootstrap_previous"
+    has_lasting_state: bool = False
     name: str = "the simulator"
 
     @abstractmethod

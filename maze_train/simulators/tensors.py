@@ -52,6 +52,7 @@ class TensorSimulator(Simulator):
         self.observation_space = as_space(env.single_observation_space)
         self.action_space = as_space(env.single_action_space)
         self.can_be_restored = hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
+        self.has_lasting_state = self.can_be_restored
         self._observation, self._action = (
             FlatView(self.observation_space),
             FlatView(self.action_space),

@@ -8,6 +8,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, cast
 
@@ -158,13 +159,12 @@ class RolloutEvaluator(Evaluator):
         self._num_envs = min(concurrency, n_episodes)
         self._seed = seed
         self._env: MazeVectorEnv | None = None
+        self._own_states: Sequence[dict[str, Any] | None] | None = None
 
     def evaluate(self, policy: ActingModel | RecurrentModel) -> dict[str, float]:
         """Play the episodes; metrics are `<prefix>/episode_return_mean`, `..._std` and so on."""
         with generators_kept(), torch.no_grad():
-            if self._env is None:
-                self._env = self._make_env(self._num_envs)
-            returns, lengths, reported, agents = self._play(policy, self._env)
+            returns, lengths, reported, agents = self._play(policy, self._environments())
         names = (f"episode_return_{name}" for name in ("mean", "std", "min", "max"))
         metrics = {
             **dict(zip(names, spread(returns), strict=True)),
@@ -178,6 +178,28 @@ class RolloutEvaluator(Evaluator):
         for agent, own in agents.items():
             metrics[f"{agent}/episode_return_mean"] = own.mean()
         return {f"{self.prefix}/{name}": float(value) for name, value in metrics.items()}
+
+    def _environments(self) -> MazeVectorEnv:
+        """The environments, built at first use, with the states that were loaded."""
+        if self._env is None:
+            self._env = self._make_env(self._num_envs)
+            if self._own_states is not None:
+                self._env.load_own_states(self._own_states)
+        return self._env
+
+    def state_dict(self) -> dict[str, Any]:
+        """The states that environments give of themselves; empty if they offer none."""
+        if self._env is not None:
+            states = self._env.own_states() if self._env.offers_own_state else None
+        else:
+            states = self._own_states
+        return {} if states is None else {"own_states": list(states)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`, in new environments if they offer their state."""
+        self._own_states = state.get("own_states")
+        if self._env is not None and self._env.offers_own_state:
+            self.close()
 
     def _play(
         self, policy: ActingModel | RecurrentModel, env: MazeVectorEnv
@@ -278,10 +300,6 @@ class OwnEvaluator(Evaluator):
     ) -> None:
         self._evaluator, self._key = evaluator, key
         self._spaces = observation_space, action_space
-        # Its state and its end are its own.
-        self.state_dict = evaluator.state_dict  # type: ignore[method-assign]
-        self.load_state_dict = evaluator.load_state_dict  # type: ignore[method-assign]
-        self.close = evaluator.close  # type: ignore[method-assign]
 
     def evaluate(self, policy: Any) -> dict[str, float]:
         """The metrics of the evaluator, as plain numbers.
@@ -308,6 +326,18 @@ class OwnEvaluator(Evaluator):
                 raise ConfigError(self._key, problem) from error
         return metrics
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the evaluator."""
+        return self._evaluator.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Give the evaluator its state back."""
+        self._evaluator.load_state_dict(state)
+
+    def close(self) -> None:
+        """Close the evaluator."""
+        self._evaluator.close()
+
 
 def own_evaluators(
     config: EvaluationConfig,
@@ -325,7 +355,8 @@ def own_evaluators(
         ConfigError: If one cannot be built, or is not an evaluator.
     """
     key = "evaluation.evaluators"
-    built = build_targets(config.evaluators, key, Evaluator)
+    with generators_kept():
+        built = build_targets(config.evaluators, key, Evaluator)
     return [
         OwnEvaluator(evaluator, f"{key}[{i}]", observation_space, action_space)
         for i, evaluator in enumerate(built)
@@ -348,9 +379,11 @@ def final_test(
     Returns:
         Metrics without their prefix, and `epoch`, of the policies `last` and `best`.
     """
+    state = deepcopy(evaluator.state_dict())
     last = best = _test(evaluator, selection, epoch)
     if selection.best_epoch not in (0, epoch):
         selection.reset_to_best()
+        evaluator.load_state_dict(state)
         best = _test(evaluator, selection, selection.best_epoch)
     return {"last": last, "best": best}
 

@@ -27,7 +27,7 @@ from maze_train.training.checkpoints import Checkpoints
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.evaluators import BestModelSelection, Evaluator, check_metric
 from maze_train.training.events import TimeEvents
-from maze_train.training.generators import generator_states, load_generator_states
+from maze_train.training.generators import generator_states, generators_kept, load_generator_states
 from maze_train.training.outcome import Interrupted, Interruption, Limits, Position, TrainingSummary
 
 if TYPE_CHECKING:
@@ -292,20 +292,20 @@ class Trainer(ABC):
 
     def _evaluate_unless_interrupted(self, evaluator: Evaluator) -> dict[str, float]:
         """Evaluate; after a signal, or a failure of the user's code, as if that had not begun."""
-        state, generators = deepcopy(evaluator.state_dict()), generator_states()
+        state = deepcopy(evaluator.state_dict())
         try:
             with self.interruption.immediate():
                 return self.evaluate()
         except (Interrupted, CallbackError):
             evaluator.load_state_dict(state)
-            load_generator_states(generators)
             raise
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate the current policy, without any effect on training."""
         if self.evaluator is None:
             return {}
-        metrics = self.evaluator.evaluate(self.model)
+        with generators_kept():
+            metrics = self.evaluator.evaluate(self.model)
         self.final_eval_return_mean = metrics.get("eval/episode_return_mean", math.nan)
         return metrics
 

@@ -141,3 +141,29 @@ class Scaled(gymnasium.RewardWrapper[Any, Any]):
 
     def reward(self, reward: Any) -> float:
         return float(reward) * self.factor
+
+
+class Curriculum(SpacesEnv):
+    """Each episode is rewarded more than the one before; gives its state."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.stage = 0
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self.stage += 1
+        self.seed = seed
+        return super().reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:
+        obs, reward, *ends = super().step(action)
+        return obs, reward + self.stage, *ends
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"stage": self.stage, "seed": self.seed, "t": self.t}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.reset(seed=state["seed"])
+        for _ in range(state["t"]):
+            self.observe()
+        self.stage, self.t = state["stage"], state["t"]

@@ -139,6 +139,17 @@ def test_new_episodes_are_not_joined_with_lost_ones(tmp_path, env):
 # -- ES and BC -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("case", ["ppo", "es"])
+def test_curricula_continue(tmp_path, case):
+    """Of environments that train and evaluate; ES begins each episode in the first stage."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    changes = {"env": {"_target_": "own_envs.Curriculum"}, "algorithm.lr": 1e-3}
+    start(case, whole, **changes, **FOUR_EPOCHS)
+    start(case, parts, **changes, **TWO_EPOCHS)
+    go_on(resume=parts, **FOUR_EPOCHS)
+    assert_equal_runs(whole, parts)
+
+
 def test_what_a_checkpoint_of_es_holds(tmp_path):
     """No environment; of the noise table what it follows from."""
     start("es, more steps", tmp_path / "run", **TWO_EPOCHS)

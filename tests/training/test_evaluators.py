@@ -9,6 +9,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from own_envs import Curriculum
 from practice import (
     GreedyConstructor,
     GreedyOfGlobals,
@@ -19,13 +20,20 @@ from practice import (
     seed_globals,
     vector,
 )
+from short_runs import short_run
 
+from benchmarks.tensor_cartpole import TensorCartPole
 from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import EpisodeSeeds
+from maze_train.data.state_files import dumps, loads
 from maze_train.envs.foreign import ForeignVectorEnv
+from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
-from maze_train.training.evaluators import MultiEvaluator, RolloutEvaluator
+from maze_train.simulators.simulator import SimulatorVectorEnv
+from maze_train.simulators.tensors import TensorSimulator
+from maze_train.training.evaluators import Evaluator, MultiEvaluator, OwnEvaluator, RolloutEvaluator
+from maze_train.workers.process_pool import LocalProcesses
 
 N, SEED = 10, 21
 
@@ -243,6 +251,105 @@ def test_training_is_the_same_with_and_without_evaluation(env):
     assert curves[0] == curves[1]
     assert torch.equal(*weights)
     assert len(curves[0]) == 3
+
+
+class DrawingEvaluator(Evaluator):
+    """Draws from every global generator, when it is built and in each evaluation."""
+
+    def __init__(self):
+        self.evaluate(None)
+
+    def evaluate(self, policy):
+        return {"own/noise": random.random() + np.random.rand() + torch.rand(1).item()}  # noqa: NPY002
+
+
+def test_training_is_the_same_with_and_without_evaluators_of_a_user(tmp_path):
+    """They may draw from the global generators, as the environment does."""
+    with_own = {"evaluation.evaluators": [DrawingEvaluator]}
+    plain, own = (
+        [
+            {k: v for k, v in row.items() if not k.startswith(("own/", "time/"))}
+            for row in short_run(tmp_path / name, env=GreedyOfGlobals, **settings).history
+        ]
+        for name, settings in (("plain", {}), ("own", with_own))
+    )
+    assert plain == own
+
+
+class Learned:
+    """A simulator whose rewards are the number of resets; gives its state."""
+
+    def __init__(self, num_envs):
+        self.sim = TensorCartPole(num_envs, "cpu", 5)
+        self.resets = 0
+
+    def __getattr__(self, name):
+        return getattr(self.sim, name)
+
+    def reset(self, seed=None):
+        self.resets += 1
+        return self.sim.reset(seed=seed)
+
+    def step(self, actions):
+        obs, rewards, *others = self.sim.step(actions)
+        return obs, rewards * self.resets, *others
+
+    def state_dict(self):
+        return {"resets": self.resets, "sim": self.sim.state_dict()}
+
+    def load_state_dict(self, state):
+        self.resets = state["resets"]
+        self.sim.load_state_dict(state["sim"])
+
+
+def learned(num_envs):
+    """Such environments."""
+    return ForeignVectorEnv(SimulatorVectorEnv(TensorSimulator(Learned(num_envs), "learned")))
+
+
+def staged(place, num_envs):
+    """Environments with a curriculum."""
+    return PooledVectorEnv([Curriculum] * num_envs, place, can_be_restored=False)
+
+
+class Own(RolloutEvaluator):
+    """An evaluator of a user."""
+
+
+@pytest.mark.parametrize("evaluator_class", [RolloutEvaluator, Own])
+@pytest.mark.parametrize(
+    "make_env",
+    [
+        partial(staged, None),
+        partial(staged, LocalProcesses(2, start_method="fork")),
+        learned,
+    ],
+    ids=["one process", "several", "simulator"],
+)
+def test_what_outlasts_an_evaluation_is_state(make_env, evaluator_class):
+    """An evaluator with the state of another one continues in the same stage of a curriculum."""
+    env = make_env(2)
+    spaces_ = env.env_observation_space, env.single_action_space
+    model = build_actor_critic(ModelConfig(hidden_sizes=[4]), *spaces_, seed=0)
+    env.close()
+
+    def made():
+        evaluator = evaluator_class(make_env, 4, concurrency=2, seed=SEED)
+        return OwnEvaluator(evaluator, "own", *spaces_) if evaluator_class is Own else evaluator
+
+    one, other = made(), made()
+    before = one.state_dict()
+    first, second = one.evaluate(model), one.evaluate(model)
+    assert first != second
+    state = loads(dumps(one.state_dict()))
+    third = one.evaluate(model)
+    other.load_state_dict(state)
+    assert other.state_dict() == state
+    assert other.evaluate(model) == third
+    other.load_state_dict(before)  # as after an evaluation that was interrupted
+    assert other.evaluate(model) == first
+    for evaluator in (one, other):
+        evaluator.close()
 
 
 @pytest.mark.parametrize(("n", "concurrency"), [(0, 1), (1, 0)])
