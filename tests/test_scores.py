@@ -167,8 +167,8 @@ def test_settings_that_came_later_change_nothing() -> None:
         1,
         [
             ((101.0, 130.0), 1_200, "ahead"),
-            ((90.0, 115.0), 1_875, "equal"),
-            ((80.0, 110.0), 4_500, "equal, 3x steps"),
+            ((90.0, 115.0), 1_875, "not distinguishable"),
+            ((80.0, 110.0), 4_500, "not distinguishable, 3x steps"),
             ((90.0, 99.0), 300, "behind, 0.2x steps"),
         ],
         are_rows=True,

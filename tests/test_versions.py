@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
 import platform
-import runpy
 import subprocess
 import sys
 from importlib import metadata
@@ -14,6 +14,7 @@ import pytest
 from maze_train.core import files as module
 from maze_train.core.errors import DependencyError
 from maze_train.core.files import versions
+from maze_train.spaces import autoreset
 
 
 def test_versions() -> None:
@@ -50,4 +51,4 @@ def test_an_old_gymnasium(version: str, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.delattr(gymnasium.vector, "AutoresetMode")
     monkeypatch.setattr(gymnasium, "__version__", version)
     with pytest.raises(DependencyError, match=rf"gymnasium {version} is installed.*>= 1\.1"):
-        runpy.run_module("maze_train.spaces.autoreset")
+        importlib.reload(autoreset)

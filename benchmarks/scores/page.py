@@ -39,9 +39,9 @@ Results of the presets, written by `make scores` from one line per run in `bench
 - *final* is the policy that training ended with, *best* the one that evaluations chose, which
   `load_policy` gives. Both play 100 episodes after training with their own seeds.
 - IQM and intervals are those of [comparing runs](compare.md#what-the-figures-are), over seeds.
-- *ahead*, *equal* and *behind* say whether the interval lies above the highest published figure,
-  holds it, or lies below; *one seed* has none. *3x steps*: with three times the steps of the
-  published one. Protocols differ: see [sources](#sources).
+- *ahead* and *behind*: the interval lies above or below the highest published figure. *not
+  distinguishable*: the interval contains it. *one seed*: there is no interval. *3x steps*: with
+  three times the steps of the published figure. Protocols differ: see [sources](#sources).
 - *bc (of ppo)* learns from 100 episodes of the best policy of PPO with the same seed; its steps are
   recorded ones, each counted again in each pass, and its time is without that of PPO.
 - Seeds are 0, 1 and so on. Older presets were chosen by hand with some of these seeds; those that
@@ -147,7 +147,7 @@ def beside(figures: Figures, name: str, published: dict[str, Any] | None) -> str
     elif figures[f"{name}_low"] > value:
         verdict = "ahead"
     else:
-        verdict = "behind" if figures[f"{name}_high"] < value else "equal"
+        verdict = "behind" if figures[f"{name}_high"] < value else "not distinguishable"
     return verdict if 0.8 <= share <= 1.25 else f"{verdict}, {share:.2g}x steps"
 
 

@@ -157,7 +157,7 @@ def _use(saved: SavedPolicy, name: str) -> str:
     word = f" trust=[{','.join(modules)}]" if modules else ""
     argument = f", trust={modules!r}" if modules else ""
     lines = [
-        f'```bash\npip install "maze-train[hub]"\nmaze-run -cn rollout run={name}{word}\n```\n',
+        f'```bash\n# in a checkout of maze_train: pip install ".[hub]"\nmaze-run -cn rollout run={name}{word}\n```\n',
         "```python\nfrom maze_train import load_policy\n",
         f'policy = load_policy("{name}"{argument})',
         "action = policy.act(observation)\n```\n",
