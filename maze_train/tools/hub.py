@@ -157,7 +157,8 @@ def _use(saved: SavedPolicy, name: str) -> str:
     word = f" trust=[{','.join(modules)}]" if modules else ""
     argument = f", trust={modules!r}" if modules else ""
     lines = [
-        f'```bash\n# in a checkout of maze_train: pip install ".[hub]"\nmaze-run -cn rollout run={name}{word}\n```\n',
+        '```bash\npip install ".[hub]"  # in a checkout of maze_train',
+        f"maze-run -cn rollout run={name}{word}\n```\n",
         "```python\nfrom maze_train import load_policy\n",
         f'policy = load_policy("{name}"{argument})',
         "action = policy.act(observation)\n```\n",
