@@ -28,6 +28,7 @@ from maze_train.config.other_names import ours_for
 from maze_train.config.overrides import (
     COMPLETION,
     OPTIONS,
+    RUN_DIR_PROBLEM,
     check_choices,
     completions,
     config_folders,
@@ -159,8 +160,7 @@ def _check_spelling(arguments: list[str]) -> None:
         if not key or not (equals or word.startswith("~")):
             raise ConfigError(word, "expected key=value, such as env=CartPole-v1")
         if key == "hydra.run.dir":
-            problem = "has no effect: a run goes to run_dir=<directory>, a sweep to hydra.sweep.dir"
-            raise ConfigError(key, problem, value)
+            raise ConfigError(key, RUN_DIR_PROBLEM, value)
 
 
 @contextmanager

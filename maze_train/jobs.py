@@ -6,12 +6,14 @@ import glob
 import math
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -23,12 +25,13 @@ from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
 from maze_train.config.loading import load_settings
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain, unsettable
 from maze_train.config.options import CONFIGURATION_ERROR, DONE, FAILURE, PROGRAM, group_names
-from maze_train.config.overrides import overrides_of
+from maze_train.config.overrides import RUN_DIR_PROBLEM, overrides_of, shell_word
 from maze_train.config.resuming import directory_of
-from maze_train.config.rollout_config import load_rollout_config
+from maze_train.config.rollout_config import RolloutConfig, load_rollout_config
 from maze_train.config.search_config import load_search_config, without_search
-from maze_train.config.sweeps import JOBS_FILE, JobRecord, stops_at_failures, write_jobs
-from maze_train.config.train_config import AUTO
+from maze_train.config.sweepers import stops_at_failures
+from maze_train.config.sweeps import JOBS_FILE, JobRecord, write_jobs
+from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.config.writing import CONFIG_FILE
 from maze_train.core.errors import (
     ConfigError,
@@ -38,6 +41,7 @@ from maze_train.core.errors import (
     foreign_cause,
 )
 from maze_train.core.notices import notify, say, tell_traceback, warn
+from maze_train.run.parts import WHOLE, best_of_finished, check_is_free
 from maze_train.run.pipeline import configure, prepare
 
 NAME, LONGEST_NAME = "tracking.name", 100
@@ -80,16 +84,16 @@ class Job:
             number=settings.job.num if is_sweep else 0,
             settings=" ".join(str(word).lstrip("+") for word in overrides),
             run_dir=os.path.abspath(_given_directory(composed) or directory or ""),
-            sweep_dir=os.path.abspath(settings.sweep.dir) if is_sweep else "",
+            sweep_dir=os.path.join(settings.runtime.cwd, settings.sweep.dir) if is_sweep else "",
         )
         if is_sweep:
             say(f"{PROGRAM}: {record.title}")
             self._name_run(composed, overrides)
         started_in = os.getcwd()
         try:
-            values = plain_values(composed)
-            command = COMMANDS[command_of(settings.job.config_name, values)]
-            objective = command.run(values, directory, overrides)
+            if not is_sweep and settings.run.dir != ".":
+                raise unused_directory(settings)
+            objective = self._work(composed, directory, overrides)()
             self.note(replace(record, objective=objective))
             if is_sweep:
                 self._drop_empty(settings)
@@ -106,6 +110,44 @@ class Job:
             return math.nan
         finally:
             os.chdir(started_in)  # an environment may have left it; the next job begins here
+
+    def _work(
+        self, composed: DictConfig, directory: str | None, overrides: Sequence[str]
+    ) -> Callable[[], float]:
+        """Check the settings of a job, and return what does its work."""
+        values = plain_values(composed)
+        command = COMMANDS[command_of(HydraConfig.get().job.config_name, values)]
+        return command.work(values, directory, overrides)
+
+    def check(self, config: DictConfig) -> None:
+        """Check a job of a sweep before the first one begins.
+
+        Args:
+            config: Its configuration, with that of Hydra.
+
+        Raises:
+            ConfigError: If it cannot run.
+        """
+        hydra = HydraConfig.get()
+        directory = str(Path(str(hydra.sweep.dir), str(hydra.sweep.subdir)).absolute())
+        composed = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+        overrides: Any = OmegaConf.to_container(hydra.overrides.task, resolve=False)
+        self._work(composed, directory, overrides)
+
+    def message_of(self, error: BaseException) -> str:
+        """The message of an error of `check`."""
+        return message_of(error, self.argv)
+
+    def tell_how_to_continue(self, config: DictConfig, sweep_dir: Path) -> None:
+        """Print the command that continues a sweep of training which was interrupted."""
+        resume = OmegaConf.select(config, "resume", default="")
+        if not self._is_here or resume not in (None, AUTO):
+            return
+        replaced = ("hydra.sweep.dir", "resume")
+        words = [word for word in self.argv if _key_of(word) not in replaced]
+        command = " ".join([PROGRAM, *map(shlex.quote, words)])
+        place = shell_word("hydra.sweep.dir", str(sweep_dir))
+        notify(f"to continue the sweep: {command} {place} resume={AUTO}")
 
     def _name_run(self, composed: DictConfig, overrides: Sequence[str]) -> None:
         """Name the run after what differs between the jobs, unless the user names it."""
@@ -150,7 +192,7 @@ class Job:
         """Compare the runs of a sweep, if there are any; what prevents it costs no result."""
         if any((Path(record.run_dir) / CONFIG_FILE).is_file() for record in self.records):
             try:
-                compare({"runs": [glob.escape(sweep_dir)], "output": sweep_dir}, None, ())
+                compare({"runs": [glob.escape(sweep_dir)], "output": sweep_dir}, None, ())()
             except MazeTrainError as error:
                 notify(f"note: the runs are not compared: {error}")
 
@@ -158,6 +200,16 @@ class Job:
         """Remove the directory that Hydra made for the job, if nothing was put there."""
         with suppress(OSError):
             os.rmdir(settings.runtime.output_dir)
+
+
+def unused_directory(settings: Any) -> ConfigError:
+    """The error for `hydra.run.dir`, in whose directory nothing would be; an empty one goes."""
+    path = Path(settings.runtime.output_dir)
+    with suppress(OSError, ValueError):
+        while path.relative_to(settings.runtime.cwd).parts:
+            path.rmdir()
+            path = path.parent
+    return ConfigError("hydra.run.dir", RUN_DIR_PROBLEM, settings.run.dir)
 
 
 def _key_of(override: str) -> str:
@@ -186,26 +238,38 @@ def _given_directory(composed: DictConfig) -> str | None:
 
 
 # -- the commands ----------------------------------------------------------------------------------
-# What they call is imported when the settings are known to be right: PyTorch and matplotlib take
-# their time.
+# Each checks its settings, and returns what does the work. What that calls is imported then:
+# PyTorch and matplotlib take their time.
+
+Work: TypeAlias = Callable[[], float]
 
 
-def train(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> float:
-    """Train a policy; settings that are given change those of a run that is continued.
+def train(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
+    """Train a policy; settings that are given change those of a run that is continued."""
+    changes: dict[str, Any] = {}
+    if values.get("resume") not in (None, AUTO):
+        changes = settings_of(given, values)
+    elif values.get("run_dir") is None:
+        values["run_dir"] = directory
+    config = configure(values, changes)
+    if config.resume is None:
+        check_is_free(config.run_dir)
+    return partial(_train, config, skips_finished=directory is not None and config.resume == AUTO)
+
+
+def _train(config: TrainConfig, skips_finished: bool) -> float:
+    """Train.
 
     Raises:
         RunDirectoryError: If some of the results could not be written.
     """
-    changes: dict[str, Any] = {}
-    if values.get("resume") not in (None, AUTO):
-        changes = settings_of(given, values)
-    elif values.get("resume") is None and values.get("run_dir") is None:
-        values["run_dir"] = directory
-    config = configure(values, changes)
-    from maze_train.run.parts import WHOLE
+    prepared = prepare(config)
+    if skips_finished and (best := best_of_finished(prepared)) is not None:
+        say(f"{prepared.resumed_dir} has finished already")
+        return best
     from maze_train.run.runner import TrainingRunner
 
-    result = TrainingRunner(prepare(config)).run()
+    result = TrainingRunner(prepared).run()
     if result.missing:
         remedy = "put it back" if WHOLE in result.missing else "make room"
         raise RunDirectoryError(
@@ -215,31 +279,41 @@ def train(values: dict[str, Any], directory: str | None, given: Sequence[str]) -
     return result.best_metric
 
 
-def roll_out(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> float:
+def roll_out(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
     """Let a policy play episodes."""
     if values.get("output_dir") is None:
         values["output_dir"] = directory
-    config = load_rollout_config(values)
+    return partial(_roll_out, load_rollout_config(values))
+
+
+def _roll_out(config: RolloutConfig) -> float:
     from maze_train.run.rollout import RolloutRunner
 
     return RolloutRunner(config).run().summary.return_mean
 
 
-def search(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> float:
+def search(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
     """Run the trials of a search, and print the best ones."""
     config, settings = load_search_config(values)
+    return partial(_search, config, settings, without_search(given), directory)
+
+
+def _search(*args: Any) -> float:
     from maze_train.tools.search import run_search
 
-    result = run_search(config, settings, without_search(given), directory)
+    result = run_search(*args)
     say(f"\n{result}\n\nresults: {result.study}")
     return result.best_value
 
 
-def compare(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> float:
+def compare(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
     """Compare runs, and print the tables."""
     if isinstance(values["runs"], str):
         values["runs"] = [values["runs"]]
-    config = load_settings(CompareConfig, values)
+    return partial(_compare, load_settings(CompareConfig, values))
+
+
+def _compare(config: CompareConfig) -> float:
     from maze_train.tools.compare import compare as compared
 
     comparison = compared(config)
@@ -247,18 +321,24 @@ def compare(values: dict[str, Any], directory: str | None, given: Sequence[str])
     return math.nan
 
 
-def export(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> float:
+def export(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
     """Export a policy, and print what became of it."""
-    config = load_settings(ExportConfig, values)
+    return partial(_export, load_settings(ExportConfig, values))
+
+
+def _export(config: ExportConfig) -> float:
     from maze_train.tools.export import run_export
 
     say(f"\n{run_export(config)}")
     return math.nan
 
 
-def push(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> float:
+def push(values: dict[str, Any], directory: str | None, given: Sequence[str]) -> Work:
     """Upload a policy, and print where it is."""
-    config = load_settings(PushConfig, values)
+    return partial(_push, load_settings(PushConfig, values))
+
+
+def _push(config: PushConfig) -> float:
     from maze_train.tools.hub import push as pushed
 
     say(str(pushed(config)))
@@ -268,9 +348,10 @@ def push(values: dict[str, Any], directory: str | None, given: Sequence[str]) ->
 class Command(NamedTuple):
     """A command, which is also the name of a primary config."""
 
-    run: Callable[[dict[str, Any], str | None, Sequence[str]], float]
-    """Called with plain values, the directory of the results unless they name one, and settings of
-    the user in Hydra's spelling; returns what a sweeper optimises."""
+    work: Callable[[dict[str, Any], str | None, Sequence[str]], Work]
+    """Checks the settings, and returns what does the work and gives the value that a sweeper
+    optimises. Called with plain values, the directory of the results unless they name one, and
+    settings of the user in Hydra's spelling; a wrong setting is a ConfigError."""
 
     keys: frozenset[str] = frozenset()
     """Keys that only its primary config has, of those before the last one."""

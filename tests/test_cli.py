@@ -282,7 +282,7 @@ def test_a_failed_job_stops_no_other(
     text = capfd.readouterr().err
     assert "maze-run: error: job 1 (algorithm=ppo env=CartPole-v1 seed=1): " in text
     assert text.endswith("maze-run: 1 of 3 jobs failed\n")
-    kept = ["s/0", "s/0/done", "s/2", "s/2/done"]
+    kept = ["s/.lock", "s/0", "s/0/done", "s/2", "s/2/done"]
     assert maze_run.files() == ["s", *kept, "s/jobs.csv", "s/multirun.yaml"]
 
 
@@ -296,6 +296,52 @@ def test_how_batches_of_a_sweep_go_on(
     maze_run.train = raises(error)
     assert maze_run("-m", *PPO, "seed=0,1", "hydra.sweeper.max_batch_size=1") == code
     assert [config.seed for config in maze_run.configs] == seeds
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ("seed=0,1", "algorithm.lr=0.1,-1"),
+            "sweep: 2 of 4 jobs cannot run, so none has begun:\n"
+            "  job 1 (algorithm=ppo env=CartPole-v1 seed=0 algorithm.lr=-1): algorithm.lr = -1",
+        ),
+        (("seed=0,1", "hydra.sweep.dir=s", "run_dir=holds"), "job 1 (algorithm=ppo env=CartPole-v"),
+        (
+            ("experiment=glob(nothing*)",),
+            "experiment = 'glob(nothing*)': matches nothing, so there",
+        ),
+        (("seed=range(3,3)",), "seed = 'range(3,3)': has no value, so there is no job"),
+        (("seed=0,1", "resume=auto"), "resume = 'auto': needs the directory of the sweep: set hyd"),
+    ],
+)
+def test_a_sweep_is_checked_before_its_first_job(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], argv: tuple[str, ...], message: str
+) -> None:
+    """One message names all jobs that cannot run; nothing is trained, nothing created."""
+    maze_run.write("holds/metrics.csv", "")
+    before = maze_run.files()
+    assert maze_run("-m", *PPO, *argv) == 2
+    output = capfd.readouterr()
+    assert output.err.startswith("maze-run: error: ")
+    assert output.err.count("maze-run:") == 1
+    assert message in output.err
+    assert output.out == ""
+    assert (maze_run.configs, maze_run.files()) == ([], before)
+
+
+@pytest.mark.parametrize("directory", ["a/b", "${now:%Y}"])
+def test_a_run_directory_of_hydra_has_no_effect(
+    maze_run: CommandLine, capfd: pytest.CaptureFixture[str], directory: str
+) -> None:
+    """In a file as on the command line: one message, and no empty directory."""
+    own = f"defaults: [train, _self_]\nhydra: {{run: {{dir: '{directory}'}}}}\n"
+    maze_run.write("conf/mine.yaml", own)
+    before = maze_run.files()
+    assert maze_run("--config-dir", "conf", "-cn", "mine", *PPO) == 2
+    assert "hydra.run.dir = '" in (text := capfd.readouterr().err)
+    assert "has no effect: a run goes to run_dir=" in text
+    assert (maze_run.configs, maze_run.files()) == ([], before)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

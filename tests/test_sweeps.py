@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,9 @@ from leftovers import left_of, run_owner
 from omegaconf import OmegaConf
 from run_files import write_run
 
+from maze_train import Callback
+from maze_train.cli import main
+from maze_train.core.files import exclusive
 from maze_train.jobs import _given_directory
 
 if TYPE_CHECKING:
@@ -60,7 +66,8 @@ module = ModuleType("maze_train.run.runner")
 module.TrainingRunner = Runner
 sys.modules[module.__name__] = module
 import maze_train.jobs
-maze_train.jobs.prepare = lambda config: config
+from maze_train.run.pipeline import PreparedRun
+maze_train.jobs.prepare = PreparedRun
 from maze_train.cli import main
 threading.Thread(target=tell, daemon=True).start()
 main([*{arguments!r}, "seed=0,1"])
@@ -109,6 +116,109 @@ def test_a_sweep_ends_with_its_comparison(
     for text in (output.out, output.err):
         assert ("a line of a library" in text) is (launcher == ())
     assert all((maze_run.folder / name).read_text().count("library") == 2 for name in logs)
+
+
+@pytest.mark.parametrize("launcher", everyday(1, [(), LOCAL]))
+@pytest.mark.parametrize("directory", ["a b", "s/${env.id}", None])
+def test_a_sweep_whose_jobs_change_the_directory(
+    maze_run: CommandLine, launcher: tuple[str, ...], directory: str | None
+) -> None:
+    """Its table and its comparison are in its directory, with all runs."""
+    maze_run.train = run_of_seed
+    named = [] if directory is None else [f"hydra.sweep.dir={directory}"]
+    argv = (*SWEEP[:-1], *launcher, *named, "seed=0,2", "hydra.job.chdir=true")
+    assert maze_run(*argv) == 0
+    (table,) = maze_run.folder.rglob("jobs.csv")
+    expected = str(directory).replace("${env.id}", "CartPole-v1")
+    assert directory is None or table == maze_run.folder / expected / "jobs.csv"
+    assert [row.split(",")[2] for row in table.read_text().splitlines()] == ["run_dir", "0", "1"]
+    (comparison,) = maze_run.folder.rglob("comparison.csv")
+    assert comparison.parent == table.parent
+    assert ",0 2," in comparison.read_text()
+
+
+class Stopped(datetime):
+    """A clock that stands."""
+
+    @classmethod
+    def now(cls, tz: Any = None) -> Any:
+        """The same time, always."""
+        return cls(2026, 1, 2, 3, 4, 5)
+
+
+def test_two_at_the_same_time(
+    maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Sweeps and comparisons of one second have a directory each; a named one has one sweep."""
+    monkeypatch.setattr("maze_train.core.files.datetime", Stopped)
+    maze_run.train = run_of_seed
+    for _ in range(2):
+        assert maze_run(*SWEEP[:-1], "seed=0,2") == 0
+        assert maze_run("-cn", "compare", "runs=outputs/sweeps") == 0
+    for kind, name in (("sweeps", "jobs.csv"), ("comparisons", "comparison.csv")):
+        names = sorted(
+            path.parent.name for path in maze_run.folder.glob(f"outputs/{kind}/*/{name}")
+        )
+        assert names == ["2026-01-02_03-04-05", "2026-01-02_03-04-05-2"]
+    (maze_run.folder / "s").mkdir()
+    capfd.readouterr()
+    with exclusive(maze_run.folder / "s", "sweeps in"):
+        assert maze_run(*SWEEP, "seed=0,2") == 1
+    assert f"another process (pid {os.getpid()} on host" in (text := capfd.readouterr().err)
+    assert f"sweeps in {maze_run.folder / 's'}: wait for its end" in text
+    assert not (maze_run.folder / "s/jobs.csv").exists()
+
+
+class StopOnce(Callback):
+    """Ctrl-C in the second epoch of seed 1, the first time."""
+
+    def on_epoch_end(self, run: Any) -> None:
+        """Send the signal."""
+        note = Path(run.run_dir).parent / "stopped"
+        is_second = run.progress.epoch == 1 and Path(run.run_dir).name == "1"
+        if is_second and not note.exists():
+            note.touch()
+            is_job = multiprocessing.parent_process() is not None
+            os.kill(os.getppid() if is_job else os.getpid(), signal.SIGINT)
+            time.sleep(0.5 * is_job)  # it comes back through the process of the sweep
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", everyday(1, [(), LOCAL[:1]]))
+def test_an_interrupted_sweep_is_continued(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    launcher: tuple[str, ...],
+) -> None:
+    """By the command that it prints: what has finished stays, what had begun is resumed."""
+    monkeypatch.chdir(tmp_path)
+    given = {"total_steps": 192, "runner.concurrency": 2, "algorithm.n_rollout_steps": 32}
+    given |= {"algorithm.batch_size": 32, "algorithm.epoch_length": 1, "evaluation.n_episodes": 1}
+    given |= {"tracking.progress": "quiet", "tracking.plot": "false", "model.hidden_sizes": "[4]"}
+    more = [f"{key}={value}" for key, value in given.items()]
+    more += ["callbacks=[{_target_: test_sweeps.StopOnce}]", "seed=0,1,2"]
+    one = ["hydra.launcher.n_jobs=1"] if launcher else []
+    argv = [*SWEEP[:-1], "hydra.sweep.dir=a b", *launcher, *one, *more]
+    assert main(argv) == 130
+    text = capfd.readouterr().err
+    (line,) = (line for line in text.splitlines() if line.startswith("to continue the sweep: "))
+    summaries = [tmp_path / f"a b/{job}/summary.json" for job in range(3)]
+    assert [path.exists() for path in summaries] == [True, True, False]
+    first = summaries[0].read_bytes()
+    words = shlex.split(line.partition(": ")[2])
+    assert words[0] == "maze-run"
+    assert main(words[1:]) == 0
+    assert summaries[0].read_bytes() == first
+    assert [json.loads(path.read_text())["env_steps"] for path in summaries] == [192, 192, 192]
+    rows = (tmp_path / "a b/1/metrics.csv").read_text().splitlines()
+    assert [row.partition(",")[0] for row in rows] == ["epoch", "1", "2", "3"]
+    output = capfd.readouterr().out
+    log = output if not launcher else (tmp_path / "a b/0/job.log").read_text()
+    assert f"{tmp_path}/a b/0 has finished already" in log
+    assert "ppo           3 " in output
+    assert main([*words[1:], "total_steps=256"]) == 0
+    assert [json.loads(path.read_text())["env_steps"] for path in summaries] == [256, 256, 256]
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,10 @@ PATHS = re.compile(
 ASSIGNMENT = re.compile(r"(?P<plus>\+{0,2})(?P<key>[^\s=+~][^\s=]*)=(?P<value>.*)", re.DOTALL)
 
 
+RUN_DIR_PROBLEM = "has no effect: a run goes to run_dir=<directory>, a sweep to hydra.sweep.dir"
+"""What is wrong with `hydra.run.dir`."""
+
+
 def normalise(
     argv: Sequence[str], groups: Collection[str], own_groups: Collection[str] = ()
 ) -> list[str]:

@@ -22,14 +22,15 @@ from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from maze_train.config.options import group_names, list_options
 from maze_train.config.overrides import config_folders
 from maze_train.config.ray_jobs import RayLauncher, RayLauncherConf
+from maze_train.config.sweepers import SWEEP_DIR, SweepStart
 from maze_train.config.sweeps import LocalLauncher, LocalLauncherConf
 from maze_train.core.errors import ConfigError
-from maze_train.core.files import check_enclosed
 from maze_train.envs.config import SIMULATORS
 
 Names = list[str]  # inside the class below, `list` is a method
@@ -38,7 +39,6 @@ LAUNCHERS: dict[str, tuple[type, Any]] = {
     "local": (LocalLauncher, LocalLauncherConf),
     "ray": (RayLauncher, RayLauncherConf),
 }
-SWEEP_DIR = "outputs/sweeps/${now:%Y-%m-%d_%H-%M-%S}"
 
 
 class GymnasiumSource(ConfigSource):
@@ -122,10 +122,14 @@ def extended_hydra() -> Iterator[None]:
     before = store.repo["hydra"]["config.yaml"]
     plugins: Any = Plugins.instance()
 
-    def sweeper(*, config: DictConfig, **others: Any) -> Sweeper:
-        """Hydra's sweeper, once nothing below the directory of the sweep leads elsewhere."""
-        check_enclosed(Path(str(config.hydra.sweep.dir)))
-        return Plugins.instantiate_sweeper(plugins, config=config, **others)
+    def sweeper(
+        *, config: DictConfig, hydra_context: HydraContext, task_function: TaskFunction
+    ) -> Sweeper:
+        """Hydra's sweeper, with what comes before its first job."""
+        chosen = Plugins.instantiate_sweeper(
+            plugins, config=config, hydra_context=hydra_context, task_function=task_function
+        )
+        return SweepStart(chosen, config, hydra_context, task_function)
 
     plugins.instantiate_sweeper = sweeper
     store.store(group="hydra", name="config", node=_hydra_settings(), provider="maze_train")

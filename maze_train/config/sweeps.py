@@ -26,13 +26,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.utils import JobReturn, JobStatus, filter_overrides, run_job, setup_globals
 from hydra.plugins.launcher import Launcher
 from hydra.types import HydraContext, TaskFunction
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig
 
 from maze_train.config.options import FAILURE, PROGRAM
+from maze_train.config.sweepers import job_config, stops_at_failures
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import RunDirectoryError, TrainingError
 from maze_train.core.files import atomic_write, open_own, read_regular
@@ -391,12 +391,6 @@ class LocalLauncherConf:
     """GPUs of which the jobs see one each in turn (CUDA_VISIBLE_DEVICES); none: all of them."""
 
 
-def stops_at_failures(hydra_settings: Any) -> bool:
-    """Whether the sweeper has to know of a failure: some count them, Hydra's own stops."""
-    sweeper = str(OmegaConf.select(hydra_settings, "sweeper._target_"))
-    return not sweeper.endswith(".BasicSweeper")
-
-
 class LocalLauncher(Launcher):
     """Runs up to `n_jobs` jobs at a time; the others wait.
 
@@ -448,10 +442,7 @@ class LocalLauncher(Launcher):
     def _job(self, number: int, overrides: Sequence[str]) -> ProcessJob:
         """A job with its composed configuration."""
         assert self._context is not None
-        config = self._context.config_loader.load_sweep_config(self._config, list(overrides))
-        with open_dict(config):
-            config.hydra.job.id = config.hydra.job.num = number
-        HydraConfig.instance().set_config(config)  # The name of its directory refers to the job.
+        config = job_config(self._context, self._config, number, overrides)
         settings = " ".join(word.lstrip("+") for word in filter_overrides(overrides))
         directory = Path(str(config.hydra.sweep.dir), str(config.hydra.sweep.subdir)).absolute()
         sweep_dir = os.path.abspath(str(config.hydra.sweep.dir))

@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -243,6 +244,23 @@ TEMPORARY, CLAIM = "pymp-*", "maze_train.lock"
 
 LOCK_GRACE_S = 3.0
 """Seconds for which the workers of a dead process may keep its lock."""
+
+
+def new_directory(parent: Path) -> Path:
+    """Make a directory named after the time; no other caller gets the same one.
+
+    Its name ends with a number if there is one of that second already.
+    """
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    number = 1
+    while True:
+        path = parent / (stamp if number == 1 else f"{stamp}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            number += 1
+        else:
+            return path
 
 
 @contextmanager

@@ -17,10 +17,10 @@ from maze_train.config.stored import given_in_python, modules_to_trust
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import CONFIG_FILE, config_text, writable
 from maze_train.core.errors import RunDirectoryError
-from maze_train.core.files import remove_leftovers
+from maze_train.core.files import new_directory, remove_leftovers
 from maze_train.core.notices import warn
 from maze_train.core.targets import arguments_for
-from maze_train.run.parts import BEST, METRICS, SUMMARY, new_directory
+from maze_train.run.parts import BEST, METRICS, SUMMARY
 from maze_train.tracking.tracker import MetricsRow, read_rows
 
 if TYPE_CHECKING:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, writable
+from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, config_text, writable
 from maze_train.core.errors import ConfigError
-from maze_train.core.files import check_held, read_regular
+from maze_train.core.files import check_held, new_directory, read_regular
 from maze_train.core.notices import notify
 from maze_train.tracking.tracker import FAILURES, Tracker
 from maze_train.training.outcome import TrainingSummary
 
 if TYPE_CHECKING:
+    from maze_train.run.pipeline import PreparedRun
     from maze_train.training.evaluators import BestModelSelection
     from maze_train.training.policy_files import TrainedPolicy
     from maze_train.training.trainer import Trainer
@@ -113,6 +114,32 @@ def stop_reason_of(run_dir: Path) -> str:
         return ""
 
 
+def best_of_finished(prepared: PreparedRun) -> float | None:
+    """Return the best metric of a run that has finished and would not change if it was resumed.
+
+    Args:
+        prepared: The run.
+
+    Returns:
+        The metric; None if there is more to do, or the outcome is not known.
+    """
+    run_dir, last = prepared.resumed_dir, prepared.checkpoint
+    if run_dir is None:
+        return None
+    try:
+        # Without checkpoints, those of the run are in its file only.
+        settings = last.settings if last else read_regular(run_dir / CONFIG_FILE).decode()
+        summary = json.loads(read_regular(run_dir / SUMMARY))
+        is_over = str(summary["stop_reason"]) not in ("", *FAILURES)
+        is_last = last is None or last.updates == int(summary["updates"])
+        best = summary["best_metric"]
+    except (OSError, ValueError, LookupError, TypeError, RecursionError):
+        return None
+    if not (is_over and is_last and settings == config_text(prepared.config)):
+        return None
+    return math.nan if best is None else float(best)
+
+
 def _has_failed(run_dir: Path) -> bool:
     """Whether a run says that it failed, or has written no result at all."""
     if any((run_dir / name).exists() for name in (METRICS, BEST, SUMMARY)):
@@ -135,17 +162,3 @@ def make_run_dir(run_dir: str | None, default_parent: Path) -> Path:
             return new_directory(default_parent)
         Path(run_dir).mkdir(parents=True, exist_ok=True)
         return Path(run_dir)
-
-
-def new_directory(parent: Path) -> Path:
-    """A directory named after the time, with a number if there is one of that second already."""
-    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    number = 1
-    while True:
-        path = parent / (stamp if number == 1 else f"{stamp}-{number}")
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            number += 1
-        else:
-            return path

@@ -17,7 +17,7 @@ from maze_train.collect.recording import ffmpeg_path
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.writing import CONFIG_FILE, config_to_dict, writable
 from maze_train.core.errors import ConfigError, DatasetError, EnvError
-from maze_train.core.files import atomic_write, check_enclosed, held, versions
+from maze_train.core.files import atomic_write, check_enclosed, held, new_directory, versions
 from maze_train.core.hub import is_on_hub
 from maze_train.core.notices import notify, warn
 from maze_train.core.plain_yaml import dump_yaml
@@ -27,7 +27,6 @@ from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
 from maze_train.envs.stepped import close_all
 from maze_train.learner.modules import torch_threads
-from maze_train.run.parts import new_directory
 from maze_train.run.policies import chosen_policy, with_policies
 from maze_train.run.rollout_report import (
     EPISODES_FILE,

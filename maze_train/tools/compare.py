@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from maze_train.config.commands import CompareConfig
 from maze_train.config.loading import load_settings
+from maze_train.config.writing import writable
 from maze_train.core.conversion import is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean, nearest, printable
+from maze_train.core.files import new_directory
 from maze_train.core.notices import warn
 from maze_train.tools.compare_report import (
     COLORS,
@@ -38,6 +39,7 @@ from maze_train.tracking.tracker import (
 from maze_train.training.config import EvaluationConfig
 
 CSV_FILE, MARKDOWN_FILE, PICTURE_FILE = "comparison.csv", "comparison.md", "comparison.png"
+COMPARISONS = Path("outputs/comparisons")
 ALL_ENVS = "all environments"
 MAX_ROWS = 40
 """Rows of a table that are printed; the files have all of them."""
@@ -172,7 +174,7 @@ def compare(config: CompareConfig) -> Comparison:
     keys = differing_settings(runs, config.ignore)
     groups = grouped(runs, keys)
     mode = _mode(runs, metric, config)
-    n, now = config.n_resamples, datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    n = config.n_resamples
     _check_envs(config, {group.env for group in groups})
     comparison = Comparison(
         metric=metric,
@@ -183,7 +185,7 @@ def compare(config: CompareConfig) -> Comparison:
         ],
         overall=overall(groups, metric, mode, config.bounds, n) if config.bounds else {},
         left_out=left_out,
-        output=Path(config.output or f"outputs/comparisons/{now}").absolute(),
+        output=_output(config),
     )
     drawn = drawn_groups(comparison, mode)
     figure = draw_comparison(groups, drawn, metric, "environment steps")
@@ -193,6 +195,14 @@ def compare(config: CompareConfig) -> Comparison:
     }
     write_files("output", comparison.output, texts, {PICTURE_FILE: figure})
     return comparison
+
+
+def _output(config: CompareConfig) -> Path:
+    """The directory of the files; without a name it is made here, and no one else has it."""
+    if config.output:
+        return Path(config.output).absolute()
+    with writable("output", COMPARISONS):
+        return new_directory(COMPARISONS.absolute())
 
 
 def _read(config: CompareConfig) -> tuple[list[Run], list[LeftOut]]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maze_train.cli import main
+from maze_train.run.pipeline import PreparedRun
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,8 +27,9 @@ class CommandLine:
         """The exit code for these arguments."""
         return main(argv)
 
-    def runner_of(self, config: Any) -> SimpleNamespace:
+    def runner_of(self, given: Any) -> SimpleNamespace:
         """What takes the place of a runner of training or of rollouts."""
+        config = given.config if isinstance(given, PreparedRun) else given
         self.configs.append(config)
         return SimpleNamespace(run=lambda: self.outcome(self.train(config)))
 
@@ -55,7 +57,7 @@ def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
         module = ModuleType(f"maze_train.run.{where}")
         setattr(module, name, command_line.runner_of)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr("maze_train.jobs.prepare", lambda config: config)
+    monkeypatch.setattr("maze_train.jobs.prepare", PreparedRun)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
