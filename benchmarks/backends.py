@@ -29,7 +29,12 @@ def measure(backend: str, env_id: str, num_envs: int, seconds: float) -> float:
     env: MazeVectorEnv
     if backend in ("dev", "local"):
         factories = [EnvFactory(EnvConfig(id=env_id))] * num_envs
-        env = SequentialVectorEnv(factories) if backend == "dev" else SubprocVectorEnv(factories)
+        as_in_training = {"copy": False, "step_infos": False}
+        env = (
+            SequentialVectorEnv(factories, **as_in_training)
+            if backend == "dev"
+            else SubprocVectorEnv(factories, **as_in_training)
+        )
     else:
         config = EnvConfig(id=env_id, backend=backend)  # type: ignore[arg-type]  # one of both
         env = make_foreign_env(config, num_envs, training=True)

@@ -106,7 +106,8 @@ def make_foreign_env(
 
         simulator = simulator_of(config, num_envs, device, max_episode_steps)
         with closed_on_error([simulator]):
-            return ForeignVectorEnv(SimulatorVectorEnv(simulator, max_episode_steps))
+            vector = SimulatorVectorEnv(simulator, max_episode_steps)
+            return ForeignVectorEnv(vector, copy=False, step_infos=False)
     build = build_native if config.backend == "native" else build_envpool
     backend = build(config, num_envs, num_threads, max_episode_steps)
     with closed_on_error([backend.env]):
@@ -115,6 +116,8 @@ def make_foreign_env(
             atari_training=training and backend.is_atari,
             frame_stack=backend.frame_stack,
             max_episode_steps=backend.limit_left,
+            copy=False,
+            step_infos=False,
         )
 
 
@@ -165,8 +168,8 @@ class ForeignVectorEnv(MazeVectorEnv):
         atari_training: bool = False,
         frame_stack: Mapping[str, int] | None = None,
         max_episode_steps: int | None = None,
-        copy: bool = False,
-        step_infos: bool = False,
+        copy: bool = True,
+        step_infos: bool = True,
     ) -> None:
         super().__init__(copy=copy, step_infos=step_infos)
         self.mode = autoreset_mode(env)
@@ -219,7 +222,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         if self.closed:
             raise EnvError("reset() was called after close()")
         self._check_not_stepping("reset()")
-        root = self._seed_for(seed)
+        root = self._seed_for(seed, options)
         try:
             obs, infos = self._env.reset(seed=seed_for(self._env, root), options=options)
         except BaseException as error:

@@ -189,9 +189,10 @@ class PooledVectorEnv(MazeVectorEnv):
         env_factories: One function per environment, each of which returns a new environment.
             Lambdas and local classes are fine.
         place: Where they are stepped, see `maze_train.workers.places`; None: in this process.
-        copy: Whether to return copies of the observations instead of the internal buffers.
-        step_infos: Whether to return the infos of every step, which then have to travel between
-            processes.
+        copy: Whether to return copies of the observations; false: the internal buffers, which the
+            next step overwrites.
+        step_infos: Whether to return the infos of every step, which have to travel between
+            processes; false: only those of resets and last steps.
         on_non_finite: Reaction to NaN, infinities, and numbers that float32 cannot hold, in
             rewards, observations, and last observations of truncated episodes: `raise`, or `skip`:
             the episode is dropped as described at `MazeVectorEnv`. In the first observation of an
@@ -214,8 +215,8 @@ class PooledVectorEnv(MazeVectorEnv):
         env_factories: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
         place: Place | None = None,
         *,
-        copy: bool = False,
-        step_infos: bool = False,
+        copy: bool = True,
+        step_infos: bool = True,
         on_non_finite: Literal["raise", "skip"] = "raise",
         keeps_terminal_obs: bool = False,
         can_be_restored: bool = True,
@@ -318,7 +319,7 @@ class PooledVectorEnv(MazeVectorEnv):
                 where a worker process raises, dies or hangs.
         """
         self._check_not_stepping("reset()")
-        arguments = self._seed_for(seed), options
+        arguments = self._seed_for(seed, options), options
         self._call("reset", *arguments)
         report = self._gather("reset", *arguments) or StepReport()
         if self._journal is not None:

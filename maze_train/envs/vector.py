@@ -43,9 +43,9 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     internal buffers mean nothing.
 
     Observations of Dict and Tuple spaces are flat dicts of arrays, see
-    `maze_train.spaces.describe`. The returned observation arrays are the internal buffers and are
-    overwritten by the next step, unless `copy` is set; final observations, rewards and flags are
-    always copies.
+    `maze_train.spaces.describe`. With `copy=False`, which training uses, the returned observation
+    arrays are the internal buffers and are overwritten by the next step; final observations,
+    rewards and flags are always copies.
 
     An episode that was given up in a step, because a worker process could not be repaired or a
     number that is not finite was skipped, is in `infos["lost"]`, a mask `[num_envs]` that is there
@@ -57,8 +57,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     Args:
         copy: Whether to return copies of the observations.
-        step_infos: Whether to return the infos of every step and autoreset; otherwise only those
-            of reset and `final_info`.
+        step_infos: Whether to return the infos of every step and autoreset; false: only those of
+            resets and `final_info`.
 
     Attributes:
         env_observation_space: Observation space of one environment, as the environment gives it.
@@ -91,7 +91,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     _is_single: bool
     _is_stepping: bool = False
 
-    def __init__(self, *, copy: bool = False, step_infos: bool = False) -> None:
+    def __init__(self, *, copy: bool = True, step_infos: bool = True) -> None:
         self.copy = copy
         self.step_infos = step_infos
 
@@ -110,8 +110,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         """Step every environment once.
 
         Args:
-            actions: [num_envs, ...], or a flat dict of such arrays when the action space is a Dict
-                or Tuple.
+            actions: [num_envs, ...]. If the action space is a Dict or Tuple, a value of
+                `action_space`, or a flat dict of such arrays.
 
         Returns:
             Observations, rewards (float64), terminated, truncated (bool), [num_envs, ...] each, and
@@ -259,8 +259,13 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         self._action = FlatView(action_space)
         self._is_single = not isinstance(self.single_observation_space, gymnasium.spaces.Dict)
 
-    def _seed_for(self, seed: int | None) -> int:
+    def _seed_for(self, seed: int | None, options: Mapping[str, Any] | None) -> int:
         """The seed of a reset, drawn when none is given."""
+        if options is not None and "reset_mask" in options:
+            raise SpaceError(
+                "reset(options={'reset_mask': ...}): not supported, a reset begins new episodes in "
+                "all environments; where an episode ended, the next one has begun already"
+            )
         if seed is not None and (not isinstance(seed, (int, np.integer)) or seed < 0):
             raise SpaceError(f"reset(seed={seed!r}): expected an integer >= 0, or None")
         self.root_seed = draw_seed() if seed is None else int(seed)
@@ -276,10 +281,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         """
         if self.root_seed is None:
             raise EnvError("step() was called before the first reset(): call reset() first")
-        parts = {"": actions} if self._action.is_single else actions
+        parts = self._parts_of(actions)
         for key, column in self._buffers.actions.items():
-            if key not in parts:
-                raise SpaceError(f"actions[{key!r}] is missing: got {sorted(parts)}")
             part = np.asarray(parts[key])
             name = f"actions[{key!r}]" if key else "actions"
             if part.shape != column.shape:
@@ -287,6 +290,20 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             if part.dtype.kind == "f" and column.dtype.kind != "f":
                 raise SpaceError(f"{name} has dtype {part.dtype}, its space says {column.dtype}")
             column[...] = part
+
+    def _parts_of(self, actions: Any) -> Mapping[str, Any]:
+        """Actions by leaf, of a flat dict or of a value of `action_space`."""
+        if self._action.is_single:
+            return {"": actions}
+        if isinstance(actions, Mapping) and actions.keys() >= self._buffers.actions.keys():
+            return actions
+        try:
+            return dict(self._action.read(actions))
+        except SpaceError as error:
+            leaves = ", ".join(map(repr, self._action.leaves))
+            raise SpaceError(
+                f"actions: {error}; expected a value of action_space, or a dict with {leaves}"
+            ) from None
 
     def _observations(self) -> ArrayTree:
         """The observations to return."""

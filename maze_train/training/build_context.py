@@ -80,6 +80,8 @@ def build_vector_env(
     return PooledVectorEnv(
         factories,
         place,
+        copy=False,
+        step_infos=False,
         on_non_finite=on_non_finite,
         keeps_terminal_obs=keeps_terminal_obs,
         can_be_restored=can_be_restored,

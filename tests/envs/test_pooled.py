@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from cases import everyday, sweep
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_envs import (
     ALL,
@@ -28,20 +29,20 @@ from toy_envs import (
     OddInfoEnv,
     SpoiltEnv,
     ThreadCountingEnv,
-    actions_for,
     assert_equal_steps,
     assert_same,
     assert_same_infos,
-    columns,
     foreign,
     here,
     workers,
 )
 
-from maze_train import EnvFactory, SubprocVectorEnv
+from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.collect.episodes import final_numbers
 from maze_train.core.errors import ConfigError, EnvError, ShapeError, SpaceError
 from maze_train.core.seeding import EpisodeSeeds
+from maze_train.envs.foreign import ForeignVectorEnv
+from maze_train.spaces.describe import FlatView
 
 pytestmark = [pytest.mark.usefixtures("no_file_is_left"), FORKS]
 
@@ -112,6 +113,67 @@ def test_reset(make):
             vector.reset(seed=-1)
 
 
+@pytest.mark.parametrize("make", ALL)
+def test_a_part_of_the_environments_cannot_be_reset(make):
+    """A mask is refused: the others would begin new episodes without a word."""
+    with make([CountingEnv] * 2) as vector:
+        vector.reset(seed=0)
+        with pytest.raises(SpaceError, match=r"'reset_mask': .* in all environments"):
+            vector.reset(options={"reset_mask": np.array([True, False])})
+        assert vector.step([0, 0])[1].tolist() == [1.0, 1.0]
+
+
+def test_users_get_the_defaults_of_gymnasium():
+    """What a step returned stays as it is, and every step has infos."""
+    for make in (
+        SequentialVectorEnv,
+        partial(SubprocVectorEnv, n_workers=1, start_method="fork"),
+        lambda factories: ForeignVectorEnv(
+            SyncVectorEnv(factories, autoreset_mode=AutoresetMode.SAME_STEP)
+        ),
+    ):
+        with make([CountingEnv] * 2) as ours:
+            obs, _ = ours.reset(seed=0)
+            first = obs.copy()
+            next_obs, *_, infos = ours.step([0, 1])
+            assert np.array_equal(obs, first)
+            assert next_obs[:, 1].tolist() == [1.0, 1.0]
+            assert infos["t"].tolist() == [1, 1]
+
+
+ACTION_SPACES = [
+    spaces.Tuple((spaces.Discrete(2), spaces.Box(0.0, 1.0, (2,)))),
+    spaces.Dict(a=spaces.Dict(x=spaces.Discrete(2)), b=spaces.MultiDiscrete([2, 3])),
+    spaces.Dict(x=spaces.Discrete(2), y=spaces.MultiBinary(2)),
+    spaces.Box(-1.0, 1.0, (2, 2)),
+]
+
+
+@pytest.mark.parametrize("make", ALL)
+@sweep("space", ACTION_SPACES)
+def test_samples_of_the_action_space_are_actions(make, space):
+    """Nested and flat, with the same result."""
+
+    class Echo(CountingEnv):
+        def __init__(self):
+            super().__init__()
+            self.action_space = space
+
+        def reward(self, action):
+            return sum(float(np.sum(leaf)) for _, leaf in FlatView(space).read(action))
+
+    with make([Echo] * 2) as vector:
+        vector.reset(seed=0)
+        for _ in range(3):
+            sample = vector.action_space.sample()
+            view = FlatView(space)
+            leaves = dict(view.read(sample))
+            expected = sum(x.reshape(2, -1).sum(1, dtype=float) for x in leaves.values())
+            np.testing.assert_allclose(vector.step(sample)[1], expected)
+            if not view.is_single:
+                np.testing.assert_allclose(vector.step(leaves)[1], expected)
+
+
 @pytest.mark.parametrize("make", PLACES)
 def test_buffers_and_copies(make):
     """Observations are one buffer unless copies are asked for; both outlive the workers."""
@@ -131,7 +193,9 @@ def test_wrong_actions(make):
         (CountingEnv, np.zeros((1, 1), np.int64), ShapeError, r"actions has shape \(1, 1\), exp"),
         (CountingEnv, np.zeros(1), SpaceError, "float64"),
         (NestedEnv, {"0": [1], "1/force": np.zeros((1, 3))}, ShapeError, r"actions\['1/force'\]"),
-        (NestedEnv, {"0": [1]}, SpaceError, "1/force"),
+        (NestedEnv, {"0": [1]}, SpaceError, "'0' is missing.*a dict with '0', '1/force'"),
+        (NestedEnv, ([1],), SpaceError, "'1/force' is missing.*a value of action_space"),
+        (NestedEnv, ([1], {"power": [1.0]}), SpaceError, "'1/force' is missing: got"),
     ]:
         with make([env]) as vector:
             with pytest.raises(EnvError, match=r"call reset\(\) first"):
@@ -242,10 +306,10 @@ def test_two_halves_are_a_step(make, env):
         one.reset(seed=3)
         two.reset(seed=3)
         for _ in range(30):
-            actions = actions_for(one)
+            actions = one.action_space.sample()
             expected = one.step(actions)
             two.step_async(actions)
-            for part in columns(actions).values():
+            for _, part in FlatView(one.single_action_space).read(actions):
                 part[...] = 0
             assert_equal_steps(expected, two.step_wait())
 

@@ -267,14 +267,18 @@ START_METHODS = ["fork", "forkserver"]
 FORKS = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 
 
+AS_IN_TRAINING = {"copy": False, "step_infos": False}
+
+
 def here(factories: Any, **settings: Any) -> Any:
-    """Environments in this process."""
-    return SequentialVectorEnv(factories, **settings)
+    """Environments in this process, with the settings of training."""
+    return SequentialVectorEnv(factories, **{**AS_IN_TRAINING, **settings})
 
 
 def workers(factories: Any, **settings: Any) -> Any:
     """Environments in two others, unless `n_workers` says how many."""
-    return SubprocVectorEnv(factories, **{"n_workers": 2, "start_method": "fork", **settings})
+    settings = {"n_workers": 2, "start_method": "fork", **AS_IN_TRAINING, **settings}
+    return SubprocVectorEnv(factories, **settings)
 
 
 def restarted(factories: Any, **settings: Any) -> Any:
@@ -284,7 +288,7 @@ def restarted(factories: Any, **settings: Any) -> Any:
 
 def foreign(factories: Any, mode: Any = AutoresetMode.SAME_STEP) -> Any:
     """A vector environment of gymnasium, presented as ours."""
-    return ForeignVectorEnv(SyncVectorEnv(factories, autoreset_mode=mode))
+    return ForeignVectorEnv(SyncVectorEnv(factories, autoreset_mode=mode), **AS_IN_TRAINING)
 
 
 PLACES = [here, pytest.param(workers, marks=pytest.mark.slow)]
@@ -300,16 +304,10 @@ def columns(tree: Any) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {"": tree}
 
 
-def actions_for(vector: Any) -> Any:
-    """Random actions in the form that the vector environment takes."""
-    sample = vector.action_space.sample()
-    return {"0": sample[0], "1/force": sample[1]["force"]} if isinstance(sample, tuple) else sample
-
-
 def play(vector: Any, steps: int) -> None:
     """Random steps."""
     for _ in range(steps):
-        vector.step(actions_for(vector))
+        vector.step(vector.action_space.sample())
 
 
 def state_after(factories: Any, steps: int) -> Any:
