@@ -46,14 +46,18 @@ def weights_nbytes(model: nn.Module) -> int:
 def acting_state(model: nn.Module) -> dict[str, Tensor]:
     """Parameters and buffers by name, without those of submodules that only the learner needs.
 
-    A model names these in `learner_only`.
+    A model names these in `learner_only`, and so do models within it, as those of several agents.
     """
-    left_out = getattr(model, "learner_only", ())
+    left_out = tuple(
+        f"{path}.{name}.".removeprefix(".")
+        for path, module in model.named_modules()
+        for name in getattr(module, "learner_only", ())
+    )
     state = model.state_dict(keep_vars=True)
     return {
         key: value
         for key, value in state.items()
-        if key.split(".")[0] not in left_out and isinstance(value, torch.Tensor)
+        if not f"{key}.".startswith(left_out) and isinstance(value, torch.Tensor)
     }
 
 

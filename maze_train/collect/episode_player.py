@@ -250,7 +250,7 @@ class PopulationAgent(SlotAgent):
 
 
 class ModelAgent(PopulationAgent):
-    """A model acts, with a copy of the weights that it has now; see `PopulationAgent`.
+    """A model acts, with one copy of the weights that it has now; see `PopulationAgent`.
 
     Args:
         model: The model; it is copied to the CPU, in the mode of evaluation.
@@ -260,10 +260,8 @@ class ModelAgent(PopulationAgent):
 
     def __init__(self, model: nn.Module, rows: int, deterministic: bool = True) -> None:
         own: Any = copy.deepcopy(acting_part(model)).cpu().eval()
-        super().__init__(own, rows, deterministic)
-        trained = [p.detach().reshape(-1) for p in own.parameters() if p.requires_grad]
-        if trained:
-            self._population.weights[:] = torch.cat(trained).numpy()
+        # All rows share the parameters that are frozen.
+        super().__init__(own.requires_grad_(False), rows, deterministic)
 
 
 def acting_part(model: nn.Module) -> nn.Module:

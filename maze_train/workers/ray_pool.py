@@ -6,9 +6,10 @@ import pickle
 import sys
 import time
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from maze_train.workers.pool import MakeWorker, PrivateMemory, WorkerFailedError, WorkerPool
@@ -44,6 +45,25 @@ REMEDY = (
 )
 
 
+class CopiedMemory(PrivateMemory):
+    """Memory of a `RayPool`, of which workers have copies.
+
+    Args:
+        nbytes: Its size.
+        forget: Method of the pool that is called when the memory is closed.
+    """
+
+    def __init__(self, nbytes: int, forget: Callable[[CopiedMemory], None]) -> None:
+        super().__init__(nbytes)
+        self._forget = weakref.WeakMethod(forget)
+
+    def close(self) -> None:
+        """Let pool and workers give the memory back; calling it again does nothing."""
+        forget = self._forget()
+        if forget is not None:
+            forget(self)
+
+
 class RemoteActor(RemoteWorker):
     """An actor with a worker, seen from its pool.
 
@@ -55,6 +75,7 @@ class RemoteActor(RemoteWorker):
 
     Attributes:
         memories: Numbers of the pieces of memory that it has a copy of.
+        forgotten: Numbers of those that it gives back with the next call.
         steps: Environment steps that it reported.
     """
 
@@ -63,6 +84,7 @@ class RemoteActor(RemoteWorker):
         self.session = session
         self._ray = ray = session.ray
         self.memories: set[int] = set()
+        self.forgotten: list[int] = []
         self.steps = 0
         self.has_ended = self._was_made = False
         self._sent = self._mail = self._beats = 0
@@ -80,7 +102,8 @@ class RemoteActor(RemoteWorker):
         if not self.pending:
             self.since = time.monotonic()
         self._sent += 1
-        result = self._handle.call.remote(method, content, numbers, sent, self._mail)
+        forgotten, self.forgotten = self.forgotten, []
+        result = self._handle.call.remote(method, content, numbers, sent, self._mail, forgotten)
         self.pending.append((result, method))
 
     def _at_once(self, method: str, *args: Any) -> Any:
@@ -250,6 +273,8 @@ class RayPool(RemotePool[RemoteActor]):
         self._release.atexit = False  # `close` is called then, and comes first.
         self._session, self._ray = session, session.ray
         self._memories: dict[int, Any] = {}
+        self._numbers: dict[int, int] = {}
+        self._counter = count()
         self._published: dict[int, Any] = {}
         self._links: list[list[Span]] = [[] for _ in make_workers]
         self._steps_before = [0] * len(make_workers)
@@ -293,9 +318,9 @@ class RayPool(RemotePool[RemoteActor]):
 
     def _given(self, index: int, memory: Any) -> int:
         """The number of a piece of memory for a worker, with its published content."""
-        number = id(memory)  # of what this pool keeps
-        if number not in self._memories:
-            self._memories[number] = memory
+        is_new = id(memory) not in self._numbers
+        number = self._number_of(memory)
+        if is_new:
             self.publish(memory, [flat(memory)])  # someone else made it: no one knows of what
         actor = self._remote[index]
         if number not in actor.memories:
@@ -330,7 +355,8 @@ class RayPool(RemotePool[RemoteActor]):
                 raise
             self.restart(failure.with_traceback(None), failure.text, "and begins")
             return self.ask(index, self._new)
-        fill(reply.written, self._memories)
+        known = self._memories.keys()
+        fill([span for span in reply.written if span[0] in known], self._memories)
         return None if reply.result is None else pickle.loads(reply.result)
 
     def steps(self, index: int) -> int:
@@ -344,18 +370,39 @@ class RayPool(RemotePool[RemoteActor]):
 
     def allocate(self, nbytes: int) -> PrivateMemory:
         """Memory of this process; each worker has a copy."""
-        memory = PrivateMemory(nbytes)
-        self._memories[id(memory)] = memory
+        memory = CopiedMemory(nbytes, self._forget)
+        self._number_of(memory)
         return memory
+
+    def _number_of(self, memory: Any) -> int:
+        """The number of a piece of memory, which is kept until it is closed."""
+        number = self._numbers.get(id(memory))
+        if number is None:
+            self._numbers[id(memory)] = number = next(self._counter)
+            self._memories[number] = memory
+        return number
+
+    def _forget(self, memory: CopiedMemory) -> None:
+        """Give back what is known of memory; workers do so with their next call."""
+        number = self._numbers.pop(id(memory), None)
+        if number is None:
+            return
+        del self._memories[number]
+        self._published.pop(number, None)
+        self._links = [[span for span in spans if span[0] != number] for spans in self._links]
+        for actor in self._remote:
+            if number in actor.memories:
+                actor.memories.remove(number)
+                actor.forgotten.append(number)
 
     def sends(self, index: int, memory: Any, arrays: Iterable[Array]) -> None:
         """Let views of memory go to a worker with each of its calls."""
-        self._links[index] += spans_of(arrays, {id(memory): memory})
+        self._links[index] += spans_of(arrays, {self._number_of(memory): memory})
 
     def publish(self, memory: Any, arrays: Iterable[Array]) -> None:
         """Put views of memory into the object store, from where each machine takes them once."""
         self._check_open()
-        number = id(memory)
+        number = self._number_of(memory)
         spans = [span[1:] for span in spans_of(arrays, {number: memory})]
         self._published[number] = self._ray.put(spans)
         for actor in self._remote:
@@ -377,7 +424,8 @@ class RayPool(RemotePool[RemoteActor]):
         finally:
             for actor in actors:
                 self._steps_before[actor.index] += actor.steps
-            self._published.clear()
+            for known in (self._published, self._memories, self._numbers):
+                known.clear()
             self._release()
 
 

@@ -83,7 +83,13 @@ class RayWorker:
         set_up_packages(entropy, index, CALLING)
 
     def call(
-        self, method: str, content: bytes, numbers: list[int], sent: list[Span], mail: int
+        self,
+        method: str,
+        content: bytes,
+        numbers: list[int],
+        sent: list[Span],
+        mail: int,
+        forgotten: list[int],
     ) -> Reply:
         """Call a method of the worker.
 
@@ -93,7 +99,12 @@ class RayWorker:
             numbers: Numbers of the memory in the arguments.
             sent: The values written into memory.
             mail: Calls of `write` that come before this call.
+            forgotten: Numbers of memory that no one needs any more.
         """
+        with self._arrival:
+            for number in forgotten:
+                self._memories.pop(number, None)
+                self._mail.pop(number, None)
         return self._reply(self._call, method, content, numbers, sent, mail)
 
     def _call(
@@ -167,13 +178,18 @@ def address(array: Array) -> int:
 
 
 def spans_of(arrays: Iterable[Array], memories: dict[int, Any]) -> list[Span]:
-    """Arrays without gaps, as parts of the memory of which they are views."""
+    """Arrays without gaps, as parts of the memory of which they are views.
+
+    Views of memory that was given back are left out.
+    """
     found = []
-    starts = [(address(flat(memory)), number) for number, memory in memories.items()]
+    places = [(address(flat(memory)), memory.nbytes, k) for k, memory in memories.items()]
     for array in arrays:
-        start, number = max(known for known in starts if known[0] <= address(array))
-        found.append((number, address(array) - start, array.reshape(-1).view(np.uint8)))
-    return [span for span in found if len(span[2])]
+        for start, nbytes, number in places:
+            offset = address(array) - start
+            if array.nbytes and 0 <= offset < nbytes:
+                found.append((number, offset, array.reshape(-1).view(np.uint8)))
+    return found
 
 
 def fill(spans: Iterable[Span], memories: dict[int, Any]) -> None:

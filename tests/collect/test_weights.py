@@ -17,8 +17,14 @@ from actor_envs import OBSERVATIONS, model_maker, set_version
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.collect.actor_worker import WeightsReader, WeightsWriter, weights_nbytes
+from maze_train.collect.actor_worker import (
+    WeightsReader,
+    WeightsWriter,
+    acting_state,
+    weights_nbytes,
+)
 from maze_train.core.errors import TrainingError
+from maze_train.nets.joint import JointModel
 
 if TYPE_CHECKING:
     from maze_train.core.types import Tensor
@@ -45,6 +51,11 @@ def test_the_critic_stays_at_home():
         assert not torch.equal(value, model.critic.state_dict()[key])
     whole = sum(value.nbytes for value in model.state_dict().values())
     critic = sum(value.nbytes for value in model.critic.state_dict().values())
+    # Among several agents too.
+    joint = JointModel({"a": model, "b": acting}, {"left": "a", "right": "b"})
+    own = {key for key in model.state_dict() if not key.startswith("critic.")}
+    sent = {f"policies.{policy}.{key}" for policy in "ab" for key in own}
+    assert acting_state(joint).keys() == sent
     # Two buffers; each tensor begins on its own cache line.
     padding = 64 * (len(model.state_dict()) + 2)
     assert 2 * (whole - critic) < len(memory) < 2 * (whole - critic + padding)

@@ -137,7 +137,7 @@ def test_global_generators(start: Any, where: str) -> None:
         assert np.random.random() == np.random.RandomState(seed).random()  # noqa: NPY002
     assert drawn[0] == drawn[1]
     values = [value for draws in drawn[1:] for worker in draws for value in worker]
-    assert len(set(values)) == len(values) == 2 * 2 * 6
+    assert len(set(values)) == len(values) == 2 * 2 * 4
 
 
 @pytest.mark.parametrize("where", PLACES)
@@ -178,6 +178,14 @@ def test_memory_that_is_written_here(
         assert pool.ask(0, "read") == [7, 8, 9]
         assert "is started again" in capfd.readouterr().err
     memory.close()
+    other = pool.allocate(N)
+    assert pool.ask(1, "echo") == (1,)
+    pool.call_all("map", other)
+    pool.ask(1, "write", 1, 5)
+    assert np.frombuffer(other.buffer, np.uint8).tolist() == [0, 5, 0]
+    if where == "ray":
+        assert list(pool._memories.values()) == [other]  # type: ignore[attr-defined]
+    other.close()
 
 
 @pytest.mark.parametrize("where", PLACES)

@@ -34,6 +34,7 @@ from maze_train.learner.config import Progress, Schedule, scheduled_value
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import ActionMasking
+from maze_train.nets.population import find_normalizer
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.describe import check_same_spaces
 from maze_train.spaces.tensors import flat_space_of
@@ -78,6 +79,7 @@ class OffPolicy(Trainer):
         self.replay_buffers = replay_buffers
         self.gradient_steps = 0
         self._initial_policy = initial_policy
+        self._has_statistics = find_normalizer(self.model) is not None
         self._stored = self.stored
         # Those among the stored transitions that gradient steps are due for.
         self._learned_from = 0
@@ -103,7 +105,8 @@ class OffPolicy(Trainer):
         self._stored += steps
         if not self._fills_buffer:
             self._learned_from += steps
-        self.learners.foreach_learner(lambda learner: learner.observe(rollouts))  # type: ignore[attr-defined]  # an OffPolicyLearner
+        if self._has_statistics:  # else rollouts would go to every learner for nothing
+            self.learners.foreach_learner(lambda learner: learner.observe(rollouts))  # type: ignore[attr-defined]  # an OffPolicyLearner
         statistics.record(ReplayEvents.size, float(self.stored))
         statistics.record(TimeEvents.collect_s, time.perf_counter() - started - update_s)
         statistics.record(TimeEvents.env_s, self.collector.env_s)
