@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import importlib
 import math
 import os
 import re
@@ -169,6 +170,12 @@ class Job:
     def _is_here(self) -> bool:
         """Whether this is the process of the command, and not one of a job."""
         return os.getpid() == self._pid
+
+    def preload(self) -> None:
+        """Import what training needs; processes that are forked from this one need not do so."""
+        for name in ("maze_train.run.runner", "torch.utils.tensorboard"):
+            with suppress(ImportError):  # jobs report what is missing
+                importlib.import_module(name)
 
     def note(self, record: JobRecord) -> None:
         """Keep what became of a job; of a sweep it is written at once."""

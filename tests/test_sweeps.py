@@ -221,6 +221,18 @@ def test_an_interrupted_sweep_is_continued(
     assert [json.loads(path.read_text())["env_steps"] for path in summaries] == [256, 256, 256]
 
 
+def test_parallel_jobs_are_forked_after_the_imports(
+    maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes longest is imported once, by the process of the command."""
+    name = "torch.utils.tensorboard"
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    maze_run.train = lambda config: float(name in sys.modules)
+    assert maze_run(*SWEEP, *LOCAL, "seed=0,1") == 0
+    rows = (maze_run.folder / "s/jobs.csv").read_text().splitlines()[1:]
+    assert [row.split(",")[-2] for row in rows] == ["1.0", "1.0"]
+
+
 @pytest.mark.parametrize(
     ("varied", "names"),
     everyday(

@@ -437,6 +437,8 @@ class LocalLauncher(Launcher):
 
     def _jobs(self, ended: Callable[[StartedJob], None], count: int) -> Any:
         """Return the object that runs a number of jobs."""
+        if count > 1:
+            self._task.preload()
         return JobProcesses(ended, self._n_jobs, self._gpus)
 
     def _job(self, number: int, overrides: Sequence[str]) -> ProcessJob:
