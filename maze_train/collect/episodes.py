@@ -115,6 +115,17 @@ class FinishedEpisodes:
             statistics.record_many(events.episode_return_mean.of_owner(agent), returns)
 
 
+def return_of_team(team: Sequence[str], returns: Mapping[str, Sequence[float] | Array]) -> Array:
+    """Returns of a team in each episode, `[n]`: sums over its agents.
+
+    Args:
+        team: Names of its agents.
+        returns: Returns of agents in each episode.
+    """
+    found: Array = np.sum([np.asarray(returns[agent]) for agent in team], axis=0)
+    return found
+
+
 def spread(values: Sequence[float] | Array) -> tuple[float, float, float, float]:
     """Mean, deviation (divided by n), least and largest of some numbers; NaN of none."""
     if not len(values):

@@ -11,7 +11,7 @@ import torch
 
 from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
 from maze_train.collect.config import SNAPSHOT, OpponentsConfig
-from maze_train.collect.episodes import FinishedEpisodes
+from maze_train.collect.episodes import FinishedEpisodes, return_of_team
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, EventInterface, Statistics
 from maze_train.core.types import Array, Tensor, TensorTree, tree_map
@@ -32,6 +32,8 @@ RATING_SCALE = 400.0
 class League:
     """A policy and its snapshots: draws opponents, and rates them by the results of episodes.
 
+    Agents of a team are played together: by the policy, or by one snapshot.
+
     Ratings are those of Elo: who has R_a points against R_b is expected to get
     1 / (1 + 10^((R_b - R_a) / 400)) of a point, and 16 times what the result is above that is added
     to R_a and taken from R_b. Weights of `by_strength` are those of prioritised fictitious
@@ -43,6 +45,7 @@ class League:
         agents: Numbers of its agents.
         config: Settings.
         seed: Seed of what is drawn.
+        teams: Number of the team of each of these agents, from 0; None: each is a team by itself.
 
     Attributes:
         snapshots: The snapshots by number, the oldest first.
@@ -50,9 +53,15 @@ class League:
     """
 
     def __init__(
-        self, policy: str, agents: Sequence[int], config: OpponentsConfig, seed: int
+        self,
+        policy: str,
+        agents: Sequence[int],
+        config: OpponentsConfig,
+        seed: int,
+        teams: Sequence[int] | None = None,
     ) -> None:
         self.policy, self.agents, self.config = policy, list(agents), config
+        self.teams = list(range(len(agents)) if teams is None else teams)
         self.snapshots: dict[int, Any] = {}
         self.rating = 0.0
         self._generator = torch.Generator().manual_seed(seed)
@@ -109,7 +118,7 @@ class League:
 
     def draw(self, count: int) -> Tensor:
         """Seats of the agents in that many new episodes, `[count, A]` float32."""
-        size = len(self.agents)
+        size = max(self.teams) + 1
         against = torch.rand(count, generator=self._generator) < self.config.share
         own = torch.randint(size, (count,), generator=self._generator)
         weights = torch.tensor([self._weight(key) for key in self.snapshots])
@@ -119,7 +128,7 @@ class League:
         seats = torch.tensor(list(self.snapshots))[drawn].view(count, size) + OWN + 1
         seats[torch.arange(count), own] = OWN
         seats[~against] = OWN
-        return seats.float()
+        return seats[:, self.teams].float()
 
     def _weight(self, number: int) -> float:
         if self.config.draw == "latest":
@@ -135,8 +144,8 @@ class League:
         """Record the result of an episode; returns the points against each snapshot in it.
 
         Args:
-            seats: Who acted for each agent of the policy.
-            returns: Their returns.
+            seats: Who acted for each team with agents of the policy.
+            returns: The returns of these teams.
         """
         own = [value for seat, value in zip(seats, returns, strict=True) if seat == OWN]
         found: list[float] = []
@@ -178,7 +187,10 @@ class League:
 
 
 def leagues_of(
-    model: JointModel, opponents: Mapping[str, OpponentsConfig], seed_of: Callable[[str], int]
+    model: JointModel,
+    opponents: Mapping[str, OpponentsConfig],
+    seed_of: Callable[[str], int],
+    teams: Sequence[Sequence[str]],
 ) -> list[League]:
     """The leagues of the policies that play against their snapshots.
 
@@ -186,19 +198,30 @@ def leagues_of(
         model: The policies, and who acts with which.
         opponents: Settings by id of the policy.
         seed_of: Gives the seed of a named stream of random numbers.
+        teams: Agents of each team.
 
     Raises:
-        ConfigError: If a policy has no second agent that a snapshot could play.
+        ConfigError: If a policy has no agent in a second team that a snapshot could play.
     """
     agents, leagues = list(model.agents), []
     for policy, config in opponents.items():
         members = model.members[policy]
-        if len(members) < 2:
-            problem = f"snapshots need a second agent of {policy}; it has {', '.join(members)}"
+        own = teams_with(members, teams)
+        if len(own) < 2:
+            problem = (
+                f"snapshots need a second agent of {policy}, in another team; it has "
+                f"{', '.join(members)}"
+            )
             raise ConfigError(f"policies.{policy}.opponents", problem, config.draw)
         seats = [agents.index(agent) for agent in members]
-        leagues.append(League(policy, seats, config, seed_of(f"league/{policy}")))
+        numbers = [next(i for i, team in enumerate(own) if agent in team) for agent in members]
+        leagues.append(League(policy, seats, config, seed_of(f"league/{policy}"), numbers))
     return leagues
+
+
+def teams_with(members: Sequence[str], teams: Sequence[Sequence[str]]) -> list[Sequence[str]]:
+    """The teams in which some agents are."""
+    return [team for team in teams if not set(team).isdisjoint(members)]
 
 
 class LeagueModel:
@@ -335,6 +358,7 @@ class LeagueCollector:
         leagues: The leagues.
         learners: They get a frozen module for each snapshot.
         epoch_length: Updates per epoch, one rollout each.
+        teams: Agents of each team.
         module_ids: Modules of the checkpoint from which the run continues; those of snapshots are
             made, and get their weights with it.
     """
@@ -346,8 +370,10 @@ class LeagueCollector:
         leagues: Sequence[League],
         learners: LearnerGroup,
         epoch_length: int,
+        teams: Sequence[Sequence[str]],
         module_ids: Iterable[str] = (),
     ) -> None:
+        self._teams = teams
         self._collector, self._leagues, self._learners = collector, leagues, learners
         self._acting = LeagueModel(model, leagues)
         self._agents = list(model.agents)
@@ -391,12 +417,15 @@ class LeagueCollector:
         """Points of the policies in the episodes that ended, which come in the order of time."""
         over = rollout.ended if rollout.valid is None else rollout.ended & rollout.valid
         found: dict[str, list[float]] = {}
-        for number, row in enumerate(seats[over].tolist()):
-            for league in self._leagues:
-                own = [row[i] for i in league.agents]
-                names = [self._agents[i] for i in league.agents]
-                returns = [episodes.agent_returns[agent][number] for agent in names]
-                points = league.note(own, returns)
+        played = [dict(zip(self._agents, row, strict=True)) for row in seats[over].tolist()]
+        for league in self._leagues if played else ():
+            members = [self._agents[i] for i in league.agents]
+            teams = teams_with(members, self._teams)
+            totals = [return_of_team(team, episodes.agent_returns).tolist() for team in teams]
+            firsts = [next(agent for agent in team if agent in members) for team in teams]
+            for number, seat_of in enumerate(played):
+                own = [seat_of[agent] for agent in firsts]
+                points = league.note(own, [total[number] for total in totals])
                 others = [seat for seat in own if int(seat) - OWN - 1 in league.snapshots]
                 for seat, point in zip(others, points, strict=False):
                     for owner in (league.policy, league.module_id(int(seat) - OWN - 1)):

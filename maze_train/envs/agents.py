@@ -22,7 +22,7 @@ from gymnasium import spaces
 from maze_train.core.errors import EnvError, SpaceError
 from maze_train.envs.monitoring import gives_state
 from maze_train.envs.vector import Array, masked_writer, row_writer, zeroed_columns
-from maze_train.spaces.agents import AGENT_RETURNS, REWARDS, AgentSpaces
+from maze_train.spaces.agents import AGENT_RETURNS, REWARDS, TEAMS, AgentSpaces, partition
 from maze_train.spaces.describe import FlatView, is_mask_key
 from maze_train.spaces.masks import mask_layout
 
@@ -63,9 +63,11 @@ class MultiAgentEnv(ABC):
             `/`.
         metadata: As gymnasium has it: `render_modes`, `render_fps`.
         render_mode: Kind of result of `render`, as in gymnasium.
+        teams: Agents of each team, by any name, as in `env.teams`.
     """
 
     possible_agents: Sequence[str]
+    teams: Mapping[str, Sequence[str]] = MappingProxyType({})
     metadata: Mapping[str, Any] = MappingProxyType({})
     render_mode: str | None = None
 
@@ -102,7 +104,8 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
 
     It works with workers, exact resume, time limits, evaluation and recording, as any environment
     does. `maze_train.spaces.agents` says what its observations and actions are, with agents in the
-    order of `possible_agents`, which `metadata["agents"]` holds as well. Before its first
+    order of `possible_agents`, which `metadata["agents"]` holds as well; `metadata["teams"]` has
+    the agents of each team, one that is in no team as a team by itself. Before its first
     observation an agent is shown something of its space (as near to 0 as it may be, all actions
     legal). The reward is the mean of the rewards over all possible agents, so one that is given to
     all of them counts once. When no one acts, the episode is truncated if the episode of an agent
@@ -128,6 +131,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         self.env = env
         self.agents = agents = checked_names(env.possible_agents)
         self.metadata = {**env.metadata, "agents": agents}
+        self.set_teams(env.teams)
         self.render_mode = env.render_mode
         each = AgentSpaces(
             {agent: env.observation_space(agent) for agent in agents},
@@ -178,6 +182,14 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         is_over = not self._acting
         ends = is_over and not self._was_cut, is_over and self._was_cut
         return obs, total / len(self.agents), *ends, self._infos(turn)
+
+    def set_teams(self, teams: Mapping[str, Sequence[str]]) -> None:
+        """Set the teams: names or patterns of their members, see `env.teams`.
+
+        Raises:
+            ConfigError: If a name is of no agent, or an agent is in two teams.
+        """
+        self.metadata = {**self.metadata, TEAMS: partition(teams, self.agents)}
 
     def render(self) -> Any:
         """Return what the environment renders."""

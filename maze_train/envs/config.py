@@ -52,6 +52,10 @@ class EnvConfig:
     max_episode_steps: int | None = None
     """Steps after which an episode is truncated, >= 1 (inside of `wrappers`), turns where there are
     several agents; null: as registered, and no limit for an own environment."""
+    teams: dict[str, list[str]] = field(default_factory=dict)
+    """Agents of each team, by any name: names of agents, or patterns (`{red: ["red_*"], blue:
+    ["blue_*"]}`). Members of a team are not opponents: who won is decided by the sum of their
+    returns. Empty: the teams of the environment, or none."""
 
     def __post_init__(self) -> None:
         """Check what can be checked before the environment is built.
@@ -67,6 +71,9 @@ class EnvConfig:
             raise ConfigError("device", problem, self.device)
         if self.max_episode_steps is not None:
             check_at_least("max_episode_steps", self.max_episode_steps, 1)
+        if self.teams and self.backend != "gymnasium":
+            problem = f"environments of env.backend={self.backend} have one agent; leave it out"
+            raise ConfigError("teams", problem, list(self.teams))
         for name in ("wrappers", "training_wrappers"):
             self._check_wrappers(name)
 

@@ -12,6 +12,7 @@ from gymnasium import spaces
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.core.targets import TARGET, Given, build_target, locate, maker_of
+from maze_train.envs.agents import JointEnv
 from maze_train.envs.atari import (
     STACKED_SCREENS,
     AtariPreprocessing,
@@ -167,6 +168,17 @@ def env_name(config: EnvConfig) -> str:
 
 def make(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Build the environment that the settings name, without wrappers."""
+    env = _made(config)
+    if config.teams:
+        joint = env.unwrapped
+        if not isinstance(joint, JointEnv):
+            problem = "the environment has one agent; leave it out"
+            raise ConfigError("env.teams", problem, list(config.teams))
+        joint.set_teams(config.teams)
+    return env
+
+
+def _made(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     if config.backend == "tensor":
         from maze_train.simulators.simulator import SimulatorEnv  # needs PyTorch
 

@@ -27,6 +27,7 @@ from maze_train.collect.agents import (
 )
 from maze_train.collect.collector import ActingModel, RecurrentModel
 from maze_train.collect.episode_player import ModelAgent, SlotAgent
+from maze_train.collect.episodes import return_of_team
 from maze_train.collect.fixed_policies import fixed_policy
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
@@ -42,19 +43,13 @@ from maze_train.envs.stepped import EnvSlots
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.nets.joint import JointModel, acting_alone
 from maze_train.run.saved_policies import SavedPolicy, read_saved_policy, read_source, score_of
-from maze_train.spaces.agents import REWARDS, AgentSpaces, agent_spaces
+from maze_train.spaces.agents import REWARDS, TEAMS, AgentSpaces, agent_spaces, matching
 from maze_train.spaces.describe import check_same_spaces
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import RANDOM_OPPONENT, PolicyConfig
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept
-from maze_train.training.models import (
-    check_id,
-    is_trainable,
-    matching,
-    modules_of,
-    policies_of_agents,
-)
+from maze_train.training.models import check_id, is_trainable, modules_of, policies_of_agents
 
 
 @dataclass(frozen=True)
@@ -360,17 +355,19 @@ def _agent_of(
 
 
 class OpponentEvaluator(RolloutEvaluator):
-    """Plays n episodes in each seat against each opponent, and reports who won.
+    """Plays n episodes in the seats of each team against each opponent, and reports who won.
 
-    An opponent plays all other agents that it can; the rest keep their policies. A larger return
-    than those of all that the opponent plays wins an episode, a smaller one than any of them loses
-    it, and else it is a draw.
+    The policies that are judged play all agents of one team, which is a single agent unless the
+    environment has teams. An opponent plays all other agents that it can; the rest keep their
+    policies. The sum of the returns of a team counts: larger than those of all teams in which the
+    opponent plays is a win, smaller than any of them a loss, and else it is a draw.
 
     Args:
         make_env: See `RolloutEvaluator`.
-        n_episodes: Episodes in each seat against each opponent, >= 1.
+        n_episodes: Episodes in the seats of each team against each opponent, >= 1.
         opponents: The models by agent that an opponent can play, by its name.
-        seats: Agents that the policies which are judged play, one at a time.
+        teams: Agents of each team.
+        seats: Teams that the policies which are judged play, one at a time.
         **kwargs: Further arguments of `RolloutEvaluator`.
     """
 
@@ -379,11 +376,12 @@ class OpponentEvaluator(RolloutEvaluator):
         make_env: Callable[[int], MazeVectorEnv],
         n_episodes: int,
         opponents: Mapping[str, Mapping[str, nn.Module]],
-        seats: Sequence[str],
+        teams: Sequence[Sequence[str]],
+        seats: Sequence[Sequence[str]],
         **kwargs: Any,
     ) -> None:
         super().__init__(make_env, n_episodes, **kwargs)
-        self._opponents, self._seats = opponents, list(seats)
+        self._opponents, self._teams, self._seats = opponents, teams, seats
 
     def evaluate(self, policy: ActingModel | RecurrentModel) -> dict[str, float]:
         """Play; metrics are `<prefix>/vs_<name>/return_mean`, `win_rate` and so on."""
@@ -394,11 +392,11 @@ class OpponentEvaluator(RolloutEvaluator):
                 results = [
                     self._play_seat(seat, policy, models, env)
                     for seat in self._seats
-                    if models.keys() - {seat}
+                    if models.keys() - set(seat)
                 ]
-                own, best = (np.concatenate(column) for column in zip(*results, strict=True))
+                means, own, best = map(np.concatenate, zip(*results, strict=True))
                 found = {
-                    "return_mean": own.mean(),
+                    "return_mean": means.mean(),
                     "win_rate": (own > best).mean(),
                     "draw_rate": (own == best).mean(),
                     "loss_rate": (own < best).mean(),
@@ -408,14 +406,16 @@ class OpponentEvaluator(RolloutEvaluator):
         return metrics
 
     def _play_seat(
-        self, seat: str, policy: Any, models: Mapping[str, nn.Module], env: MazeVectorEnv
-    ) -> tuple[Array, Array]:
-        """Returns of the policy in a seat, and the best ones of the others, `[n]`."""
+        self, seat: Sequence[str], policy: Any, models: Mapping[str, nn.Module], env: MazeVectorEnv
+    ) -> tuple[Array, Array, Array]:
+        """Mean return of the agents of a team, its return, and the best one of others, `[n]`."""
         own = {agent: policy.by_policy[owner] for agent, owner in policy.agents.items()}
-        others = models.keys() - {seat}
+        others = models.keys() - set(seat)
         chosen = {agent: models[agent] if agent in others else own[agent] for agent in own}
         *_, returns = self._play(acting_alone(chosen), env)
-        return returns[seat], np.max([returns[agent] for agent in others], axis=0)
+        total = return_of_team(seat, returns)
+        against = [return_of_team(team, returns) for team in self._teams if others & set(team)]
+        return total / len(seat), total, np.max(against, axis=0)
 
 
 MOST_TURNS, ENOUGH = 1_000, 10
@@ -489,10 +489,14 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
         problem = "the environment has one agent; leave it out"
         raise ConfigError("evaluation.opponents", problem, list(settings.opponents))
     owners = policies_of_agents(spaces, config.policies)
+    with closing(builder.context.env_factory.for_evaluation()()) as env:
+        teams = env.metadata[TEAMS]
     seats = [
-        agent
-        for agent, owner in owners.items()
-        if is_trainable(owner, config.policies, config.policies_to_train)
+        team
+        for team in teams
+        if any(
+            is_trainable(owners[agent], config.policies, config.policies_to_train) for agent in team
+        )
     ]
     opponents = {}
     for name, source in settings.opponents.items():
@@ -505,13 +509,17 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
             for agent, policy in named.items()
             if policy.fits
         }
-        if not any(opponents[name].keys() - {seat} for seat in seats):
-            problem = f"no agent other than one that learns can play it; agents: {', '.join(named)}"
+        if not any(opponents[name].keys() - set(seat) for seat in seats):
+            problem = (
+                "no agent other than one that learns, or of its team, can play it; agents: "
+                f"{', '.join(named)}"
+            )
             raise ConfigError(key, problem, source)
     return OpponentEvaluator(
         lambda num_envs: builder.context.make_env(num_envs, training=False),
         settings.n_episodes,
         opponents,
+        teams,
         seats,
         concurrency=settings.concurrency,
         seed=builder.context.seeds.integer("opponents"),

@@ -36,7 +36,7 @@ from maze_train.run.rollout_report import (
     RolloutSummary,
     summarise,
 )
-from maze_train.spaces.agents import agent_spaces
+from maze_train.spaces.agents import TEAMS, agent_spaces
 from maze_train.training.build_context import close_quietly
 from maze_train.training.outcome import Interruption
 
@@ -227,6 +227,7 @@ class RolloutRunner:
                 problem = f"needs the render mode {mode!r}; {has}"
                 raise ConfigError(setting[0], problem, setting[1])
             self._spaces = (env.observation_space, env.action_space)
+            self._teams = env.metadata.get(TEAMS, ())
             if config.policies:
                 self.policy = with_policies(self.policy, config, self._spaces)
             else:
@@ -301,7 +302,7 @@ class RolloutRunner:
 
     @property
     def _summary(self) -> RolloutSummary:
-        return summarise(self.episodes, self.policy.owners)
+        return summarise(self.episodes, self.policy.owners, self._teams)
 
     @property
     def _seeds(self) -> dict[str, Any]:

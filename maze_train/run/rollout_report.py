@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from maze_train.collect.episode_player import PlayedEpisode
-from maze_train.collect.episodes import spread
+from maze_train.collect.episodes import return_of_team, spread
 from maze_train.core.errors import RunDirectoryError
 from maze_train.tracking.console import Display, ProgressMode
 from maze_train.tracking.tracker import RunInfo, aligned, compact, duration, readable
@@ -104,8 +104,9 @@ class AgentSummary:
     """Number of its actions in an episode."""
 
     win_rate: float
-    """Share of episodes in which its return is larger than those of all agents with another policy;
-    NaN without such agents, as in the next two."""
+    """Share of episodes in which the return of its team, the sum over its agents, is larger than
+    those of all other teams that have an agent with another policy; NaN without such teams, as in
+    the next two. Without teams each agent is one."""
 
     draw_rate: float
     """Share of those in which it is as large as the largest one of theirs."""
@@ -115,13 +116,16 @@ class AgentSummary:
 
 
 def summarise(
-    episodes: Iterable[PlayedEpisode], owners: Mapping[str, str] = MappingProxyType({})
+    episodes: Iterable[PlayedEpisode],
+    owners: Mapping[str, str] = MappingProxyType({}),
+    teams: Sequence[Sequence[str]] = (),
 ) -> RolloutSummary:
     """The numbers over some episodes.
 
     Args:
         episodes: The episodes.
         owners: Id of the policy of each agent, where it is known.
+        teams: Agents of each team, where there are several agents.
     """
     episodes = list(episodes)
     whole = [episode for episode in episodes if not episode.lost]
@@ -133,23 +137,30 @@ def summarise(
         *spread([episode.episode_return for episode in whole]),
         *spread([float(episode.length) for episode in whole]),
         float(np.mean(reported)) if reported else math.nan,
-        _summaries_of_agents(whole, owners),
+        _summaries_of_agents(whole, owners, teams),
     )
 
 
 def _summaries_of_agents(
-    episodes: Sequence[PlayedEpisode], owners: Mapping[str, str]
+    episodes: Sequence[PlayedEpisode], owners: Mapping[str, str], teams: Sequence[Sequence[str]]
 ) -> dict[str, AgentSummary]:
     agents = episodes[0].agent_returns if episodes else {}
     returns = {a: np.array([episode.agent_returns[a] for episode in episodes]) for a in agents}
+    totals = {tuple(team): return_of_team(team, returns) for team in teams or zip(agents)}
     found: dict[str, AgentSummary] = {}
-    for agent, own in returns.items():
-        others = [returns[a] for a in agents if owners.get(a) != owners.get(agent)]
+    for agent in agents:
+        policy = owners.get(agent)
+        own = next(total for team, total in totals.items() if agent in team)
+        others = [
+            total
+            for team, total in totals.items()
+            if agent not in team and any(owners.get(a) != policy for a in team)
+        ]
         best = np.max(others, axis=0) if others else np.full(len(own), math.nan)
         rates = (own > best, own == best, own < best)
         found[agent] = AgentSummary(
-            owners.get(agent),
-            *spread(own),
+            policy,
+            *spread(returns[agent]),
             float(np.mean([episode.agent_turns[agent] for episode in episodes])),
             *(float(rate.mean()) if others else math.nan for rate in rates),
         )

@@ -14,16 +14,22 @@ and actions a Dict with the action of each agent; only those of agents that act 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
+from maze_train.core.errors import ConfigError, did_you_mean, nearest
+
 AGENTS, ACTS, REWARDS = "agents", "acts", "rewards"
 TERMINATED, TRUNCATED = "terminated", "truncated"
 AGENT_RETURNS = "agent_returns"
 """Key of an info: the sum of rewards of each agent since the reset."""
+TEAMS = "teams"
+"""Key of the metadata of an environment: the names of its agents by team."""
 FLAGS = (ACTS, TERMINATED, TRUNCATED)
 
 
@@ -79,4 +85,50 @@ def agent_spaces(
         return None
     return AgentSpaces(
         {name: observations[name] for name in action_space.spaces}, dict(action_space.spaces)
+    )
+
+
+def matching(pattern: str, agents: Sequence[str]) -> list[str]:
+    """The agent of a name, which may look like a pattern, else those that match the pattern."""
+    return [pattern] if pattern in agents else [a for a in agents if fnmatchcase(a, pattern)]
+
+
+def agents_named(pattern: str, key: str, agents: Sequence[str]) -> list[str]:
+    """The agents that a name or pattern in the settings means.
+
+    Raises:
+        ConfigError: If there is none; `key` is the setting.
+    """
+    found = matching(pattern, agents)
+    if not found:
+        hint = did_you_mean(nearest(pattern, agents, count=1), "", " ")
+        problem = f"no such agent; {hint}there are: {', '.join(agents)}"
+        raise ConfigError(key, problem, pattern)
+    return found
+
+
+def partition(
+    teams: Mapping[str, Sequence[str]], agents: Sequence[str]
+) -> tuple[tuple[str, ...], ...]:
+    """Return the teams of all agents; an agent that no team names is a team by itself.
+
+    Args:
+        teams: Names or patterns of the members of each team.
+        agents: Names of all agents; members and teams are in their order.
+
+    Raises:
+        ConfigError: If a name is of no agent, or an agent is in two teams.
+    """
+    owners = {agent: ("", agent) for agent in agents}
+    for team, members in teams.items():
+        key = f"env.teams.{team}"
+        for agent in (agent for name in members for agent in agents_named(name, key, agents)):
+            before = owners[agent]
+            if before[0] not in ("", team):
+                problem = f"{agent} is in the team {before[0]} already; an agent has one team"
+                raise ConfigError(key, problem, list(members))
+            owners[agent] = (team, "")
+    return tuple(
+        tuple(agent for agent in agents if owners[agent] == owner)
+        for owner in dict.fromkeys(owners.values())
     )

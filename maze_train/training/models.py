@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from fnmatch import fnmatchcase
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -14,7 +13,7 @@ from torch import nn
 
 from maze_train.collect.config import SNAPSHOT
 from maze_train.collect.fixed_policies import fixed_policy
-from maze_train.core.errors import ConfigError, did_you_mean, nearest
+from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import Seeds
 from maze_train.core.targets import locate
 from maze_train.core.types import Tensor
@@ -22,7 +21,7 @@ from maze_train.learner.learner import Learner
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.joint import JointModel, build_centralized
-from maze_train.spaces.agents import AgentSpaces, agent_spaces
+from maze_train.spaces.agents import AgentSpaces, agent_spaces, agents_named
 from maze_train.spaces.describe import space_to_dict
 from maze_train.training.config import AlgorithmConfig, PolicyConfig
 
@@ -53,7 +52,7 @@ def policies_of_agents(spaces: AgentSpaces, policies: Mapping[str, PolicyConfig]
     found: dict[str, str] = {}
     for policy, config in policies.items():
         for pattern in config.agents:
-            for agent in _agents_of(pattern, f"policies.{policy}.agents", spaces):
+            for agent in agents_named(pattern, f"policies.{policy}.agents", spaces.agents):
                 if found.setdefault(agent, policy) != policy:
                     problem = f"{agent} has the policy {found[agent]} already; expected one each"
                     raise ConfigError(f"policies.{policy}.agents", problem, config.agents)
@@ -84,20 +83,6 @@ def check_id(policy: str) -> None:
 
 def _is_id(name: str) -> bool:
     return bool(name) and not MARKS.search(name) and not hasattr(nn.ModuleDict, name)
-
-
-def matching(pattern: str, agents: Sequence[str]) -> list[str]:
-    """The agent of a name, which may look like a pattern, else those that match the pattern."""
-    return [pattern] if pattern in agents else [a for a in agents if fnmatchcase(a, pattern)]
-
-
-def _agents_of(pattern: str, key: str, spaces: AgentSpaces) -> list[str]:
-    found = matching(pattern, spaces.agents)
-    if not found:
-        hint = did_you_mean(nearest(pattern, spaces.agents, count=1), "", " ")
-        problem = f"no such agent; {hint}there are: {', '.join(spaces.agents)}"
-        raise ConfigError(key, problem, pattern)
-    return found
 
 
 def _check_same_spaces(policy: str, agents: list[str], spaces: AgentSpaces) -> None:

@@ -13,7 +13,15 @@ from torch import nn
 
 from maze_train.collect.config import OpponentsConfig
 from maze_train.collect.episodes import FinishedEpisodes
-from maze_train.collect.league import OWN, League, LeagueCollector, LeagueEpisodes, LeagueModel
+from maze_train.collect.league import (
+    OWN,
+    League,
+    LeagueCollector,
+    LeagueEpisodes,
+    LeagueModel,
+    leagues_of,
+)
+from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 from maze_train.data.rollout import Rollout
 from maze_train.distributions.mapping import distribution_for
@@ -61,6 +69,26 @@ def test_ratings_by_hand() -> None:
     assert own.rating == pytest.approx(7.632, abs=1e-3)
     assert own.note([OWN, OWN], [1.0, -1.0]) == []
     assert own.note([OWN, 9.0], [1.0, -1.0]) == []
+
+
+def test_a_team_is_played_by_one() -> None:
+    """Agents 0 and 2, and 1 and 3; a result counts once, for the returns of teams."""
+    own = League("main", [0, 1, 2, 3], OpponentsConfig(share=0.75), seed=3, teams=[0, 1, 0, 1])
+    for _ in range(2):
+        own.add(lambda module_id: module_id)
+    seats = own.draw(4000)
+    assert seats[:, :2].equal(seats[:, 2:])
+    against = seats[(seats != OWN).any(1)]
+    assert len(against) == pytest.approx(3000, abs=100)
+    assert ((against == OWN).sum(1) == 2).all()
+    model = JointModel({"main": Fixed(1, 0), "goalie": Fixed(1, 0)}, TEAMMATES)
+    (found,) = leagues_of(model, {"main": OpponentsConfig()}, lambda _: 0, [list("abc"), ["d"]])
+    assert (found.agents, found.teams) == ([0, 2, 3], [0, 0, 1])
+    with pytest.raises(ConfigError, match="a second agent of main, in another team; it has a"):
+        leagues_of(model, {"main": OpponentsConfig()}, lambda _: 0, [list("acd"), ["b"]])
+
+
+TEAMMATES = {"a": "main", "b": "goalie", "c": "main", "d": "main"}
 
 
 def test_what_is_reported() -> None:
@@ -210,7 +238,7 @@ def test_turns_of_snapshots_are_left_out_and_episodes_count() -> None:
         get_weights=lambda: {"main": {}}, add_module=lambda *_, **__: Fixed(2, 0)
     )
     own, steps = League("main", [0, 1], OpponentsConfig(share=0.8), seed=2), Steps()
-    collector = LeagueCollector(steps, model, [own], learners, epoch_length=2)  # type: ignore[arg-type]
+    collector = LeagueCollector(steps, model, [own], learners, 2, ["a", "b"])  # type: ignore[arg-type]
     _, episodes = collector.collect(model)
     seats = torch.stack(steps.seats)
     assert seats[0].equal(seats[1])

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from maze_train import MultiAgentEnv, Turn
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 class Script(MultiAgentEnv):
@@ -234,3 +234,25 @@ class Rochambeau(MultiAgentEnv):
 
     def observe(self) -> dict[str, Any]:
         return {agent: np.ones(1, np.float32) for agent in self.possible_agents}
+
+
+class Pairs(Rochambeau):
+    """Two against two choose 0 or 1 at once; the pair with the larger sum wins, both of it."""
+
+    possible_agents: Sequence[str] = ("red_0", "blue_0", "red_1", "blue_1")
+    teams: Mapping[str, Sequence[str]] = {"red": ["red_*"], "blue": ["blue_*"]}
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        red, blue = (sum(int(actions[f"{team}_{i}"]) for i in (0, 1)) for team in ("red", "blue"))
+        won = float(np.sign(red - blue))
+        rewards = {agent: won if "red" in agent else -won for agent in actions}
+        return Turn(self.observe(), rewards, terminated=self.possible_agents)
+
+
+class Loners(Pairs):
+    """The same game without teams."""
+
+    teams: Mapping[str, Sequence[str]] = {}

@@ -38,6 +38,13 @@ class TakesOne:
         return 0
 
 
+class AlwaysOne(TakesOne):
+    """Takes action 1."""
+
+    def act(self, observation: Any) -> int:
+        return 1
+
+
 class CountsTurns(TakesOne):
     """Takes one stone of a heap, and knows how many turns it had in the episode."""
 

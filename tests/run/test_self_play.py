@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_envs import Peek
+from agent_envs import Loners, Pairs, Peek
 from cases import everyday
 from short_runs import rows, short_run, written_config
+from toy_envs import here
 
-from maze_train import ConfigError
+from maze_train import ConfigError, EnvConfig, EnvFactory
+from maze_train.collect.fixed_policies import fixed_policy
+from maze_train.core.targets import Given
+from maze_train.nets.joint import JointModel
+from maze_train.run.policies import OpponentEvaluator
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -95,6 +100,70 @@ def test_policies_play_against_others_after_each_evaluation() -> None:
     for source, problem in problems.items():
         with pytest.raises(ConfigError, match=rf"evaluation\.opponents\.old .*{problem}"):
             run("other", **{**more, "evaluation.opponents": {"random": "random", "old": source}})
+
+
+def fixed(action: int) -> Any:
+    """A model that takes the same action of a pair always."""
+    own = {"_target_": Given(lambda *_: lambda _: action)}
+    return fixed_policy(own, "own", Pairs().observation_space(""), Pairs().action_space(""))
+
+
+PAIRS = [["red_0", "red_1"], ["blue_0", "blue_1"]]
+
+
+@pytest.mark.parametrize(
+    ("env", "named", "teams", "wins"),
+    [
+        (Pairs, {}, PAIRS, 1.0),
+        (Loners, {"red": ["red_1", "red_0"], "blue": ["blue*"]}, PAIRS, 1.0),
+        (Loners, {"red": ["red_*"]}, [PAIRS[0], ["blue_0"], ["blue_1"]], 1 / 3),
+        (Loners, {}, [["red_0"], ["blue_0"], ["red_1"], ["blue_1"]], 0.0),
+    ],
+)
+def test_members_of_a_team_are_no_opponents(env: Any, named: Any, teams: Any, wins: float) -> None:
+    """A pair that always plays 1 beats a pair that plays 0, in each seat of both pairs.
+
+    Without teams the opponent plays the other member of the pair as well, which is a draw.
+    """
+    factory = EnvFactory(EnvConfig(target=Given(env), teams=named))
+    assert factory().metadata["teams"] == tuple(map(tuple, teams))
+    judged = JointModel({"main": fixed(1)}, dict.fromkeys(env.possible_agents, "main"))
+    foes = {"zero": dict.fromkeys(env.possible_agents, fixed(0))}
+    evaluator = OpponentEvaluator(lambda n: here([factory] * n), 3, foes, teams, teams)
+    metrics = evaluator.evaluate(judged)
+    evaluator.close()
+    assert metrics == {
+        "eval/vs_zero/win_rate": pytest.approx(wins),
+        "eval/vs_zero/draw_rate": pytest.approx(1.0 - wins),
+        "eval/vs_zero/loss_rate": 0.0,
+        "eval/vs_zero/return_mean": 1.0,
+    }
+
+
+def test_teams_in_training() -> None:
+    """A league draws a pair, and evaluation plays in the seats of both; `env.teams` may say so."""
+    policies = {"main": {"agents": ["*"], "opponents": {"add_every": 1, "share": 1.0}}}
+    settings: dict[str, Any] = {
+        "env": {"_target_": "agent_envs.Loners"},
+        "policies": policies,
+        "env.teams": {"red": ["red*"], "blue": ["blue*"]},
+        "total_steps": 256,
+        "evaluation.n_episodes": 5,
+    }
+    row = short_run("pairs", "ppo", **settings).history[-1]
+    assert {f"eval/vs_random/{name}_rate" for name in ("win", "draw", "loss")} <= row.keys()
+    assert row["league/main/episodes"] == row["train/episodes"], "one result in each episode"
+    wrong: dict[str, Any] = {
+        "red_2": r"env\.teams\.red = 'red_2': no such agent; did you mean red_",
+        "blue_0": r"env\.teams\.blue .*blue_0 is in the team red already",
+        "*": r"policies\.main\.opponents .*a second agent of main, in another team",
+    }
+    for name, problem in wrong.items():
+        teams = {"red": ["red_0", name], **({"blue": ["blue_0"]} if name == "blue_0" else {})}
+        with pytest.raises(ConfigError, match=problem):
+            short_run("other", "ppo", **{**settings, "env.teams": teams})
+    with pytest.raises(ConfigError, match=r"env\.teams .*the environment has one agent"):
+        short_run("other", "ppo", **{"env.teams": {"red": ["*"]}}, total_steps=32)
 
 
 class PeekWithNames(Peek):

@@ -112,6 +112,21 @@ def test_agents_with_one_policy_win_nothing_against_each_other() -> None:
     assert summary("all")["agents"]["left"]["win_rate"] is None
 
 
+def test_a_pair_wins_together() -> None:
+    """Rates compare sums of teams, and a team with the same policy only is no opponent."""
+    teams = {"red": ["red_*"], "blue": ["blue_*"]}
+    for env, named in (("Pairs", {}), ("Loners", teams)):
+        ones = {"_target_": "own_policies.AlwaysOne"}
+        policies = {
+            "ones": {"agents": ["red_*"], "source": ones},
+            "zeros": {"agents": ["b*"], "source": ONE},
+        }
+        given = {"env": {"_target_": f"agent_envs.{env}", "teams": named}, "output_dir": env}
+        play(policies=policies, **given, **TRUST)
+        rates = {name: own["win_rate"] for name, own in summary(env)["agents"].items()}
+        assert rates == {"red_0": 1.0, "blue_0": 0.0, "red_1": 1.0, "blue_1": 0.0}
+
+
 @pytest.mark.parametrize(
     "more",
     everyday(1, [{}, RECURRENT, {"model.centralized_critic": True}]),
