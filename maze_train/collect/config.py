@@ -23,7 +23,8 @@ class OpponentsConfig:
 
     at_win_rate: float = 0.0
     """Share of points against the snapshots, since the last one was added, at which the next one
-    is: 1 for an episode with a larger return than the opponent, 0.5 for an equal one; 0: never."""
+    is: 1 for an episode with a larger return than the opponent (of its team, see `env.teams`), 0.5
+    for an equal one; 0: never."""
 
     least_episodes: int = 50
     """Episodes against snapshots that this share needs. >= 1."""

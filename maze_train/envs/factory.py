@@ -170,11 +170,12 @@ def make(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     """Build the environment that the settings name, without wrappers."""
     env = _made(config)
     if config.teams:
-        joint = env.unwrapped
-        if not isinstance(joint, JointEnv):
-            problem = "the environment has one agent; leave it out"
-            raise ConfigError("env.teams", problem, list(config.teams))
-        joint.set_teams(config.teams)
+        with closed_on_error([env]):
+            joint = env.unwrapped
+            if not isinstance(joint, JointEnv):
+                problem = "the environment has one agent; leave it out"
+                raise ConfigError("env.teams", problem, list(config.teams))
+            joint.set_teams(config.teams)
     return env
 
 

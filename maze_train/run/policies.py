@@ -43,7 +43,7 @@ from maze_train.envs.stepped import EnvSlots
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.nets.joint import JointModel, acting_alone
 from maze_train.run.saved_policies import SavedPolicy, read_saved_policy, read_source, score_of
-from maze_train.spaces.agents import REWARDS, TEAMS, AgentSpaces, agent_spaces, matching
+from maze_train.spaces.agents import REWARDS, AgentSpaces, agent_spaces, matching, teams_in
 from maze_train.spaces.describe import check_same_spaces
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import RANDOM_OPPONENT, PolicyConfig
@@ -455,11 +455,12 @@ def rewards_cancel(env: gymnasium.Env[Any, Any], seed: int) -> bool:
     """Whether the rewards of several agents add up to 0 in every turn of some random episodes.
 
     Args:
-        env: An environment; with one agent they do not.
+        env: An environment; with one agent, or one team, they do not.
         seed: Root seed of the episodes, >= 0.
     """
     spaces = env.observation_space, env.action_space
-    if agent_spaces(*spaces) is None:
+    several = agent_spaces(*spaces)
+    if several is None or len(teams_in(env.metadata, several.agents)) < 2:
         return False
     policy, is_over, n_found = UniformPolicy(*spaces), True, 0
     policy.reset(seed)
@@ -490,7 +491,7 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
         raise ConfigError("evaluation.opponents", problem, list(settings.opponents))
     owners = policies_of_agents(spaces, config.policies)
     with closing(builder.context.env_factory.for_evaluation()()) as env:
-        teams = env.metadata[TEAMS]
+        teams = teams_in(env.metadata, spaces.agents)
     seats = [
         team
         for team in teams
@@ -511,7 +512,7 @@ def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> O
         }
         if not any(opponents[name].keys() - set(seat) for seat in seats):
             problem = (
-                "no agent other than one that learns, or of its team, can play it; agents: "
+                "no agent other than one that learns can play it, in another team; agents: "
                 f"{', '.join(named)}"
             )
             raise ConfigError(key, problem, source)

@@ -36,7 +36,7 @@ from maze_train.run.rollout_report import (
     RolloutSummary,
     summarise,
 )
-from maze_train.spaces.agents import TEAMS, agent_spaces
+from maze_train.spaces.agents import agent_spaces, teams_in
 from maze_train.training.build_context import close_quietly
 from maze_train.training.outcome import Interruption
 
@@ -227,7 +227,8 @@ class RolloutRunner:
                 problem = f"needs the render mode {mode!r}; {has}"
                 raise ConfigError(setting[0], problem, setting[1])
             self._spaces = (env.observation_space, env.action_space)
-            self._teams = env.metadata.get(TEAMS, ())
+            several = agent_spaces(*self._spaces)
+            self._teams = teams_in(env.metadata, several.agents) if several else ()
             if config.policies:
                 self.policy = with_policies(self.policy, config, self._spaces)
             else:

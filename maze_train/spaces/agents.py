@@ -132,3 +132,14 @@ def partition(
         tuple(agent for agent in agents if owners[agent] == owner)
         for owner in dict.fromkeys(owners.values())
     )
+
+
+def teams_in(metadata: Mapping[str, Any], agents: Sequence[str]) -> Sequence[Sequence[str]]:
+    """The teams that the metadata of an environment names; without any, each agent is one.
+
+    Args:
+        metadata: The metadata.
+        agents: Names of all agents.
+    """
+    found: Sequence[Sequence[str]] = metadata.get(TEAMS) or [(agent,) for agent in agents]
+    return found

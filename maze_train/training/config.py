@@ -252,10 +252,11 @@ class EvaluationConfig:
     keys and called with the policy; the numbers that it returns appear among the metrics."""
 
     opponents: dict[str, Any] = field(default_factory=dict)
-    """Policies by name against which those that learn play after each evaluation, in every seat,
-    `n_episodes` each: `{first: <run>, random: random}`, as in `policies.<id>.source`; metrics are
-    `eval/vs_<name>/win_rate`, `draw_rate`, `loss_rate` and `return_mean`. Empty: `{random: random}`
-    where rewards of several agents cancel and `metric` is not set, else none."""
+    """Policies by name against which those that learn play after each evaluation, in every seat
+    (that of an agent, or those of a team, see `env.teams`), `n_episodes` each: `{first: <run>,
+    random: random}`, as in `policies.<id>.source`; metrics are `eval/vs_<name>/win_rate`,
+    `draw_rate`, `loss_rate` and `return_mean`. Empty: `{random: random}` where rewards of several
+    agents cancel and `metric` is not set, else none."""
 
     def __post_init__(self) -> None:
         convert_fields(self)

@@ -19,7 +19,7 @@ from maze_train.core.targets import locate
 from maze_train.learner.config import Progress
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.joint import JointModel
-from maze_train.spaces.agents import TEAMS
+from maze_train.spaces.agents import teams_in
 from maze_train.training.build_context import BuildContext
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.events import TimeEvents
@@ -111,7 +111,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
             policy, own = next(iter(opponents.items()))
             problem = "snapshots play where the learner acts; expected runner.envs_per_actor=0"
             raise ConfigError(f"policies.{policy}.opponents", problem, own.draw)
-        teams = self.env.metadata[TEAMS]
+        teams = teams_in(self.env.metadata, list(model.agents))
         leagues = leagues_of(model, opponents, context.seeds.integer, teams)
         checkpoint = context.read_checkpoint()
         saved = checkpoint.state["learners"]["learner"]["modules"] if checkpoint else ()
