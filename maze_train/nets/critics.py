@@ -83,9 +83,15 @@ class EnsembleMLP(nn.Module):
             inputs = outputs
 
     def _layers(self) -> list[tuple[Tensor, Tensor]]:
-        # Reading attributes goes through a slow look-up of nn.Module.
-        parameters = list(self._parameters.values())
-        return list(zip(parameters[::2], parameters[1::2], strict=True))  # type: ignore[arg-type]  # each exists
+        return [
+            (self._parameter(f"weight_{i}"), self._parameter(f"bias_{i}"))
+            for i in range(self._n_hidden + 1)
+        ]
+
+    def _parameter(self, name: str) -> Tensor:
+        # nn.Module looks attributes up slowly, but a parametrization or a norm is one of them.
+        found: Any = self._parameters.get(name)
+        return getattr(self, name) if found is None else found
 
     def forward(self, x: Tensor, first: int | None = None) -> Tensor:
         """Outputs, `[E, N, output_size]`, of inputs `[N, inputs]`: of all networks or the first."""

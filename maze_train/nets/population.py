@@ -22,7 +22,7 @@ import torch
 from torch import nn
 
 from maze_train.core.types import Array, Tensor, TensorTree, tree_map
-from maze_train.nets.blocks import MLP, activation
+from maze_train.nets.blocks import MLP, activation, is_hooked
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import Policy, PolicyModel
 from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
@@ -143,6 +143,7 @@ class BatchedPolicy:
             type(model) is PolicyModel
             and model.rnn is None
             and type(model.policy) is Policy
+            and not is_hooked(model.policy)
             and is_plain(model.policy.net)
             and (model.trunk is None or is_plain(model.trunk))
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from torch.amp import custom_bwd, custom_fwd
 from torch.autograd.function import once_differentiable
 
 from maze_train.core.types import Tensor
-from maze_train.nets.blocks import is_traced
+from maze_train.nets.blocks import is_stock, is_traced
 from maze_train.nets.config import RecurrentConfig
 
 CLOSED = -1e4
@@ -64,7 +65,6 @@ class RecurrentNetwork(nn.Module):
 
     def _weights(self) -> list[tuple[Tensor, ...]]:
         """Weights of each layer: weights of input and state, biases of input and state."""
-        # Reading `layers.weight_ih_l0` goes through a slow attribute look-up of nn.Module.
         flat: list[Tensor] = list(self.layers._parameters.values())  # type: ignore[arg-type]  # no None
         return [tuple(flat[i : i + 4]) for i in range(0, len(flat), 4)]
 
@@ -79,6 +79,8 @@ class RecurrentNetwork(nn.Module):
             Features `[N, H]` and states after the step `[N, S]`.
         """
         parts = torch.split(state, self.output_size, dim=-1)
+        if self._is_changed:
+            return self._call(x, parts)
         new_parts = []
         for i, weights in enumerate(self._weights()):
             if self.is_lstm:
@@ -88,6 +90,21 @@ class RecurrentNetwork(nn.Module):
                 x = torch.gru_cell(x, parts[i], *weights)
                 new_parts.append(x)
         return x, torch.cat(new_parts, dim=-1)
+
+    @property
+    def _is_changed(self) -> bool:
+        """Whether the layers have to be called."""
+        return not is_stock(self.layers, nn.LSTM if self.is_lstm else nn.GRU)
+
+    def _call(self, x: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+        """`step` by a call of the layers."""
+        if self.is_lstm:
+            found, (h, c) = self.layers(x[None], (torch.stack(parts[::2]), torch.stack(parts[1::2])))
+            new_parts = [part for pair in zip(h, c, strict=True) for part in pair]
+        else:
+            found, h = self.layers(x[None], torch.stack(parts))
+            new_parts = list(h)
+        return found[0], torch.cat(new_parts, dim=-1)
 
     def sequence(self, x: Tensor, state: Tensor, resets: Tensor) -> Tensor:
         """L time steps of n environments: the loop of `step`, with states set to zero at resets.
@@ -101,7 +118,7 @@ class RecurrentNetwork(nn.Module):
         Returns:
             Features, `[L, n, H]`.
         """
-        if is_traced(x):
+        if is_traced(x) or self._is_changed:
             rows = []
             for row, keep in zip(x, resets.logical_not().unsqueeze(-1), strict=True):
                 features, state = self.step(row, state * keep)

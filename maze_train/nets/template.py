@@ -13,7 +13,7 @@ from torch import nn
 
 from maze_train.core.errors import SpaceError
 from maze_train.core.types import Tensor, TensorTree
-from maze_train.nets.blocks import MLP, ImageEncoder
+from maze_train.nets.blocks import MLP, ImageEncoder, is_hooked, is_stock
 from maze_train.nets.config import ModelConfig
 from maze_train.spaces.describe import holds_images, is_image
 
@@ -236,12 +236,14 @@ class TemplateNet(nn.Module):
 def is_plain(module: nn.Module) -> bool:
     """Whether a template network, or a part of one, has linear layers on vectors and choices only.
 
-    Types are compared exactly: a subclass may compute something else.
+    Types are compared exactly: a subclass may compute something else. So may a module with hooks.
     """
+    if is_hooked(module):
+        return False
     if type(module) is TemplateNet:
         return is_plain(module.encoder) and is_plain(module.layers)
     if type(module) is DictEncoder:
         return all(map(is_plain, [*module.encoders, *module.branches]))
     if type(module) is MLP:
-        return all(type(layer) is nn.Linear for layer in module.layers)
+        return all(is_stock(layer, nn.Linear) for layer in module.layers)
     return type(module) in (BoxEncoder, OneHotEncoder)

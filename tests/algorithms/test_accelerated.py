@@ -194,6 +194,16 @@ def test_other_families_and_settings_are_left_to_autograd():
     assert by_hand(learner) == {"default"}
 
 
+@pytest.mark.parametrize("part", ["policy", "policy.net", "policy.net.encoder", "critic.layers"])
+def test_hooked_modules_are_left_to_autograd(part):
+    """Gradients by hand pass their calls by; that the layers are looked at, test_changed_layers."""
+    learner = make_learner()
+    hook = learner.modules["default"].get_submodule(part).register_forward_hook(lambda *_: None)
+    assert by_hand(learner) == set()
+    hook.remove()
+    assert by_hand(learner) == {"default"}
+
+
 @pytest.mark.parametrize("method", OWN_METHODS)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_method_of_ones_own_turns_it_off(algorithm, method):

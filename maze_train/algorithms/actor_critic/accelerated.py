@@ -20,6 +20,7 @@ from maze_train.core.types import Tensor, TensorTree
 from maze_train.learner.config import number
 from maze_train.learner.faster import LossesByHand
 from maze_train.nets.actor_critic import ActorCriticModel, ValueHead
+from maze_train.nets.blocks import is_hooked
 from maze_train.nets.mlp_gradients import (
     Backward,
     add_row_sum,
@@ -53,6 +54,7 @@ class ActorCriticByHand(LossesByHand):
             self._knows_the_losses(module_id)
             and (type(model), type(policy), type(head)) == (ActorCriticModel, Policy, ValueHead)
             and (model.rnn, head.support) == (None, None)
+            and not any(map(is_hooked, model.modules()))
             and all(map(has_gradients_by_hand, (policy.net, model.critic)))
             and (model.trunk is None or has_gradients_by_hand(model.trunk))
             and (model.trunk is None or not model.critic_keys)
