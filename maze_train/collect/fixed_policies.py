@@ -206,9 +206,11 @@ class _UniformActions:
         }
         return as_tree(actions, "" not in actions)
 
-    def mode(self, params: Tensor) -> TensorTree:
-        """One of the actions, which all are as probable as each other: the middle of intervals."""
-        return self.sample(params, params.new_full((*params.shape[:-1], self.noise_size), 0.5))
+    def mode(self, params: Tensor, noise: Tensor | None = None) -> TensorTree:
+        """An action, all of which are equally probable: of `noise`, or the middle of intervals."""
+        if noise is None:
+            noise = params.new_full((*params.shape[:-1], self.noise_size), 0.5)
+        return self.sample(params, noise)
 
     def to_env(self, actions: Any) -> TensorTree:
         """As the family does it."""

@@ -19,6 +19,7 @@ from maze_train.core.files import fsync_directory
 from maze_train.core.targets import import_extra
 from maze_train.core.types import Array, ArrayTree, as_tree, leaves_by_key
 from maze_train.data.trajectories import Trajectory
+from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.stepped import EnvSlots
 from maze_train.spaces.describe import flat_spaces
 
@@ -233,7 +234,7 @@ def frames_per_second(env: gymnasium.Env[Any, Any]) -> float:
     Raises:
         EnvError: If it is no number > 0.
     """
-    found = env.metadata.get("render_fps")
+    found = metadata_of(env).get("render_fps")
     if found is None:
         return DEFAULT_FPS
     is_number = isinstance(found, (int, float, np.number)) and not isinstance(found, bool)

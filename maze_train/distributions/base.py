@@ -68,7 +68,11 @@ class ActionSampler(Protocol):
         ...
 
     def mode(self, params: Tensor) -> TensorTree:
-        """The most probable actions, as the agent has them."""
+        """The most probable actions, as the agent has them.
+
+        If a family has the attribute `always_draws = True`, its actions are random in any case, and
+        it takes the noise of `draw_noise` as a second argument.
+        """
         ...
 
     def to_env(self, actions: Any) -> TensorTree:

@@ -20,7 +20,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze_train.core.errors import EnvError, SpaceError
-from maze_train.envs.monitoring import gives_state
+from maze_train.envs.monitoring import gives_state, metadata_of
 from maze_train.envs.vector import Array, masked_writer, row_writer, zeroed_columns
 from maze_train.spaces.agents import AGENT_RETURNS, REWARDS, TEAMS, AgentSpaces, partition
 from maze_train.spaces.describe import FlatView, is_mask_key
@@ -130,7 +130,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     def __init__(self, env: MultiAgentEnv) -> None:
         self.env = env
         self.agents = agents = checked_names(env.possible_agents)
-        self.metadata = {**env.metadata, "agents": agents}
+        self.metadata = {**metadata_of(env), "agents": agents}
         self.set_teams(env.teams)
         self.render_mode = env.render_mode
         each = AgentSpaces(

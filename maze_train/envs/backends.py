@@ -25,6 +25,7 @@ from maze_train.core.notices import notify
 from maze_train.core.targets import Given, import_extra, maker_of
 from maze_train.envs.atari import register_atari
 from maze_train.envs.config import EnvConfig
+from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.registered import build_failure, missing_dependency, registered_failure
 from maze_train.envs.stepped import closed_on_error
 from maze_train.spaces.autoreset import AutoresetMode
@@ -321,10 +322,10 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
     Raises:
         EnvError: If it declares none, or an unknown one.
     """
-    # its own environment without metadata shares the dict of the base class, where ale-py
+    # An environment without metadata of its own shares the dict of the base class, where ale-py
     # writes the mode of the environment that it built last.
     shared = env.metadata is VectorEnv.metadata
-    declared = None if shared else env.metadata.get("autoreset_mode")
+    declared = None if shared else metadata_of(env).get("autoreset_mode")
     if declared is None:
         declared = getattr(env.unwrapped, "autoreset_mode", None)
     for mode in AutoresetMode:

@@ -29,6 +29,7 @@ from maze_train.envs.faults import (
     non_finite_rewards,
     non_finite_rows,
 )
+from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.stepped import close_all, closed_on_error
 from maze_train.envs.vector import (
     Array,
@@ -187,7 +188,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         self.simulator = getattr(env, "simulator", None)
         self.offers_own_state = self.simulator is not None and self.simulator.has_lasting_state
         n = env.num_envs
-        metadata = {**env.metadata, "monitored": atari_training}
+        metadata = {**metadata_of(env), "monitored": atari_training}
         if frame_stack is not None:
             metadata["frame_stack"] = frame_stack
         self._describe(env.single_observation_space, env.single_action_space, n, metadata)

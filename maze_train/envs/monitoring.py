@@ -57,7 +57,7 @@ class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        self.metadata = {**env.metadata, MONITORED: True}
+        self.metadata = {**metadata_of(env), MONITORED: True}
         self._return = 0.0
         self._length = 0
 
@@ -86,18 +86,23 @@ class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return report
 
 
+def metadata_of(env: Any) -> Mapping[str, Any]:
+    """The metadata of an environment; empty if its class has none, or None."""
+    return getattr(env, "metadata", None) or {}
+
+
 def described_metadata(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
     """The metadata of an environment, with `frame_stack` and `monitored` as they hold outside.
 
     A stack counts only where nothing around it changes observations: no
     `gymnasium.ObservationWrapper` lies outside, and the space of the leaf is still the same.
     """
-    metadata = dict(env.metadata)
+    metadata = dict(metadata_of(env))
     declared = metadata.pop(FRAME_STACK, {})
     layer: Any = env
     changed = False
     while isinstance(layer, gymnasium.Wrapper) and (
-        layer.env.metadata.get(FRAME_STACK) is env.metadata.get(FRAME_STACK)
+        metadata_of(layer.env).get(FRAME_STACK) is metadata_of(env).get(FRAME_STACK)
     ):
         changed = changed or isinstance(layer, gymnasium.ObservationWrapper)
         layer = layer.env

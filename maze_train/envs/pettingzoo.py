@@ -20,7 +20,7 @@ from gymnasium import spaces
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, nearest
 from maze_train.core.targets import import_extra
 from maze_train.envs.agents import JointEnv, MultiAgentEnv, Turn, check_mapping, shortened
-from maze_train.envs.monitoring import MaskOfInfo, mask_size
+from maze_train.envs.monitoring import MaskOfInfo, mask_size, metadata_of
 from maze_train.envs.stepped import closed_on_error
 from maze_train.spaces.agents import TEAMS
 from maze_train.spaces.describe import MASK_KEY
@@ -97,7 +97,7 @@ class PettingZooAgents(MultiAgentEnv):
         self.env = env
         self.possible_agents: Sequence[str] = tuple(env.possible_agents)
         # The attribute is declared by PettingZoo's classes, and not set.
-        self.metadata: Mapping[str, Any] = dict(getattr(env, "metadata", None) or {})
+        self.metadata: Mapping[str, Any] = dict(metadata_of(env))
         self.teams: Mapping[str, Sequence[str]] = self.metadata.get(TEAMS, {})
         self.render_mode: str | None = getattr(env, "render_mode", None)
         self._over: set[str] = set()

@@ -90,8 +90,11 @@ class EnsembleMLP(nn.Module):
 
     def _parameter(self, name: str) -> Tensor:
         # nn.Module looks attributes up slowly, but a parametrization or a norm is one of them.
-        found: Any = self._parameters.get(name)
-        return getattr(self, name) if found is None else found
+        found: Tensor | None = self._parameters.get(name)
+        if found is None:
+            found = getattr(self, name)
+        assert found is not None
+        return found
 
     def forward(self, x: Tensor, first: int | None = None) -> Tensor:
         """Outputs, `[E, N, output_size]`, of inputs `[N, inputs]`: of all networks or the first."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -96,10 +95,12 @@ class RecurrentNetwork(nn.Module):
         """Whether the layers have to be called."""
         return not is_stock(self.layers, nn.LSTM if self.is_lstm else nn.GRU)
 
-    def _call(self, x: Tensor, parts: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def _call(self, x: Tensor, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """`step` by a call of the layers."""
         if self.is_lstm:
-            found, (h, c) = self.layers(x[None], (torch.stack(parts[::2]), torch.stack(parts[1::2])))
+            found, (h, c) = self.layers(
+                x[None], (torch.stack(parts[::2]), torch.stack(parts[1::2]))
+            )
             new_parts = [part for pair in zip(h, c, strict=True) for part in pair]
         else:
             found, h = self.layers(x[None], torch.stack(parts))

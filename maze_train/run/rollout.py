@@ -25,6 +25,7 @@ from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_files import TrajectoryWriter
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
+from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.stepped import close_all
 from maze_train.learner.modules import torch_threads
 from maze_train.run.policies import chosen_policy, with_policies
@@ -223,7 +224,7 @@ class RolloutRunner:
             raise ConfigError(setting[0], problem, setting[1]) from error
         try:
             if mode is not None and env.render_mode != mode:
-                has = f"{env_name(self.env_config)} has {env.metadata.get('render_modes')}"
+                has = f"{env_name(self.env_config)} has {metadata_of(env).get('render_modes')}"
                 problem = f"needs the render mode {mode!r}; {has}"
                 raise ConfigError(setting[0], problem, setting[1])
             self._spaces = (env.observation_space, env.action_space)

@@ -250,10 +250,37 @@ def playground(name: str, kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
 def gymnax(name: str, kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
     """An environment of gymnax (Lange 2022), and its limit of steps."""
     env, params = import_extra("gymnax", EXTRA, f"gymnax:{name}").make(name)
-    limit = kwargs.get("max_steps_in_episode", params.max_steps_in_episode)
+    return gymnax_functions(env, params, kwargs)
+
+
+GYMNAX = ("default_params", "reset_env", "step_env")
+"""Attributes by which an environment has the interface of gymnax."""
+
+GYMNAX_LIMITS = ("max_steps_in_episode", "max_timesteps")
+"""Parameters that limit the steps of an episode: of gymnax, and of Craftax."""
+
+
+def is_gymnax(env: Any) -> bool:
+    """Whether an environment has the interface of gymnax, as those of Craftax have."""
+    return all(hasattr(env, name) for name in GYMNAX)
+
+
+def gymnax_functions(
+    env: Any, params: Any, changes: Mapping[str, Any]
+) -> tuple[GymnaxFunctions, int | None]:
+    """A functional environment from one of gymnax, and its limit of steps.
+
+    Args:
+        env: The environment.
+        params: Its parameters.
+        changes: Values of some parameters.
+    """
+    params = params.replace(**changes)
+    name = next((name for name in GYMNAX_LIMITS if hasattr(params, name)), None)
+    if name is None:
+        return GymnaxFunctions(env, params), None
     # Its own limit would end episodes as if the state were terminal: it is never reached.
-    params = params.replace(**{**kwargs, "max_steps_in_episode": 2**30})
-    return GymnaxFunctions(env, params), int(limit)
+    return GymnaxFunctions(env, params.replace(**{name: 2**30})), int(getattr(params, name))
 
 
 class GymnaxState(NamedTuple):

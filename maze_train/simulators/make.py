@@ -10,7 +10,12 @@ import torch
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.core.targets import maker_of
-from maze_train.simulators.functional import SUITES, FunctionalSimulator
+from maze_train.simulators.functional import (
+    SUITES,
+    FunctionalSimulator,
+    gymnax_functions,
+    is_gymnax,
+)
 from maze_train.simulators.simulator import Simulator
 from maze_train.simulators.tensors import TensorSimulator
 
@@ -48,6 +53,8 @@ def make_simulator(
         env, limit = from_suite(env_id, kwargs)
     else:
         env, limit = built(target or "", kwargs, num_envs, device, max_episode_steps, at_most), None
+        if is_gymnax(env):
+            env, limit = gymnax_functions(env, env.default_params, {})
     if not hasattr(env, "num_envs") and hasattr(env, "reset") and hasattr(env, "step"):
         limits = [max_episode_steps or getattr(env, "max_episode_steps", limit), at_most]
         limit = min((steps for steps in limits if steps), default=None)

@@ -6,12 +6,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from agent_envs import Heaps
 from cases import sweep
 from gymnasium import spaces
-from gymnasium.vector import AutoresetMode
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_envs import ALL, FORKS, OTHER_MODES, PLACES, CountingEnv, here
 
+from maze_train.collect.recording import frames_per_second
 from maze_train.core.errors import EnvError, SpaceError
+from maze_train.envs.agents import JointEnv
+from maze_train.envs.backends import autoreset_mode
+from maze_train.envs.monitoring import MonitoringWrapper
+from maze_train.envs.wrappers import ObservationStackWrapper
 
 pytestmark = FORKS
 
@@ -90,6 +96,29 @@ def test_unusual_forms_give_the_same_numbers(forms, make):
     (expected,) = numbers(here([Odd]))
     with make([lambda k=k: Odd(**k) for k in forms]) as vector:
         assert numbers(vector) == [expected] * len(forms)
+
+
+class NoMetadata(CountingEnv):
+    """Some packages set it to None (robosuite, shimmy)."""
+
+    metadata = None
+
+
+@pytest.mark.parametrize("make", PLACES)
+def test_environments_without_metadata(make):
+    """Alone, in wrappers that extend it, of several agents, in vector environments, for videos."""
+    with make([NoMetadata]) as plain, make([CountingEnv]) as usual:
+        assert numbers(plain) == numbers(usual)
+    with make([lambda: MonitoringWrapper(ObservationStackWrapper(NoMetadata(), 2))]) as vector:
+        assert vector.monitored
+        assert vector.frame_stack == {"": 2}
+    agents = Heaps()
+    agents.metadata = None
+    assert list(JointEnv(agents).metadata) == ["agents"]
+    assert frames_per_second(NoMetadata()) == 30
+    native = SyncVectorEnv([CountingEnv])  # which tells its mode by an attribute as well
+    native.metadata = None
+    assert autoreset_mode(native) is AutoresetMode.NEXT_STEP
 
 
 REFUSED = [

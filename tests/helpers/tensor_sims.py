@@ -69,6 +69,37 @@ class PointState(NamedTuple):
     metrics: Any
 
 
+class GymnaxPoint:
+    """The same in the style of gymnax and Craftax: spaces are methods, functions give keys."""
+
+    class Params(NamedTuple):
+        """Parameters, which limit episodes as those of Craftax do."""
+
+        max_timesteps: int = 6
+
+        def replace(self, **changes):
+            return self._replace(**changes)
+
+    default_params = Params()
+
+    def __init__(self):
+        self._point = Point()
+
+    def observation_space(self, params):
+        return spaces.Box(-np.inf, np.inf, (2,), np.float32)
+
+    def action_space(self, params):
+        return spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def reset_env(self, key, params):
+        state = self._point.reset(key)
+        return state.obs, state
+
+    def step_env(self, key, state, action, params):
+        state = self._point.step(state, action)
+        return state.obs, state, state.reward, state.done, {}
+
+
 class Point:
     """Functional, in the style of Brax: the action moves a point, which falls off at 1."""
 

@@ -44,10 +44,12 @@ class Doubled(nn.Module):
 
 
 def replace_by_adapter(layers, i):
+    """Put an adapter in the place of a layer."""
     layers[i] = Adapter(layers[i])
 
 
 def double_forward(layers, i):
+    """Give a layer another `forward`."""
     layer = layers[i]
     layer.forward = lambda x: 2 * type(layer).forward(layer, x)
 

@@ -44,6 +44,17 @@ def test_functional_episodes_are_those_of_a_loop():
     assert min(ends.values()) > 3
 
 
+def test_a_class_with_the_interface_of_gymnax():
+    """Its limit truncates; the observations are those of its functions."""
+    simulator = make_simulator(None, "tensor_sims.GymnaxPoint", {}, 3)
+    first = simulator.reset(0)
+    back = torch.full((3, 1), -10.0)  # the points stay where they are
+    steps = [simulator.step(back) for _ in range(6)]
+    torch.testing.assert_close(steps[4].obs[:, 0], first[:, 0])
+    assert [bool(step.truncated.all()) for step in steps] == [False] * 5 + [True]
+    assert not any(step.terminated.any() for step in steps)
+
+
 def test_a_functional_state_continues_exactly():
     """As it was saved, in another simulator; one of another size is refused."""
     one, other = (make_simulator(None, "tensor_sims.Point", {}, 3) for _ in range(2))
