@@ -267,6 +267,12 @@ class TrainConfig:
                 f"{name} needs one learner: its workers do the work; expected 1",
             ),
             (
+                "learner_group.device",
+                learners.device,
+                learners.device not in (None, "cpu", "auto") and not algorithm.uses_accelerators,
+                f"{name} has no gradients of networks that a GPU could compute; expected cpu",
+            ),
+            (
                 "learner_group.queue_size",
                 learners.queue_size,
                 learners.queue_size and not algorithm.can_learn_meanwhile,

@@ -15,7 +15,7 @@ from maze_train.core.events import Event, Statistics
 from maze_train.core.targets import function_of
 from maze_train.core.types import Tensor
 from maze_train.learner.components import load_state, merged, read, select, state_of, write
-from maze_train.learner.config import Progress, Schedule, gradient_settings
+from maze_train.learner.config import Freeze, Progress, Schedule, gradient_settings
 from maze_train.learner.faster import FasterLosses
 from maze_train.learner.modules import (
     DEFAULT_MODULE,
@@ -197,7 +197,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """Take the steps of an update, if there are modules that learn, and end it."""
         if module_ids:
             steps = GradientSteps(self)
-            precision = getattr(self.config, "matmul_precision", "highest")
+            precision = getattr(self.config, "matmul_precision", None)
             with matmul_precision(precision), self.modules.in_training(module_ids):
                 shares = (self.part.take(self.shard, minibatch) for minibatch in minibatches)
                 self._take_steps(shares, steps, self.part.begin(statistics))
@@ -245,7 +245,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, before everything: learning rates, frozen parameters, schedules."""
         self.modules.set_schedules(progress)
-        held = self.held_parameters(progress)
+        held = self.modules.frozen_parameters(self.freeze_rules(), progress.updates)
         rates: dict[str, float] = {}
         for (module_id, _), optimizer in self.optimizers.items():
             optimizer.hold(held)
@@ -497,13 +497,13 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             ConfigError: If the name is taken, or another optimizer owns one of the parameters.
         """
         check_free(self.optimizers, module_id, name, params)
-        config = self.config_of(module_id)
+        config, factors = self.config_of(module_id), self.settings.lr_factors
         if any(p.requires_grad for p in params):
             self.optimizers[module_id, name] = ModuleOptimizer(
                 params,
                 optimizer,
                 lr_or_lr_schedule,
-                groups=self.modules.grouped(module_id, params, self.settings),
+                groups=self.modules.grouped(module_id, params, factors, self.freeze_rules()),
                 lr_scheduler=gradient_settings(config).lr_scheduler,
                 clipping=(config.max_grad_norm, getattr(config, "grad_clip_by", "global_norm")),
             )
@@ -527,9 +527,9 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """All optimizers of a module with their names, in the order of registration."""
         return [(name, o) for (owner, name), o in self.optimizers.items() if owner == module_id]
 
-    def held_parameters(self, progress: Progress) -> list[nn.Parameter]:
-        """The parameters that do not change in the next update: those of `algorithm.freeze`."""
-        return self.modules.frozen_parameters(self.settings.freeze, progress.updates)
+    def freeze_rules(self) -> Sequence[Freeze]:
+        """The parameters that do not learn, and when: those of `algorithm.freeze`."""
+        return self.settings.freeze
 
     # -- state -----------------------------------------------------------------------------------
 

@@ -87,20 +87,21 @@ def autocast(device: torch.device, name: str) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def matmul_precision(name: str) -> Iterator[None]:
+def matmul_precision(name: str | None) -> Iterator[None]:
     """Compute products of float32 matrices with this precision in the block.
 
     Args:
         name: `highest`: float32; `high`: factors rounded to TensorFloat-32 or to two bfloat16
             numbers each, where the device can; `medium`: factors rounded to bfloat16. Sums are
-            float32.
+            float32. None: the precision that is set in PyTorch.
 
     Raises:
         ConfigError: If there is no such precision; PyTorch would only warn.
     """
-    check_one_of("precision", name, ("highest", "high", "medium"))
     before = torch.get_float32_matmul_precision()
-    if name == before:
+    if name is not None:
+        check_one_of("precision", name, ("highest", "high", "medium"))
+    if name in (None, before):
         yield
         return
     torch.set_float32_matmul_precision(name)
@@ -337,22 +338,25 @@ class LearnerModules(dict[str, nn.Module]):
         ]
 
     def grouped(
-        self, module_id: str, params: Sequence[nn.Parameter], settings: GradientSettings
+        self,
+        module_id: str,
+        params: Sequence[nn.Parameter],
+        lr_factors: Mapping[str, float],
+        rules: Sequence[Freeze],
     ) -> list[tuple[float, list[nn.Parameter]]]:
         """Parameters of a module in groups, each with its factor of the learning rate.
 
-        Parameters have a group in common if they have the factor of the learning rate in common,
-        and are named by the same entries of `freeze`.
+        Parameters share a group if they have the same factor and the same rules freeze them.
         """
         names = {id(param): name for name, param in self[module_id].named_parameters()}
         groups: dict[tuple[float, tuple[int, ...]], list[nn.Parameter]] = {}
         for param in params:
             name = names.get(id(param), "")
-            factors = (factor for key, factor in settings.lr_factors.items() if matches(key, name))
+            factors = (factor for key, factor in lr_factors.items() if matches(key, name))
             factor = next(factors, 1.0)
             frozen_by = tuple(
                 i
-                for i, rule in enumerate(settings.freeze)
+                for i, rule in enumerate(rules)
                 if any(matches(pattern, name) for pattern in rule.params)
             )
             groups.setdefault((factor, frozen_by), []).append(param)

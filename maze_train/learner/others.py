@@ -49,6 +49,7 @@ class ProcessModes:
     """Whether an operation that is not deterministic makes a warning, instead of an error."""
 
     detect_anomaly: bool
+    matmul_precision: str
 
     @classmethod
     def here(cls, threads: int = 0) -> ProcessModes:
@@ -58,6 +59,7 @@ class ProcessModes:
             torch.are_deterministic_algorithms_enabled(),
             torch.is_deterministic_algorithms_warn_only_enabled(),
             torch.is_anomaly_enabled(),
+            torch.get_float32_matmul_precision(),
         )
 
     def take_on(self) -> None:
@@ -68,6 +70,7 @@ class ProcessModes:
             os.environ.setdefault(CUBLAS, REPEATABLE)
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
         torch.autograd.set_detect_anomaly(self.detect_anomaly)
+        torch.set_float32_matmul_precision(self.matmul_precision)
 
 
 class LearnerWorker:

@@ -385,6 +385,9 @@ class SoftActorCriticModel(PolicyAndCritics):
         **others: Likewise.
     """
 
+    has_temperatures: bool = False
+    """Whether temperatures were set or loaded."""
+
     _continuous: Tensor
     _choices: Tensor
 
@@ -392,12 +395,19 @@ class SoftActorCriticModel(PolicyAndCritics):
         super().__init__(*parts, **others)
         self.log_temperatures = nn.Parameter(torch.zeros(len(self.actions.part_keys)))
         """Logarithm of the temperature of each part of the action."""
+        self.register_load_state_dict_post_hook(_note_temperatures)
 
         kinds = list(zip(self.actions.parts, self.actions.is_discrete, strict=True))
         continuous = [i for i, (_, is_discrete) in enumerate(kinds) if not is_discrete]
         choices = [i for i, (part, _) in enumerate(kinds) for _ in range(part.num_choices)]
         self.register_buffer("_continuous", torch.tensor(continuous).long(), persistent=False)
         self.register_buffer("_choices", torch.tensor(choices).long(), persistent=False)
+
+    @torch.no_grad()
+    def set_temperatures(self, temperature: float) -> None:
+        """Set the temperature of every part of the action, > 0."""
+        self.log_temperatures.fill_(math.log(temperature))
+        self.has_temperatures = True
 
     def entropy_terms(self, sample: SoftSample, temperatures: Tensor) -> EntropyTerms:
         """Return the terms of the policy in the value of a state.
@@ -415,6 +425,12 @@ class SoftActorCriticModel(PolicyAndCritics):
             sample.choice_log_probs,
             temperatures[self._choices],
         )
+
+
+def _note_temperatures(model: nn.Module, incompatible: Any) -> None:
+    """Note that a model has loaded its temperatures."""
+    assert isinstance(model, SoftActorCriticModel)
+    model.has_temperatures = True
 
 
 def build_soft_actor_critic(

@@ -99,13 +99,14 @@ class TrainingRunner:
         config = self.config
         own = config.learner_group.device
         key = "learner_group.device" if own else "algorithm.device"
+        device = own or config.algorithm.device if config.algorithm.uses_accelerators else "cpu"
         return BuildContext(
             algorithm=config.algorithm,
             env=config.env,
             env_factory=EnvFactory(config.env),
             place=config.runner.place(),
             seeds=self.seeds,
-            device=find_device(own or config.algorithm.device, key),
+            device=find_device(device, key),
             concurrency=config.runner.concurrency,
             envs_per_actor=config.runner.envs_per_actor,
             learner_group=config.learner_group,

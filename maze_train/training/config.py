@@ -133,6 +133,8 @@ class AlgorithmConfig:
     has_snapshots: ClassVar[bool] = False
     """Whether policies may play against their snapshots (`policies.<id>.opponents`)."""
 
+    uses_accelerators: ClassVar[bool] = True
+    """Whether the learner may be on a GPU; otherwise `auto` is the CPU."""
     can_share_minibatches: ClassVar[bool] = True
     """Whether losses are means over samples, which several learners can share out."""
 
@@ -157,7 +159,7 @@ class AlgorithmConfig:
     counted; zero: as skip, but of a gradient only the entries that are not finite count 0."""
 
     device: str = "cpu"
-    """Device of the learner: cpu, cuda, cuda:1, mps, or auto (a GPU if there is one)."""
+    """Device of the learner: cpu, cuda, cuda:1, mps, or auto (an accelerator if there is one)."""
 
     def __post_init__(self) -> None:
         convert_fields(self)

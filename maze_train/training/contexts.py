@@ -165,7 +165,10 @@ def find_device(name: str, key: str = "algorithm.device") -> torch.device:
         ConfigError: If PyTorch does not find it.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        found = (
+            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        )
+        name = "cpu" if found is None else found.type
     try:
         device = torch.device(name)
         torch.zeros(1, device=device)

@@ -197,16 +197,17 @@ def test_burn_in_trains_the_critic_alone(algorithm, settings, shared, left_out):
     A queue may drop the first update after them.
 
     Neither weight decay nor moments move the policy, which starts as if nothing had been before.
+    The critic keeps its moments.
     """
     model, rollout, action_space = make_problem("gaussian", shared_trunk=shared)
     reference, before = copy.deepcopy(model), snapshot(model)
     rollout = replace(rollout, log_probs=rollout.log_probs if algorithm == "impala" else None)
     learner = make_learner(algorithm, model, critic_burn_in_epochs=2, **settings)
     config, generator = learner.config, torch.Generator().manual_seed(7)
+    slow = SlowLearner(reference, action_space, config)
     for progress in (2 * config.epoch_length - 1, 2 * config.epoch_length + left_out):
         is_first = progress < 2 * config.epoch_length
         row = learner.update(rollout, Progress(updates=progress)).reduce()
-        slow = SlowLearner(reference, action_space, config)
         _, steps = slow.update(rollout, orders(slow, rollout, generator), is_first)
         assert_same_weights(model, reference, before)
         assert row["train/gradient_steps"] == steps

@@ -47,6 +47,48 @@ def test_temperatures_do_not_decay():
     assert decays == {"policy": 0.5, "critics": 0.5, "temperature": 0.0}
 
 
+def trained_model():
+    """A model whose temperature is not the one of the settings."""
+    model = build_soft_actor_critic(ModelConfig(hidden_sizes=[4]), BOX, BOX, 1)
+    SACLearner(model, SACAlgorithmConfig(entropy_coef=0.3))
+    return model
+
+
+def copied(learner):
+    """A module with given weights."""
+    learner.add_module("other", trained_model().state_dict())
+
+
+def frozen_then_trained(learner):
+    """A trained module that was added frozen."""
+    model = build_soft_actor_critic(ModelConfig(hidden_sizes=[4]), BOX, BOX, 1)
+    model.load_state_dict(trained_model().state_dict())
+    learner.add_module("other", model, frozen=True)
+    learner.freeze_module("other", False)
+
+
+def given(learner):
+    """A trained module."""
+    learner.add_module("other", trained_model())
+
+
+def new(learner):
+    """An untrained module."""
+    learner.add_module("other", build_soft_actor_critic(ModelConfig(), BOX, BOX, 1))
+
+
+@pytest.mark.parametrize(
+    ("add", "expected"), [(copied, 0.3), (frozen_then_trained, 0.3), (given, 0.3), (new, 0.1)]
+)
+@pytest.mark.parametrize("entropy_tuning", [True, False])
+def test_temperatures_of_a_trained_module_are_kept(add, expected, entropy_tuning):
+    """A new module begins with those of the settings; without tuning they always count."""
+    learner = make_learner(entropy_coef=0.1, entropy_tuning=entropy_tuning)
+    add(learner)
+    temperatures = learner.model("other").log_temperatures.exp()
+    assert temperatures.item() == pytest.approx(expected if entropy_tuning else 0.1)
+
+
 def test_the_learning_rate_of_the_policy_is_reported():
     """The other two have settings of their own."""
     learner = make_learner(lr=0.01, critic_lr=0.02, entropy_coef_lr=0.03)

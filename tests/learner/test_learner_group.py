@@ -694,8 +694,9 @@ def test_threads_of_updates():
 
 @slow
 def test_all_processes_have_the_modes_of_the_first_one():
-    """Threads, deterministic algorithms, anomaly detection."""
+    """Threads, deterministic algorithms, anomaly detection, precision of products."""
     torch.use_deterministic_algorithms(True)
+    torch.set_float32_matmul_precision("high")
     try:
         with (
             torch.autograd.set_detect_anomaly(True),
@@ -704,7 +705,8 @@ def test_all_processes_have_the_modes_of_the_first_one():
             found = group.foreach_learner(lambda _: ProcessModes.here())
     finally:
         torch.use_deterministic_algorithms(False)
-    assert found == [ProcessModes(torch.get_num_threads(), True, False, True)] * 2
+        torch.set_float32_matmul_precision("highest")
+    assert found == [ProcessModes(torch.get_num_threads(), True, False, True, "high")] * 2
 
 
 # -- what several learners cannot do --------------------------------------------------------------

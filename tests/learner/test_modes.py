@@ -211,8 +211,8 @@ class Witness(LineLearner):
 def test_a_learner_takes_its_steps_with_its_precision(settings):
     """Losses, gradients and steps; not what is around them, nor anything between updates.
 
-    Full precision is the default, whatever is around it; errors of losses and gradients that are
-    not finite leave it as it was.
+    By default that is the precision outside; errors of losses and gradients that are not finite
+    leave it as it was.
     """
     torch.set_float32_matmul_precision("high")
     learner = Witness(make_module(), **settings)
@@ -223,7 +223,7 @@ def test_a_learner_takes_its_steps_with_its_precision(settings):
         with pytest.raises(error) if error else nullcontext():
             learner.update(experience, Progress())
         assert torch.get_float32_matmul_precision() == "high"
-        inside = settings.get("matmul_precision", "highest")
+        inside = settings.get("matmul_precision", "high")
         found = dict(learner.calls)
         assert found.pop("before") == "high"
         steps = {"losses"}

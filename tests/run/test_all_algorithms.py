@@ -275,6 +275,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("es", {"env": {"id": "CartPole-v1", "backend": "envpool"}}, r"env\.backend = 'envpool'"),
     ("sac", {"runner": "cloud"}, r"runner = 'cloud'"),
     ("es", {"learner_group.n_learners": 2}, "learner_group.n_learners = 2: es needs one learner"),
+    ("es", {"learner_group.device": "cuda"}, "learner_group.device = 'cuda': es has no gradients"),
     ("ppo", {"learner_group.queue_size": 1}, "learner_group.queue_size = 1: ppo acts with"),
     ("impala", {"learner_group.drop_when_full": True}, "drop_when_full = True: nothing waits"),
     ("sac", {"runner.envs_per_actor": 1}, r"runner\.envs_per_actor = 1: a2c and ppo have such"),

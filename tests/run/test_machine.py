@@ -10,7 +10,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from maze_train.training.contexts import available_disk, available_memory
+from maze_train.run.pipeline import configure, prepare
+from maze_train.run.runner import TrainingRunner
+from maze_train.training.contexts import available_disk, available_memory, find_device
 
 CPU = torch.device("cpu")
 MB = 2**20
@@ -145,3 +147,17 @@ def test_disks(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for path in (tmp_path, tmp_path / "runs" / "new", Path("runs")):
         assert available_disk(path) == MB
+
+
+@pytest.mark.parametrize("kind", [None, "meta"])
+def test_auto_is_the_accelerator_of_this_machine(monkeypatch, kind):
+    """Of any kind; the CPU without one, and for algorithms that do not use one."""
+    device = None if kind is None else torch.device(kind)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: device is not None)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: device)
+    assert find_device("auto") == (device or CPU)
+    for key in ("algorithm.device", "learner_group.device"):
+        for algorithm, expected in (("ppo", device or CPU), ("es", CPU)):
+            config = configure({"env": "CartPole-v1", "algorithm": algorithm, key: "auto"})
+            with TrainingRunner(prepare(config)) as runner:
+                assert runner.builder.context.device == expected

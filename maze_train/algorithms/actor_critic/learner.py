@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -30,7 +30,7 @@ from maze_train.functional.returns import (
     lambda_advantages,
     normalize_advantages,
 )
-from maze_train.learner.config import Progress, number
+from maze_train.learner.config import Freeze, Progress, number
 from maze_train.learner.faster import FasterLosses
 from maze_train.learner.learner import Learner
 from maze_train.learner.part import HasPolicy, HasStateValues
@@ -69,7 +69,11 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         super().__init__(*args, **kwargs)
         self._reward_scalers: dict[str, RewardScaler] = {}
         self._observed: dict[str, Rollout] = {}
-        self._updates: int | None = None
+
+    @property
+    def _burn_in_updates(self) -> int:
+        """Updates in which the critic alone learns."""
+        return self.config.critic_burn_in_epochs * self.config.epoch_length
 
     def model(self, module_id: str) -> ActorCriticModel:
         """A module under its type."""
@@ -79,24 +83,14 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Set schedules; while the critic burns in, it alone learns."""
-        burn_in_updates = self.config.critic_burn_in_epochs * self.config.epoch_length
-        self.is_burning_in = progress.updates < burn_in_updates
+        self.is_burning_in = progress.updates < self._burn_in_updates
         super().before_gradient_based_update(progress, statistics)
-        before, self._updates = self._updates, progress.updates
-        before = progress.updates - 1 if before is None else before  # a queue may drop some
-        if burn_in_updates and before < burn_in_updates <= progress.updates:
-            # The policy's moments hold weight decay at most, but their bias correction is used up:
-            # its first steps would be several times too large.
-            for optimizer in self.optimizers.values():
-                optimizer.reset()
 
-    def held_parameters(self, progress: Progress) -> list[nn.Parameter]:
-        """The parameters that stay as they are: frozen ones, and the policy during a burn-in."""
-        held = super().held_parameters(progress)
-        if self.is_burning_in:
-            learning = self.modules.keys() - self.modules.frozen
-            held += [p for key in learning for p in self.model(key).policy.parameters()]
-        return held
+    def freeze_rules(self) -> Sequence[Freeze]:
+        """Those of `algorithm.freeze`, and the policy during a burn-in of the critic."""
+        if not self._burn_in_updates:
+            return super().freeze_rules()
+        return [*super().freeze_rules(), Freeze(params=["policy"], stop=self._burn_in_updates)]
 
     # -- targets ---------------------------------------------------------------------------------
 

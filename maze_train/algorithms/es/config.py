@@ -27,6 +27,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
 
     default_concurrency: ClassVar[int] = 64
     can_share_minibatches: ClassVar[bool] = False
+    uses_accelerators: ClassVar[bool] = False
     learns_for_several_agents: ClassVar[bool] = True
 
     n_rollouts_per_update: int = 64
@@ -68,7 +69,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
     """Bound of the norm of the estimated gradient with weight decay; 0: no clipping."""
 
     device: str = "cpu"
-    """Device of the population and the learner: cpu."""
+    """Device of the population and the learner: cpu, or auto (cpu as well)."""
 
     noise_table_size: int = 10_000_000
     """Numbers in the noise table, 4 bytes each in memory that all processes share. More than the

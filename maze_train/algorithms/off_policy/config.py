@@ -125,10 +125,10 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     """Bounded quantity: the norm of the whole gradient, of each parameter's gradient, or each
     entry."""
 
-    matmul_precision: Literal["highest", "high", "medium"] = "highest"
+    matmul_precision: Literal["highest", "high", "medium"] | None = None
     """Precision of matrix products in updates: `highest`: float32; `medium`: factors rounded to
     bfloat16 and sums in float32, about twice as fast where the processor has instructions for it;
-    `high`: between the two, on GPUs."""
+    `high`: between the two, on GPUs; null: as PyTorch is set."""
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)

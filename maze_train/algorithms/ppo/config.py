@@ -51,8 +51,8 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     (transformed) returns; 0: no clipping."""
 
     target_kl: float = 0.0
-    """Approximate KL divergence above which the passes over a rollout end, before the minibatch
-    that exceeds it is applied; 0: never."""
+    """Approximate KL divergence above which the passes of a policy over a rollout end, before the
+    minibatch that exceeds it is applied; 0: never."""
 
     gradient_accumulation: int = 1
     """Minibatches whose mean gradient a step follows; at the end of an update there may be fewer.

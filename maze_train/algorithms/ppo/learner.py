@@ -28,6 +28,7 @@ from maze_train.functional.losses import (
     clipped_surrogate_loss,
 )
 from maze_train.learner.config import Progress, is_adaptive, number
+from maze_train.learner.optimizers import ModuleOptimizer
 from maze_train.learner.steps import statistics_of
 from maze_train.nets.actor_critic import ActorCriticModel
 
@@ -49,6 +50,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._divergences: dict[str, Tensor] = {}
+        self._stopped: set[str] = set()
         self._has_moved = False
         super().__init__(*args, **kwargs)
 
@@ -68,6 +70,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         """Set schedules."""
         super().before_gradient_based_update(progress, statistics)
         self._divergences.clear()  # an update before may have failed
+        self._stopped.clear()
         self._has_moved = False
 
     def old_log_probs(
@@ -99,7 +102,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
             while minibatch := {
                 module_id: batch
                 for module_id, batches in shuffled.items()
-                if (batch := next(batches, None)) is not None
+                if module_id not in self._stopped and (batch := next(batches, None)) is not None
             }:
                 yield minibatch
 
@@ -176,10 +179,11 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         )
 
     def should_stop(self, statistics: Statistics) -> bool:
-        """Whether a policy has moved further than `target_kl` from the one that acted.
+        """Whether all policies have moved further than `target_kl` from those that acted.
 
-        A learning rate of `adaptive_kl` changes here, before the step of the minibatch. Before the
-        first step of an update it stays: the policy is the one that acted, up to rounding.
+        A policy that has done so no longer learns in this update; the others continue. A learning
+        rate of `adaptive_kl` changes here, before the step of the minibatch. Before the first step
+        of an update it stays: the policy is the one that acted, up to rounding.
         """
         divergences = {key: float(divergence) for key, divergence in self._divergences.items()}
         self._divergences.clear()
@@ -188,7 +192,14 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
                 for _, optimizer in self.get_optimizers_for_module(module_id):
                     optimizer.adapt_lr(divergence)
         bound = self.config.target_kl
-        return bound > 0 and any(divergence > bound for divergence in divergences.values())
+        if bound > 0:
+            self._stopped |= {key for key, found in divergences.items() if found > bound}
+        return bool(self._stopped) and divergences.keys() <= self._stopped
+
+    def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
+        """Those of policies that `target_kl` has not stopped."""
+        learning = losses.keys() - self._stopped
+        return super().active_optimizers({key: losses[key] for key in learning})
 
     def after_gradient_step(self) -> None:
         """Note that the policy is no longer the one that acted."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from typing import Any
 
 import torch
@@ -62,8 +61,8 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         """One optimizer each for policy, critics, and temperatures that are tuned."""
         super().configure_optimizers_for_module(module_id)
         config, model = self.config_of(module_id), self.model(module_id)
-        with torch.no_grad():
-            model.log_temperatures.fill_(math.log(config.entropy_coef))
+        if not (config.entropy_tuning and model.has_temperatures):
+            model.set_temperatures(config.entropy_coef)
         model.log_temperatures.requires_grad_(config.entropy_tuning)
         if config.entropy_tuning:
             _check_entropies(model)
