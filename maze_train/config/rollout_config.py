@@ -67,9 +67,10 @@ class RolloutConfig:
     deterministic: bool = True
     """Whether a trained policy takes its most likely action; otherwise actions are sampled."""
 
-    max_episode_steps: int = 30_000
-    """Steps after which an episode is cut, and counts as far as it came; 0: never. A smaller limit
-    of the environment stays."""
+    max_episode_steps: int | None = None
+    """Steps after which an episode is truncated and counts as far as it came, >= 0; a smaller limit
+    of the environment remains in force. null: the limit of the environment, or 30,000 if it declares
+    none; 0: no limit but that of the environment."""
 
     record: bool = False
     """Whether the episodes are written as a data set, to <output>/trajectories."""
@@ -168,7 +169,9 @@ class RolloutConfig:
             )
 
     def _check_episodes(self) -> None:
-        check_fields(self, 0, "seed", "max_episode_steps")
+        check_fields(self, 0, "seed")
+        if self.max_episode_steps is not None:
+            check_at_least("max_episode_steps", self.max_episode_steps, 0)
         check_fields(self, 1, "n_episodes", "video_interval")
         if self.seeds is None:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from maze_train.envs.atari import (
 )
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
-from maze_train.envs.monitoring import MonitoringWrapper
+from maze_train.envs.monitoring import MonitoringWrapper, layers_of
 from maze_train.envs.pettingzoo import joined, maker_named, other_kinds
 from maze_train.envs.registered import build_failure, register_installed, registered_failure
 from maze_train.envs.stepped import closed_on_error
@@ -118,22 +118,61 @@ class EnvFactory:
         return replace(self, training=False)
 
 
+GUARD_STEPS = 30_000
+"""Steps after which an episode is truncated if neither settings nor environment set a limit."""
+
+
 @dataclass(frozen=True)
 class BoundedEnvFactory:
     """Builds environments whose episodes end after a number of steps at the latest.
 
     Args:
         factory: Builds the environments.
-        max_episode_steps: Steps after which an episode is truncated, >= 1; a limit of the
-            environment's own that is smaller stays.
+        max_episode_steps: Steps after which an episode is truncated, >= 1; a smaller limit of the
+            environment remains in force. None: the limit of the environment, or `GUARD_STEPS`
+            without one. 0: no other limit than that of the environment.
     """
 
     factory: Callable[[], gymnasium.Env[Any, Any]]
-    max_episode_steps: int
+    max_episode_steps: int | None
 
     def __call__(self) -> gymnasium.Env[Any, Any]:
         """A new environment."""
-        return gymnasium.wrappers.TimeLimit(self.factory(), self.max_episode_steps)
+        env, limit = self.factory(), self.max_episode_steps
+        if limit is None:
+            limit = 0 if has_time_limit(env) else GUARD_STEPS
+        return gymnasium.wrappers.TimeLimit(env, limit) if limit else env
+
+
+def has_time_limit(env: gymnasium.Env[Any, Any]) -> bool:
+    """Whether a `TimeLimit` wrapper truncates the episodes, as in registered environments."""
+    return any(isinstance(layer, gymnasium.wrappers.TimeLimit) for layer in layers_of(env))
+
+
+def cap_on_episodes(config: EnvConfig, max_episode_steps: int | None) -> int:
+    """Return the limit of `BoundedEnvFactory` for environments that are not built one by one."""
+    if max_episode_steps is not None:
+        return max_episode_steps
+    spec = gymnasium.registry.get((config.id or "").rpartition(":")[2])
+    registered = None if spec is None else spec.max_episode_steps
+    return max(GUARD_STEPS, config.max_episode_steps or registered or 0)
+
+
+def guard_note(lengths: Iterable[float], key: str) -> str | None:
+    """The line about episodes that were truncated after `GUARD_STEPS` steps; None without any.
+
+    Args:
+        lengths: Lengths of episodes.
+        key: Setting that changes the limit.
+    """
+    count = sum(length == GUARD_STEPS for length in lengths)
+    if not count:
+        return None
+    return (
+        f"note: {count} {'episodes were' if count > 1 else 'episode was'} truncated after "
+        f"{GUARD_STEPS:,} steps, since the environment declares no time limit, and counted as far "
+        f"as they came: {key} sets another limit, 0 none"
+    )
 
 
 def uses_atari_preprocessing(config: EnvConfig) -> bool:

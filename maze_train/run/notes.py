@@ -20,7 +20,7 @@ from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import EnvError, MazeTrainError
 from maze_train.core.targets import TARGET, locate
 from maze_train.envs.config import EnvConfig
-from maze_train.envs.factory import env_name
+from maze_train.envs.factory import GUARD_STEPS, env_name
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.vector import MazeVectorEnv
@@ -62,7 +62,8 @@ def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> It
         config: The configuration.
         observation_space: Observation space of one environment.
     """
-    limit = config.evaluation.max_episode_steps if config.evaluation.n_episodes else 0
+    limit = config.evaluation.max_episode_steps
+    limit = (GUARD_STEPS if limit is None else limit) if config.evaluation.n_episodes else 0
     if lacks_time_limit(config.env):
         cut = f"; evaluation cuts it after {limit:,} steps (evaluation.max_episode_steps)"
         yield (

@@ -24,7 +24,7 @@ from maze_train.core.plain_yaml import dump_yaml
 from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_files import TrajectoryWriter
 from maze_train.envs.config import EnvConfig
-from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name
+from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name, guard_note
 from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.stepped import close_all
 from maze_train.learner.modules import torch_threads
@@ -85,9 +85,8 @@ class RolloutRunner:
         self.config = config
         self.env_config = rendered(config.env, config.render_mode)
         factory = EnvFactory(self.env_config).for_evaluation()
-        limit = config.max_episode_steps
-        self.env_factory: Callable[[], gymnasium.Env[Any, Any]] = (
-            BoundedEnvFactory(factory, limit) if limit else factory
+        self.env_factory: Callable[[], gymnasium.Env[Any, Any]] = BoundedEnvFactory(
+            factory, config.max_episode_steps
         )
         self.episodes: list[PlayedEpisode] = []
         self._outputs = Path("outputs").absolute()  # an environment may change the directory
@@ -171,6 +170,11 @@ class RolloutRunner:
                     count = f"{len(self.episodes):,} of {len(seeds):,} episodes"
                     notify(f"stopped after {count}; results: {output_dir}")
         progress.say(self._outcome(output_dir))
+        lengths = [episode.length for episode in self.episodes]
+        if self.config.max_episode_steps is None and (
+            note := guard_note(lengths, "max_episode_steps")
+        ):
+            notify(note)
 
     def _keep(self, episode: PlayedEpisode, writer: TrajectoryWriter | None) -> None:
         """Note an episode; its trajectory goes to the writer."""

@@ -18,7 +18,7 @@ from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import Seeds
 from maze_train.envs.config import EnvConfig
-from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
+from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, cap_on_episodes
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.vector import MazeVectorEnv
@@ -165,11 +165,11 @@ class BuildContext(Generic[Config]):
                 changed, or for evaluation.
             keeps_terminal_obs: Whether last observations of terminated episodes are stored.
         """
-        limit = 0 if training else self.evaluation.max_episode_steps
+        limit, most = 0, self.evaluation.max_episode_steps
         factory: Callable[[], Env[Any, Any]] = self.env_factory
         if not training:
-            factory = self.env_factory.for_evaluation()
-            factory = BoundedEnvFactory(factory, limit) if limit else factory
+            limit = cap_on_episodes(self.env, most)
+            factory = BoundedEnvFactory(self.env_factory.for_evaluation(), most)
         env = build_vector_env(
             [factory] * num_envs,
             self.env,

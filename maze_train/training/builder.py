@@ -205,6 +205,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             seed=self.context.seeds.integer(stream),
             deterministic=config.deterministic,
             info_keys=self.context.info_keys,
+            is_guarded=config.max_episode_steps is None,
         )
         return evaluator
 

@@ -225,9 +225,10 @@ class EvaluationConfig:
     concurrency: int = 10
     """Environments stepped at the same time during an evaluation, at most one per episode. >= 1."""
 
-    max_episode_steps: int = 30_000
-    """Steps after which an episode of an evaluation is cut, and counts as it is: a policy that
-    stands still would never end an episode without its own time limit. 0: never."""
+    max_episode_steps: int | None = None
+    """Steps after which an episode of an evaluation is truncated and counts as far as it came, >= 0;
+    a smaller limit of the environment remains in force. null: the limit of the environment, or
+    30,000 if it declares none; 0: no limit but that of the environment."""
 
     final_episodes: int = 0
     """Episodes that the last and the best policy play each after training, with their own seeds,
@@ -262,7 +263,9 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self)
-        check_fields(self, 0, "n_episodes", "final_episodes", "max_episode_steps", "dump_interval")
+        check_fields(self, 0, "n_episodes", "final_episodes", "dump_interval")
+        if self.max_episode_steps is not None:
+            check_at_least("max_episode_steps", self.max_episode_steps, 0)
         check_fields(self, 1, "interval", "concurrency")
         self._check_opponents()
         if self.metric:

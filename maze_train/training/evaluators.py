@@ -40,6 +40,7 @@ from maze_train.core.files import read_regular
 from maze_train.core.notices import notify, warn
 from maze_train.core.targets import build_targets
 from maze_train.core.types import Array, Tensor, tree_map
+from maze_train.envs.factory import guard_note
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.spaces.tensors import as_tensors
 from maze_train.training.config import EvaluationConfig
@@ -136,6 +137,8 @@ class RolloutEvaluator(Evaluator):
         deterministic: Whether the most likely action is taken instead of a sampled one.
         prefix: First part of the names of the metrics.
         info_keys: Keys of last infos whose means are metrics, `<prefix>/info/<key>`.
+        is_guarded: Whether `make_env` limits episodes to `GUARD_STEPS`, of which a note says when
+            it happens first.
     """
 
     def __init__(
@@ -148,13 +151,14 @@ class RolloutEvaluator(Evaluator):
         deterministic: bool = True,
         prefix: str = "eval",
         info_keys: Sequence[str] = (),
+        is_guarded: bool = False,
     ) -> None:
         check_at_least("n_episodes", n_episodes, 1)
         check_at_least("concurrency", concurrency, 1)
         self.n_episodes = n_episodes
         self.deterministic = deterministic
         self.prefix = prefix
-        self._info_keys = info_keys
+        self._info_keys, self._is_guarded = info_keys, is_guarded
         self._make_env = make_env
         self._num_envs = min(concurrency, n_episodes)
         self._seed = seed
@@ -165,6 +169,9 @@ class RolloutEvaluator(Evaluator):
         """Play the episodes; metrics are `<prefix>/episode_return_mean`, `..._std` and so on."""
         with generators_kept(), torch.no_grad():
             returns, lengths, reported, agents = self._play(policy, self._environments())
+        if self._is_guarded and (note := guard_note(lengths, "evaluation.max_episode_steps")):
+            self._is_guarded = False
+            notify(note)
         names = (f"episode_return_{name}" for name in ("mean", "std", "min", "max"))
         metrics = {
             **dict(zip(names, spread(returns), strict=True)),

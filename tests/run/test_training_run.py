@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -23,6 +24,7 @@ from short_runs import everything, file_contents, rows, settings, short_run, sum
 from maze_train import load_config, run_rollout, train
 from maze_train.cli import main
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
+from maze_train.envs import factory
 from maze_train.run.pipeline import prepare
 from maze_train.run.runner import TrainingRunner
 
@@ -283,6 +285,45 @@ def test_an_episode_that_never_ends_does_not_hang_an_evaluation() -> None:
     history = short_run(env=env, **{"evaluation.max_episode_steps": 40}).history
     assert [row["eval/episode_length_mean"] for row in history] == [40, 40, 40]
     assert "train/episode_length_mean" not in history[-1]
+
+
+def endless(limit: int = 0) -> Any:
+    """Environments whose episodes do not end by themselves, with a time limit of their own."""
+    env = SpacesEnv(length=10**9)
+    return gymnasium.wrappers.TimeLimit(env, limit) if limit else env
+
+
+@pytest.mark.parametrize(
+    ("env", "length"),
+    [
+        ({"_target_": "test_training_run.endless"}, 30),
+        ({"_target_": "test_training_run.endless", "kwargs": {"limit": 25}}, 25),
+        ({"_target_": "test_training_run.endless", "kwargs": {"limit": 50}}, 50),
+        ({"_target_": "own_envs.SpacesEnv", "kwargs": {"length": 10**9}}, 30),
+        (
+            {
+                "_target_": "own_envs.SpacesEnv",
+                "kwargs": {"length": 10**9},
+                "max_episode_steps": 45,
+            },
+            45,
+        ),
+        ({"id": "Pendulum-v1"}, 200),
+    ],
+)
+def test_a_declared_time_limit_holds_in_evaluations(
+    env: dict[str, Any], length: int, monkeypatch: Any, capsys: Any
+) -> None:
+    """Without one, episodes are truncated after many steps, here 30, and a note says so once."""
+    monkeypatch.setattr(factory, "GUARD_STEPS", 30)
+    result = short_run(env=env, **{"evaluation.max_episode_steps": None})
+    assert {row["eval/episode_length_mean"] for row in result.history} == {length}
+    notes = capsys.readouterr().err.count("truncated after 30 steps, since the environment")
+    assert notes == (length == 30)
+    again = {"run": str(result.run_dir), "n_episodes": 2, "trust": ["test_training_run"]}
+    episodes = run_rollout(**again, progress="quiet").episodes
+    assert [episode.length for episode in episodes] == [length] * 2
+    assert capsys.readouterr().err.count("truncated after 30 steps") == (length == 30)
 
 
 def test_evaluations_on_native_vector_environments_are_cut_too() -> None:
