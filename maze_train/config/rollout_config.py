@@ -69,8 +69,8 @@ class RolloutConfig:
 
     max_episode_steps: int | None = None
     """Steps after which an episode is truncated and counts as far as it came, >= 0; a smaller limit
-    of the environment remains in force. null: the limit of the environment, or 30,000 if it declares
-    none; 0: no limit but that of the environment."""
+    of the environment remains in force. null: the limit of the environment, or 30,000 if it
+    declares none; 0: no limit but that of the environment."""
 
     record: bool = False
     """Whether the episodes are written as a data set, to <output>/trajectories."""

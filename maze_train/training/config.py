@@ -226,9 +226,9 @@ class EvaluationConfig:
     """Environments stepped at the same time during an evaluation, at most one per episode. >= 1."""
 
     max_episode_steps: int | None = None
-    """Steps after which an episode of an evaluation is truncated and counts as far as it came, >= 0;
-    a smaller limit of the environment remains in force. null: the limit of the environment, or
-    30,000 if it declares none; 0: no limit but that of the environment."""
+    """Steps after which an episode of an evaluation is truncated and counts as far as it came,
+    >= 0; a smaller limit of the environment remains in force. null: the limit of the environment,
+    or 30,000 if it declares none; 0: no limit but that of the environment."""
 
     final_episodes: int = 0
     """Episodes that the last and the best policy play each after training, with their own seeds,
