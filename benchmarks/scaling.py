@@ -1,0 +1,137 @@
+"""Costs that have to grow no faster than the work: three sizes of each, seconds and megabytes.
+
+    python benchmarks/scaling.py [--only workers jobs journal checkpoints history]
+
+Each row is one measurement. Compare two versions of the package on a quiet machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze_train import EnvFactory, SubprocVectorEnv
+from maze_train.data.state_files import dumps
+from maze_train.envs.journal import Journal
+from maze_train.tracking.tracker import Tracker
+from maze_train.training.callbacks import TrainingView
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+Row = tuple[str, float, str]
+"""Size, value, unit."""
+
+
+def workers() -> Iterator[Row]:
+    """Start of worker processes, up to the first observations."""
+    for n in (2, 8, 32):
+        code = f"import scaling; print(scaling.seconds_to_start({n}))"
+        yield f"{n} workers", float(_in_process(code)), "s"
+
+
+def seconds_to_start(n: int) -> float:
+    """Seconds until `n` workers with an environment each have begun."""
+    started = time.perf_counter()
+    with SubprocVectorEnv([EnvFactory.from_any("CartPole-v1")] * n, n_workers=n) as env:
+        env.reset(seed=0)
+        return time.perf_counter() - started
+
+
+def jobs() -> Iterator[Row]:
+    """A sweep of short runs with `hydra/launcher=local`, two at a time."""
+    settings = (
+        *("-m", "hydra/launcher=local", "hydra.launcher.n_jobs=2", "algorithm=a2c"),
+        *("env=CartPole-v1", "total_steps=256", "algorithm.n_rollout_steps=4"),
+        *("algorithm.epoch_length=8", "evaluation.n_episodes=0", "checkpoint.interval=0"),
+        *("tracking.plot=false", "tracking.tensorboard=false"),
+    )
+    for n in (2, 4, 8):
+        with tempfile.TemporaryDirectory() as folder:
+            seeds = f"seed={','.join(map(str, range(n)))}"
+            command = [sys.executable, "-m", "maze_train", *settings, seeds]
+            started = time.perf_counter()
+            subprocess.run(command, check=True, capture_output=True, cwd=folder)
+            yield f"{n} jobs", (time.perf_counter() - started) / n, "s per job"
+
+
+def journal() -> Iterator[Row]:
+    """Actions of 512 environments that are kept where one of them never ends its episode."""
+    kept, steps = Journal({"": np.zeros(512, np.int64)}), 0
+    for n in (1_000, 4_000, 16_000):
+        while steps < n:
+            kept.record()
+            steps += 1
+            if steps % 200 == 0:
+                kept.ended(range(1, 512))
+        chunks = sum(chunk.nbytes for _, parts in kept._chunks for chunk in parts.values())
+        yield f"{n:,} steps", (chunks + kept.nbytes) / 1e6, "MB"
+
+
+def checkpoints() -> Iterator[Row]:
+    """What each checkpoint writes anew of 8 episodes that never end, with actions Box(17)."""
+    kept, steps = Journal({"": np.zeros((8, 17), np.float32)}), 0
+    for n in (5_000, 20_000, 80_000):
+        while steps < n:
+            kept.record()
+            steps += 1
+        state = kept.state({"": np.zeros((8, 1))}, np.zeros(8))
+        # The content of a part is written once.
+        yield f"{n:,} steps", len(dumps(state, lambda path, part: part.version)) / 1e6, "MB"
+
+
+def history() -> Iterator[Row]:
+    """One access to `run.history` in a callback."""
+    for n in (1_000, 5_000, 30_000):
+        rows = [{f"train/{i}": float(i) for i in range(20)} for _ in range(n)]
+        info: Any = argparse.Namespace(past_rows=rows)
+        tracker = Tracker([], info)
+        trainer: Any = argparse.Namespace(tracker=tracker)
+        view = TrainingView(trainer, 0)
+        yield f"{n:,} rows", _seconds(lambda view=view: view.history[-1]) * 1000, "ms"
+
+
+def _seconds(function: Callable[[], object]) -> float:
+    """The shortest of some calls."""
+
+    def call() -> float:
+        started = time.perf_counter()
+        function()
+        return time.perf_counter() - started
+
+    return min(call() for _ in range(5))
+
+
+def _in_process(code: str) -> str:
+    """The output of a new process, which has no fork server yet."""
+    script = f"if __name__ == '__main__':\n    {code}\n"
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(f"import sys\nsys.path.append({sys.path[0]!r})\n{script}")
+        file.flush()
+        command = [sys.executable, file.name]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
+    measure.__name__: measure for measure in (workers, jobs, journal, checkpoints, history)
+}
+
+
+def main() -> None:
+    """Measure, and print a line for each size."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="+", choices=MEASUREMENTS, default=list(MEASUREMENTS))
+    for name in parser.parse_args().only:
+        print(f"{name}: {MEASUREMENTS[name].__doc__}")
+        for size, value, unit in MEASUREMENTS[name]():
+            print(f"  {size:>20} {value:12.4g} {unit}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
