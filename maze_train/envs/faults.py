@@ -70,6 +70,18 @@ def explained(error: BaseException) -> str:
     return text + NEW_SIGNATURES + SHIMMY if OLD_SIGNATURE.search(str(error)) else text
 
 
+def own_processes(num_envs: object) -> str:
+    """How each environment gets a process of its own.
+
+    Args:
+        num_envs: Number of training environments.
+    """
+    return (
+        f"give each a process of its own with runner=local runner.n_workers={num_envs} and "
+        f"evaluation.concurrency={num_envs} or less"
+    )
+
+
 def is_number(reward: Any) -> bool:
     """Whether a reward can be read as a number."""
     try:

@@ -25,6 +25,7 @@ from maze_train.envs.faults import (
     explained,
     non_finite_rewards,
     non_finite_rows,
+    own_processes,
 )
 from maze_train.envs.journal import load_own_state, offers_own_state, own_state
 from maze_train.envs.monitoring import MonitoringWrapper, continuing_layers, layers_of
@@ -189,6 +190,12 @@ def checked_info(info: Any) -> dict[str, Any]:
     return info
 
 
+ONE_PER_PROCESS = "; if a process can have only one of them, " + own_processes(
+    "<runner.concurrency>"
+)
+"""What may have kept an environment from being built after another one was."""
+
+
 def build_envs(
     factories: Sequence[Callable[[], Any]], first: int = 0
 ) -> list[gymnasium.Env[Any, Any]]:
@@ -221,7 +228,10 @@ def build_envs(
         except (ConfigError, MissingExtraError):
             raise
         except BaseException as error:
-            raise EnvError(f"environment {index} could not be built: {explained(error)}") from error
+            problem = f"environment {index} could not be built: {explained(error)}"
+            if envs and len(envs) == index - first and not isinstance(error, TypeError):
+                problem += ONE_PER_PROCESS
+            raise EnvError(problem) from error
     return envs
 
 

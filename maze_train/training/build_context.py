@@ -19,6 +19,7 @@ from maze_train.core.notices import warn
 from maze_train.core.seeding import Seeds
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, cap_on_episodes
+from maze_train.envs.faults import own_processes
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.vector import MazeVectorEnv
@@ -170,17 +171,26 @@ class BuildContext(Generic[Config]):
         if not training:
             limit = cap_on_episodes(self.env, most)
             factory = BoundedEnvFactory(self.env_factory.for_evaluation(), most)
-        env = build_vector_env(
-            [factory] * num_envs,
-            self.env,
-            self.place,
-            self.algorithm.on_non_finite_step,
-            training=training,
-            max_episode_steps=limit,
-            keeps_terminal_obs=keeps_terminal_obs,
-            can_be_restored=training and self.checkpoint.is_on,
-            device=self.device,
-        )
+        try:
+            env = build_vector_env(
+                [factory] * num_envs,
+                self.env,
+                self.place,
+                self.algorithm.on_non_finite_step,
+                training=training,
+                max_episode_steps=limit,
+                keeps_terminal_obs=keeps_terminal_obs,
+                can_be_restored=training and self.checkpoint.is_on,
+                device=self.device,
+            )
+        except EnvError as error:
+            if training or self.place.num_workers(2) > 1:
+                raise
+            remedy = own_processes(self.concurrency)
+            raise EnvError(
+                f"{error}; this process has training environments already: if it can have only "
+                f"one, {remedy}"
+            ) from error
         env.notify = self.notify
         simulator = env.simulator
         if training and simulator and self.checkpoint.is_on and not simulator.can_be_restored:

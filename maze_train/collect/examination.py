@@ -1,0 +1,135 @@
+"""Examination of an environment: what its instances in one process share with each other.
+
+It builds and steps environments of its own, and is meant for a throw-away process.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from maze_train.collect.agents import RandomAgent
+from maze_train.collect.episode_player import EpisodeTask
+from maze_train.envs.faults import own_processes
+from maze_train.envs.stepped import EnvSlots
+
+STEPS = 20
+"""Steps of each episode prefix."""
+
+SEED = 0
+
+MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What environments of one process share."""
+
+    second_fails: str = ""
+    """Why a second environment cannot be built or stepped; empty if it can."""
+
+    shares_state: bool = False
+    """Whether stepping one environment changes what another one observes."""
+
+    generators: tuple[str, ...] = ()
+    """The global generators from which the environment draws."""
+
+
+def examine(make_env: MakeEnv) -> Findings:
+    """Build two environments, and compare an episode prefix alone and beside another episode.
+
+    An environment that does not repeat by itself is not examined for a shared state, and neither is
+    one that draws from global generators, which all environments of a process share.
+
+    Args:
+        make_env: Builds an environment.
+
+    Raises:
+        EnvError: If the first environment fails.
+    """
+    before = global_states()
+    first = EnvSlots([make_env], 1)
+    before = {**global_states(), **before}  # building it may import PyTorch
+    # The first prefix may leave marks in an environment that others do not change.
+    _, alone, again = (prefix(first) for _ in range(3))
+    after = global_states()
+    generators = tuple(name for name in before if before[name] != after[name])
+    try:
+        second = EnvSlots([make_env], 1)
+        beside = prefix(first, second)
+    except Exception as error:
+        return Findings(str(error), generators=generators)
+    is_comparable = not generators and alone == again
+    return Findings("", is_comparable and beside != alone, generators)
+
+
+def prefix(slots: EnvSlots, beside: EnvSlots | None = None) -> list[bytes]:
+    """Play the first steps of an episode; returns what is observed, and the rewards.
+
+    Args:
+        slots: The environment.
+        beside: Another one, which plays another episode step by step.
+    """
+    pair = [(slots, SEED)] if beside is None else [(slots, SEED), (beside, SEED + 1)]
+    agents = [RandomAgent(each) for each, _ in pair]
+    for agent, (each, seed) in zip(agents, pair, strict=True):
+        each.start(0, seed)
+        agent.begin(0, EpisodeTask(0, seed, seed))
+    seen = [row_of(slots)]
+    for step in range(1, STEPS):
+        for agent, (each, seed) in zip(agents, pair, strict=True):
+            if each.step(1, agent.act(1, each)):
+                each.start(0, seed + 2 * step)
+        seen.append(row_of(slots))
+    return seen
+
+
+def row_of(slots: EnvSlots) -> bytes:
+    """The observation and the last reward as bytes."""
+    columns = (slots.rewards, *slots.obs.values())
+    return b"".join(column[0].tobytes() for column in columns)
+
+
+def global_states() -> dict[str, Any]:
+    """States of the global generators, by the name under which environments use them."""
+    legacy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    states: dict[str, Any] = {
+        "random": random.getstate(),
+        "np.random": (legacy["state"]["key"].tobytes(), legacy["state"]["pos"]),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        states["torch"] = torch.get_rng_state().numpy().tobytes()
+    return states
+
+
+def notes(findings: Findings, num_envs: int, num_eval_envs: int, num_workers: int) -> list[str]:
+    """Return the lines for the user.
+
+    Args:
+        findings: What was found.
+        num_envs: Number of training environments.
+        num_eval_envs: Number of evaluation environments; 0: none.
+        num_workers: Number of worker processes; 0: all environments are in one process.
+    """
+    lines = []
+    if findings.generators:
+        lines.append(
+            f"the environment draws from global generators ({', '.join(findings.generators)}), "
+            "which environments of a process share: results depend on runner and on the number of "
+            "workers; draw from self.np_random instead"
+        )
+    is_alone = num_workers >= max(num_envs, num_eval_envs) or num_envs + num_eval_envs == 1
+    if is_alone or not (findings.shares_state or findings.second_fails):
+        return lines
+    problem = "environments of one process change each other's observations"
+    if findings.second_fails:
+        problem = f"a second environment in one process fails ({findings.second_fails})"
+    lines.append(f"{problem}, in training and evaluation: {own_processes(num_envs)}")
+    return lines

@@ -1,0 +1,120 @@
+"""What environments of one process share is found out by stepping two of them."""
+
+from __future__ import annotations
+
+import random
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+import pytest
+from toy_envs import CountingEnv, JitterEnv, NestedEnv
+
+from maze_train import SequentialVectorEnv
+from maze_train.collect.examination import Findings, examine, notes
+from maze_train.core.errors import EnvError
+
+
+class SharedEnv(CountingEnv):
+    """A wrapper of a simulator of which a process has one."""
+
+    simulator: ClassVar[dict[str, int]] = {"t": 0}
+
+    def reset(self, **seed_and_options: Any) -> Any:
+        """Reset the simulator."""
+        self.simulator["t"] = 0
+        return super().reset(**seed_and_options)
+
+    def observe(self) -> Any:
+        """The step of the simulator."""
+        self.simulator["t"] += 1
+        return np.array([0.0, self.simulator["t"]], np.float32)
+
+
+class LonelyEnv(CountingEnv):
+    """A second one cannot be built."""
+
+    built: ClassVar[list[int]] = []
+
+    def __init__(self) -> None:
+        super().__init__()
+        if self.built:
+            raise RuntimeError("one emulator per process")
+        self.built.append(1)
+
+
+class StolenEnv(CountingEnv):
+    """A second one takes the simulator away from the first one."""
+
+    owner: ClassVar[list[Any]] = [None]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owner[0] = self
+
+    def observe(self) -> Any:
+        """Fail if another one was built."""
+        if self.owner[0] is not self:
+            raise RuntimeError("the connection is closed")
+        return super().observe()
+
+
+class GlobalEnv(CountingEnv):
+    """Draws from the generator of Python."""
+
+    def observe(self) -> Any:
+        """A random number."""
+        return np.array([0.0, random.random()], np.float32)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (CountingEnv, Findings()),
+        (NestedEnv, Findings()),
+        (lambda: gymnasium.make("CartPole-v1"), Findings()),
+        (SharedEnv, Findings(shares_state=True)),
+        (GlobalEnv, Findings(generators=("random",))),
+        (JitterEnv, None),
+    ],
+)
+def test_what_is_found(make: Any, found: Findings | None) -> None:
+    """Independent environments share nothing; without repetition nothing is known."""
+    result = examine(make)
+    assert result == found or (found is None and not result.shares_state)
+
+
+@pytest.mark.parametrize(
+    ("make", "problem"), [(LonelyEnv, "one emulator per process"), (StolenEnv, "is closed")]
+)
+def test_a_second_one_fails(make: Any, problem: str) -> None:
+    """When it is built, or when it takes something from the first one."""
+    assert problem in examine(make).second_fails
+    with pytest.raises(EnvError):
+        examine(LonelyEnv)
+    LonelyEnv.built.clear()
+    with pytest.raises(EnvError, match=r"emulator.*runner=local runner.n_workers=<runner"):
+        SequentialVectorEnv([LonelyEnv] * 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "is_told"),
+    [
+        ((4, 10, 0), True),
+        ((4, 10, 4), True),
+        ((1, 1, 0), True),
+        ((4, 4, 4), False),
+        ((1, 1, 1), False),
+        ((1, 0, 0), False),
+    ],
+)
+def test_the_remedy_is_named(sizes: tuple[int, int, int], is_told: bool) -> None:
+    """Unless every environment has a process of its own already."""
+    for findings in (Findings("boom"), Findings(shares_state=True)):
+        lines = notes(findings, *sizes)
+        assert len(lines) == is_told
+        for line in lines:
+            assert f"runner=local runner.n_workers={sizes[0]} " in line
+            assert f"evaluation.concurrency={sizes[0]}" in line
+    assert notes(Findings(), *sizes) == []
+    assert "np.random" in notes(Findings(generators=("np.random",)), *sizes)[0]
