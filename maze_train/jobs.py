@@ -39,6 +39,7 @@ from maze_train.core.errors import (
     EnvError,
     MazeTrainError,
     RunDirectoryError,
+    failed_in_user_code,
     foreign_cause,
 )
 from maze_train.core.notices import notify, say, tell_traceback, warn
@@ -429,8 +430,10 @@ def report(
     is_configuration = isinstance(error, CONFIGURATION_ERRORS)
     if debug or not (is_configuration or isinstance(error, MazeTrainError)):
         tell_traceback(error)
-    elif isinstance(error, EnvError) and foreign_cause(error) is not None:
-        tell_traceback(error.__cause__ or error)  # where the user's environment raised
+    elif failed_in_user_code(error) or (
+        isinstance(error, EnvError) and foreign_cause(error) is not None
+    ):
+        tell_traceback(foreign_cause(error) or error.__cause__ or error)  # in code of the user
     notify(f"{PROGRAM}: error: {label}{message_of(error, argv)}")
     return CONFIGURATION_ERROR if is_configuration else FAILURE
 

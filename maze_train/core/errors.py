@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -33,6 +35,39 @@ def foreign_cause(error: BaseException) -> BaseException | None:
             return None
         error = error.__cause__
     return error
+
+
+PASSING_ON = frozenset((*sys.stdlib_module_names, "torch", "gymnasium", "hydra"))
+"""Packages through which this one calls the code of users."""
+
+LIBRARIES = frozenset(
+    (
+        *("ale_py", "brax", "cv2", "envpool", "gymnax", "huggingface_hub", "imageio_ffmpeg", "jax"),
+        *("matplotlib", "minari", "mlflow", "mujoco", "numpy", "omegaconf", "onnx", "optuna"),
+        *("onnxruntime", "onnxscript", "pettingzoo", "ray", "rich", "tensorboard", "wandb", "yaml"),
+    )
+)
+"""Packages that this one uses itself; what they raise is explained by our message."""
+
+
+def failed_in_user_code(error: BaseException) -> bool:
+    """Whether an error was caused by one that code of the user raised.
+
+    That code is what this package called, apart from its own dependencies.
+    """
+    cause = error.__cause__
+    if cause is None:
+        return False
+    is_next = False
+    for frame, _ in traceback.walk_tb(cause.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package == "maze_train":
+            is_next = True
+        elif is_next and package not in PASSING_ON:
+            if package not in LIBRARIES:
+                return True
+            is_next = False
+    return failed_in_user_code(cause)
 
 
 class ConfigError(MazeTrainError):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -148,6 +149,10 @@ def missing_dependency(env_id: str, error: Exception) -> MazeTrainError:
     return ConfigError("env.id", f"{text}{remedy}", env_id)
 
 
+CALLERS = ("maze_train.envs.", "gymnasium.envs.registration")
+"""Modules that call the constructors of environments."""
+
+
 def build_failure(
     name: str, config: EnvConfig, error: BaseException, make: Callable[..., Any] | None = None
 ) -> MazeTrainError:
@@ -162,12 +167,27 @@ def build_failure(
     Raises:
         KeyboardInterrupt: The error itself, if it is one.
     """
-    if isinstance(error, TypeError) and "argument" in str(error):
+    if isinstance(error, TypeError) and is_of_call(error, config.kwargs):
         text = refusal(make, error) if make else str(error)
         return ConfigError("env.kwargs", f"{name} does not take these: {text}", config.kwargs)
     # In one line: what reads a file may quote it.
     text = " ".join(explained(error).split())[:MAX_LENGTH]
     return EnvError(f"building {name} with {config.kwargs} failed: {text}")
+
+
+def is_of_call(error: TypeError, kwargs: Mapping[str, Any]) -> bool:
+    """Whether the arguments of a call did not fit its parameters.
+
+    Then no code of the environment was run, or only a function that passes its arguments on, so the
+    error names one of them. Gymnasium raises another error, which repeats the arguments.
+    """
+    unexpected = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+    if unexpected is not None and unexpected[1] in kwargs:
+        return True
+    raised = error.__context__ if isinstance(error.__context__, TypeError) else error
+    frames = [frame for frame, _ in traceback.walk_tb(raised.__traceback__)]
+    module = str(frames[-1].f_globals.get("__name__")) if frames else ""
+    return module.startswith(CALLERS) and "argument" in str(error)
 
 
 def nearest_ids(env_id: str) -> list[str]:

@@ -12,7 +12,7 @@ from torch import nn
 
 from maze_train.core.errors import CallbackError, ConfigError, one_of
 from maze_train.core.events import Event
-from maze_train.core.notices import notify, warn
+from maze_train.core.notices import notify, tell_traceback, warn
 from maze_train.learner.config import Progress
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learner import Learner
@@ -181,6 +181,7 @@ class Callbacks:
             self._failure = None
             self.call("on_run_end")
             if self._failure is not None:
+                tell_traceback(self._failure.__cause__ or self._failure)
                 warn(str(self._failure))
             raise
         self.call("on_run_end")
