@@ -34,6 +34,7 @@ from maze_train.config.sweepers import stops_at_failures
 from maze_train.config.sweeps import JOBS_FILE, JobRecord, write_jobs
 from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.config.writing import CONFIG_FILE
+from maze_train.core.checks import expanded
 from maze_train.core.errors import (
     ConfigError,
     EnvError,
@@ -241,7 +242,8 @@ def _given_directory(composed: DictConfig) -> str | None:
     for key in ("run_dir", "output_dir", "resume"):
         found = OmegaConf.select(composed, key, throw_on_resolution_failure=False)
         if found not in (None, AUTO):
-            return str(directory_of(str(found)) if key == "resume" else found)
+            path = expanded(str(found))
+            return str(directory_of(path)) if key == "resume" else path
     return None
 
 

@@ -15,7 +15,8 @@ import gymnasium
 import numpy as np
 
 from maze_train.core.errors import EnvError, MissingExtraError, RunDirectoryError
-from maze_train.core.files import fsync_directory
+from maze_train.core.files import fsync_directory, open_own
+from maze_train.core.folders import make_folders
 from maze_train.core.targets import import_extra
 from maze_train.core.types import Array, ArrayTree, as_tree, leaves_by_key
 from maze_train.data.trajectories import Trajectory
@@ -193,7 +194,9 @@ class VideoWriter:
         ]
         null, pipe = subprocess.DEVNULL, subprocess.PIPE
         try:
-            self.path.parent.mkdir(exist_ok=True)
+            make_folders(self.path.parent)
+            self._temporary.unlink(missing_ok=True)
+            os.close(open_own(self._temporary, os.O_WRONLY))  # ffmpeg follows links
             # In its own session: signals for this job, as Ctrl+C, do not cut the file short.
             return subprocess.Popen(
                 command, stdin=pipe, stdout=null, stderr=pipe, start_new_session=True

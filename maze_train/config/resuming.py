@@ -119,7 +119,7 @@ def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         changes["runner"] = named_option("runner", runner) | kept
     values = values_by_field(TrainConfig, {**stored.values, **changes})
     check_given(values)
-    stored.check(values, own.get("trust"), own, PARTS)
+    stored.check(values, own.get("trust"), {**own, "resume": resume}, PARTS)
     return values
 
 

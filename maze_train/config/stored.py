@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 import yaml
 
 from maze_train.config.loading import PARTS, load_config, place_of, section_of
+from maze_train.config.reach import check_reach
 from maze_train.config.signature import is_signed
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import CONFIG_FILE, MAX_BYTES, check_plain, config_to_dict
@@ -144,7 +145,8 @@ class StoredSettings:
             uses: Parts that are going to be built, of `PARTS`.
 
         Raises:
-            ConfigError: If they do; it lists all that they name so.
+            ConfigError: If they do; it lists all that they name so. Also if they reach the network
+                or other directories, see `reach`.
         """
         modules: list[str] = convert(trust or [], list[str], "trust")
         named = {path for _, path, _ in _targets_in(own)}
@@ -161,6 +163,7 @@ class StoredSettings:
                 refused.append(f"\n  {key} = {target}{note}")
                 words.update([word] if word else [])
         if not refused:
+            self._check_reach(settings, own, uses)
             return
         listed = sorted({*words, *modules})
         remedy = (
@@ -174,6 +177,17 @@ class StoredSettings:
             f"gymnasium offers for its place; none of it was called:{''.join(refused)}"
             + (f"\n{remedy}" if words else ""),
         )
+
+    def _check_reach(self, settings: Mapping[str, Any], own: Any, uses: Collection[str]) -> None:
+        """Refuse settings that are used and reach elsewhere: those of a whole run, or of its env.
+
+        Raises:
+            ConfigError: If there are any.
+        """
+        is_whole = PARTS.keys() <= set(uses)
+        used = settings if is_whole else {k: settings.get(k) for k in ("env",) if k in uses}
+        if not self.is_own:
+            check_reach(used, own, str(self.path))
 
 
 def settings_of_run(

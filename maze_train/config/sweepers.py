@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from maze_train.config.messages import CONFIGURATION_ERRORS
 from maze_train.config.overrides import quoted
 from maze_train.config.train_config import AUTO
 from maze_train.config.writing import writable
+from maze_train.core.checks import expanded
 from maze_train.core.errors import ConfigError, MazeTrainError
 from maze_train.core.files import exclusive, new_directory
+from maze_train.core.folders import make_folders
 
 SWEEPS = "outputs/sweeps"
 SWEEP_DIR = f"{SWEEPS}/${{now:%Y-%m-%d_%H-%M-%S}}"
@@ -89,13 +92,15 @@ class SweepStart(Sweeper):
         else:
             # Its interpolations may have another value in each job. `hydra.job.chdir` must not
             # change where it is.
-            name = str(Path.cwd() / raw["dir"])
+            where = str(raw["dir"])
+            where = os.path.expanduser(where) if "${" in where else expanded(where)
+            name = str(Path.cwd() / where)
         with read_write(self._config.hydra), open_dict(self._config):
             self._config.hydra.sweep.dir = name
             self._config.hydra.overrides.hydra.append(f"{SWEEP_DIR_KEY}={quoted(name)}")
         directory = Path(str(self._config.hydra.sweep.dir))
         with writable(SWEEP_DIR_KEY, directory):
-            directory.mkdir(parents=True, exist_ok=True)
+            make_folders(directory)
         return directory
 
     def _check_jobs(self, arguments: Sequence[str]) -> None:

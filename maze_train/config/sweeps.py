@@ -36,6 +36,7 @@ from maze_train.config.sweepers import job_config, stops_at_failures
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import RunDirectoryError, TrainingError
 from maze_train.core.files import atomic_write, open_own, read_regular
+from maze_train.core.folders import make_folders
 from maze_train.core.notices import notify, say
 from maze_train.tracking.tracker import csv_text, duration, readable
 from maze_train.training.outcome import SIGNALS
@@ -310,7 +311,7 @@ def work_in_process(
     os.setsid()  # Ctrl-C of the terminal reaches the owner, which hands it on once.
     threading.Thread(target=_follow, args=(parent,), daemon=True).start()
     job = sent.value
-    job.log.parent.mkdir(parents=True, exist_ok=True)
+    make_folders(job.log.parent)
     # Line by line, so that it can be followed; what is continued has lines already.
     log = open_own(job.log, os.O_WRONLY | os.O_APPEND)
     sys.stdout = sys.stderr = os.fdopen(log, "a", encoding="utf-8", buffering=1)
@@ -423,7 +424,7 @@ class LocalLauncher(Launcher):
         """
         check_at_least("hydra.launcher.n_jobs", self._n_jobs, 0)
         setup_globals()
-        Path(str(self._config.hydra.sweep.dir)).mkdir(parents=True, exist_ok=True)
+        make_folders(Path(str(self._config.hydra.sweep.dir)))
         ended: dict[int, JobReturn] = {}
 
         def note(job: StartedJob) -> None:

@@ -77,7 +77,7 @@ class RunnerConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self)
-        if isinstance(self.dataset, str) and not self.dataset.startswith("minari:"):
+        if isinstance(self.dataset, str):
             self.dataset = absolute_path("dataset", self.dataset)
         check_fields(self, 0, "concurrency", "envs_per_actor", "max_wall_time_s")
         check_fields(self, 0, "torch_threads", maximum=MOST_THREADS)

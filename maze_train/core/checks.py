@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import math
+import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,24 +19,41 @@ if TYPE_CHECKING:
 LONGEST_BELOW = 150
 """Characters that the longest path within a directory of ours takes."""
 
+UNKNOWN = re.compile(r"^~[^/]*|\$(\w+|\{[^}]*\})", re.ASCII)
+"""A user or a variable in a path that was expanded: the system knows none of this name."""
+
 MOST_THREADS = 1024
 """Threads of one process, or processes, that may be asked for: a system refuses many more."""
 
 
-def absolute_path(key: str, name: str) -> str:
-    """A file or directory that a setting names, as it is found from any working directory.
+def expanded(name: str | os.PathLike[str]) -> str:
+    """Return a path with `~`, `~user`, `$NAME` and `${NAME}` expanded, as a shell does.
 
-    An environment may change that directory. The name of a repository of the hub stays as it is.
+    What is unknown stays as it is.
+    """
+    return os.path.expandvars(os.path.expanduser(name))
+
+
+def absolute_path(key: str, name: str) -> str:
+    """Return the absolute path of a file or directory that a setting names, see `expanded`.
+
+    An environment may change the working directory. The name of a repository of the hub stays as it
+    is, and that of a Minari dataset.
 
     Raises:
-        ConfigError: If no name is given, or the system can have nothing there.
+        ConfigError: If no name is given, a variable or a user in it is unknown, or the system can
+            have nothing there.
     """
     if not name.strip():
         raise ConfigError(key, "expected the name of a directory, or null", name)
-    if name.startswith("hf://"):  # a repository, see `maze_train.core.hub`
+    if name.startswith(("hf://", "minari:")):  # see `core.hub` and `data.datasets`
         return name
-    path = Path(name).absolute()
+    path = Path(expanded(name)).absolute()
+    unknown = UNKNOWN.search(expanded(name))
     try:
+        if unknown and not os.path.lexists(path):
+            problem = f"{unknown[0]} is unknown: set the variable, or write the path in full"
+            raise ConfigError(key, problem, name)
         path.lstat()
         path.joinpath(*["x" * (LONGEST_BELOW // 2)] * 2).lstat()
     except ValueError as error:

@@ -22,98 +22,16 @@ from types import MappingProxyType
 from typing import IO, Any
 
 from maze_train.core.errors import RunDirectoryError
+from maze_train.core.folders import (
+    OpenFolder,
+    check_enclosed,
+    check_held,
+    held,
+    make_folders,
+    opened_folder,
+)
 
 MAX_TEXT_NBYTES = 1 << 28
-
-_HELD: dict[Path, tuple[Path, int]] = {}
-"""Directories that this process writes into: the mark of each, and the same file, open."""
-
-
-@contextmanager
-def held(directory: Path, mark: Path) -> Iterator[None]:
-    """Refuse to write below a directory after it was moved or removed.
-
-    Args:
-        directory: The directory.
-        mark: A file in it, or the directory itself: while that is at its place, so is the
-            directory. It stays open, so that no other file gets its number.
-
-    Raises:
-        OSError: If the mark cannot be opened.
-    """
-    descriptor = os.open(mark, os.O_RDONLY)
-    _HELD[directory] = (mark, descriptor)
-    try:
-        yield
-    finally:
-        _HELD.pop(directory, None)
-        os.close(descriptor)
-
-
-def check_held(path: Path) -> None:
-    """Refuse a path in a directory that is held and is not at its place any more.
-
-    Raises:
-        FileNotFoundError: If it is.
-    """
-    for directory in (path, *path.parents):
-        if directory in _HELD:
-            mark, descriptor = _HELD[directory]
-            with suppress(OSError):
-                if os.path.samestat(os.stat(mark), os.fstat(descriptor)):
-                    continue
-            problem = f"was moved or removed in mid-run ({mark.name} is not that of the start)"
-            raise FileNotFoundError(errno.ENOENT, problem, str(directory))
-
-
-def make_folders(path: Path) -> None:
-    """Create a folder and those above it, but none that is held.
-
-    Raises:
-        OSError: If one cannot be created, or was held and is gone.
-    """
-    missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
-    check_held(path)  # after the look: what vanishes from here on fails below
-    for folder in reversed(missing):
-        folder.mkdir(exist_ok=True)
-
-
-WITH_LINKS = (".git", ".venv", "venv", "wandb")
-"""Folders in which other programs make links. No other program writes a run into them."""
-
-
-def check_enclosed(directory: Path) -> None:
-    """Refuse a directory below which something leads elsewhere, before anything is written there.
-
-    It is called for each run, study, sweep and data set. Later writes below the directory, by this
-    package or another one, then stay below it. The directory itself may be a link.
-
-    Raises:
-        RunDirectoryError: If a link below it leads out of it, or there is a pipe or a device.
-    """
-    root = Path(os.path.realpath(directory))
-    waiting = [os.fspath(directory)]
-    while waiting:
-        folder = waiting.pop()
-        try:
-            with os.scandir(folder) as found:
-                entries = list(found)
-        except (FileNotFoundError, NotADirectoryError):
-            continue
-        except OSError as error:
-            raise RunDirectoryError(f"{folder} cannot be read: {error}") from error
-        for entry in entries:
-            if entry.is_symlink():
-                if not Path(os.path.realpath(entry.path)).is_relative_to(root):
-                    raise RunDirectoryError(
-                        f"{entry.path} is a symbolic link that leads out of {directory}, and what "
-                        "is written there would land elsewhere: remove it, or name another "
-                        "directory"
-                    )
-            elif entry.is_dir(follow_symlinks=False):
-                waiting += [] if entry.name in WITH_LINKS else [entry.path]
-            elif not entry.is_file(follow_symlinks=False):
-                raise RunDirectoryError(f"{entry.path} is no regular file: remove it")
 
 
 def open_own(path: Path, flags: int) -> int:
@@ -122,17 +40,19 @@ def open_own(path: Path, flags: int) -> int:
     Raises:
         OSError: If it cannot be opened, is no regular file, or has another name elsewhere.
     """
-    try:
-        flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(path, flags, 0o644)
-        found = os.fstat(descriptor)
-        if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
-            return descriptor
-        os.close(descriptor)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
-            raise
-    raise OSError(errno.EINVAL, "is no regular file: remove it", str(path))
+    wrong = OSError(errno.EINVAL, "is no regular file: remove it", str(path))
+    with opened_folder(path.parent) as folder:
+        try:
+            descriptor = folder.open(path.name, flags)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.ENXIO, errno.EISDIR):
+                raise
+            raise wrong from error
+    found = os.fstat(descriptor)
+    if stat.S_ISREG(found.st_mode) and found.st_nlink <= 1:
+        return descriptor
+    os.close(descriptor)
+    raise wrong
 
 
 def open_regular(path: Path) -> IO[bytes]:
@@ -169,15 +89,16 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         OSError: If the file cannot be written; `path` is then as it was.
     """
-    make_folders(path.parent)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with _synced_file(temporary) as file:
-            yield file
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    with opened_folder(path.parent, make=True) as folder:
+        temporary = f".{path.name}.{os.getpid()}.tmp"
+        try:
+            with _synced_file(folder, temporary) as file:
+                yield file
+            check_held(path)
+            folder.replace(temporary, path.name)
+        except BaseException:
+            folder.remove(temporary)
+            raise
 
 
 def write_synced(path: Path, data: bytes) -> None:
@@ -186,15 +107,15 @@ def write_synced(path: Path, data: bytes) -> None:
     Raises:
         OSError: If the file cannot be written; a part of it may be there.
     """
-    with _synced_file(path) as file:
+    with opened_folder(path.parent) as folder, _synced_file(folder, path.name) as file:
         file.write(data)
 
 
 @contextmanager
-def _synced_file(path: Path) -> Iterator[IO[bytes]]:
+def _synced_file(folder: OpenFolder, name: str) -> Iterator[IO[bytes]]:
     """A file that replaces an existing one, on disk after the block: a link is not followed."""
-    path.unlink(missing_ok=True)
-    with path.open("xb") as file:
+    folder.remove(name)
+    with os.fdopen(folder.open(name, os.O_WRONLY | os.O_EXCL), "wb") as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
@@ -253,10 +174,11 @@ def new_directory(parent: Path) -> Path:
     """
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     number = 1
+    make_folders(parent)
     while True:
         path = parent / (stamp if number == 1 else f"{stamp}-{number}")
         try:
-            path.mkdir(parents=True)
+            path.mkdir()
         except FileExistsError:
             number += 1
         else:
@@ -314,6 +236,25 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def one_at_a_time(directory: Path) -> Iterator[None]:
+    """Wait until no other process of this machine is in such a block for the same directory.
+
+    Where a directory cannot be locked, nothing is.
+    """
+    descriptor = None
+    with suppress(OSError, ImportError):
+        import fcntl  # not on Windows
+
+        descriptor = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 def _take_lock(descriptor: int) -> None:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from maze_train.core.checks import expanded
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.notices import notify
 from maze_train.core.targets import import_extra
@@ -36,7 +37,7 @@ def is_on_hub(name: str | os.PathLike[str]) -> bool:
 
 def local_directory(name: str | os.PathLike[str]) -> Path:
     """The directory that a name leads to; that of a repository is a download, see `fetched`."""
-    return fetched(str(name)) if is_on_hub(name) else Path(name)
+    return fetched(str(name)) if is_on_hub(name) else Path(expanded(name))
 
 
 def at_commit(name: str, directory: Path) -> str:

@@ -10,7 +10,7 @@ from typing import Literal, overload
 
 import numpy as np
 
-from maze_train.core.checks import check_one_of
+from maze_train.core.checks import check_one_of, expanded
 from maze_train.core.errors import DatasetError
 from maze_train.core.notices import warn
 from maze_train.core.types import Array
@@ -85,7 +85,7 @@ class TrajectoryDataset(Sequence[Trajectory]):
                 or is damaged.
         """
         check_one_of("on_damaged", on_damaged, ("raise", "skip"))
-        path = Path(directory)
+        path = Path(expanded(directory))
         parts, damaged = [], 0
         try:
             content = read_content(path)

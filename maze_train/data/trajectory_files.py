@@ -30,6 +30,7 @@ from maze_train.core.files import (
     unseal,
     versions,
 )
+from maze_train.core.folders import make_folders
 from maze_train.core.types import Array
 from maze_train.data.trajectories import (
     PART_NBYTES,
@@ -371,7 +372,7 @@ class TrajectoryWriter:
         """Lock the data set and create it, or compare it with `content`; returns what it holds."""
         path = self.directory / DATASET
         try:
-            self.directory.mkdir(parents=True, exist_ok=True)
+            make_folders(self.directory)
             others = [item.name for item in self.directory.iterdir() if item.name[0] != "."]
             if others and not path.exists():
                 raise DatasetError(

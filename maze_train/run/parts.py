@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, config_text, writable
 from maze_train.core.errors import ConfigError
-from maze_train.core.files import check_held, new_directory, read_regular
+from maze_train.core.files import new_directory, read_regular
+from maze_train.core.folders import check_held, make_folders
 from maze_train.core.notices import notify
 from maze_train.tracking.tracker import FAILURES, Tracker
 from maze_train.training.outcome import TrainingSummary
@@ -160,5 +161,5 @@ def make_run_dir(run_dir: str | None, default_parent: Path) -> Path:
     with writable("run_dir", Path(run_dir or default_parent)):
         if run_dir is None:
             return new_directory(default_parent)
-        Path(run_dir).mkdir(parents=True, exist_ok=True)
+        make_folders(Path(run_dir))
         return Path(run_dir)

@@ -17,7 +17,8 @@ from maze_train.collect.recording import ffmpeg_path
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.writing import CONFIG_FILE, config_to_dict, writable
 from maze_train.core.errors import ConfigError, DatasetError, EnvError
-from maze_train.core.files import atomic_write, check_enclosed, held, new_directory, versions
+from maze_train.core.files import atomic_write, new_directory, versions
+from maze_train.core.folders import check_enclosed, held, make_folders
 from maze_train.core.hub import is_on_hub
 from maze_train.core.notices import notify, warn
 from maze_train.core.plain_yaml import dump_yaml
@@ -260,7 +261,7 @@ class RolloutRunner:
             if found:
                 problem = f"holds results already ({found[0]}): name another directory, or null"
                 raise ConfigError("output_dir", problem, given)
-            path.mkdir(parents=True, exist_ok=True)
+            make_folders(path)
             return path
 
     def _default_parent(self) -> Path:

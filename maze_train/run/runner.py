@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +16,7 @@ from torch import nn
 from maze_train.collect.league import make_snapshots
 from maze_train.config.resuming import checkpoint_name
 from maze_train.config.writing import CHECKPOINTS, config_text, config_to_dict, write_config
-from maze_train.core.errors import RunDirectoryError
+from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import exclusive
 from maze_train.core.notices import notify
 from maze_train.core.seeding import Seeds
@@ -90,6 +93,7 @@ class TrainingRunner:
         self._outputs = Path("outputs").absolute()  # an environment may change the directory
         self._notify_once = cache(lambda text: notify(f"note: {text}"))
         self._final_evaluator: Evaluator | None = None
+        self._is_empty = False  # whether the directory has nothing but what an unbegun run wrote
         self._closing = contextlib.ExitStack()
         self.callbacks: list[Callback] = []
         self.builder = make_builder(self._context())
@@ -200,11 +204,27 @@ class TrainingRunner:
             with generators_kept():  # rich draws from `random` when it is imported
                 writers = build_writers(self.config.tracking)
                 self.callbacks += build_targets(self.config.callbacks, "callbacks", Callback)
-            self.run_dir = self.resumed_dir or make_run_dir(self.config.run_dir, self._parent)
-            with exclusive(self.run_dir):
-                if self.resumed_dir is None:
-                    check_is_free(self.run_dir)  # another process may have been faster
+            with self._own_directory() as self.run_dir:
                 return self._run_in(self.run_dir, model, evaluator, writers)
+
+    @contextlib.contextmanager
+    def _own_directory(self) -> Iterator[Path]:
+        """Keep others out of the run directory; empty it if the run fails before it has begun."""
+        given = self.config.run_dir
+        was_there = given is not None and Path(given).is_dir()
+        self._is_empty = self.resumed_dir is None and not (was_there and os.listdir(str(given)))
+        directory = self.resumed_dir or make_run_dir(given, self._parent)
+        with exclusive(directory):
+            if self.resumed_dir is None:
+                check_is_free(directory)  # another process may have been faster
+            try:
+                yield directory
+            except ConfigError:
+                if self._is_empty:
+                    shutil.rmtree(directory, ignore_errors=True)
+                    if was_there:
+                        directory.mkdir(exist_ok=True)
+                raise
 
     def _run_in(
         self,
@@ -278,6 +298,7 @@ class TrainingRunner:
         with contextlib.closing(tracker):
             with generators_kept():  # writers of users may draw from them
                 tracker.start()
+            self._is_empty = False
             try:
                 with trainer.contexts.training():
                     self.builder.before_training(trainer)

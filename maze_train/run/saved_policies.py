@@ -18,6 +18,7 @@ from maze_train.config.rollout_config import WEIGHTS_FILE, policy_nearby
 from maze_train.config.stored import PARTS_OF_POLICY, StoredSettings, parsed_settings, read_settings
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import CHECKPOINTS
+from maze_train.core.checks import expanded
 from maze_train.core.errors import RunDirectoryError, one_of
 from maze_train.core.hub import fetched, is_on_hub
 from maze_train.nets.config import ModelConfig
@@ -256,7 +257,8 @@ def _directory_of(run_dir: str | Path) -> Path:
     """The directory of a policy that was named, with its version or without."""
     if is_on_hub(run_dir):
         return fetched(str(run_dir))
-    path, (run, at, version) = Path(run_dir), str(run_dir).rpartition("@")
+    run_dir = expanded(run_dir)
+    path, (run, at, version) = Path(run_dir), run_dir.rpartition("@")
     if (path / BEST).is_dir():
         return path / BEST
     if path.exists() or not at:

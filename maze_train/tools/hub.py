@@ -16,6 +16,7 @@ from maze_train.config.loading import load_settings
 from maze_train.config.stored import given_in_python, modules_to_trust
 from maze_train.config.train_config import DevRunnerConfig, TrainConfig
 from maze_train.config.writing import config_to_dict, dotted_name
+from maze_train.core.checks import expanded
 from maze_train.core.conversion import join
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular, versions
@@ -193,7 +194,7 @@ def write_repository(
     found = {METRICS: saved.run_dir / METRICS, CURVE: saved.run_dir / "plots" / CURVE}
     sources = {file: path for file, path in found.items() if lies_in(saved.run_dir, path)}
     if config.film is not None:
-        sources[FILM] = Path(config.film)
+        sources[FILM] = Path(expanded(config.film))
     for file, path in sources.items():
         try:
             (folder / file).write_bytes(read_regular(path, MAX_NBYTES))

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from maze_train.config.stored import read_settings
 from maze_train.config.sweeps import JOBS_FILE, read_jobs
 from maze_train.config.writing import CONFIG_FILE
+from maze_train.core.checks import expanded
 from maze_train.core.conversion import build_dataclass, is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular
@@ -98,6 +99,7 @@ def find_runs(names: Iterable[str]) -> Found:
     """
     found = Found([], {}, [])
     for name in names:
+        name = expanded(name)
         roots = sorted(glob.glob(name)) if glob.has_magic(name) else [name]
         before = len(found.directories) + len(found.without_run)
         known = {path.resolve() for path in found.directories}

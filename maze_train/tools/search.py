@@ -29,6 +29,7 @@ from maze_train.core.errors import (
     nearest,
 )
 from maze_train.core.files import atomic_write, exclusive, open_own, read_regular
+from maze_train.core.folders import make_folders
 from maze_train.core.notices import notify, say, tell_traceback
 from maze_train.core.plain_yaml import dump_yaml, load_yaml
 from maze_train.core.targets import TARGET, locate
@@ -389,7 +390,7 @@ def run_search(
     default = Path("outputs", "studies", f"{task_name(config_to_dict(base))}-{base.algorithm.name}")
     path = Path(config.study or directory or default).absolute()
     with writable("study", path):
-        path.mkdir(parents=True, exist_ok=True)
+        make_folders(path)
     with exclusive(path, "searches in"):
         return _Search(config, settings, base, space, path, given).run()
 

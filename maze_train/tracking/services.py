@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import os
 import re
+import ssl
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from http.client import HTTPException
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
+from maze_train.core.checks import expanded
 from maze_train.core.errors import ConfigError
+from maze_train.core.files import one_at_a_time, open_own
+from maze_train.core.folders import files_below, make_folders
 from maze_train.core.targets import import_extra
 from maze_train.tracking.tracker import ENV_STEPS, FAILURES, MetricsWriter, RunInfo, flattened
 
 BEST_POLICY, FILMS = "best", "*.mp4"
 """Files kept with a run: a directory, and files at any depth of the run directory."""
 
-COPIES = ("wandb", "mlartifacts")
+WANDB, ARTIFACTS = COPIES = ("wandb", "mlartifacts")
 """Directories in which the packages keep copies of it."""
+
+ANSWER_S = 10.0
+"""Seconds in which a server has to answer at the start of a run."""
+
+SQLITE = "sqlite:///"
 
 _MLFLOW_PARAMS_PER_CALL = 100  # limit of MLflow's REST interface
 _MLFLOW_PARAM_LENGTH = 500  # limit of MLflow versions before 2.8 on a database
@@ -34,17 +48,22 @@ class ServiceWriter(MetricsWriter):
         self._is_finished = summary.get("stop_reason") not in FAILURES
 
     @property
-    def _best_policy(self) -> Path | None:
-        """Directory of the best policy, if it was saved."""
-        found = None if self._run_dir is None else self._run_dir / BEST_POLICY
-        return found if found is not None and found.is_dir() else None
+    def _best_policy(self) -> dict[str, Path]:
+        """Files of the best policy by their names in its directory; empty if none was saved."""
+        directory = self._run_dir and self._run_dir / BEST_POLICY
+        return {} if not directory or directory.is_symlink() else _named_files(directory, "*")
 
     @property
     def _films(self) -> dict[str, Path]:
-        """Films below the run directory, such as those of a callback, by their names there."""
-        root = self._run_dir
-        found = {} if root is None else {p.relative_to(root): p for p in sorted(root.rglob(FILMS))}
-        return {n.as_posix(): path for n, path in found.items() if n.parts[0] not in COPIES}
+        """Videos below the run directory, such as those of a callback, by their names there."""
+        found = {} if self._run_dir is None else _named_files(self._run_dir, FILMS)
+        return {name: p for name, p in found.items() if name.partition("/")[0] not in COPIES}
+
+
+def _named_files(directory: Path, pattern: str) -> dict[str, Path]:
+    """Regular files below a directory, by their names there; none is reached through a link."""
+    found = files_below(directory, pattern)
+    return {path.relative_to(directory).as_posix(): path for path in found}
 
 
 class WandbWriter(ServiceWriter):
@@ -78,8 +97,11 @@ class WandbWriter(ServiceWriter):
 
         Raises:
             ConfigError: If wandb refuses it, as without a login.
+            OSError: If `wandb` in the run directory is a link.
         """
         self._run_dir = run.run_dir
+        if run.run_dir is not None:
+            make_folders(run.run_dir / WANDB)
         arguments: dict[str, Any] = {
             "project": self._project,
             "name": self._name or run.title or None,
@@ -90,11 +112,20 @@ class WandbWriter(ServiceWriter):
         }
         try:
             self._run = self._wandb.init(**{**arguments, **self._init})
-        except (self._wandb.Error, TypeError) as error:  # a TypeError names unknown arguments
+        # A TypeError names unknown arguments, a ValueError is one of pydantic.
+        except (self._wandb.Error, TypeError, ValueError) as error:
             problem = f"wandb.init refused it ({error}); mode=offline needs no login"
             raise ConfigError("WandbWriter", problem, self._init or self._project) from error
+        self._remove_links()
         for row in run.past_rows:
             self.write(row)
+
+    def _remove_links(self) -> None:
+        """Remove links to logs of wandb in the home directory: a run has none that lead out."""
+        if self._run_dir is not None:
+            for path in self._run_dir.glob(f"{WANDB}/*/logs/*"):
+                if path.is_symlink():
+                    path.unlink()
 
     def write(self, row: Mapping[str, float]) -> None:
         """Log one row."""
@@ -109,9 +140,10 @@ class WandbWriter(ServiceWriter):
         films = {name[: -len(".mp4")]: video(str(path)) for name, path in self._films.items()}
         if films:
             self._run.log(films, step=self._env_steps)
-        if self._best_policy is not None:
+        if policy := self._best_policy:
             artifact = self._wandb.Artifact(f"policy-{self._run.id}", type="model")
-            artifact.add_dir(str(self._best_policy))
+            for name, path in policy.items():
+                artifact.add_file(str(path), name)
             self._run.log_artifact(artifact, aliases=["best"])
 
     def close(self) -> None:
@@ -119,6 +151,7 @@ class WandbWriter(ServiceWriter):
         if self._run is not None:
             run, self._run = self._run, None
             run.finish(exit_code=0 if self._is_finished else 1)
+            self._remove_links()
 
 
 class MLflowWriter(ServiceWriter):
@@ -175,19 +208,20 @@ class MLflowWriter(ServiceWriter):
 
     def _open(self, run: RunInfo) -> None:
         uri, artifacts = self._tracking_uri, None
+        if uri is not None and uri.startswith(SQLITE):
+            uri = SQLITE + expanded(uri.removeprefix(SQLITE))
         if uri is None and run.run_dir is not None:
-            run.run_dir.mkdir(parents=True, exist_ok=True)
-            uri = f"sqlite:///{run.run_dir / 'mlflow.db'}"
+            make_folders(run.run_dir / ARTIFACTS)
+            database = run.run_dir / "mlflow.db"
+            os.close(open_own(database, os.O_RDWR))  # SQLite follows links
+            uri = f"sqlite:///{database}"
             # Without one they would be below the working directory, which may belong to other code.
-            artifacts = (run.run_dir.absolute() / "mlartifacts").as_uri()
+            artifacts = (run.run_dir.absolute() / ARTIFACTS).as_uri()
         # A client of our own: mlflow.start_run and mlflow.set_tracking_uri set global state.
-        self._client = self._mlflow.MlflowClient(tracking_uri=uri)
-        known = self._client.get_experiment_by_name(self._experiment)
-        experiment = (
-            self._client.create_experiment(self._experiment, artifact_location=artifacts)
-            if known is None
-            else known.experiment_id
-        )
+        check_answers(uri or "")
+        with _database_opened(uri or ""):
+            self._client = self._mlflow.MlflowClient(tracking_uri=uri)
+            experiment = self._experiment_id(artifacts)
         name = self._name or run.title or None
         self._run_id = self._client.create_run(experiment, run_name=name).info.run_id
         param = self._mlflow.entities.Param
@@ -215,9 +249,8 @@ class MLflowWriter(ServiceWriter):
         with self._calls():
             for name, value in flattened(summary).items():
                 self._client.set_tag(self._run_id, _mlflow_name(f"summary.{name}"), str(value))
-            if self._best_policy is not None:
-                self._client.log_artifacts(self._run_id, str(self._best_policy), BEST_POLICY)
-            for name, path in self._films.items():
+            policy = {f"{BEST_POLICY}/{name}": path for name, path in self._best_policy.items()}
+            for name, path in {**policy, **self._films}.items():
                 folder = name.rpartition("/")[0] or None
                 self._client.log_artifact(self._run_id, str(path), folder)
 
@@ -229,6 +262,27 @@ class MLflowWriter(ServiceWriter):
                 status = "FINISHED" if self._is_finished else "FAILED"
                 client.set_terminated(self._run_id, status=status)
 
+    def _experiment_id(self, artifacts: str | None) -> str:
+        """Return the experiment; it is created unless another process was faster.
+
+        Args:
+            artifacts: Where it has to keep files; None: anywhere. An experiment in the database of
+                a run that was moved, or made by a stranger, keeps them elsewhere: then a new one
+                is created, with a number in its name.
+        """
+        for name in chain([self._experiment], (f"{self._experiment}-{i}" for i in count(2))):
+            known = self._client.get_experiment_by_name(name)
+            if known is None:
+                try:
+                    return str(self._client.create_experiment(name, artifact_location=artifacts))
+                except self._mlflow.MlflowException as error:
+                    known = self._client.get_experiment_by_name(name)
+                    if known is None:
+                        raise error
+            if artifacts in (None, known.artifact_location):
+                return str(known.experiment_id)
+        raise AssertionError("names do not end")
+
     @contextmanager
     def _calls(self) -> Iterator[None]:
         """Calls of MLflow, whose failure is that of the place where runs are kept."""
@@ -236,6 +290,34 @@ class MLflowWriter(ServiceWriter):
             yield
         except self._mlflow.MlflowException as error:
             raise OSError(str(error)) from error
+
+
+def check_answers(uri: str) -> None:
+    """Refuse an HTTP server that cannot be reached; MLflow itself would try for minutes.
+
+    Raises:
+        OSError: If it cannot be reached. Any answer counts, since a server may want a login.
+    """
+    if not uri.startswith(("http://", "https://")):
+        return
+    try:
+        with urlopen(uri, timeout=ANSWER_S):  # of the user, never of a stored configuration
+            pass
+    except HTTPError:
+        pass
+    except (OSError, HTTPException) as error:  # an URLError is an OSError
+        cause = getattr(error, "reason", error)
+        if not isinstance(cause, ssl.SSLError):  # MLflow has its own settings of certificates
+            problem = f"the server does not answer ({cause}): start it (mlflow server), or leave "
+            raise OSError(f"{problem}tracking_uri out, which keeps all in the run") from error
+
+
+@contextmanager
+def _database_opened(uri: str) -> Iterator[None]:
+    """Let one process at a time open a SQLite file: all would create its tables."""
+    folder = Path(uri.removeprefix(SQLITE)).parent
+    with one_at_a_time(folder) if uri.startswith(SQLITE) else nullcontext():
+        yield
 
 
 def _mlflow_name(name: str) -> str:

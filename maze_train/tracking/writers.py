@@ -14,7 +14,8 @@ from textwrap import indent
 from typing import IO, TYPE_CHECKING, Any
 
 from maze_train.core.checks import check_below
-from maze_train.core.files import atomic_write, check_held
+from maze_train.core.files import atomic_write, open_own
+from maze_train.core.folders import check_held, make_folders
 from maze_train.core.plain_yaml import dump_yaml
 from maze_train.core.targets import build_targets
 from maze_train.tracking.config import TrackingConfig
@@ -287,8 +288,8 @@ class CSVWriter(MetricsWriter):
         """Begin the file with the rows of the run that is continued, if there is one."""
         if run.run_dir is None:
             return
-        run.run_dir.mkdir(parents=True, exist_ok=True)
         self._path = run.run_dir / self.filename
+        make_folders(self._path.parent)
         self._columns, self._rows = list(self._first_columns), []
         if run.past_rows or self._columns:
             for row in run.past_rows:
@@ -355,7 +356,8 @@ class CSVWriter(MetricsWriter):
         self.close()
         with atomic_write(self._path) as new:
             new.write(csv_text(self._rows, self._columns).encode())
-        self._file = self._path.open("a", encoding="utf-8", newline="")
+        descriptor = open_own(self._path, os.O_WRONLY | os.O_APPEND)
+        self._file = os.fdopen(descriptor, "a", encoding="utf-8", newline="")
 
 
 OF_NUMBERS = ("env", "model", "algorithm", "runner", "seed", "total_steps")
@@ -378,6 +380,7 @@ class TensorBoardWriter(MetricsWriter):
         from torch.utils.tensorboard import SummaryWriter
 
         purge_step = None if run.resumed_at_step is None else run.resumed_at_step + 1
+        make_folders(run.run_dir / run.name)  # TensorBoard follows links
         self._writer = SummaryWriter(str(run.run_dir / run.name), purge_step=purge_step)
         settings = dump_yaml(_plain(run.config))
         self._writer.add_text("config", indent(settings, "    "))  # Markdown shows it as code

@@ -28,12 +28,12 @@ from maze_train.core.checks import check_one_of
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import (
     atomic_write,
-    check_held,
     fsync_directory,
     process_runs,
     read_regular,
     remove_leftovers,
 )
+from maze_train.core.folders import check_held, make_folders
 from maze_train.core.notices import warn
 from maze_train.data.state_files import dumps
 from maze_train.training.checkpoint_files import (
@@ -129,13 +129,13 @@ class CheckpointStore:
     def _write(self, state: dict[str, Any], position: Position) -> Path:
         """Write the files, move them into place, and point to them; or leave all as it was."""
         if not self.directory.is_dir():
-            self.directory.mkdir()
+            self.directory.mkdir()  # no parents: the run may be gone
             fsync_directory(self.directory.parent)
         final = self._unused(position.name)
         work = self._work(final)
         shutil.rmtree(work, ignore_errors=True)
         try:
-            work.mkdir()
+            make_folders(work)
             files = FilesWriter(work, final, self._parts)
             files.write(STATE, dumps(state, files.write_part))
             files.write(MANIFEST, make_manifest(files.digests, position, self._settings))

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from strangers import COMMANDS, MARKER, QUIET, change, line, run, trained
+from strangers import COMMANDS, MARKER, QUIET, SMALL, change, line, run, trained
 
-from maze_train import MazeTrainError, load_learner, search
+from maze_train import MazeTrainError, load_learner, search, train
 from maze_train.tracking.writers import write_leagues
 
 if TYPE_CHECKING:
@@ -30,17 +30,21 @@ PLACES = {
         *(".lock", "best", "best/policy.pt", "checkpoints", "checkpoints/epoch_000001", "plots"),
         *("plots/learning_curve.png", "policies", "policies/epoch_000001", "profile", "rollouts"),
         *("metrics.csv", "summary.json", "mlflow.db", "mlartifacts", "a/b/own.txt"),
+        *("venv/x", ".venv/bin/x", ".git/hooks/x", "wandb/x", "plots/venv/x", "best/wandb/x"),
     ),
     "study": (
         *(".lock", "study.journal", "study.yaml", "trials.csv", "0", "0/job.log", "0/metrics.csv"),
-        *("0/checkpoints", "0/seed_1", "1"),
+        *("0/checkpoints", "0/seed_1", "1", "0/venv/x"),
     ),
     "sweep": (
         *("multirun.yaml", "optimization_results.yaml", "jobs.csv", "0", "0/job.log"),
-        *("0/.hydra", "0/checkpoints", "1", "comparison.csv"),
+        *("0/.hydra", "0/checkpoints", "1", "comparison.csv", ".git/x", "0/wandb/x"),
     ),
+    "several": ("0/out", "0/out/new"),
 }
-"""Places into which a run, a study and a sweep write, and one of a writer that is not known."""
+"""Places into which a run, a study and a sweep write, one of a writer that is not known, and some
+with names of folders in which other programs make links; `several` holds runs, and commands are
+told to write into one of them."""
 
 KINDS = ("a link", "a dangling link", "a link to a folder", "a link by a folder", "a pipe")
 CSV = {"_target_": "maze_train.tracking.writers.CSVWriter", "columns": [f"$(touch {MARKER})"]}
@@ -52,18 +56,22 @@ class Attack(NamedTuple):
     """Something that a stranger planted."""
 
     where: str
-    """`run`, `study` or `sweep`."""
+    """`run`, `study`, `sweep` or `several`."""
     plant: Callable[[Path], None]
     """Puts it below the directory."""
     refused: tuple[str, ...] = ()
     """Commands that end with one message; the others may succeed, and do no harm."""
-    says: str = r"is a symbolic link that leads out|no regular file|no saved policy|pt is damaged"
+    says: str = (
+        r"is a symbolic link (that leads out|below)|no regular file|[Nn]ot a directory"
+        "|no saved policy|pt is damaged"
+    )
     """In the message; a policy that cannot be read is another reason to end."""
 
 
-WRITERS = {"run": ("train resume", "rollout"), "study": ("search",), "sweep": ("sweep", "jobs")}
 SEARCHED = {"search": {"algorithm.lr": [0.1, 0.2]}, "n_trials": 1, "n_jobs": 1, "study": "study"}
 SWEPT = ("-m", "env=CartPole-v1", "+algorithm=ppo", "hydra.sweep.dir=sweep", "total_steps=-1")
+OUT = "several/0/out/new"
+ROLLOUT = ("-cn", "rollout", "run=several/0", "n_episodes=1", "progress=quiet")
 CALLS: dict[str, dict[str, Callable[[], Any]]] = {
     "run": {
         **{name: command.run for name, command in COMMANDS.items()},
@@ -80,9 +88,31 @@ CALLS: dict[str, dict[str, Callable[[], Any]]] = {
         "jobs": lambda: line(*SWEPT, "seed=1,2", "hydra/launcher=local"),
         "compare": lambda: line("-cn", "compare", "runs=[sweep,other]", "output=compared"),
     },
+    "several": {
+        "rollout": lambda: line(*ROLLOUT, f"output_dir={OUT}"),
+        "record": lambda: line(
+            *ROLLOUT, "record=true", f"record_dir={OUT}", "output_dir=several/played"
+        ),
+        "compare": lambda: line("-cn", "compare", "runs=[several,other]", f"output={OUT}"),
+        "export": lambda: line(
+            *("-cn", "export", "run=several/0", "format=torch_export", f"output={OUT}/policy.pt2")
+        ),
+        "train": lambda: train(**{**SMALL, "run_dir": OUT}),
+        "search": lambda: search("CartPole-v1", "ppo", **{**SEARCHED, "study": OUT}, **QUIET),
+        "sweep": lambda: line(*SWEPT, "seed=1,2", f"hydra.sweep.dir={OUT}"),
+    },
 }
 """All commands that read or write below one of these. A wrong `total_steps` ends jobs of a sweep
 when their directories and logs are made."""
+
+
+WRITERS = {
+    "run": ("train resume", "rollout"),
+    "study": ("search",),
+    "sweep": ("sweep", "jobs"),
+    "several": tuple(CALLS["several"]),
+}
+"""Commands that write below one of these, and refuse links there."""
 
 
 def linked(place: str, kind: str) -> Callable[[Path], None]:
@@ -110,6 +140,30 @@ def stored(key: str, value: Any) -> Callable[[Path], None]:
     return lambda directory: change(directory, key, value)
 
 
+RAY = {"_target_": "maze_train.RayRunnerConfig", "concurrency": 2}
+REACHING = (
+    ("runner", {**RAY, "address": "127.0.0.1:9"}),
+    ("runner", {**RAY, "address": "local", "working_dir": "own"}),
+    ("runner.dataset", "own"),
+    ("base_run", "hf://stranger/policy"),
+    ("evaluation.opponents", {"first": "own"}),
+    ("env.kwargs", {"path": "/etc/passwd"}),
+    ("tracking.writers", [{"_target_": "maze_train.MLflowWriter", "tracking_uri": "sqlite:///x"}]),
+    ("tracking.writers", [{"_target_": "maze_train.WandbWriter", "dir": "own"}]),
+)
+"""Settings by which a run would reach the network or other directories."""
+
+
+def both(*plants: Callable[[Path], None]) -> Callable[[Path], None]:
+    """Plants several things."""
+
+    def plant(directory: Path) -> None:
+        for each in plants:
+            each(directory)
+
+    return plant
+
+
 ATTACKS = {
     **{
         f"{where}/{place} is {kind}": Attack(where, linked(place, kind), WRITERS[where])
@@ -122,9 +176,35 @@ ATTACKS = {
             "run",
             stored("tracking.writers", [{**CSV, "filename": name}]),
             ("train resume",),
-            r"writers.*filename.*expected a path below the run directory",
+            r"nothing was reached:(\n.*)*\n  tracking\.writers\[0\]\.filename = ",
         )
         for name in ("../own/profile", "/tmp/attack.csv", "a/../../own/profile")
+    },
+    **{
+        f"{key} reaches elsewhere: {value}": Attack(
+            "run",
+            stored(key, value),
+            ("train resume", "resume", "resume checkpoint", "load_learner"),
+            rf"nothing was reached:\n  {re.escape(key)}.* = ",
+        )
+        for key, value in REACHING
+    },
+    **{
+        f"{key} leads to a link in {folder}": Attack(
+            "run", both(linked(folder, "a link to a folder"), stored(key, value)), ("train resume",)
+        )
+        for folder in ("venv/x", "plots/.venv/x", "wandb/x")
+        for key, value in {
+            "tracking.writers": [
+                {"_target_": f"maze_train.{name}", "filename": f"{folder}/profile", **own}
+                for name, own in {
+                    "CSVWriter": {"columns": [f"; touch {MARKER}"]},
+                    "JSONSummaryWriter": {},
+                    "LearningCurveWriter": {},
+                }.items()
+            ],
+            "tracking.name": folder,
+        }.items()
     },
 }
 EVERYDAY = ("train resume", "load_policy", "search")
@@ -162,7 +242,7 @@ def outcome(
     attack: Attack, name: str, trained: Path, capfd: pytest.CaptureFixture[str]
 ) -> str | None:
     """What went wrong when a command met an attack; None: nothing."""
-    for folder in ("run", "study", "sweep", "own", "other", "compared"):
+    for folder in (*PLACES, "own", "other", "compared"):
         shutil.rmtree(folder, ignore_errors=True)
     for copy in ("run", "other", *(f"{attack.where}/{i}" for i in (0, 1) if attack.where != "run")):
         shutil.copytree(trained, copy)

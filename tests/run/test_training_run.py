@@ -21,7 +21,7 @@ from gymnasium.spaces import Text
 from own_envs import SpacesEnv
 from short_runs import everything, file_contents, rows, settings, short_run, summary, written_config
 
-from maze_train import load_config, run_rollout, train
+from maze_train import MetricsWriter, RunInfo, load_config, run_rollout, train
 from maze_train.cli import main
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.envs import factory
@@ -124,6 +124,32 @@ def test_runs_without_a_name_get_directories_of_their_own() -> None:
     one, two = (short_run(None).run_dir for _ in range(2))
     assert one != two
     assert str(one).startswith(str(Path.cwd() / "outputs/SpacesEnv-ppo-dev/20"))
+
+
+class Refusing(MetricsWriter):
+    """A service that cannot be reached."""
+
+    def start(self, run: RunInfo) -> None:
+        """Write something, and give up."""
+        assert run.run_dir is not None
+        (run.run_dir / "service").mkdir()
+        raise ConfigError("service", "does not answer")
+
+
+@pytest.mark.parametrize("there", [None, [], ["notes.txt"]])
+def test_a_writer_that_refuses_leaves_no_run_directory(there: list[str] | None) -> None:
+    """What was there stays; a directory with other files is not emptied, and can be used again."""
+    if there is not None:
+        Path("run").mkdir()
+    for name in there or ():
+        Path("run", name).touch()
+    refused = {**settings("ppo"), "run_dir": "run", "tracking.writers": [Refusing()]}
+    with pytest.raises(ConfigError, match="service: does not answer"):
+        train(**refused)
+    assert Path("run").is_dir() == (there is not None)
+    if there is not None:
+        assert Path("run/config.yaml").exists() == bool(there)
+    train(**{**refused, "tracking.writers": []})
 
 
 def test_schedules_go_from_start_to_end() -> None:

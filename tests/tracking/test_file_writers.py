@@ -19,7 +19,7 @@ from maze_train import (
     TensorBoardWriter,
     read_rows,
 )
-from maze_train.core.files import held
+from maze_train.core.folders import held
 
 ROWS: list[dict[str, float]] = [
     {"epoch": 1, "updates": 10, "env_steps": 1000, "time/epoch_s": 0.1, "train/loss": 1 / 3},

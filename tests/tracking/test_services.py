@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
+import socket
 import struct
+import subprocess
+import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from maze_train import ConfigError, MLflowWriter, RunInfo, Tracker, WandbWriter
+from maze_train.core.folders import check_enclosed
+from maze_train.tracking.services import check_answers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -132,7 +139,12 @@ def test_two_runs_of_wandb_in_a_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [({"projec": "x"}, "unexpected keyword argument 'projec'"), ({"project": "a#b"}, "found '#'")],
+    [
+        ({"projec": "x"}, "unexpected keyword argument 'projec'"),
+        ({"project": "a#b"}, "found '#'"),
+        ({"mode": "bogus"}, "Input should be 'online'"),
+        ({"settings": {"symlink": "maybe"}}, "valid boolean"),
+    ],
 )
 def test_what_wandb_refuses(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
     """Ends the run before it has begun."""
@@ -195,6 +207,99 @@ def test_mlflow_in_a_database_of_ones_own(tmp_path: Path, monkeypatch: pytest.Mo
     assert tracker.missing == ["MLflowWriter"]
     assert len(warnings) == 1
     assert warnings[0].startswith("MLflowWriter is left out from here on; training continues: ")
+
+
+@pytest.mark.parametrize("link", ["best", "best/policy.pt", "film/videos/a.mp4", "film/videos"])
+@pytest.mark.parametrize("service", ["wandb", "mlflow"])
+def test_private_files_are_not_uploaded(
+    run_dir: Path, tmp_path_factory: pytest.TempPathFactory, service: str, link: str
+) -> None:
+    """What a link leads to is no file of the run, and no log of wandb leads out of it."""
+    pytest.importorskip(service)
+    private = tmp_path_factory.mktemp("private")
+    for name in ("a.mp4", "policy.pt"):
+        (private / name).write_bytes(b"private")
+    path = run_dir / link
+    path.rename(private / "aside")
+    path.symlink_to(private / path.name if path.suffix else private)
+    writer = WandbWriter() if service == "wandb" else MLflowWriter()
+    write_run(writer, run_dir, "total_steps")
+    path.unlink()
+    if service == "wandb":
+        list(records(run_dir))  # its process has ended
+    found = [p for p in run_dir.rglob("*") if p.is_file() and p.read_bytes() == b"private"]
+    assert found == []
+    check_enclosed(run_dir)
+
+
+def test_a_database_that_keeps_files_elsewhere(run_dir: Path, tmp_path_factory: Any) -> None:
+    """The database of a run that was moved, or of a stranger, has no say in where files go."""
+    pytest.importorskip("mlflow")
+    write_run(MLflowWriter(), run_dir, "total_steps")
+    moved = tmp_path_factory.mktemp("other") / "run"
+    shutil.copytree(run_dir, moved)
+    before = {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()}
+    write_run(MLflowWriter(), moved, "total_steps")
+    assert {path: path.read_bytes() for path in run_dir.rglob("*") if path.is_file()} == before
+    _, (run,) = runs_of_mlflow(f"sqlite:///{moved / 'mlflow.db'}", "maze_train-2")
+    assert (moved / "mlartifacts" / run.info.run_id / "artifacts/best/policy.pt").is_file()
+
+
+OPENED = """
+import sys
+from maze_train import MLflowWriter, RunInfo
+writer = MLflowWriter(sys.argv[1], "new")
+print("ready", flush=True)
+sys.stdin.readline()
+writer.start(RunInfo(title=sys.argv[2]))
+"""
+
+
+def test_processes_that_open_a_new_database_together(tmp_path: Path) -> None:
+    """One creates tables and experiment, the others find them."""
+    pytest.importorskip("mlflow")
+    uri, pipe = f"sqlite:///{tmp_path / 'new.db'}", subprocess.PIPE
+    jobs = [
+        subprocess.Popen(
+            [sys.executable, "-c", OPENED, uri, str(i)], stdin=pipe, stdout=pipe, stderr=pipe
+        )
+        for i in range(3)
+    ]
+    for job in jobs:
+        assert job.stdout is not None
+        assert job.stdout.readline() == b"ready\n"
+    for job in jobs:
+        assert job.stdin is not None
+        job.stdin.write(b"\n")
+        job.stdin.flush()
+    ends = [job.communicate() for job in jobs]
+    assert [job.returncode for job in jobs] == [0, 0, 0], ends
+    _, runs = runs_of_mlflow(uri, "new")
+    assert sorted(run.info.run_name for run in runs) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_server_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    """It is named within seconds; one that answers with an error is for MLflow to judge."""
+    monkeypatch.setattr("maze_train.tracking.services.ANSWER_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        uri = f"http://127.0.0.1:{server.getsockname()[1]}"
+        if not answers:
+            for place in (uri, "http://127.0.0.1:9"):
+                with pytest.raises(OSError, match=r"the server does not answer .*: start it"):
+                    check_answers(place)
+            return
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n")
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        check_answers(uri)
+        thread.join()
 
 
 def test_a_place_that_mlflow_does_not_have(tmp_path: Path) -> None:

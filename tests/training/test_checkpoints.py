@@ -174,11 +174,11 @@ def test_the_disk_has_all_of_it_before_it_counts(tmp_path, monkeypatch):
     done = []
 
     def watch(name, function):
-        def call(*args):
+        def call(*args, **folders):
             paths = [os.readlink(f"/proc/self/fd/{args[0]}")] if name == "fsync" else args
             text = " ".join([name, *(Path(path).name for path in paths)])
             done.append(text.replace(f"-{os.getpid()}", "").replace(f".{os.getpid()}", ""))
-            return function(*args)
+            return function(*args, **folders)
 
         monkeypatch.setattr(os, name, call)
 

@@ -256,9 +256,9 @@ def test_a_kill_while_a_policy_is_replaced(tmp_path, monkeypatch, count):
     writer(tmp_path, copy_of_weights(both[0]), {"score": 0})
     left = [None] * count
 
-    def replace_or_end(source, target):
+    def replace_or_end(source, target, **folders):
         left.pop()
-        replace(source, target)
+        replace(source, target, **folders)
 
     monkeypatch.setattr(os, "replace", replace_or_end)
     with pytest.raises(IndexError):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal
 
-from maze_train.core.checks import check_between, check_fields, check_one_of
+from maze_train.core.checks import absolute_path, check_between, check_fields, check_one_of
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET, locate
 from maze_train.learner.config import GradientSettings, Schedule
@@ -146,6 +146,10 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
             self.replay_buffer = {TARGET: BUFFERS[self.replay_buffer]}
         self._check_targets("optimizer", "replay_buffer")
         self._check_targets("initial_sampling_policy", "initial_demonstration_trajectories")
+        if isinstance(self.initial_demonstration_trajectories, str):
+            self.initial_demonstration_trajectories = absolute_path(
+                "initial_demonstration_trajectories", self.initial_demonstration_trajectories
+            )
         self._check_effects()
         if self.initial_buffer_size > self.replay_buffer_size:
             raise ConfigError(

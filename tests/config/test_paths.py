@@ -1,0 +1,67 @@
+"""Settings that are paths."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maze_train import ConfigError, EnvConfig, load_config
+from maze_train.algorithms.sac.config import SACfDAlgorithmConfig
+from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
+from maze_train.config.rollout_config import RolloutConfig
+from maze_train.config.search_config import SearchConfig
+from maze_train.config.train_config import DevRunnerConfig, RayRunnerConfig
+from maze_train.core.hub import local_directory
+from maze_train.training.config import EvaluationConfig, PolicyConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ENV = EnvConfig(id="CartPole-v1")
+RUN = {"env": "CartPole-v1", "algorithm": "ppo"}
+
+
+PATHS: dict[str, Callable[[str], Any]] = {
+    "run_dir": lambda name: load_config({**RUN, "run_dir": name}).run_dir,
+    "base_run": lambda name: load_config({**RUN, "base_run": name}).base_run,
+    "resume": lambda name: load_config({**RUN, "resume": name}).resume,
+    "runner.dataset": lambda name: DevRunnerConfig(dataset=name).dataset,
+    "runner.working_dir": lambda name: RayRunnerConfig(working_dir=name).working_dir,
+    "algorithm.initial_demonstration_trajectories": lambda name: (
+        SACfDAlgorithmConfig(
+            initial_demonstration_trajectories=name
+        ).initial_demonstration_trajectories
+    ),
+    "evaluation.opponents": lambda name: EvaluationConfig(opponents={"a": name}).opponents["a"],
+    "policies.source": lambda name: PolicyConfig(agents=["a"], source=name).source,
+    "rollout run": lambda name: RolloutConfig(run=name, env=EnvConfig(id="a")).run,
+    "output_dir": lambda name: RolloutConfig(policy="random", env=ENV, output_dir=name).output_dir,
+    "record_dir": lambda name: (
+        RolloutConfig(policy="random", env=ENV, record=True, record_dir=name).record_dir
+    ),
+    "study": lambda name: SearchConfig(search={"seed": [1]}, study=name).study,
+    "compare output": lambda name: CompareConfig(runs=["a"], output=name).output,
+    "export run": lambda name: ExportConfig(run=name).run,
+    "export output": lambda name: ExportConfig(run="a", output=name).output,
+    "push run": lambda name: PushConfig(run=name, repo_id="a/b").run,
+    "a directory in Python": lambda name: str(local_directory(name)),
+}
+
+
+@pytest.mark.parametrize("setting", PATHS)
+def test_paths_are_expanded(setting: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """`~` and variables, everywhere; what is unknown is no name of a new directory."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("ROOT", str(tmp_path / "root"))
+    read = PATHS[setting]
+    found = [read(name) for name in ("~/a", "$ROOT/b", "${ROOT}/c", "$HOME/~/d")]
+    assert found == [str(tmp_path / name) for name in ("a", "root/b", "root/c", "~/d")]
+    if setting == "a directory in Python":
+        return
+    for name in ("$NOT_SET/a", "~nobody_of_this_name/a", "a/${NOT_SET}"):
+        with pytest.raises(ConfigError, match=r"is unknown: set the variable, or write the path"):
+            read(name)
+    (tmp_path / "$NOT_SET").mkdir()  # a directory that is there is found
+    assert read(str(tmp_path / "$NOT_SET")) == str(tmp_path / "$NOT_SET")

@@ -1,0 +1,132 @@
+"""Settings of a stranger that reach the network or other directories are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from maze_train import ConfigError
+from maze_train.config.loading import PARTS, named_option
+from maze_train.config.options import list_options
+from maze_train.config.reach import REACHES, check_reach
+from maze_train.config.stored import PARTS_OF_POLICY, StoredSettings
+from maze_train.config.train_config import TrainConfig
+from maze_train.core.conversion import is_within, key_of_field
+from maze_train.core.targets import locate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+NAMES = {
+    *("algorithm.device", "env.device", "learner_group.device"),  # devices of PyTorch
+    *("env._target_", "env.id"),  # matters of trust
+    *("algorithm.freeze.params", "algorithm.lr_factors", "algorithm.overrides"),  # of weights
+    *("evaluation.metric", "tracking.info_keys", "tracking.name"),  # of metrics, and a checked name
+    *("model.critic_obs", "model.normalization.exclude"),  # of observations
+    *("policies", "policies.agents", "policies_to_train"),  # of agents and policies
+    *("resume", "trust"),  # not read from a stored configuration
+}
+"""Settings that take any text which names nothing outside of the run."""
+
+NODES = {*PARTS, "algorithm.loss_function", "env.kwargs"} - REACHES.keys()
+"""Settings with texts at any depth, which are judged by their form."""
+
+
+def takes_text(hint: Any) -> bool:
+    """Whether a type includes any text."""
+    if hint in (str, Any):
+        return True
+    is_literal = typing.get_origin(hint) is typing.Literal
+    return not is_literal and any(map(takes_text, typing.get_args(hint)))
+
+
+def subclasses(cls: type) -> Iterator[type]:
+    """A class and all that derive from it."""
+    yield cls
+    for derived in cls.__subclasses__():
+        yield from subclasses(derived)
+
+
+def text_settings(cls: type, path: str = "") -> Iterator[str]:
+    """The settings that take any text, of all dataclasses that a configuration may have."""
+    for each in subclasses(cls):
+        hints = typing.get_type_hints(each)
+        for field in filter(lambda field: field.init, dataclasses.fields(each)):
+            hint = hints[field.name]
+            key = f"{path}.{key_of_field(field.name)}".lstrip(".")
+            if takes_text(hint):
+                yield key
+            for arm in (hint, *typing.get_args(hint)):
+                if dataclasses.is_dataclass(arm):
+                    yield from text_settings(arm, key)  # type: ignore[arg-type]  # a class
+
+
+def test_every_text_of_every_dataclass_is_judged() -> None:
+    """A new setting has to be entered into one of the tables."""
+    for group in ("algorithm", "runner"):
+        for name in list_options(group):
+            if target := named_option(group, name).get("_target_"):
+                locate(target)  # the class is known when it was imported
+    found = {key.replace("policies.model.", "model.") for key in text_settings(TrainConfig)}
+    assert {"runner.address", "algorithm.optimizer"} <= found
+    assert found - NAMES - REACHES.keys() - NODES == set()
+    assert {key for key in REACHES if not is_within(key, found)} == set()
+
+
+WRITER = {"_target_": "maze_train.MLflowWriter", "tracking_uri": "http://stranger"}
+REACHING: list[tuple[dict[str, Any], str]] = [
+    ({"runner": {"address": "10.0.0.1:6379"}}, "runner.address=10.0.0.1:6379"),
+    ({"runner": {"working_dir": "a"}}, "runner.working_dir=a"),
+    ({"runner": {"dataset": "minari:a/b-v0"}}, "runner.dataset=minari:a/b-v0"),
+    ({"runner": {"dataset": {"_target_": "maze_train.X", "path": "a"}}}, "runner.dataset.path=a"),
+    ({"base_run": "hf://a/b"}, "base_run=hf://a/b"),
+    ({"run_dir": "a"}, "run_dir=a"),
+    ({"policies": {"wolf": {"source": "a"}}}, "policies.wolf.source=a"),
+    ({"evaluation": {"opponents": {"first": "a"}}}, "evaluation.opponents.first=a"),
+    ({"tracking": {"writers": [WRITER]}}, "tracking.writers=[...]"),
+    ({"tracking": {"writers": [{"_target_": "maze_train:WandbWriter"}]}}, "tracking.writers=[...]"),
+    ({"env": {"kwargs": {"a": [{"b": "/x"}]}}}, "env.kwargs.a=[...]"),
+    *(
+        ({"env": {"kwargs": {"x": text}}}, "env.kwargs.x=")
+        for text in ("/x", "~/x", "$HOME/x", "x/../../y", "..", "http://x", "a\nfile://x", "C:\\x")
+    ),
+]
+
+
+@pytest.mark.parametrize(("settings", "words"), REACHING)
+def test_settings_of_a_stranger(settings: dict[str, Any], words: str, tmp_path: Path) -> None:
+    """They are named with the words that allow them; what the user gives is allowed."""
+    with pytest.raises(ConfigError, match="is not signed by you; nothing was reached") as caught:
+        check_reach(settings, {"seed": 1}, "config.yaml")
+    assert words in str(caught.value)
+    check_reach(settings, settings, "config.yaml")
+    stored = StoredSettings(tmp_path / "config.yaml", settings)
+    stored.check(settings, None, None, PARTS_OF_POLICY)  # none of it is used
+    StoredSettings(stored.path, settings, is_own=True).check(settings, None, None, PARTS)
+
+
+def test_what_does_not_reach_elsewhere() -> None:
+    """Values that name nothing outside, and services that keep all in the run."""
+    check_reach(
+        {
+            "env": {"id": "ALE/Pong-v5", "kwargs": {"map": "4x4", "file": "maps/a.xml"}},
+            "base_run": None,
+            "policies": {"wolf": {"source": "random"}, "b": {"source": {"_target_": "torch.nn.X"}}},
+            "evaluation": {"opponents": {"a": "random"}, "metric": "eval/episode_return_mean"},
+            "runner": {"address": "auto", "dataset": None},
+            "tracking": {"writers": [{"_target_": "maze_train.MLflowWriter", "experiment": "a"}]},
+        },
+        None,
+        "config.yaml",
+    )
+
+
+def test_a_value_beside_that_of_the_user(tmp_path: Path) -> None:
+    """A choice of the user that leaves a stored value in its place does not allow it."""
+    settings = {"runner": {"dataset": "a", "concurrency": 2}}
+    with pytest.raises(ConfigError, match=r"runner\.dataset"):
+        check_reach(settings, {"runner": {"dataset": None, "concurrency": 2}}, "config.yaml")
