@@ -289,6 +289,12 @@ def _built(
     except (TypeError, ValueError) as error:
         problem = f"calling {node[TARGET]} failed: {refusal(maker_of(target, key, kind), error)}"
         raise ConfigError(key, problem) from error
+    except (AttributeError, LookupError) as error:
+        # A class of this package that got a text or a mapping in the place of an object.
+        if not str(getattr(locate(target), "__module__", "")).startswith("maze_train."):
+            raise
+        problem = f"{node[TARGET]} does not take these arguments: {type(error).__name__}: {error}"
+        raise ConfigError(key, problem) from error
     if kind is not None and not isinstance(built, kind):
         raise ConfigError(key, f"expected a {_public_name(kind)}", type(built).__name__)
     return built

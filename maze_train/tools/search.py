@@ -486,7 +486,9 @@ class _Search:
         """Trials that were interrupted, then new ones, each chosen when there is room for it."""
         for trial in self.study.get_trials(states=(self.states.RUNNING,)):
             if trial.params.keys() == self.space.ranges.keys():
-                yield self._job(trial)
+                with reading_journal(self.directory):  # its choices may be others
+                    job = self._job(trial)
+                yield job
             else:  # the process ended while the settings were chosen
                 self._fail(trial.number, "its settings were not chosen")
         if not self.study.trials and self.config.begin_with_given:
@@ -501,8 +503,10 @@ class _Search:
                 return
             # A new one for each trial, so that a study that was stopped continues as if it was not.
             self.study.sampler = part_named("sampler", self.config.sampler, self.seed + number)
-            trial_number = self.study.ask(self.space.distributions).number
-            yield self._job(self.study.trials[trial_number])
+            with reading_journal(self.directory):  # a waiting trial may have other choices
+                trial_number = self.study.ask(self.space.distributions).number
+                job = self._job(self.study.trials[trial_number])
+            yield job
 
     def _job(self, trial: FrozenTrial) -> ProcessJob:
         found = self.space.settings_of(trial.params)

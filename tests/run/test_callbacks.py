@@ -216,6 +216,10 @@ def test_new_and_dropped_callbacks_are_told(capsys: pytest.CaptureFixture[str]) 
     [
         ([{"update": 3}], r"callbacks\[0\] = .*: expected the key _target_"),
         ([{"_target_": "own_callbacks.StopAt"}], r"callbacks\[0\]: calling .* failed: .*'update'"),
+        (
+            [{"_target_": "maze_train.tools.search.PruningCallback", "task": {}, "metric": "a"}],
+            r"callbacks\[0\]: .*PruningCallback does not take these arguments: AttributeError",
+        ),
         ([object()], r"callbacks\[0\].*: expected a maze_train.*Callback"),
     ],
 )

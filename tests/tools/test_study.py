@@ -78,6 +78,26 @@ def test_settings_of_a_study(tmp_path: Path) -> None:
         check_settings(tmp_path, {"a": 2})
 
 
+@pytest.mark.parametrize("state", ["waiting", "running", "complete"])
+def test_trials_with_other_choices(tmp_path: Path, state: str) -> None:
+    """A journal that was edited, or is that of a stranger, is named; no traceback is printed."""
+    study = open_study(open_journal(tmp_path), "max")
+    if state == "waiting":
+        study.enqueue_trial({"algorithm.gamma": "0.7"})
+    else:
+        other = optuna.distributions.CategoricalDistribution(["0.7"])
+        number = study.ask({"algorithm.gamma": other}).number
+        if state == "complete":
+            study.tell(number, 1.0)
+    with pytest.raises(RunDirectoryError, match=r"study\.journal cannot be read: \w+Error"):
+        search(
+            *("CartPole-v1", "ppo"),
+            search={"algorithm.gamma": [0.9, 0.99]},
+            n_trials=3,
+            study=tmp_path,
+        )
+
+
 @pytest.mark.parametrize("direction", everyday(1, ["minimize", "maximize"]))
 def test_trials_from_the_best_one(tmp_path: Path, direction: str) -> None:
     """Then those that were pruned, with their last values; the picture has the best so far."""
