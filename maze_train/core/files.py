@@ -115,7 +115,11 @@ def write_synced(path: Path, data: bytes) -> None:
 def _synced_file(folder: OpenFolder, name: str) -> Iterator[IO[bytes]]:
     """A file that replaces an existing one, on disk after the block: a link is not followed."""
     folder.remove(name)
-    with os.fdopen(folder.open(name, os.O_WRONLY | os.O_EXCL), "wb") as file:
+
+    def opener(*_: object) -> int:
+        return folder.open(name, os.O_WRONLY | os.O_EXCL)
+
+    with open(str(folder.path / name), "wb", opener=opener) as file:
         yield file
         file.flush()
         os.fsync(file.fileno())
