@@ -27,7 +27,7 @@ NAMES = {
     *("algorithm.freeze.params", "algorithm.lr_factors", "algorithm.overrides"),  # of weights
     *("evaluation.metric", "tracking.info_keys", "tracking.name"),  # of metrics, and a checked name
     *("model.critic_obs", "model.normalization.exclude"),  # of observations
-    *("policies", "policies.agents", "policies_to_train"),  # of agents and policies
+    *("env.teams", "policies", "policies.agents", "policies_to_train"),  # of agents and policies
     *("resume", "trust"),  # not read from a stored configuration
 }
 """Settings that take any text which names nothing outside of the run."""
