@@ -177,7 +177,9 @@ class ActorCollector(Collector):
         pool.receive(worker)
         for actor in self._actors.slices[worker]:
             if self._actors.states[actor] is not None:
-                self._lost[actor] |= pool.receive(worker)
+                lost, is_exact = pool.receive(worker)
+                self._lost[actor] |= lost
+                self.is_exact = self.is_exact and is_exact
         self._is_set_up[worker] = True
 
     def _restart(self, failure: WorkerFailedError, failed: int | None) -> None:

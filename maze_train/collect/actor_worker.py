@@ -437,9 +437,14 @@ class ActorWorker:
         """State of the environments of an actor and of what is random."""
         return self._collectors[actor].state_dict()
 
-    def load_state_dict(self, actor: int, state: dict[str, Any]) -> Array:
-        """Let an actor continue from `state`; returns which environments begin new episodes."""
-        return self._collectors[actor].load_state_dict(state)
+    def load_state_dict(self, actor: int, state: dict[str, Any]) -> tuple[Array, bool]:
+        """Let an actor continue from `state`.
+
+        Returns:
+            Which environments begin new episodes, and whether all continue exactly.
+        """
+        collector = self._collectors[actor]
+        return collector.load_state_dict(state), collector.is_exact
 
     def close(self) -> None:
         """Close the environments."""

@@ -148,8 +148,8 @@ class Actors:
             **changes: Fields of `ActorPolicy` that are others for it.
 
         Returns:
-            The number of results to receive: None, and for each state the environments, `[B]` bool,
-            that begin new episodes.
+            The number of results to receive: None, and for each state that of
+            `ActorWorker.load_state_dict`.
         """
         weights, *slots = self._memories
         policy, part = replace(self.policy, **changes), self.slices[worker]
@@ -302,6 +302,7 @@ class DistributedActors:
         self._is_acting = [False] * actors.num_actors
         self._pool = actors.pool
         self._is_remote = not self._pool.workers
+        self.is_exact = True
 
         def seeds(actor: int, generation: int) -> tuple[int, int]:
             name = f"actors/{actor}/{generation}"
@@ -327,8 +328,8 @@ class DistributedActors:
         self._is_acting[actor] = True
         results = self.actors.set_up(actor)
         if not self._is_remote:
-            for _ in range(results):
-                self._pool.receive(actor)
+            for loaded in [self._pool.receive(actor) for _ in range(results)][1:]:
+                self.is_exact = self.is_exact and loaded[1]
             return
         waiting = {queued.slot for queued in self._queue if queued.actor == actor}
         for slot in range(self.num_slots):
@@ -495,6 +496,7 @@ class DistributedActors:
         """Continue with new episodes in all environments; rollouts in flight are dropped."""
         dropped = self.counts.in_flight
         self.counts.dropped += dropped
+        self.is_exact = False
         for actor in range(self.num_actors):
             self.actors.start_over(actor)
         self._news.lost += self.num_actors * self.actors.num_envs

@@ -167,11 +167,13 @@ class Collector(ABC):
         keeps_terminal_obs: Whether rollouts have the last observations of terminated episodes as
             well.
         env_s: Seconds that the last rollout spent in the environments, or waiting for them.
+        is_exact: Whether `load_state_dict` put all environments exactly where they were.
     """
 
     records_log_probs: bool = False
     keeps_terminal_obs: bool = False
     env_s: float = 0.0
+    is_exact: bool = True
 
     def __init__(self) -> None:
         self.turns: TurnSplitter | OneModule = OneModule()
@@ -478,6 +480,7 @@ class RolloutCollector(Collector):
         elif state["has_begun"]:
             self._begin_anew()
             lost[:] = True
+        self.is_exact = self.env.is_exact and not lost.any()
         self.episodes.forget(lost)
         if self._memory is not None:
             self._memory = self._memory.clone()

@@ -442,4 +442,6 @@ class LeagueCollector:
         self._rollouts = state["rollouts"]
         for league in self._leagues:
             league.load_state_dict(state["leagues"][league.policy], self._learners.first.modules)
-        return self._collector.load_state_dict(state)
+        lost = self._collector.load_state_dict(state)
+        self.is_exact = self._collector.is_exact
+        return lost

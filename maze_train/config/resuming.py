@@ -169,13 +169,35 @@ def continued(
         others = f"; all that differ:{table}" if len(refused + free) > 1 else ""
         raise ConfigError(
             key.removesuffix(f".{TARGET}"),
-            f"{place} has {before.get(key)!r}, and this setting changes its numbers: leave it as "
-            f"it was, or start a new run{others}",
+            f"{place} has {before.get(key)!r}, and this setting changes the results: leave it as "
+            f"it was, or start a new run from its policy with base_run={directory}{others}",
             now.get(key),
         )
+    if checkpoint is not None:
+        _check_limits(config, checkpoint, changed)
     if free:
         notify(f"changed since {place}:{table}")
     return config
+
+
+def _check_limits(config: TrainConfig, checkpoint: CheckpointInfo, changed: list[str]) -> None:
+    """Refuse limits that were changed to less than the run has done already.
+
+    Raises:
+        ConfigError: If there is one.
+    """
+    limits = {
+        "total_steps": (config.total_steps, checkpoint.env_steps, "environment steps"),
+        "algorithm.n_epochs": (config.algorithm.n_epochs, checkpoint.epoch, "epochs"),
+    }
+    for key, (limit, done, unit) in limits.items():
+        if key in changed and limit and limit < done:
+            raise ConfigError(
+                key,
+                f"the run has done {done:,} {unit} already ({checkpoint.path}): expected more, or "
+                "resume=<an earlier checkpoint>",
+                limit,
+            )
 
 
 def _is_given_again(before: Any, now: Any) -> bool:

@@ -157,6 +157,33 @@ RECENT_NBYTES = 2**20
 """Size of the chunks after which they become a block."""
 
 
+ROUNDING = 1e-9
+"""Relative difference that counts as rounding; of float32 and shorter types, 8 units in the last
+place."""
+
+LEAST_ROUNDING = 1e-12
+"""Absolute difference that counts as rounding, for numbers that are differences themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How the replay of an episode differs from the episode."""
+
+    text: str
+    is_rounding: bool = False
+    """Whether only the last digits of numbers differ."""
+
+
+def is_rounding(found: Array, expected: Array) -> bool:
+    """Whether two arrays differ in the last digits of floating-point numbers only."""
+    if expected.dtype.kind != "f" or not np.isfinite(found).all():
+        return False
+    share = max(ROUNDING, 8.0 * float(np.finfo(expected.dtype).eps))
+    wide = expected.astype(np.float64)
+    bound = share * np.abs(wide).max(initial=0.0) + LEAST_ROUNDING
+    return bool((np.abs(found.astype(np.float64) - wide) <= bound).all())
+
+
 @dataclass(slots=True)
 class EpisodeRecord:
     """Record from which one environment is put back where it was.
@@ -188,16 +215,19 @@ class EpisodeRecord:
         """Number of actions since the base."""
         return min((len(part) for part in self.actions.values()), default=0)
 
-    def difference(self, obs: Mapping[str, Array], reward: float) -> str | None:
+    def difference(self, obs: Mapping[str, Array], reward: float) -> Difference | None:
         """Describe the difference after these actions; None if every byte is the same."""
+        found = []
         for key, expected in self.obs.items():
             if obs[key].tobytes() != expected.tobytes():
                 name = f"observation {key!r}" if key else "the observation"
                 gap = np.abs(obs[key].astype(np.float64) - expected.astype(np.float64)).max()
-                return f"{name} differs by up to {gap:.3g}"
+                text = f"{name} differs by up to {gap:.3g}"
+                found.append(Difference(text, is_rounding(obs[key], expected)))
         if reward != self.reward and not (math.isnan(reward) and math.isnan(self.reward)):
-            return f"the last reward is {reward:.9g} instead of {self.reward:.9g}"
-        return None
+            text = f"the last reward is {reward:.9g} instead of {self.reward:.9g}"
+            found.append(Difference(text, is_rounding(np.array(reward), np.array(self.reward))))
+        return min(found, key=lambda difference: difference.is_rounding, default=None)
 
     def to_dict(self, index: int) -> dict[str, Any]:
         """Plain values and arrays, for the environment of this index.

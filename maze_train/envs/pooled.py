@@ -14,8 +14,9 @@ import numpy.typing as npt
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, EnvError
+from maze_train.core.notices import warn
 from maze_train.core.seeding import EpisodeSeeds
-from maze_train.envs.journal import Journal
+from maze_train.envs.journal import Difference, Journal
 from maze_train.envs.monitoring import note_on_ignored_mask
 from maze_train.envs.stepped import ON_NON_FINITE
 from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepBuffers, StepResult
@@ -30,6 +31,17 @@ from maze_train.workers.pool import (
     worker_names,
 )
 from maze_train.workers.process_pool import LocalProcesses
+
+DOES_NOT_REPEAT = (
+    "the environment does not repeat an episode from its seed and actions, as if it had its own "
+    "random generator or kept something between episodes"
+)
+NEW_EPISODES = (
+    "checkpoint.allow_new_episodes=true resumes all the same: its running episodes are dropped and "
+    "new ones begin, so results differ from those of an uninterrupted run. An environment with "
+    "state_dict() and load_state_dict() resumes exactly"
+)
+"""What it means if an environment cannot be put back, the remedy, and its cost."""
 
 
 class WorkerRepair:
@@ -118,9 +130,11 @@ class WorkerRepair:
             part = self._slices[index]
             records = [self._journal.record_of(i, self._obs, self._rewards) for i in part]
             problems = self._pool.ask(index, "restore", root_seed, records, False)
-            if problems:
-                name = worker_names("worker", self._slices)[index]
-                raise WorkerFailedError(index, f"{name}: {problems[0][1]}", raised=True)
+            for _, problem in problems:
+                text = f"{worker_names('worker', self._slices)[index]}: {problem.text}"
+                if not problem.is_rounding:
+                    raise WorkerFailedError(index, text, raised=True)
+                warn(f"{text}, which is within rounding: training continues")
         report: StepReport | None = self._pool.ask(index, method, *args)
         return report
 
@@ -229,6 +243,7 @@ class PooledVectorEnv(MazeVectorEnv):
         place = ThisProcess() if place is None else place
         self.can_be_restored, self.first_env = can_be_restored, first_env
         self.keeps_terminal_obs = keeps_terminal_obs
+        self.differences: list[Difference] = []  # of the replays of the last `load_state_dict`
         n = len(env_factories)
         count = place.num_workers(n)
         self._slices = shares(n, count)
@@ -402,19 +417,23 @@ class PooledVectorEnv(MazeVectorEnv):
             own = records[part.start : part.stop]
             self._pool.call(index, "restore", root, own, allow_new_episodes)
         try:
-            problems = list(chain.from_iterable(self._pool.receive_all()))
+            problems: list[tuple[int, Difference]] = [*chain(*self._pool.receive_all())]
         except BaseException:
             self._give_up()
             raise
-        if problems and not allow_new_episodes:
-            raise EnvError(
-                f"{problems[0][1]}: the environment does not do the same again from the same seed "
-                "and actions; checkpoint.allow_new_episodes=true lets such environments begin new "
-                "episodes"
+        self.differences = [problem for _, problem in problems]
+        self.is_exact = not problems
+        refused = [problem for problem in self.differences if not problem.is_rounding]
+        if refused and not allow_new_episodes:
+            raise EnvError(f"{refused[0].text}: {DOES_NOT_REPEAT}. {NEW_EPISODES}")
+        for text in [problem.text for problem in self.differences if problem.is_rounding][:1]:
+            warn(
+                f"{text}, which is within rounding: the run resumes, but its results may differ "
+                "from those of an uninterrupted run (exact: false in summary.json)"
             )
         self.root_seed = root
         journal.load(records, blocks)
-        began[[i for i, _ in problems]] = True
+        began[[i for i, problem in problems if not problem.is_rounding]] = True
         journal.ended(began.nonzero()[0].tolist())
         return self._observations(), began
 

@@ -84,6 +84,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     can_be_restored: bool = False
     simulator: Any = None
     notify: Callable[[str], object] | None = None
+    is_exact: bool = True
+    """Whether the episodes continue exactly as `load_state_dict` got them."""
     frame_stack: dict[str, int]
     monitored: bool
     _buffers: StepBuffers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import gymnasium
@@ -20,7 +20,13 @@ from maze_train.envs.faults import (
     non_finite_rewards,
     non_finite_rows,
 )
-from maze_train.envs.journal import EpisodeRecord, load_own_state, offers_own_state, own_state
+from maze_train.envs.journal import (
+    Difference,
+    EpisodeRecord,
+    load_own_state,
+    offers_own_state,
+    own_state,
+)
 from maze_train.envs.monitoring import described_metadata
 from maze_train.envs.stepped import SteppedEnvs, checked_info
 from maze_train.envs.vector import StepBuffers, row_writer
@@ -173,14 +179,15 @@ class EnvWorker(SteppedEnvs):
 
     def restore(
         self, seed: int, records: Sequence[EpisodeRecord], allow_new_episodes: bool
-    ) -> list[tuple[int, str]]:
+    ) -> list[tuple[int, Difference]]:
         """Put every environment where its record says, by playing its episode again.
 
         Args:
             seed: Names the run of episodes.
             records: One per environment.
             allow_new_episodes: Whether an environment that did not do the same again begins a new
-                episode.
+                episode. One whose replay differs within rounding continues its episode in any case,
+                with the observation of the record.
 
         Returns:
             The environments whose replay differed, and how.
@@ -191,20 +198,25 @@ class EnvWorker(SteppedEnvs):
         self._begin_run(seed)
         problems = []
         for i, record in enumerate(records):
+            problem: Difference | None
             try:
                 problem = self._replay(i, record)
             except CallCancelledError:
                 raise  # no one needs the result
             except BaseException as error:
-                problem = f"it raised {explained(error)}"
+                problem = Difference(f"it raised {explained(error)}")
             self.rewards[i] = record.reward
             self._episode_start[i] = -record.steps
             if problem is None:
                 continue
-            name = f"environment {self._number + i} could not be put back where it was: after "
-            name += f"{record.num_actions} actions in the episode with seed "
-            problems.append((self._first + i, f"{name}{self._episode_seed[i]}, {problem}"))
-            if allow_new_episodes:
+            name = f"environment {self._number + i} "
+            name += "" if problem.is_rounding else "could not be put back where it was: "
+            name += f"after {record.num_actions} actions in the episode with seed "
+            text = f"{name}{self._episode_seed[i]}, {problem.text}"
+            problems.append((self._first + i, replace(problem, text=text)))
+            if problem.is_rounding:
+                self._restore_obs(i, record)
+            elif allow_new_episodes:
                 self._seeds[i].episodes_started = record.episodes
                 self._begin_anew(i, None)
         return problems
@@ -330,7 +342,12 @@ class EnvWorker(SteppedEnvs):
             self._report_of_step().lost.append(self._first + i)
             self._begin_anew(i, None)
 
-    def _replay(self, i: int, record: EpisodeRecord) -> str | None:
+    def _restore_obs(self, i: int, record: EpisodeRecord) -> None:
+        """Let the observation to act on be that of a record."""
+        for key, column in self.obs.items():
+            column[i] = record.obs[key]
+
+    def _replay(self, i: int, record: EpisodeRecord) -> Difference | None:
         """Play an episode again; returns the difference."""
         env, seeds = self.envs[i], self._seeds[i]
         seeds.episodes_started = record.base_episodes - 1
@@ -348,13 +365,13 @@ class EnvWorker(SteppedEnvs):
             self._context.count()
             if terminated or truncated:
                 if seeds.episodes_started == record.episodes:
-                    return f"the episode has ended, already after {k} of them"
+                    return Difference(f"the episode has ended, already after {k} of them")
                 obs, _ = self._go_on(i)
         if seeds.episodes_started != record.episodes:
-            return f"{record.episodes - seeds.episodes_started} episodes have not ended"
+            left = record.episodes - seeds.episodes_started
+            return Difference(f"{left} episodes have not ended")
         if record.own is not None and not record.num_actions:
-            for key, column in self.obs.items():
-                column[i] = record.obs[key]
+            self._restore_obs(i, record)
             return None
         self._write_obs(i, obs)
         return record.difference(self._row(i), float(reward))

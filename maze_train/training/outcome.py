@@ -109,6 +109,10 @@ class TrainingSummary:
     final_eval_return_mean: float
     """Mean return of the last evaluation; NaN if there was none."""
 
+    exact: bool = True
+    """Whether the results are those of an uninterrupted run; false: when the run was resumed, an
+    environment could not be put back exactly where it was."""
+
     final_test: dict[str, dict[str, float]] = field(default_factory=dict)
     """Metrics of the test after training of the policies `last` and `best`, with their `epoch`;
     empty without a test."""

@@ -104,6 +104,8 @@ class Trainer(ABC):
         self.wall_time_s = 0.0
         self.final_eval_return_mean = math.nan
         self.stop_reason = ""
+        self.exact = True
+        """Whether the results are those of a run that was never interrupted."""
         self._score: float | None = None
         self._resumed_at = time.perf_counter()
         self._updates_in_epoch = self._lost_updates = 0
@@ -338,6 +340,7 @@ class Trainer(ABC):
             best_metric=math.nan if selection is None else selection.best_score,
             best_epoch=0 if selection is None else selection.best_epoch,
             final_eval_return_mean=self.final_eval_return_mean,
+            exact=self.exact,
         )
 
     # -- state -----------------------------------------------------------------------------------
@@ -355,6 +358,7 @@ class Trainer(ABC):
             "statistics": self.statistics.state_dict(),
             "row": self._row,
             "progress": {name: getattr(self, name) for name in PROGRESS},
+            "exact": self.exact,
             "generators": generator_states(),
         }
 
@@ -370,6 +374,7 @@ class Trainer(ABC):
         self._row = state["row"]
         for name in PROGRESS:
             setattr(self, name, state["progress"][name])
+        self.exact = bool(state.get("exact", True))  # an earlier version did not keep it
         self.load_experience(state)
         # Last: what was put back before may have drawn from them.
         load_generator_states(state["generators"])

@@ -46,7 +46,8 @@ def run_dir(tmp_path):
 def checkpoint(run_dir: Path) -> Any:
     """What `continued` reads of a checkpoint, with the settings of the run."""
     path = run_dir / "checkpoints" / "epoch_000003"
-    return SimpleNamespace(path=path, settings=(run_dir / "config.yaml").read_text())
+    settings = (run_dir / "config.yaml").read_text()
+    return SimpleNamespace(path=path, settings=settings, epoch=3, env_steps=5)
 
 
 SHARED = {
@@ -122,7 +123,9 @@ def test_the_seed_that_was_drawn_stays(run_dir, change):
 def test_settings_that_may_not_change(run_dir, runner, key, value, was):
     """The error names the key, both values, and the remedy."""
     values = {**BASE, "runner": runner, "run_dir": str(run_dir), "resume": "auto", key: value}
-    with pytest.raises(ConfigError, match=f"{was}.*changes its numbers.*start a new run") as caught:
+    with pytest.raises(
+        ConfigError, match=f"{was}.*changes the results.*start a new run.*base_run="
+    ) as caught:
         continued(load_config(values), run_dir, checkpoint(run_dir))
     assert caught.value.key.startswith(key) or key.startswith(caught.value.key)
 
@@ -142,13 +145,23 @@ def test_several_changes_are_all_named(run_dir):
     with pytest.raises(ConfigError) as caught:
         continued(load_config(values), run_dir, checkpoint(run_dir))
     assert caught.value.problem.splitlines() == [
-        f"checkpoint {checkpoint(run_dir).path} has 0.99, and this setting changes its numbers: "
-        "leave it as it was, or start a new run; all that differ:",
+        f"checkpoint {checkpoint(run_dir).path} has 0.99, and this setting changes the results: "
+        f"leave it as it was, or start a new run from its policy with base_run={run_dir}; all that "
+        "differ:",
         "  setting          before  now",
         "  algorithm.gamma  0.99    0.5  refused",
         "  seed             3       9    refused",
         "  total_steps      100000  7",
     ]
+
+
+@pytest.mark.parametrize(("key", "limit"), [("total_steps", 4), ("algorithm.n_epochs", 2)])
+def test_a_limit_below_what_is_done(run_dir, key, limit):
+    """It is an error; a smaller limit that leaves something to do, or the same, is not."""
+    for allowed in (limit + 1, 0 if key == "algorithm.n_epochs" else limit + 2):
+        continued(load_config({**BASE, key: allowed}), run_dir, checkpoint(run_dir))
+    with pytest.raises(ConfigError, match=rf"{key} = {limit}: the run has done {limit + 1} "):
+        continued(load_config({**BASE, key: limit}), run_dir, checkpoint(run_dir))
 
 
 def test_where_a_run_is_looked_for(run_dir, tmp_path):

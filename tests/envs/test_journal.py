@@ -268,6 +268,49 @@ def test_what_is_not_done_again(make, case):
         assert vector.load_state_dict(state, allow_new_episodes=True)[1].tolist() == [True]
 
 
+class RoundedEnv(CountingEnv):
+    """Observes with an error, in the precision of a type."""
+
+    def __init__(self, error=0.0, dtype=np.float64):
+        super().__init__()
+        self.error = error
+        self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), dtype)
+
+    def observe(self):
+        exact = super().observe().astype(np.float64)
+        return (exact + self.error).astype(self.observation_space.dtype)
+
+
+@pytest.mark.parametrize("make", PLACES)
+@sweep(
+    "case",
+    [
+        (2e-14, np.float64, True),
+        (1e-5, np.float64, False),
+        (2e-5, np.float32, True),
+        (0.01, np.float32, False),
+    ],
+)
+def test_a_difference_within_rounding(make, case, capsys):
+    """The episode continues from the observation of the record, with a warning; others do not."""
+    error, dtype, is_rounding = case
+    exact, other = (lambda: RoundedEnv(0.0, dtype)), (lambda: RoundedEnv(error, dtype))
+    with make([exact]) as one, make([other]) as two:
+        one.reset(seed=5)
+        one.step([0])
+        state = one.state_dict()
+        if not is_rounding:
+            with pytest.raises(EnvError, match=r"differs by .*its running episodes are dropped"):
+                two.load_state_dict(state)
+            return
+        obs, began = two.load_state_dict(state)
+        assert (began.tolist(), two.is_exact) == ([False], False)
+        assert obs.tolist() == one._observations().tolist()
+        assert "within rounding: the run resumes" in capsys.readouterr().err
+        assert one.load_state_dict(state)[1].tolist() == [False]
+        assert one.is_exact
+
+
 @pytest.mark.parametrize("make", PLACES)
 @sweep("env", [CountingEnv, OwnStateEnv])
 def test_steps_are_counted_on(make, env):

@@ -11,6 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from cases import everyday
 from killed_runs import assert_equal_runs, final_state, maze_run
@@ -29,6 +30,7 @@ from run_cases import (
     start,
     words,
 )
+from short_runs import summary
 
 import maze_train.data.replay_memory as replay_memory
 from maze_train.core.errors import ConfigError, EnvError
@@ -134,6 +136,32 @@ def test_new_episodes_are_not_joined_with_lost_ones(tmp_path, env):
     assert {obs: after[obs] for obs in before} == before
     # Episodes end terminal here: only what was the newest row is cut after one step.
     assert sum(discount > 0.985 for _, discount, _ in before.values()) == 2
+
+
+class RoundedEnv(SpacesEnv):
+    """Observes with an error of all environments of its class."""
+
+    error = 0.0
+
+    def observe(self) -> Any:
+        return super().observe() + np.float32(self.error)
+
+
+@pytest.mark.parametrize("case", everyday(1, ["ppo", "ppo, actors", "sac", "impala"]))
+def test_a_run_that_resumes_within_rounding_says_so(tmp_path, capsys, monkeypatch, case):
+    """In its summary, from there on; it keeps its episodes."""
+    more = {"env": {"_target_": "test_own_resume.RoundedEnv", "kwargs": {"length": 7}}}
+    run = tmp_path / "run"
+    start(case, run, **more, **NO_EVALUATION, **ONE_EPOCH)
+    found = [summary(run)["exact"]]
+    for error, epochs in ((1e-7, 2), (1e-7, 3)):
+        monkeypatch.setattr(RoundedEnv, "error", error)
+        go_on(resume=run, trust=OWN, **{"algorithm.n_epochs": epochs})
+        found.append(summary(run)["exact"])
+    assert found == [True, False, False]
+    told = capsys.readouterr().err
+    assert told.count("which is within rounding: the run resumes") >= 1
+    assert "begin new episodes" not in told
 
 
 # -- ES and BC -----------------------------------------------------------------------------------

@@ -124,6 +124,15 @@ def test_a_finished_run_is_extended(half, whole):
     assert json.loads((half / "summary.json").read_text())["epochs"] == 4
 
 
+@pytest.mark.parametrize("limit", [{"total_steps": 64}, ONE_EPOCH])
+def test_a_limit_below_what_is_done_changes_nothing(half, limit):
+    """The run and its settings stay as they are."""
+    before = [(path, path.read_bytes()) for path in sorted(half.rglob("*")) if path.is_file()]
+    with pytest.raises(ConfigError, match="the run has done"):
+        train(resume=half, **limit)
+    assert all(path.read_bytes() == content for path, content in before)
+
+
 def test_auto_starts_or_continues(tmp_path, whole):
     """One command for both, as a cluster repeats it; also below a folder `checkpoints`."""
     run_dir = tmp_path / "checkpoints" / "run"

@@ -64,6 +64,7 @@ class ActorCritic(Trainer):
     def load_experience(self, state: dict[str, Any]) -> None:
         """Put the environments where they were."""
         lost = torch.from_numpy(self.collector.load_state_dict(state["collector"]))
+        self.exact = self.exact and self.collector.is_exact
         if lost.any():
             self.learners.foreach_learner(lambda learner: learner.forget_episodes(lost))
 

@@ -99,6 +99,7 @@ class IMPALA(Trainer):
     def load_experience(self, state: dict[str, Any]) -> None:
         """Put the actors and the kept rollouts where they were."""
         self.actors.load_state_dict(state["actors"])
+        self.exact = self.exact and self.actors.is_exact
         saved = states_by_module(state["replay"], self.replay)
         for key, replay in self.replay.items():
             replay.load_state_dict(saved[key])

@@ -201,6 +201,7 @@ class OffPolicy(Trainer):
         self._initial_policy.load_state_dict(state["initial_policy"])
         self._stored, self._learned_from, self.gradient_steps = state["transitions"]
         lost = torch.from_numpy(self.collector.load_state_dict(state["collector"]))
+        self.exact = self.exact and self.collector.is_exact
         if lost.any():
             for buffer in self.replay_buffers.values():
                 buffer.interrupt()
