@@ -18,7 +18,7 @@ from maze_train.distributions.base import Distribution
 from maze_train.distributions.beta import Beta
 from maze_train.distributions.categorical import Bernoulli, Categorical, MultiCategorical
 from maze_train.distributions.gaussian import DiagonalGaussian, SquashedGaussian
-from maze_train.spaces.describe import flat_spaces
+from maze_train.spaces.describe import check_categories, flat_spaces
 
 
 class JointDistribution(Distribution):
@@ -196,6 +196,7 @@ def distribution_for(
     _check_keys(given, spaces)
     parts: dict[str, Distribution] = {}
     for part_key, space in spaces.items():
+        check_categories(f"action space{f' (key {part_key!r})' if part_key else ''}", space)
         type_name = _type_name(space)
         key = part_key if part_key in given else type_name
         override = given.get(key, DEFAULTS[type_name])

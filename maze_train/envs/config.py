@@ -49,6 +49,10 @@ class EnvConfig:
     training_wrappers: list[dict[str, Any]] = field(default_factory=list)
     """Wrappers outside of these, in training only, such as clipped rewards. Returns of training are
     reported as they are without them."""
+    empty_mask: Literal["error", "all_legal"] = "error"
+    """What to do if an action mask rules out every action while the episode continues: `error`: the
+    run ends; `all_legal`: all actions of that choice are legal, and the environment decides what
+    they do (environments with one agent only)."""
     max_episode_steps: int | None = None
     """Steps after which an episode is truncated, >= 1 (inside of `wrappers`), turns where there are
     several agents; null: as registered, and no limit for an own environment."""

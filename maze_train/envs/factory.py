@@ -24,7 +24,7 @@ from maze_train.envs.atari import (
 )
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
-from maze_train.envs.monitoring import MonitoringWrapper, layers_of
+from maze_train.envs.monitoring import AllLegalWrapper, MonitoringWrapper, layers_of
 from maze_train.envs.pettingzoo import joined, maker_named, other_kinds
 from maze_train.envs.registered import build_failure, register_installed, registered_failure
 from maze_train.envs.stepped import closed_on_error
@@ -100,6 +100,8 @@ class EnvFactory:
         for i, wrapper in enumerate(config.wrappers):
             with closed_on_error([env]):
                 env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
+        if config.empty_mask == "all_legal":
+            env = AllLegalWrapper(env)
         if not self.training or not (atari or config.training_wrappers):
             return env
         env = MonitoringWrapper(env)

@@ -45,6 +45,13 @@ SHIMMY = (
 """Remedy for environments of the old interface: a compatibility wrapper."""
 
 
+SEVERAL_REWARDS = (
+    "; if each agent has its own reward, derive the environment from maze_train.MultiAgentEnv, "
+    "whose step returns rewards by agent"
+)
+"""Remedy for environments of several agents in the form of one."""
+
+
 def explained(error: BaseException) -> str:
     """Describe an exception of an environment, with the remedy if it is known.
 
@@ -66,7 +73,8 @@ def explained(error: BaseException) -> str:
     # It was raised where something was read that the environment had returned.
     reward = frame.f_locals.get("reward", 0.0)
     if not is_number(reward):
-        return f"{type(error).__name__}: reward is {reward!r}, expected a number"
+        several = SEVERAL_REWARDS if isinstance(reward, (list, tuple, dict, np.ndarray)) else ""
+        return f"{type(error).__name__}: reward is {reward!r}, expected a number{several}"
     return text + NEW_SIGNATURES + SHIMMY if OLD_SIGNATURE.search(str(error)) else text
 
 

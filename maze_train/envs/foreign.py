@@ -32,6 +32,7 @@ from maze_train.envs.faults import (
 from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.stepped import close_all, closed_on_error
 from maze_train.envs.vector import (
+    FILL_MASKS,
     Array,
     ArrayTree,
     MazeVectorEnv,
@@ -108,7 +109,9 @@ def make_foreign_env(
         simulator = simulator_of(config, num_envs, device, max_episode_steps)
         with closed_on_error([simulator]):
             vector = SimulatorVectorEnv(simulator, max_episode_steps)
-            return ForeignVectorEnv(vector, copy=False, step_infos=False)
+            return ForeignVectorEnv(
+                vector, empty_mask=config.empty_mask, copy=False, step_infos=False
+            )
     build = build_native if config.backend == "native" else build_envpool
     backend = build(config, num_envs, num_threads, max_episode_steps)
     with closed_on_error([backend.env]):
@@ -117,6 +120,7 @@ def make_foreign_env(
             atari_training=training and backend.is_atari,
             frame_stack=backend.frame_stack,
             max_episode_steps=backend.limit_left,
+            empty_mask=config.empty_mask,
             copy=False,
             step_infos=False,
         )
@@ -150,6 +154,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         frame_stack: Number of stacked frames by leaf of the observation; None: what the metadata of
             the environment says.
         max_episode_steps: Steps after which an episode is truncated, >= 1; mode DISABLED only.
+        empty_mask: See `EnvConfig.empty_mask`.
         copy: Whether to return copies of the observations.
         step_infos: Whether to return the infos of every step.
 
@@ -169,6 +174,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         atari_training: bool = False,
         frame_stack: Mapping[str, int] | None = None,
         max_episode_steps: int | None = None,
+        empty_mask: str = "error",
         copy: bool = True,
         step_infos: bool = True,
     ) -> None:
@@ -200,6 +206,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         actions = zeroed_columns(self._action, n)
         flags = np.zeros(n, np.bool_)
         self._buffers = StepBuffers({}, {}, actions, np.zeros(n), flags, flags)
+        self._fills_masks = empty_mask == "all_legal"
         self._resetting = np.zeros(n, np.bool_)
         self._returns, self._lengths = np.zeros(n), np.zeros(n, np.int64)
         self._lives = np.zeros(n, np.int64)
@@ -430,12 +437,15 @@ class ForeignVectorEnv(MazeVectorEnv):
         """Refuse observations to act on without a legal action."""
         if self._masks is None:
             return
+        if self._fills_masks:
+            self._buffers.obs.update(self._masks.filled(self._buffers.obs))
+            return
         acting = np.flatnonzero(~self._resetting)
         obs = {leaf: self._buffers.obs[leaf][acting] for leaf in self._masks.leaves}
         row = self._masks.first_illegal_row(obs) if len(acting) else None
         if row is not None:
             problem = self._masks.illegal_part({leaf: rows[row] for leaf, rows in obs.items()})
-            raise self._failed(acting[row], problem)
+            raise self._failed(acting[row], f"{problem}{FILL_MASKS}")
 
     def _failed(self, i: int, problem: object) -> EnvError:
         when = f"environment {self.first_env + i} failed at step {self._lengths[i]} of its episode"

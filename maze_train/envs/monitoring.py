@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from maze_train.core.errors import EnvError, SpaceError
+from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.envs.vector import Array
 from maze_train.spaces.describe import MASK_KEY, FlatView, choice_sizes, flat_spaces
 from maze_train.spaces.masks import mask_layout
@@ -125,7 +125,8 @@ class ActionMaskWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     has one entry for each action of all Discrete and MultiDiscrete parts, in any shape.
 
     Args:
-        env: The environment, whose infos have a mask after each reset and step.
+        env: The environment, whose infos have a mask after each reset and step, but for the last
+            step of an episode.
 
     Raises:
         SpaceError: If no action can be masked, or observations have a mask already.
@@ -144,18 +145,55 @@ class ActionMaskWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
     ) -> tuple[Any, dict[str, Any]]:
         """Begin an episode."""
         obs, info = self.env.reset(seed=seed, options=options)
-        return self._observe(obs, info), info
+        return self._observe(obs, info, False), info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step."""
         obs, reward, terminated, truncated, info = self.env.step(action)
-        return self._observe(obs, info), reward, terminated, truncated, info
+        has_ended = terminated or truncated
+        return self._observe(obs, info, has_ended), reward, terminated, truncated, info
 
-    def _observe(self, obs: Any, info: Mapping[str, Any]) -> dict[str, Any]:
-        """The observation with the mask."""
-        if MASK_KEY not in info:
+    def _observe(self, obs: Any, info: Mapping[str, Any], has_ended: bool) -> dict[str, Any]:
+        """The observation with the mask, which the info of a last step may lack."""
+        if MASK_KEY not in info and not has_ended:
             raise EnvError(f"ActionMaskWrapper: info has no {MASK_KEY!r}, only {sorted(info)}")
         return self._masks.observe(obs, info)
+
+
+class AllLegalWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Makes all actions of a choice legal if its mask rules out every one (`env.empty_mask`).
+
+    Raises:
+        ConfigError: If observations have no mask.
+    """
+
+    remembers: ClassVar = ()
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        masks = mask_layout(env.observation_space, env.action_space)
+        if masks is None:
+            problem = f"the observations of one agent have no {MASK_KEY}; leave it out"
+            raise ConfigError("env.empty_mask", problem, "all_legal")
+        self._masks, self._view = masks, FlatView(env.observation_space)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._filled(obs), info
+
+    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+        """Step."""
+        obs, *rest = self.env.step(action)
+        return self._filled(obs), *rest
+
+    def _filled(self, obs: Any) -> Any:
+        leaves = dict(self._view.read(obs))
+        masks = {leaf: np.asarray(leaves[leaf])[None] for leaf in self._masks.leaves}
+        found = {leaf: mask[0] for leaf, mask in self._masks.filled(masks).items()}
+        return self._view.build({**leaves, **found})
 
 
 class MaskOfInfo:

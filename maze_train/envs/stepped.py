@@ -444,7 +444,7 @@ class EnvSlots(SteppedEnvs):
         """
         leaf = {key: np.empty_like(value)[None] for key, value in self._blank.items()}
         try:
-            row_writer(self._observation, leaf)(0, self.final_obs[slot])
+            row_writer(self._observation, leaf, is_last=True)(0, self.final_obs[slot])
             found: dict[str, Array] = {key: column[0] for key, column in leaf.items()}
             check_finite(found, "last observation")
         except BaseException as error:

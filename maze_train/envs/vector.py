@@ -447,13 +447,15 @@ class StepBuffers:
         return StepBuffers(**part)
 
 
-def row_writer(view: FlatView, columns: dict[str, Array]) -> Callable[[int, Any], None]:
+def row_writer(
+    view: FlatView, columns: dict[str, Array], *, is_last: bool = False
+) -> Callable[[int, Any], None]:
     """Return a function `write(i, observation)` that copies an observation into row i.
 
-    Rows of columns `[rows, n, ...]` hold batches of n observations.
+    Rows of columns `[rows, n, ...]` hold batches of n observations. `is_last`: see `within_range`.
     """
     writers = {
-        key: within_range(key, view.leaves[key], column, column_writer(key, column))
+        key: within_range(key, view.leaves[key], column, column_writer(key, column), is_last)
         for key, column in columns.items()
     }
     if view.is_single:
@@ -466,6 +468,10 @@ def row_writer(view: FlatView, columns: dict[str, Array]) -> Callable[[int, Any]
     return write
 
 
+FILL_MASKS = "; with env.empty_mask=all_legal all actions are legal then"
+"""Remedy for masks that rule out every action."""
+
+
 def masked_writer(
     write: Callable[[int, Any], None], masks: MaskLayout, columns: dict[str, Array]
 ) -> Callable[[int, Any], None]:
@@ -476,7 +482,7 @@ def masked_writer(
         write(i, observation)
         problem = masks.illegal_part({leaf: column[i] for leaf, column in leaves.items()})
         if problem is not None:
-            raise SpaceError(problem)
+            raise SpaceError(f"{problem}{FILL_MASKS}")
 
     return write_checked
 
@@ -496,9 +502,17 @@ def column_writer(key: str, column: Array) -> Callable[[int, Any], None]:
 
 
 def within_range(
-    key: str, leaf: gymnasium.Space[Any], column: Array, write: Callable[[int, Any], None]
+    key: str,
+    leaf: gymnasium.Space[Any],
+    column: Array,
+    write: Callable[[int, Any], None],
+    is_last: bool = False,
 ) -> Callable[[int, Any], None]:
-    """`write`, and then a check that categories exist: an encoder would read others instead."""
+    """`write`, and then a check that categories exist: an encoder would read others instead.
+
+    In the last observation of an episode (`is_last`) a category just outside becomes the nearest
+    one: counters run one step beyond their space there.
+    """
     if not isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete)):
         return write
     low = np.asarray(leaf.start)
@@ -506,6 +520,8 @@ def within_range(
 
     def write_checked(i: int, value: Any) -> None:
         write(i, value)
+        if is_last:
+            column[i] = column[i] + (column[i] == low - 1) - (column[i] == high)
         written = column[i]
         is_wrong = (written < low) | (written >= high)
         if is_wrong.any():

@@ -125,7 +125,7 @@ class EnvWorker(SteppedEnvs):
         self._step_into(part.obs, part.rewards, part.terminated, part.truncated)
         self._columns = [*part.obs.values(), part.rewards, part.terminated, part.truncated]
         self._final_columns = list(part.final_obs.values())
-        self._write_final_obs = row_writer(self._observation, part.final_obs)
+        self._write_final_obs = row_writer(self._observation, part.final_obs, is_last=True)
 
     def reset(self, seed: int, options: dict[str, Any] | None) -> StepReport:
         """Start the first episodes of the run of episodes that `seed` names.

@@ -188,7 +188,8 @@ def _non_finite_error(
     return TrainingError(
         f"{where}: the gradient of minibatch {minibatch} is not finite{named}. {hint} "
         "observations, rewards or outputs of a network of your own that are not finite, such as "
-        f"logits that are all -inf{advice}"
+        "logits that are all -inf, and for returns whose squares float32 cannot hold (beyond "
+        f"1e19): scale the rewards, with a2c and ppo by algorithm.reward_scaling=true{advice}"
     )
 
 

@@ -15,7 +15,7 @@ from maze_train.core.errors import SpaceError
 from maze_train.core.types import Tensor, TensorTree
 from maze_train.nets.blocks import MLP, ImageEncoder, is_hooked, is_stock
 from maze_train.nets.config import ModelConfig
-from maze_train.spaces.describe import holds_images, is_image
+from maze_train.spaces.describe import check_categories, holds_images, is_image
 
 IMAGE_FACTOR = 4
 """Units of the branch of an image, compared with those of other branches."""
@@ -130,9 +130,10 @@ def leaf_encoder(
         return ImageEncoder(space, config.image_encoder, bool(config.orthogonal_init))
     if isinstance(space, spaces.Box | spaces.MultiBinary):
         return BoxEncoder(space)
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
-        return OneHotEncoder(space)
     where = f" (key {key!r})" if key else ""
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        check_categories(f"observation space{where}", space)
+        return OneHotEncoder(space)
     raise SpaceError(
         f"observation space {space}{where}: expected Box, Discrete, MultiDiscrete, MultiBinary, or "
         "a Dict of these; convert it with an observation wrapper (env.wrappers)"

@@ -70,6 +70,9 @@ def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> It
             f"{env_name(config.env)} declares no time limit: an episode continues until it ends "
             f"by itself{cut if limit else ''}; env.max_episode_steps sets one for training as well"
         )
+    yield from config.algorithm.start_notes(
+        config.runner.concurrency or config.algorithm.default_concurrency
+    )
     for key, leaf in flat_spaces(observation_space).items():
         name = f"the observation {key!r}" if key else "the observation"
         if is_mask_key(key) or config.model.policy is not None:

@@ -263,6 +263,20 @@ def choice_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
     return ()
 
 
+MAX_CATEGORIES = 2**24
+"""Most categories of a leaf: networks have an input, or an output, for each of them."""
+
+
+def check_categories(name: str, space: spaces.Space[Any]) -> None:
+    """Raise SpaceError if a leaf has so many categories that no network can be built for it."""
+    count = sum(choice_sizes(space))
+    if count > MAX_CATEGORIES:
+        raise SpaceError(
+            f"{name} {space} has {count:,} categories, at most {MAX_CATEGORIES:,} are supported: "
+            "describe it by numbers (Box), or by digits (MultiDiscrete)"
+        )
+
+
 MAX_ENTRIES = 8
 """Entries of a MultiDiscrete space that are written out."""
 

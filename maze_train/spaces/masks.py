@@ -107,6 +107,27 @@ class MaskLayout:
                 found.append(int(has_legal.argmin()))
         return min(found, default=None)
 
+    def filled(self, obs: Mapping[str, Array]) -> dict[str, Array]:
+        """Masks of B observations in which a choice without a legal action has all of them.
+
+        Args:
+            obs: Observations by leaf, [B, ...]; others than masks are not read.
+
+        Returns:
+            The masks by leaf, [B, ...]; copies of those that changed.
+        """
+        found = {}
+        for leaf, starts in self._starts.items():
+            mask = obs[leaf]
+            rows = mask.reshape(len(mask), -1)
+            is_empty = ~np.logical_or.reduceat(rows, starts, axis=1)
+            if is_empty.any():
+                sizes = np.diff(starts, append=rows.shape[1])
+                filled = np.where(np.repeat(is_empty, sizes, axis=1), 1, rows)
+                mask = filled.astype(mask.dtype).reshape(mask.shape)
+            found[leaf] = mask
+        return found
+
     def _describe(self, leaf: str, mask: Array) -> str:
         """The sentence for the first choice in `mask` that has no legal action."""
         values = mask.reshape(-1)

@@ -208,6 +208,10 @@ class AlgorithmConfig:
     def check_total_steps(self, total_steps: int, concurrency: int) -> None:
         """Refuse a run of that many steps of all environments; 0: no limit."""
 
+    def start_notes(self, concurrency: int) -> Iterable[str]:
+        """The lines about these settings that a run begins with."""
+        return ()
+
     def check_concurrency(self, concurrency: int) -> None:
         """Refuse settings that do not fit `concurrency` parallel environments."""
 

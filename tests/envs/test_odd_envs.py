@@ -12,11 +12,14 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from toy_envs import ALL, FORKS, OTHER_MODES, PLACES, CountingEnv, here
 
+from maze_train import train
 from maze_train.collect.recording import frames_per_second
-from maze_train.core.errors import EnvError, SpaceError
+from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.envs.agents import JointEnv
 from maze_train.envs.backends import autoreset_mode
-from maze_train.envs.monitoring import MonitoringWrapper
+from maze_train.envs.foreign import ForeignVectorEnv
+from maze_train.envs.monitoring import ActionMaskWrapper, AllLegalWrapper, MonitoringWrapper
+from maze_train.envs.stepped import EnvSlots
 from maze_train.envs.wrappers import ObservationStackWrapper
 
 pytestmark = FORKS
@@ -140,6 +143,68 @@ def test_values_that_can_not_be_meant_are_refused(case):
         numbers(here([lambda: Odd(**form)]))
 
 
+class Team(CountingEnv):
+    """Gives a reward for each of two agents."""
+
+    def __init__(self, form):
+        super().__init__()
+        self.form = form
+
+    def reward(self, action):
+        return self.form([0.0, 1.0])
+
+
+@pytest.mark.parametrize("form", [list, tuple, np.array, lambda x: dict(enumerate(x))])
+def test_rewards_of_several_agents(form):
+    """The message names the class for them; a wrong number does not."""
+    with pytest.raises(EnvError, match=r"expected a number; if each agent .*MultiAgentEnv"):
+        numbers(here([lambda: Team(form)]))
+    with pytest.raises(EnvError, match=r"expected a number$"):
+        numbers(here([lambda: Team(lambda _: None)]))
+
+
+class Counter(CountingEnv):
+    """Observes how many steps are left, and were made, one beyond the space at the end."""
+
+    def __init__(self, truncate, beyond=0):
+        super().__init__(length=4, truncate=truncate)
+        self.observation_space = spaces.Dict(
+            {
+                "left": spaces.Discrete(4, start=1),
+                "made": spaces.MultiDiscrete([9, 4]),
+            }
+        )
+        self.beyond = beyond
+
+    def observe(self):
+        ended = self.beyond if self.t == 4 else 0
+        return {"left": 4 - self.t - ended, "made": np.array([self.t, self.t])}
+
+
+@pytest.mark.parametrize("make", PLACES)
+@pytest.mark.parametrize("truncate", [False, True])
+def test_counters_that_end_one_beyond_their_space(make, truncate):
+    """The last observation has the nearest category; anything further is refused."""
+    with make([lambda: Counter(truncate)] * 2) as vector:
+        vector.reset(seed=0)
+        for _ in range(4):
+            infos = vector.step([0, 0])[4]
+        last = infos["final_obs"][1]
+        assert vector.single_observation_space.contains(last)
+        assert (last["left"], last["made"].tolist()) == (1, [4, 3])
+    slots = EnvSlots([lambda: Counter(truncate)], 1)
+    slots.start(0, 3)
+    while not slots.step(1, np.zeros(1, np.int64)):
+        pass
+    assert slots.last_observation(0)["made"].tolist() == [4, 3]
+    with make([lambda: Counter(truncate, beyond=1)]) as vector:
+        vector.reset(seed=0)
+        for _ in range(3):
+            vector.step([0])
+        with pytest.raises(EnvError, match=r"at step 4 .*'left' is -1, which is not in Discrete"):
+            vector.step([0])
+
+
 class OutOfRange(CountingEnv):
     """Observations that are numbers of the right kind, but not of the space."""
 
@@ -216,6 +281,75 @@ def test_no_legal_action_wherever_environments_are(make: Any, bad_step: int) -> 
         play(vector, 4 + bad_step + delay)
         with pytest.raises(EnvError, match=message):
             vector.step(actions(2))
+
+
+@pytest.mark.parametrize("bad_step", [0, 3])
+@pytest.mark.parametrize("mode", [None, *AutoresetMode])
+def test_all_actions_are_legal_instead(mode: Any, bad_step: int) -> None:
+    """Only of the choice that has none; in single environments and in those of others."""
+    if mode is None:
+        makers = [
+            lambda: AllLegalWrapper(MaskedEnv()),
+            lambda: AllLegalWrapper(MaskedEnv(bad_step)),
+        ]
+        vector = here(makers)
+    else:
+        source = SyncVectorEnv([MaskedEnv, lambda: MaskedEnv(bad_step)], autoreset_mode=mode)
+        vector = ForeignVectorEnv(source, empty_mask="all_legal")
+    with vector:
+        found = [vector.reset(seed=0)[0]["action_mask/x"].copy()]
+        for _ in range(14):
+            obs, *_, infos = vector.step(actions(2))
+            found.append(obs["action_mask/x"].copy())
+            if mode is not AutoresetMode.NEXT_STEP or not infos:
+                assert obs["action_mask/y"].tolist() == np.eye(2)[None].repeat(2, 0).tolist()
+    delay = mode is AutoresetMode.NEXT_STEP
+    for step, (good, bad) in enumerate(found):
+        is_last = delay and step % 6 == 5
+        assert good.tolist() == ([1, 1, 1] if is_last else [0, 1, 0])
+        is_empty = is_last or step == 5 + delay + bad_step
+        assert bad.tolist() == ([1, 1, 1] if is_empty else [0, 1, 0])
+
+
+def test_empty_masks_in_a_run(tmp_path: Any) -> None:
+    """The message names the setting, and the run learns with it; it is for masks."""
+    given: dict[str, Any] = {"total_steps": 64, "run_dir": str(tmp_path / "run"), "seed": 0}
+    given |= {"algorithm.n_rollout_steps": 16, "runner.concurrency": 2, "algorithm": "ppo"}
+    given |= {"evaluation.n_episodes": 2, "tracking.progress": "quiet", "tracking.plot": False}
+    env = {"_target_": "test_odd_envs.MaskedEnv", "kwargs": {"bad_step": 3}}
+    with pytest.raises(EnvError, match=r"no action of part 'x' .*env\.empty_mask=all_legal"):
+        train(env, **given)
+    given["run_dir"] = str(tmp_path / "other")
+    assert train({**env, "empty_mask": "all_legal"}, **given).history
+    with pytest.raises(ConfigError, match=r"env\.empty_mask = 'all_legal': .* no action_mask"):
+        train({"id": "CartPole-v1", "empty_mask": "all_legal"}, **{**given, "run_dir": None})
+
+
+class Stones(CountingEnv):
+    """Gives masks in infos, but not in the last one."""
+
+    def __init__(self, truncate=False, missing=5):
+        super().__init__(truncate=truncate)
+        self.missing = missing
+
+    def info(self):
+        return {} if self.t == self.missing else {"action_mask": np.array([1, 0, 1])}
+
+
+@pytest.mark.parametrize("truncate", [False, True])
+def test_last_infos_need_no_mask(truncate: bool) -> None:
+    """All others do."""
+    with here([lambda: ActionMaskWrapper(Stones(truncate))]) as vector:
+        vector.reset(seed=0)
+        for _ in range(11):
+            obs = vector.step([0])[0]
+            assert obs["action_mask"].tolist() == [[1, 0, 1]]
+    with here([lambda: ActionMaskWrapper(Stones(truncate, missing=3))]) as vector:
+        vector.reset(seed=0)
+        for _ in range(2):
+            vector.step([0])
+        with pytest.raises(EnvError, match=r"at step 3 .*info has no 'action_mask'"):
+            vector.step([0])
 
 
 def test_a_mask_that_does_not_fit_is_told_at_once() -> None:

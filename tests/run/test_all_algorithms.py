@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from cases import everyday
+from gymnasium import spaces
 from own_envs import SpacesEnv
 from own_parts import KeptReplay
 from recorded import record
@@ -19,7 +20,14 @@ from maze_train import load_policy, train
 from maze_train.algorithms.es.learner import ESLearner
 from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.algorithms.sac.learner import SACLearner
-from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, ShapeError, TrainingError
+from maze_train.core.errors import (
+    ConfigError,
+    EnvError,
+    MazeTrainError,
+    ShapeError,
+    SpaceError,
+    TrainingError,
+)
 from maze_train.core.targets import locate
 from maze_train.training.config import TRIAL_STEPS
 
@@ -313,6 +321,49 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     with pytest.raises(ConfigError, match=message):
         short_run(**{"algorithm": algorithm, "run_dir": "run", **overrides})
     assert everything(tmp_path) == []
+
+
+MANY = spaces.Discrete(2**31)
+UNBOUNDED = spaces.Box(-np.inf, np.inf, (1,), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "name", "space", "message"),
+    [
+        ("td3", "action_space", UNBOUNDED, "td3 needs .* finite bounds.* algorithm=ppo or"),
+        ("ppo", "observation_space", MANY, "^observation space .* has 2,147,483,648 categories"),
+        (
+            "a2c",
+            "observation_space",
+            spaces.Dict(a=spaces.MultiDiscrete([2**30, 9])),
+            r"^observation space \(key 'a'\) Multi.* has 1,073,741,833 categories",
+        ),
+        ("ppo", "action_space", MANY, "^action space .* at most 16,777,216 are supported"),
+        ("sac", "action_space", MANY, "^action space .* at most 16,777,216 are supported"),
+    ],
+)
+def test_spaces_that_no_network_fits_are_refused(
+    algorithm: str, name: str, space: Any, message: str, tmp_path: Path
+) -> None:
+    """Before memory is taken for them; the remedy is one that the algorithm takes."""
+
+    class Odd(SpacesEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            setattr(self, name, space)
+
+    with pytest.raises(SpaceError, match=message):
+        train(Odd, algorithm, run_dir="run", total_steps=20_000, **QUIET)
+    assert everything(tmp_path) == []
+
+
+def test_the_default_minibatch_is_at_most_the_rollout(capsys: Any) -> None:
+    """A note says so; a size that was set is refused."""
+    small = {"algorithm.n_rollout_steps": 16, "runner.concurrency": 2, "algorithm.batch_size": 256}
+    result = short_run(algorithm="ppo", **small, **{"algorithm.n_optimization_epochs": 3})
+    assert result.history[0]["train/gradient_steps"] == 2 * 3
+    told = capsys.readouterr().err
+    assert told.count("batch_size = 256 (default) is larger than the rollout of 32 samples") == 1
 
 
 def test_demonstrations_of_other_shapes_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
@@ -30,9 +31,9 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     `adaptive_kl` (follows the divergence of the policy from the one that acted)."""
 
     batch_size: int = 256
-    """Samples per minibatch, at most `runner.concurrency * n_rollout_steps`; the last minibatch of
-    an epoch over the rollout is smaller when the sizes do not divide. >= 1. Unused with
-    `n_minibatches`."""
+    """Samples per minibatch, at most `runner.concurrency * n_rollout_steps` (the default is lowered
+    to that with a note); the last minibatch of an epoch over the rollout is smaller when the sizes
+    do not divide. >= 1. Unused with `n_minibatches`."""
 
     n_minibatches: int | None = None
     """Minibatches into which each pass cuts the rollout (a recurrent policy's sequences), in place
@@ -82,13 +83,26 @@ class PPOAlgorithmConfig(ActorCriticConfig):
                 name = "sequences" if self.sequence_length else "samples"
                 problem = f"more than the {units} {name} of a rollout; expected at most {units}"
                 raise ConfigError("n_minibatches", problem, self.n_minibatches)
-        elif self.batch_size > rollout:
+        elif self.batch_size > rollout and not self._has_default_batch:
             raise ConfigError(
                 "batch_size",
                 f"larger than the rollout of {rollout} samples (runner.concurrency={concurrency} x "
                 f"algorithm.n_rollout_steps={self.n_rollout_steps}); lower batch_size to at most "
                 f"{rollout}, or raise one of the two",
                 self.batch_size,
+            )
+
+    @property
+    def _has_default_batch(self) -> bool:
+        return self.batch_size == type(self).batch_size
+
+    def start_notes(self, concurrency: int) -> Iterator[str]:
+        """The line about a default of `batch_size` that is larger than the rollout."""
+        rollout = concurrency * self.n_rollout_steps
+        if self.n_minibatches is None and self.batch_size > rollout:
+            yield (
+                f"algorithm.batch_size = {self.batch_size} (default) is larger than the rollout of "
+                f"{rollout} samples, so each minibatch is the whole rollout"
             )
 
     def shortened(self) -> PPOAlgorithmConfig:

@@ -86,11 +86,16 @@ def build_td3(
         SpaceError: If an action is no Box with finite bounds, or no network exists for a space.
     """
     for key, space in flat_spaces(action_space).items():
+        named = f"part {key!r} of the action space" if key else "the action space"
         if not isinstance(space, Box):
-            named = f"part {key!r} of the action space" if key else "the action space"
             raise SpaceError(
                 f"td3 needs Box actions, {named} is {space}: choose algorithm=sac, which takes "
                 "discrete actions too"
+            )
+        if not space.is_bounded() or (space.low >= space.high).any():
+            raise SpaceError(
+                f"td3 needs Box actions with finite bounds, low < high, {named} is {space}: give "
+                "the space such bounds, or choose algorithm=ppo or algorithm=a2c, which need none"
             )
     for key, family in config.distributions.items():
         if family != {TARGET: FAMILY}:
