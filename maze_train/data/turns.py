@@ -140,6 +140,7 @@ class TurnSplitter:
         actions = cast("dict[str, Tensor]", rollout.actions)
         terminated = last_obs[TERMINATED].bool()
         truncated = last_obs[TRUNCATED].bool()
+        unknown = terminated & truncated
         # Agents that have not ended do so with the episode.
         terminated |= rollout.terminated.unsqueeze(-1) & ~truncated
         # A time limit of all cuts off those that would act next. Nothing was seen of the others
@@ -147,7 +148,7 @@ class TurnSplitter:
         limited = rollout.truncated.unsqueeze(-1) & ~terminated & ~truncated
         acts_next = last_obs[ACTS].bool()
         truncated |= limited & acts_next
-        lost = limited & ~acts_next
+        lost = (limited & ~acts_next) | unknown
         if rollout.valid is not None:
             lost |= ~rollout.valid.unsqueeze(-1)
         joint, last_joint = joint_view(obs), joint_view(last_obs)

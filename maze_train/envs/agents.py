@@ -20,6 +20,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze_train.core.errors import EnvError, SpaceError
+from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.envs.monitoring import gives_state, metadata_of
 from maze_train.envs.vector import Array, masked_writer, row_writer, zeroed_columns
 from maze_train.spaces.agents import AGENT_RETURNS, REWARDS, TEAMS, AgentSpaces, partition
@@ -116,8 +117,16 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     (`maze_train.spaces.masks`). Where the environment has `state_dict()` and
     `load_state_dict(state)`, this one has them too.
 
+    A last observation that is not finite is not shown. No one needs that of a terminated agent.
+    That of a truncated one is an error unless `skips_non_finite`; then the agent is flagged as
+    terminated as well, and its turn is not learned from.
+
     Args:
         env: The environment.
+
+    Attributes:
+        skips_non_finite: Whether the last turn of a truncated agent is given up if its last
+            observation is not finite, as `algorithm.on_non_finite=skip` says.
 
     Raises:
         EnvError: If names of agents cannot be used; in reset and step also if a turn names an
@@ -145,6 +154,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         self._gone: set[str] = set()
         self._was_cut = False
         self._returns: dict[str, float] = {}
+        self.skips_non_finite = False
         if gives_state(env):
             self.state_dict, self.load_state_dict = self._whole_state, self._load_whole_state
 
@@ -216,15 +226,18 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         check_form(turn)
         terminated, truncated = ended(turn.terminated), ended(turn.truncated)
         self._check(turn, terminated, truncated)
-        over = terminated | truncated
+        over, cut = terminated | truncated, truncated - terminated
         self._gone |= over
         self._was_cut = self._was_cut or bool(truncated)
         self._acting = [agent for agent in self.agents if agent in turn.obs and agent not in over]
+        unknown: set[str] = set()
         rewards, total = np.zeros(len(self.agents), np.float32), 0.0
         for i, agent in enumerate(self.agents):
-            if agent in turn.obs:
-                seat = self._seats[agent]
-                self._shown[agent] = seat.show(turn.obs[agent], acts=agent not in over)
+            if agent in over and agent in turn.obs:
+                if not self._show_last(agent, turn.obs[agent], agent in cut):
+                    unknown.add(agent)
+            elif agent in turn.obs:
+                self._shown[agent] = self._seats[agent].show(turn.obs[agent], acts=True)
             if agent in turn.rewards:
                 reward = turn.rewards[agent]
                 total += float(reward)
@@ -234,9 +247,26 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
             "agents": dict(self._shown),
             "acts": self._flags(self._acting),
             "rewards": rewards,
-            "terminated": self._flags(terminated),
-            "truncated": self._flags(truncated),
+            "terminated": self._flags(terminated | (unknown & cut)),
+            "truncated": self._flags(cut),
         }, total
+
+    def _show_last(self, agent: str, obs: Any, is_cut: bool) -> bool:
+        """Show the last observation of an agent if it is finite; returns whether it is.
+
+        Raises:
+            NonFiniteError: If it is not, and the value after it is needed.
+        """
+        seat = self._seats[agent]
+        shown = seat.show(obs, acts=False)
+        try:
+            seat.check_finite()
+        except NonFiniteError:
+            if is_cut and not self.skips_non_finite:
+                raise
+            return False
+        self._shown[agent] = shown
+        return True
 
     def _infos(self, turn: Turn) -> dict[str, Any]:
         return {**turn.infos, AGENT_RETURNS: dict(self._returns)}
@@ -305,6 +335,17 @@ class _Seat:
             raise EnvError(f"agent {self._agent!r}: {error}") from error
         return self._view.build(
             {key: column[0, ...].copy() for key, column in self._columns.items()}
+        )
+
+    def check_finite(self) -> None:
+        """Refuse the observation that was shown last, of an agent that has ended.
+
+        Raises:
+            NonFiniteError: If it is not finite; names the agent.
+        """
+        check_finite(
+            {key: column[0, ...] for key, column in self._columns.items()},
+            f"last observation of agent {self._agent!r}",
         )
 
     def neutral(self) -> Any:

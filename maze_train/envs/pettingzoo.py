@@ -101,6 +101,7 @@ class PettingZooAgents(MultiAgentEnv):
         self.teams: Mapping[str, Sequence[str]] = self.metadata.get(TEAMS, {})
         self.render_mode: str | None = getattr(env, "render_mode", None)
         self._over: set[str] = set()
+        self._paid: set[str] = set()
         self._masks: dict[str, MaskOfInfo] = {}
         if any(MASK_KEY in info for info in self._first_infos().values()):
             self._masks = {
@@ -137,6 +138,24 @@ class PettingZooAgents(MultiAgentEnv):
         """An observation, with the legal actions of the info if they belong there."""
         masks = self._masks.get(agent)
         return obs if masks is None else masks.observe(obs, info)
+
+    def _rewards_of(self, env: Any) -> dict[str, float]:
+        """Return the rewards that an `AECEnv` reports after a step.
+
+        Raises:
+            EnvError: If an agent has a sum of rewards without ever having had a reward.
+        """
+        rewards = dict(env.rewards)
+        self._paid.update(agent for agent, reward in rewards.items() if reward)
+        # Every AECEnv has these sums, since `last` returns them.
+        sums = env._cumulative_rewards.items()
+        if hidden := [agent for agent, total in sums if total and agent not in self._paid]:
+            raise EnvError(
+                f"the rewards of the agents {hidden} are in `_cumulative_rewards` alone, and are "
+                "0 in `rewards`: let step() set `rewards` of all agents, call "
+                "_accumulate_rewards(), and not clear `rewards` before the next step"
+            )
+        return rewards
 
 
 class ParallelAgents(PettingZooAgents):
@@ -216,8 +235,9 @@ class CyclingAgents(ParallelAgents):
         rewards = dict.fromkeys(env.agents, 0.0)
         for _ in range(len(env.agents)):
             env.step(actions[env.agent_selection])
+            reported = self._rewards_of(env)
             for agent in env.agents:
-                rewards[agent] += env.rewards[agent]
+                rewards[agent] += reported[agent]
         ends = dict(env.terminations), dict(env.truncations)
         obs = {agent: env.observe(agent) for agent in env.agents}
         infos = dict(env.infos)
@@ -247,7 +267,7 @@ class AlternatingAgents(PettingZooAgents):
         (action,) = actions.values()
         self.env.step(action)
         # Agents that leave take their rewards with them.
-        return self._turn(dict(self.env.rewards))
+        return self._turn(self._rewards_of(self.env))
 
     def _first_infos(self) -> Mapping[str, Mapping[str, Any]]:
         self.env.reset(seed=0)

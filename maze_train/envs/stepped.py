@@ -15,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.envs.agents import JointEnv
 from maze_train.envs.faults import (
     MAX_FLOAT32,
     FiniteCheck,
@@ -77,6 +78,9 @@ class SteppedEnvs(ABC):
             self._observation = FlatView(self.envs[0].observation_space)
             self._action = FlatView(self.envs[0].action_space)
             self._continuing = [continuing_layers(env) for env in self.envs]
+        for joint in (env.unwrapped for env in self.envs):
+            if isinstance(joint, JointEnv):
+                joint.skips_non_finite = self._skips
 
     def close(self) -> None:
         """Close every environment, all of them also when one raises."""

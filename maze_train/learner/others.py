@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
@@ -267,6 +268,7 @@ def join(
         torch.cuda.set_device(gpu)
         # An exchange that fails raises an error here, too, instead of ending the process.
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")
+    hook = sys.excepthook
     try:
         with network_of(address):
             dist.init_process_group(
@@ -278,6 +280,8 @@ def join(
             )
     except RuntimeError:
         return False
+    finally:
+        sys.excepthook = hook  # PyTorch puts one around it that adds the rank, each time
     return True
 
 

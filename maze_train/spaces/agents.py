@@ -6,7 +6,8 @@ Observations are a Dict with the keys
     acts        who acts next, `[A]` bool
     rewards     what each agent got since the step before, `[A]`
     terminated  whose episode has ended in the step, `[A]` bool
-    truncated   whose was cut off in it, `[A]` bool
+    truncated   whose was cut off in it, `[A]` bool; if terminated as well, the value of the state
+                is unknown, and the turn is not learned from
 
 and actions a Dict with the action of each agent; only those of agents that act count.
 """

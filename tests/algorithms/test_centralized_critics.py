@@ -103,8 +103,8 @@ def test_advantages_by_hand() -> None:
     """With gamma = lambda = 0.5, values as `Sum` says it, and rewards from turn to turn.
 
     a: values 1011, 1233 and 1655 of the end, rewards 3 and 12; so 12 + 827.5 - 1233 = -393.5 and
-    3 + 616.5 - 1011 - 0.25 * 393.5. b: values 12212, 12434 and 12656, rewards 50 and 40; so 40 +
-    6328 - 12434 = -6066 and 50 + 6217 - 12212 - 0.25 * 6066. Where a was cut off, it is a that
+    3 + 616.5 - 1011 - 0.25 * 393.5. b: values 12212, 12434 and 12656, rewards 60 and 40; so 40 +
+    6328 - 12434 = -6066 and 60 + 6217 - 12212 - 0.25 * 6066. Where a was cut off, it is a that
     would have acted, where b was, b.
     """
     model = joint_model(critic={"_target_": Given(Sum)})
@@ -114,7 +114,7 @@ def test_advantages_by_hand() -> None:
     rollout = splitter.split(game())["default"]
     prepared = learner.preprocess("default", rollout, Statistics())
     advantages, returns, values, _ = prepared.columns
-    assert advantages.tolist() == [-391.5 - 98.375, -5945.0 - 1516.5, -393.5, -6066.0]
+    assert advantages.tolist() == [-391.5 - 98.375, -5935.0 - 1516.5, -393.5, -6066.0]
     assert values.tolist() == [1011.0, 12212.0, 1233.0, 12434.0]
     assert returns.tolist() == (advantages + values).tolist()
 

@@ -35,7 +35,7 @@ class Stream:
     acts: list[Any] = field(default_factory=list)
     rewards: list[Any] = field(default_factory=list)
     ends: list[Any] = field(default_factory=list)
-    """Of each agent: 0 continues, 1 terminated, 2 truncated."""
+    """Of each agent: 0 continues, 1 terminated, 2 truncated, 3 truncated in an unknown state."""
     next_acts: list[Any] = field(default_factory=list)
     """Who would act next, were the episode of all not over."""
     joint: list[Any] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Stream:
             stream.acts.append(acts)
             numbers = np.arange(NUM_ENVS)[:, None] * 10 + np.arange(len(AGENTS))
             stream.obs.append((1000.0 * t + numbers).astype(np.float32))
-            ends = np.where(alive, rng.choice(3, shape, p=[0.9, 0.07, 0.03]), 0)
+            ends = np.where(alive, rng.choice(4, shape, p=[0.89, 0.06, 0.03, 0.02]), 0)
             joint = rng.choice(4, NUM_ENVS, p=[0.92, 0.02, 0.04, 0.02])
             ends[joint == 3] = 0
             alive = alive & (ends == 0)
@@ -108,8 +108,8 @@ class Stream:
         flags = {
             "acts": self.next_acts[t] if final else self.acts[t],
             "rewards": np.where(here, self.rewards[step], 0.0).astype(np.float32),
-            "terminated": ends == 1,
-            "truncated": ends == 2,
+            "terminated": (ends == 1) | (ends == 3),
+            "truncated": ends >= 2,
         }
         return {key: torch.from_numpy(np.asarray(x).copy()) for key, x in (numbers | flags).items()}
 
@@ -137,7 +137,7 @@ class Stream:
             if running is None:
                 continue
             waits = joint == 2 and not end and not self.next_acts[t][env, agent]
-            if joint == 3 or waits:
+            if joint == 3 or waits or end == 3:
                 found.append((*running, 3, None))
             else:
                 last = now + 1000.5 if joint else self.obs[t + 1][env, agent]
@@ -321,7 +321,7 @@ def test_what_centralised_critics_see(lengths: list[int], acting: float) -> None
                     end = int(value - 1000.0) // 1000
                     shown = stream.obs[end + 1] if value % 1 == 0 else stream.obs[end] + 1000.5
                     goes_on = (stream.joint[end][env] != 1) | (stream.ends[end][env] == 2)
-                    goes_on &= stream.ends[end][env] != 1
+                    goes_on &= stream.ends[end][env] % 2 == 0
                     check_seen(last, shown[env], stream.acts[t][env] & goes_on, agent)
                     count += 1
     assert count > 9

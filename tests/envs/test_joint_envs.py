@@ -15,6 +15,7 @@ from toy_envs import FORKS, PLACES, assert_equal_steps, assert_same, here
 
 from maze_train import EnvConfig, EnvFactory, JointEnv, RandomResetWrapper, Turn
 from maze_train.collect.agents import UniformPolicy
+from maze_train.collect.episodes import agent_returns_of
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.spaces.describe import FlatView, flat_spaces
 from maze_train.spaces.masks import LegalChoices, mask_layout
@@ -264,6 +265,41 @@ def test_factory_limits_and_wraps() -> None:
         heaps(kwargs={"least": 3})()
     with pytest.raises(ConfigError, match=r"expected a subclass of gymnasium.Env, or a"):
         EnvFactory(EnvConfig(target="collections.OrderedDict"))()
+
+
+class Blind(Script):
+    """In its second step `a` ends with an observation that is not finite, and `c` in the third."""
+
+    def __init__(self, how: str, value: float) -> None:
+        super().__init__(
+            Turn({"a": A, "c": 3}),
+            Turn({"a": A + 1, "c": 4}, {"a": 1.0}),
+            Turn({"a": np.array([1.0, value]), "c": 5}, {"a": 2.0}, **{how: ["a"]}),
+            Turn({"c": 6}, terminated=["c"]),
+        )
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("how", ["terminated", "truncated"])
+def test_last_observations_that_are_not_finite(how: str, value: float) -> None:
+    """They are not shown. That of a truncated agent is needed: an error, or its turn is lost."""
+    for skips in (False, True):
+        settings = {"on_non_finite": "skip"} if skips else {}
+        with here([lambda: JointEnv(Blind(how, value))], step_infos=True, **settings) as vector:
+            vector.reset(seed=1)
+            action = vector.action_space.sample()
+            vector.step(action)
+            if how == "truncated" and not skips:
+                with pytest.raises(EnvError, match=r"observation of agent 'a' is (nan|inf) at"):
+                    vector.step(action)
+                continue
+            obs, *_, infos = vector.step(action)
+            assert "lost" not in infos
+            assert obs["agents/a"].tolist() == [[2.0, 6.0]]
+            assert obs["terminated"].tolist() == [[1, 0, 0]]
+            assert obs["truncated"].tolist() == [[how == "truncated", 0, 0]]
+            assert obs["rewards"].tolist() == [[2.0, 0.0, 0.0]]
+            assert agent_returns_of(vector.step(action)[4])["a"] == {0: 3.0}
 
 
 @pytest.mark.filterwarnings("ignore:.*WARN:UserWarning")

@@ -152,6 +152,14 @@ class Returns(Walkers):
         return found
 
 
+class InSums(Rounds):
+    """Has rewards in the sums alone."""
+
+    def finish(self, agent: str) -> None:
+        self._clear_rewards()
+        super().finish(agent)
+
+
 def walking(method: str, result: Any) -> Any:
     """Makes walkers one of whose methods returns something else."""
     return type("Faulty", (Walkers,), {method: lambda *_, **__: result})
@@ -254,6 +262,14 @@ class Circle(Rounds):
             self.terminations = dict.fromkeys(self.terminations, True)
 
 
+class CircleInSums(Circle):
+    """Circle with its rewards in the sums alone."""
+
+    def finish(self, agent: str) -> None:
+        self._clear_rewards()
+        super().finish(agent)
+
+
 def falling() -> Any:
     """Walkers that fall one by one."""
     module = importlib.import_module("pettingzoo.sisl.multiwalker_v9")
@@ -312,6 +328,15 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
     assert [result[2:4] for result in results] == [(False, False)] * 4 + [(False, True)]
 
 
+@pytest.mark.parametrize("base", [Walkers, Rounds])
+def test_metadata_may_be_missing(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The classes of PettingZoo declare it without a value."""
+    monkeypatch.delattr(base, "metadata")
+    with here([EnvFactory.from_any(base)]) as vector:
+        assert vector.metadata["agents"] == tuple(base.possible_agents)
+        steps(vector, 3)
+
+
 @pytest.mark.parametrize(
     ("maker", "message"),
     [
@@ -319,6 +344,11 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
         (Returns, r"obs names the agents \['a'\], which have ended before in this episode"),
         (lambda: Rounds(leaves=False), r"agent 'p' has ended, and step\(None\) does not remove"),
         (type("Nameless", (Rounds,), {"possible_agents": None}), "has no possible_agents"),
+        (InSums, r"rewards of the agents \['p', 'q', 'r'\] are in `_cumulative_rewards` alone"),
+        (
+            lambda: pettingzoo.utils.aec_to_parallel(CircleInSums(has_masks=False)),
+            r"rewards of the agents \['p', 'q', 'r'\] are in `_cumulative_rewards` alone",
+        ),
         (walking("step", None), r"step\(\) returned NoneType None: expected \(observations, rew"),
         (
             walking("step", ({},) * 4),
@@ -330,7 +360,10 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
         ),
         (walking("reset", {}), r"reset\(\) returned dict \{\}: expected \(observations, infos\)"),
     ],
-    ids=["hides", "returns", "stays", "nameless", "none", "four", "list", "no infos"],
+    ids=[
+        *("hides", "returns", "stays", "nameless", "sums", "sums in parallel"),
+        *("none", "four", "list", "no infos"),
+    ],
 )
 def test_environments_that_break_the_rules(maker: Any, message: str) -> None:
     """The error says what PettingZoo expects."""

@@ -643,9 +643,11 @@ def test_learners_of_one_machine_listen_on_no_network(monkeypatch, tmp_path):
     others = [name for _, name in socket.if_nameindex() if not name.startswith("lo")]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0" if "eth0" in others else others[-1])
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    hook = sys.excepthook
     with group_of(LEARNERS["ppo"], 2) as (group, update):
         update(1)
         assert listening([os.getpid(), *pids(group)]) == {"0100007F"}
+        assert sys.excepthook is hook, "later tracebacks name no rank"
         (folder,) = tmp_path.glob("maze_train_*")
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
