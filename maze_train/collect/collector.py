@@ -11,19 +11,13 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 
-from maze_train.collect.episodes import (
-    SUCCESS,
-    EpisodeTracker,
-    FinishedEpisodes,
-    agent_returns_of,
-    final_numbers,
-    final_reports,
-)
+from maze_train.collect.episodes import EpisodeTracker, FinishedEpisodes
 from maze_train.core.errors import EnvError
 from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, is_on, send, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage
 from maze_train.data.turns import TurnSplitter
 from maze_train.distributions.base import ActionSampler, Distribution
+from maze_train.envs.batch import StepBatch
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel
@@ -405,15 +399,17 @@ class RolloutCollector(Collector):
         began: float,
     ) -> None:
         """Finish a step of the environments, and store what it brought."""
-        self._obs, rewards, terminated, truncated, infos = self.env.step_wait()
+        batch = self.env.receive()
         self.env_s += time.perf_counter() - began
-        valid = ~infos["ignored"] if "ignored" in infos else None
+        self._obs, ignored = batch.obs, batch.ignored
+        ends = batch.terminated, batch.truncated
         self._on_step()
-        storage.write_step(step, self._obs, rewards, terminated, truncated, valid)
-        if infos:
-            self._read_infos(step, terminated, truncated, infos, reports)
-            ended = terminated | truncated
-            actor.forget(ended if valid is None else ended | ~valid)
+        valid = None if ignored is None else ~ignored
+        storage.write_step(step, batch.obs, batch.rewards, *ends, valid)
+        if batch.ends or ignored is not None:
+            self._read_ends(step, batch, storage, reports)
+            ended = batch.terminated | batch.truncated
+            actor.forget(ended if ignored is None else ended | ignored)
 
     def _rollout(self, storage: RolloutStorage) -> Rollout:
         """The finished rollout."""
@@ -429,30 +425,18 @@ class RolloutCollector(Collector):
         finished = self.episodes.follow(rewards, rollout.ended.numpy(), valid)
         return replace(reports, returns=finished.returns, lengths=finished.lengths)
 
-    def _read_infos(
-        self,
-        step: int,
-        terminated: Array,
-        truncated: Array,
-        infos: dict[str, Any],
-        reports: FinishedEpisodes,
+    def _read_ends(
+        self, step: int, batch: StepBatch, storage: RolloutStorage, reports: FinishedEpisodes
     ) -> None:
         """Keep final observations that someone needs, and what infos report."""
-        assert self._storage is not None
-        kept = truncated | terminated if self.keeps_terminal_obs else truncated & ~terminated
-        for env in kept.nonzero()[0]:
-            self._storage.write_final_obs(step, int(env), infos["final_obs"][env])
-        reports.successes += final_numbers(infos, SUCCESS).values()
-        for key in self._info_keys:
-            reports.infos.setdefault(key, []).extend(final_numbers(infos, key).values())
-        for agent, returns in agent_returns_of(infos).items():
-            reports.add_agents({agent: returns.values()})
-        if "lost" in infos:
-            reports.lost += int(infos["lost"].sum())
-        if self.env.monitored:
-            for episode_return, length in final_reports(infos).values():
-                reports.returns.append(episode_return)
-                reports.lengths.append(length)
+        truncated = batch.truncated & ~batch.terminated
+        for end in batch.ends:
+            if self.keeps_terminal_obs or truncated[end.env]:
+                assert end.final_obs is not None
+                storage.write_final_obs(step, end.env, end.final_obs)
+            reports.add_end(end, self._info_keys, self.env.agents)
+        if batch.lost is not None:
+            reports.lost += int(batch.lost.sum())
 
     def state_dict(self) -> dict[str, Any]:
         """State of environments, turns, the policy's memory, and the action noise.

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from maze_train.collect.collector import chosen_actions, draws, env_actions
-from maze_train.collect.episodes import success_of
 from maze_train.collect.recording import (
     EpisodeRecording,
     VideoWriter,
@@ -29,6 +28,7 @@ from maze_train.core.errors import EnvError
 from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, tree_leaves, tree_map
 from maze_train.data.trajectories import Trajectory
 from maze_train.distributions.base import Distribution
+from maze_train.envs.batch import SUCCESS, numbers_of
 from maze_train.envs.stepped import EnvSlots, EpisodeError
 from maze_train.learner.modules import torch_threads
 from maze_train.nets.actor_critic import ActorCriticModel
@@ -292,7 +292,7 @@ class PlayedEpisode:
     """Number of steps, >= 1."""
 
     success: float
-    """1.0 or 0.0 if the last info has `is_success`, else NaN."""
+    """1.0 or 0.0 if the last info has `is_success` (of several agents the mean), else NaN."""
 
     terminated: bool
     """Whether the last step led to a terminal state."""
@@ -485,13 +485,14 @@ class EpisodePlayer:
         if video is not None:
             video.close()
         info = slots.final_infos.get(slot, {})
-        counted = {"r": slots.returns[slot], "l": slots.lengths[slot]}
+        numbers = numbers_of(info, (SUCCESS,), self._agents)
+        raw_return, _ = slots.counted.get(slot, (slots.returns[slot], 0))
         return PlayedEpisode(
             number=playing.task.number,
             seed=playing.task.seed,
-            episode_return=float(info.get("episode", counted)["r"]),
+            episode_return=float(raw_return),
             length=int(slots.lengths[slot]),
-            success=success_of(info),
+            success=numbers.get(SUCCESS, math.nan),
             terminated=bool(slots.terminations[slot]),
             truncated=bool(slots.truncations[slot]),
             lost=bool(slots.lost[slot]),

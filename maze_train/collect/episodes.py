@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,10 +11,7 @@ import numpy as np
 from maze_train.core.errors import TrainingError
 from maze_train.core.events import Event, EventInterface, Statistics
 from maze_train.core.types import Array
-from maze_train.spaces.agents import AGENT_RETURNS
-
-SUCCESS = "is_success"
-"""Key of an info that says whether an episode was a success."""
+from maze_train.envs.batch import SUCCESS, EpisodeEnd, asked_keys, numbers_of
 
 
 class TrainingEpisodeEvents(EventInterface, prefix="train"):
@@ -29,7 +25,10 @@ class TrainingEpisodeEvents(EventInterface, prefix="train"):
     episode_return_min = Event("Smallest return.", reduce="min")
     episode_length_mean = Event("Mean number of steps.")
     episodes = Event("Number of episodes that ended.", reduce="sum")
-    success_rate = Event("Share of successes among those whose last info has `is_success`.")
+    success_rate = Event(
+        "Share of successes among those whose last info has `is_success`; of each of several "
+        "agents as `train/<agent>/success_rate`."
+    )
     info = Event("Mean of a key of `tracking.info_keys` over last infos, `train/info/<key>`.")
     lost_episodes = Event("Number of episodes lost with a worker or a bad number.", reduce="sum")
     worker_restarts = Event("Number of workers that were started again.", reduce="sum")
@@ -52,6 +51,9 @@ class FinishedEpisodes:
     """Numbers of those whose last info has them, by the keys that were asked for."""
     agent_returns: dict[str, list[float]] = field(default_factory=dict)
     """Sums of rewards of each agent, where there are several."""
+
+    agent_successes: dict[str, list[float]] = field(default_factory=dict)
+    """1.0 or 0.0 for each agent whose last info has `is_success`, where there are several."""
 
     lost: int = 0
     """Number of episodes that did not end but were lost, and are not counted above."""
@@ -79,17 +81,32 @@ class FinishedEpisodes:
         self.returns += others.returns
         self.lengths += others.lengths
         self.successes += others.successes
-        for key, values in others.infos.items():
-            self.infos.setdefault(key, []).extend(values)
-        self.add_agents(others.agent_returns)
+        add_lists(self.infos, others.infos)
+        add_lists(self.agent_returns, others.agent_returns)
+        add_lists(self.agent_successes, others.agent_successes)
         self.lost += others.lost
         self.worker_restarts += others.worker_restarts
         self.steps += others.steps
 
-    def add_agents(self, returns: Mapping[str, Iterable[float]]) -> None:
-        """Add returns of agents."""
-        for agent, found in returns.items():
-            self.agent_returns.setdefault(agent, []).extend(found)
+    def add_end(self, end: EpisodeEnd, info_keys: Sequence[str], agents: Sequence[str]) -> None:
+        """Add what the last info of an episode says.
+
+        Args:
+            end: The end of the episode.
+            info_keys: Keys of the numbers that were asked for.
+            agents: Names of the agents of a multi-agent environment.
+        """
+        numbers = numbers_of(end.info, asked_keys(info_keys, agents), agents)
+        if SUCCESS in numbers:
+            self.successes.append(numbers[SUCCESS])
+        add_lists(self.infos, {key: [numbers[key]] for key in info_keys if key in numbers})
+        for agent in agents:
+            if (key := f"{agent}/{SUCCESS}") in numbers:
+                self.agent_successes.setdefault(agent, []).append(numbers[key])
+        add_lists(self.agent_returns, {agent: [x] for agent, x in end.agent_returns.items()})
+        if end.counted is not None:
+            self.returns.append(end.counted[0])
+            self.lengths.append(end.counted[1])
 
     def record(self, statistics: Statistics) -> None:
         """Add the episodes to statistics."""
@@ -113,6 +130,14 @@ class FinishedEpisodes:
             statistics.record_many(events.info.of_part(key), values)
         for agent, returns in self.agent_returns.items():
             statistics.record_many(events.episode_return_mean.of_owner(agent), returns)
+        for agent, successes in self.agent_successes.items():
+            statistics.record_many(events.success_rate.of_owner(agent), successes)
+
+
+def add_lists(target: dict[str, list[float]], more: Mapping[str, Iterable[float]]) -> None:
+    """Append the values of `more` to the lists of the same keys."""
+    for key, values in more.items():
+        target.setdefault(key, []).extend(values)
 
 
 def return_of_team(team: Sequence[str], returns: Mapping[str, Sequence[float] | Array]) -> Array:
@@ -132,63 +157,6 @@ def spread(values: Sequence[float] | Array) -> tuple[float, float, float, float]
         return (float("nan"),) * 4
     x = np.asarray(values, np.float64)
     return float(x.mean()), float(x.std()), float(x.min()), float(x.max())
-
-
-def final_numbers(infos: dict[str, Any], key: str) -> dict[int, float]:
-    """Numbers by environment, of episodes whose last info has them under a key.
-
-    Args:
-        infos: Infos of a step of vector environments.
-        key: The key.
-    """
-    final_info = infos.get("final_info", {})
-    if f"_{key}" not in final_info or isinstance(final_info[key], dict):
-        return {}
-    found: dict[int, float] = {}
-    for env in np.flatnonzero(final_info[f"_{key}"]):
-        # Anything but a single number is for the user, and no reason to end training.
-        with suppress(TypeError, ValueError):
-            found[int(env)] = float(np.asarray(final_info[key][env]).item())
-    return found
-
-
-def agent_returns_of(infos: dict[str, Any]) -> dict[str, dict[int, float]]:
-    """Returns by agent and environment, of episodes that ended where there are several agents.
-
-    Args:
-        infos: Infos of a step of vector environments.
-    """
-    found = infos.get("final_info", {}).get(AGENT_RETURNS, {})
-    return {
-        agent: {int(env): float(returns[env]) for env in np.flatnonzero(found[f"_{agent}"])}
-        for agent, returns in found.items()
-        if f"_{agent}" in found
-    }
-
-
-def success_of(info: dict[str, Any]) -> float:
-    """1.0 or 0.0 if the last info of an episode has `is_success`, a single number; else NaN."""
-    if "is_success" in info:
-        # Anything but a single number is for the user, and no reason to end training.
-        with suppress(TypeError, ValueError):
-            return float(np.asarray(info["is_success"]).item())
-    return float("nan")
-
-
-def final_reports(infos: dict[str, Any]) -> dict[int, tuple[float, int]]:
-    """Return and length by environment, of episodes that monitored environments report as ended.
-
-    Args:
-        infos: Infos of a step of vector environments.
-    """
-    final_info = infos.get("final_info", {})
-    if "episode" not in final_info:
-        return {}
-    episode = final_info["episode"]
-    return {
-        int(env): (float(episode["r"][env]), int(episode["l"][env]))
-        for env in np.flatnonzero(final_info["_episode"])
-    }
 
 
 class EpisodeTracker:

@@ -216,18 +216,15 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Continue with the game after the loss of a life, else begin a new one."""
-        ended = {}
         if self.goes_on:
             self.goes_on = False
             obs, _, terminated, truncated, info = self.env.step(self.noop)
             if not (terminated or truncated):
                 self._lives = lives_of(info)
                 return obs, info
-            # The report of a game that ended in that step, which no one else sees.
-            ended = {"episode": info["episode"]} if "episode" in info else {}
         obs, info = self.env.reset(seed=seed, options=options)
         self._lives = lives_of(info)
-        return obs, {**info, **ended}
+        return obs, info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step; terminated also where a life was lost."""

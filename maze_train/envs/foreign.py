@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 from gymnasium.vector import VectorEnv
 
 from maze_train.core.errors import ConfigError, EnvError
@@ -18,6 +17,7 @@ from maze_train.envs.backends import (
     check_settings,
     seed_for,
 )
+from maze_train.envs.batch import EpisodeEnd, Mask, StepBatch, asked_keys, episode_end
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import simulator_of
 from maze_train.envs.faults import (
@@ -37,26 +37,53 @@ from maze_train.envs.vector import (
     ArrayTree,
     MazeVectorEnv,
     StepBuffers,
-    StepResult,
     converted,
     zeroed_columns,
 )
+from maze_train.spaces.agents import AGENT_RETURNS
 from maze_train.spaces.autoreset import AutoresetMode
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
 
-Mask: TypeAlias = npt.NDArray[np.bool_]
 Columns: TypeAlias = dict[str, Array]
 
 
-def masked(infos: Mapping[str, Any], rows: Mask) -> dict[str, Any]:
-    """Infos of a step, under masks that leave only these rows."""
-    result: dict[str, Any] = {}
+FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
+"""Keys of gymnasium's infos about episodes that ended."""
+
+
+def info_of(infos: Any, i: int, num_envs: int) -> dict[str, Any]:
+    """Return the info of environment i from gymnasium's infos.
+
+    Args:
+        infos: One array per key, with the mask of environments that have a value under the key
+            after `_`, nested for dicts; or one dict for each environment.
+        i: Index of the environment.
+        num_envs: Number of environments.
+    """
+    if not isinstance(infos, Mapping):
+        return dict(infos[i]) if isinstance(infos[i], Mapping) else {}
+    masks = {
+        key: value
+        for key, value in infos.items()
+        if str(key)[:1] == "_" and str(key)[1:] in infos and is_mask(value, num_envs)
+    }
+    found = {}
     for key, value in infos.items():
-        if not key.startswith("_"):
-            result[key] = value
-            result[f"_{key}"] = rows & infos.get(f"_{key}", True)
-    return result
+        is_given = masks.get(f"_{key}")
+        if key in masks or (is_given is not None and not is_given[i]):
+            continue
+        if isinstance(value, Mapping):
+            found[key] = info_of(value, i, num_envs)
+        else:
+            is_column = np.shape(value)[:1] == (num_envs,)
+            found[key] = value[i] if is_column else value
+    return found
+
+
+def is_mask(value: Any, num_envs: int) -> bool:
+    """Whether a value of gymnasium's infos has the form of a mask of environments."""
+    return getattr(value, "dtype", None) == np.bool_ and value.shape == (num_envs,)
 
 
 def without_bad_rows(columns: Columns, terminated: Mask) -> Columns:
@@ -83,6 +110,7 @@ def make_foreign_env(
     num_threads: int = 0,
     max_episode_steps: int | None = None,
     device: Any = "cpu",
+    info_keys: Sequence[str] | None = None,
 ) -> MazeVectorEnv:
     """Build the vector environment of a configuration whose backend is not `gymnasium`.
 
@@ -95,6 +123,7 @@ def make_foreign_env(
         max_episode_steps: Steps after which an episode is truncated at the latest, >= 1; a limit of
             the environment's own that is smaller stays.
         device: Device of a simulator, unless the settings name one.
+        info_keys: See `ForeignVectorEnv`.
 
     Raises:
         ConfigError: If the settings name no such environment, or do not fit its backend.
@@ -110,7 +139,11 @@ def make_foreign_env(
         with closed_on_error([simulator]):
             vector = SimulatorVectorEnv(simulator, max_episode_steps)
             return ForeignVectorEnv(
-                vector, empty_mask=config.empty_mask, copy=False, step_infos=False
+                vector,
+                empty_mask=config.empty_mask,
+                copy=False,
+                step_infos=False,
+                info_keys=info_keys,
             )
     build = build_native if config.backend == "native" else build_envpool
     backend = build(config, num_envs, num_threads, max_episode_steps)
@@ -123,6 +156,7 @@ def make_foreign_env(
             empty_mask=config.empty_mask,
             copy=False,
             step_infos=False,
+            info_keys=info_keys,
         )
 
 
@@ -137,9 +171,6 @@ class ForeignVectorEnv(MazeVectorEnv):
       observation is the first of the next episode, and `infos["ignored"][i]` is True. Such a row is
       not a transition. The key is there only when a row is ignored.
     * DISABLED: environments whose episodes ended are reset here, which gives SAME_STEP.
-
-    In other modes than SAME_STEP, `infos["final_info"]` are the infos of the last step, one array
-    of `num_envs` values per key.
 
     In `atari_training` the loss of a life ends an episode (Mnih et al. 2015, Methods): `terminated`
     is set, and the game continues, so the next episode begins with the frame that the last one
@@ -157,6 +188,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         empty_mask: See `EnvConfig.empty_mask`.
         copy: Whether to return copies of the observations.
         step_infos: Whether to return the infos of every step.
+        info_keys: Keys of the numbers to keep of last infos; None: keep them as they are.
 
     Attributes:
         mode: Autoreset mode of the environment.
@@ -177,6 +209,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         empty_mask: str = "error",
         copy: bool = True,
         step_infos: bool = True,
+        info_keys: Sequence[str] | None = None,
     ) -> None:
         super().__init__(copy=copy, step_infos=step_infos)
         self.mode = autoreset_mode(env)
@@ -201,6 +234,11 @@ class ForeignVectorEnv(MazeVectorEnv):
         if self.mode is AutoresetMode.NEXT_STEP:
             self.metadata["autoreset_mode"] = self.mode
         self.render_mode = env.render_mode
+        self._keys = None if info_keys is None else asked_keys(info_keys, self.agents)
+        self._names: set[str] | None = None
+        if self._keys is not None:
+            names = {key.partition("/")[0] for key in self._keys} | {*self._keys, AGENT_RETURNS}
+            self._names = names | {f"_{name}" for name in names}
         self._observation = FlatView(env.single_observation_space)
         self._masks = mask_layout(env.single_observation_space, env.single_action_space)
         actions = zeroed_columns(self._action, n)
@@ -246,7 +284,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         self._check_masks()
         return self._observations(), dict(infos)
 
-    def _finish_step(self) -> StepResult:
+    def _finish_step(self) -> StepBatch:
         columns, rewards, terminated, truncated, infos = self._step_env()
         ignored = self._resetting
         any_ignored = ignored.any()
@@ -265,22 +303,26 @@ class ForeignVectorEnv(MazeVectorEnv):
         self._check_finite(columns, used, rewards)
         self._resetting = ended if self.mode is AutoresetMode.NEXT_STEP else self._resetting
         lost = self._lost_lives(infos, ended | ignored) if self._follows_lives else None
-        result = dict(infos) if self.step_infos else {}
+        ends: list[EpisodeEnd] = []
         if ended.any() or (lost is not None and lost.any()):
-            result.update(self._final_infos(columns, infos, ended, lost))
+            # Before the reset: the environment may use the memory of its infos again.
+            ends = self._ends(columns, infos, ended, lost)
             if same_step:
                 kept = ended if self.keeps_terminal_obs else truncated
-                self._check_final(result["final_obs"], kept)
+                self._check_final(ends, kept)
             columns = self._start_episodes(columns, ended)
             if self.mode is AutoresetMode.NEXT_STEP:
                 columns = without_bad_rows(columns, terminated)
         if lost is not None:
             rewards, terminated = np.sign(rewards), terminated | lost
-        if any_ignored:
-            result["ignored"] = ignored.copy()
         self._buffers.obs.update(columns)
         self._check_masks()
-        return self._observations(), rewards, terminated, truncated, result
+        batch = StepBatch(self._observations(), rewards, terminated, truncated, ends)
+        if any_ignored:
+            batch.ignored = ignored
+        if self.step_infos:
+            batch.columns = {key: value for key, value in infos.items() if key not in FINAL}
+        return batch
 
     def own_states(self) -> Sequence[dict[str, Any] | None]:
         """Return the state of the simulator, see `MazeVectorEnv`."""
@@ -347,29 +389,27 @@ class ForeignVectorEnv(MazeVectorEnv):
         lost: Mask = (self._lives < before) & (self._lives > 0) & ~excluded
         return lost
 
-    def _final_infos(
+    def _ends(
         self, columns: Columns, infos: dict[str, Any], ended: Mask, lost: Mask | None
-    ) -> dict[str, Any]:
-        """Final observations and infos in gymnasium's form for SAME_STEP."""
+    ) -> list[EpisodeEnd]:
+        """Read what is needed of the episodes that ended, and of those with a lost life."""
         same_step = self.mode is AutoresetMode.SAME_STEP
         done = ended if lost is None else ended | lost
-        final_obs = np.full(self.num_envs, None, dtype=object)
         last = self._given_final_obs(infos, ended) if same_step and ended.any() else columns
-        for i in np.flatnonzero(done):
+        given = infos.get("final_info", {}) if same_step else infos
+        if self._names is not None and isinstance(given, Mapping):
+            given = {key: given[key] for key in self._names & given.keys()}
+        ends = []
+        for i in np.flatnonzero(done).tolist():
+            info = info_of(given, i, self.num_envs) if ended[i] else {}
+            end = episode_end(i, info, self._keys, self.agents)
             rows = last if ended[i] else columns
             leaves = {key: rows[key][i].copy() for key in columns}
-            final_obs[i] = leaves[""] if self._is_single else leaves
-        final_info = dict(infos.get("final_info", {})) if same_step else masked(infos, ended)
-        if self._follows_lives:
-            episode = {"r": np.where(ended, self._returns, 0.0), "_r": ended}
-            episode |= {"l": np.where(ended, self._lengths, 0), "_l": ended}
-            final_info |= {"episode": episode, "_episode": ended}
-        return {
-            "final_obs": final_obs,
-            "_final_obs": done.copy(),
-            "final_info": final_info,
-            "_final_info": done.copy(),
-        }
+            end.final_obs = leaves[""] if self._is_single else leaves
+            if self._follows_lives and ended[i]:
+                end.counted = float(self._returns[i]), int(self._lengths[i])
+            ends.append(end)
+        return ends
 
     def _given_final_obs(self, infos: Mapping[str, Any], ended: Mask) -> Columns:
         """`infos["final_obs"]` by leaf; rows of episodes that continue mean nothing."""
@@ -424,14 +464,16 @@ class ForeignVectorEnv(MazeVectorEnv):
             except NonFiniteError as error:
                 raise self._failed(i, error) from error
 
-    def _check_final(self, final_obs: Array, kept: Mask) -> None:
+    def _check_final(self, ends: Sequence[EpisodeEnd], kept: Mask) -> None:
         """Refuse NaN and infinities in the last observations of these rows."""
-        for i in kept.nonzero()[0].tolist():
-            leaves = final_obs[i] if isinstance(final_obs[i], dict) else {"": final_obs[i]}
+        for end in ends:
+            last = end.final_obs
             try:
-                check_finite(leaves, "final observation")
+                if kept[end.env]:
+                    leaves = last if isinstance(last, dict) else {"": last}
+                    check_finite(leaves, "final observation")
             except NonFiniteError as error:
-                raise self._failed(i, error) from error
+                raise self._failed(end.env, error) from error
 
     def _check_masks(self) -> None:
         """Refuse observations to act on without a legal action."""

@@ -43,11 +43,9 @@ FRAME_STACK, MONITORED = "frame_stack", "monitored"
 
 
 class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Reports the return and length of episodes, whatever wrappers around it make of them.
+    """Counts the return and length of episodes, whatever wrappers around it make of them.
 
-    The info of the last step of an episode gets `info["episode"] = {"r": return, "l": length}`;
-    that of the reset does, when a wrapper outside ended the episode before. The metadata says
-    `monitored`, whereupon statistics of training take these numbers alone.
+    The metadata says `monitored`: statistics of training then use only what `take` returns.
 
     Args:
         env: The environment.
@@ -60,14 +58,14 @@ class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self.metadata = {**metadata_of(env), MONITORED: True}
         self._return = 0.0
         self._length = 0
+        self._ended: tuple[float, int] | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
-        """Begin to count an episode."""
+        """Begin to count an episode; a running one ends here."""
+        self.end()
         obs, info = self.env.reset(seed=seed, options=options)
-        if self._length:
-            info = {**info, "episode": self.report()}
         return obs, info
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
@@ -76,14 +74,19 @@ class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._return += float(reward)
         self._length += 1
         if terminated or truncated:
-            info = {**info, "episode": self.report()}
+            self.end()
         return obs, reward, terminated, truncated, info
 
-    def report(self) -> dict[str, float]:
-        """Return and length of the episode, which is over; begins to count again."""
-        report = {"r": self._return, "l": self._length}
-        self._return, self._length = 0.0, 0
-        return report
+    def end(self) -> None:
+        """End the running episode, if it has begun."""
+        if self._length:
+            self._ended = self._return, self._length
+            self._return, self._length = 0.0, 0
+
+    def take(self) -> tuple[float, int] | None:
+        """Return (once) the return and length of the episode that ended last, else None."""
+        ended, self._ended = self._ended, None
+        return ended
 
 
 def metadata_of(env: Any) -> Mapping[str, Any]:

@@ -16,10 +16,11 @@ from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import EpisodeSeeds
+from maze_train.envs.batch import StepBatch
 from maze_train.envs.journal import Difference, Journal
 from maze_train.envs.monitoring import note_on_ignored_mask
 from maze_train.envs.stepped import ON_NON_FINITE
-from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepBuffers, StepResult
+from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepBuffers
 from maze_train.envs.worker import CALLS, EnvWorker, StepReport
 from maze_train.spaces.describe import MASK_KEY, FlatView
 from maze_train.workers.places import Place, Portable, ThisProcess
@@ -207,6 +208,8 @@ class PooledVectorEnv(MazeVectorEnv):
             next step overwrites.
         step_infos: Whether to return the infos of every step, which have to travel between
             processes; false: only those of resets and last steps.
+        info_keys: Keys of the numbers to keep of last infos; None: keep last infos and those of
+            resets as they are.
         on_non_finite: Reaction to NaN, infinities, and numbers that float32 cannot hold, in
             rewards, observations, and last observations of truncated episodes: `raise`, or `skip`:
             the episode is dropped as described at `MazeVectorEnv`. In the first observation of an
@@ -231,6 +234,7 @@ class PooledVectorEnv(MazeVectorEnv):
         *,
         copy: bool = True,
         step_infos: bool = True,
+        info_keys: Sequence[str] | None = None,
         on_non_finite: Literal["raise", "skip"] = "raise",
         keeps_terminal_obs: bool = False,
         can_be_restored: bool = True,
@@ -256,6 +260,7 @@ class PooledVectorEnv(MazeVectorEnv):
                 n,
                 first_env + part.start,
                 step_infos,
+                info_keys,
                 on_non_finite,
                 keeps_terminal_obs,
             )
@@ -340,8 +345,12 @@ class PooledVectorEnv(MazeVectorEnv):
         if self._journal is not None:
             self._journal.begin(options)
             self._journal.ended(report.lost)
-        report.lost = []
-        return self._observations(), self._infos(report)
+        infos = self._joined(report.infos)
+        if self.notify is not None and MASK_KEY in infos:
+            note = note_on_ignored_mask(infos, self.env_observation_space, self.single_action_space)
+            if note is not None:
+                self.notify(note)
+        return self._observations(), infos
 
     def step_async(self, actions: Any) -> None:
         """Let the workers begin a step, see `MazeVectorEnv`.
@@ -354,20 +363,33 @@ class PooledVectorEnv(MazeVectorEnv):
             self._repair.remember()
         self._call("step")
 
-    def _finish_step(self) -> StepResult:
+    def _finish_step(self) -> StepBatch:
         report, buffers, journal = self._gather("step"), self._buffers, self._journal
         if journal is not None:
             journal.record()
-            if report is not None:
-                journal.ended([i for i, _ in report.final], report.continuing)
-                journal.ended(report.lost)
-        return (
+        batch = StepBatch(
             self._observations(),
             buffers.rewards.copy(),
             buffers.terminated.copy(),
             buffers.truncated.copy(),
-            self._infos(report) if report is not None else {},
         )
+        if report is not None:
+            self._add_report(batch, report)
+        return batch
+
+    def _add_report(self, batch: StepBatch, report: StepReport) -> None:
+        """Add the ends of episodes and the infos of a step."""
+        if self._journal is not None:
+            self._journal.ended([end.env for end in report.ends], report.continuing)
+            self._journal.ended(report.lost)
+        for end in report.ends:
+            leaves = {key: column[end.env] for key, column in self._buffers.final_obs.items()}
+            end.final_obs = leaves[""] if self._is_single else leaves
+        batch.ends, batch.infos = report.ends, report.infos
+        if report.lost:
+            batch.lost = np.zeros(self.num_envs, np.bool_)
+            batch.lost[report.lost] = True
+            batch.ignored = batch.lost
 
     def close_extras(self, **kwargs: Any) -> None:
         """Let the workers close their environments and end; kill those that take too long."""
@@ -525,29 +547,6 @@ class PooledVectorEnv(MazeVectorEnv):
             self._journal.invalidate()
         if not len(self._pool) or any(map(self._pool.pending, self._indices)):
             self.close()
-
-    # -- infos -----------------------------------------------------------------------------------
-
-    def _infos(self, report: StepReport) -> dict[str, Any]:
-        """Infos in gymnasium's form for SAME_STEP."""
-        infos: dict[str, Any] = {}
-        final_columns = self._buffers.final_obs
-        for i, info in report.final:
-            final_obs: Any = {key: column[i].copy() for key, column in final_columns.items()}
-            if self._is_single:
-                final_obs = final_obs[""]
-            infos = self._add_info(infos, {"final_obs": final_obs, "final_info": info}, i)
-        for i, info in report.ordinary:
-            infos = self._add_info(infos, info, i)
-        if self.notify is not None and MASK_KEY in infos:
-            note = note_on_ignored_mask(infos, self.env_observation_space, self.single_action_space)
-            if note is not None:
-                self.notify(note)
-        if report.lost:
-            lost = np.zeros(self.num_envs, np.bool_)
-            lost[report.lost] = True
-            infos |= {"lost": lost, "ignored": lost.copy()}
-        return infos
 
 
 SequentialVectorEnv = PooledVectorEnv

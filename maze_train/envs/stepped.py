@@ -78,6 +78,7 @@ class SteppedEnvs(ABC):
             self._observation = FlatView(self.envs[0].observation_space)
             self._action = FlatView(self.envs[0].action_space)
             self._continuing = [continuing_layers(env) for env in self.envs]
+            self._monitors = [monitor_of(env) for env in self.envs]
         for joint in (env.unwrapped for env in self.envs):
             if isinstance(joint, JointEnv):
                 joint.skips_non_finite = self._skips
@@ -158,6 +159,7 @@ class SteppedEnvs(ABC):
         self._let_go(i)
         obs, info = self.envs[i].reset(**seed_and_options)
         checked_info(info)
+        self._counted(i)
         self._write_obs(i, obs)
         check_finite(self._row(i))
         return info
@@ -170,6 +172,11 @@ class SteppedEnvs(ABC):
     def _goes_on(self, i: int) -> bool:
         """Whether a wrapper ended an episode of a game that is not over."""
         return any(layer.goes_on for layer in self._continuing[i])
+
+    def _counted(self, i: int) -> tuple[float, int] | None:
+        """Raw return and length of the game that ended last, once; None: none did."""
+        monitor = self._monitors[i]
+        return None if monitor is None else monitor.take()
 
     def _row(self, i: int) -> dict[str, Array]:
         return {key: column[i] for key, column in self.obs.items()}
@@ -319,6 +326,7 @@ class EnvSlots(SteppedEnvs):
         truncations: Whether it was cut off, `[rows]`.
         seeds: Seeds of the episodes, by slot.
         final_infos: Infos of the last steps of episodes, by slot.
+        counted: Raw returns and lengths of the episodes of monitored environments, by slot.
         final_obs: Observations after the last steps of episodes as the environment gave them, by
             slot; it may use their memory again when it is reset.
 
@@ -355,11 +363,11 @@ class EnvSlots(SteppedEnvs):
         self.returns = np.zeros(rows)
         self.lengths = np.zeros(rows, np.int64)
         self.final_infos: dict[int, dict[str, Any]] = {}
+        self.counted: dict[int, tuple[float, int]] = {}
         self.final_obs: dict[int, Any] = {}
         self.seeds = [0] * len(self.envs)
         self._unplayed: list[dict[str, Any] | None] = [None] * len(self.envs)
         self._offers_own_state = [offers_own_state(env) for env in self.envs]
-        self._monitors = [monitor_of(env) for env in self.envs]
         self._games = [watched_game(layers) for layers in self._continuing]
 
     def __len__(self) -> int:
@@ -379,6 +387,7 @@ class EnvSlots(SteppedEnvs):
         self.returns[slot] = self.lengths[slot] = 0
         self.lost[slot] = self.terminations[slot] = self.truncations[slot] = False
         self.final_infos.pop(slot, None)
+        self.counted.pop(slot, None)
         self.final_obs.pop(slot, None)
         try:
             if self._offers_own_state[slot]:
@@ -432,7 +441,8 @@ class EnvSlots(SteppedEnvs):
         lists = (self.envs, self.seeds, self._continuing, self._monitors, self._games)
         for items in (*lists, self._unplayed, self._offers_own_state):
             items[i], items[j] = items[j], items[i]
-        for found in (self.final_infos, self.final_obs):
+        found: Any
+        for found in (self.final_infos, self.counted, self.final_obs):
             moved = {i: found.pop(j, None), j: found.pop(i, None)}
             found |= {slot: value for slot, value in moved.items() if value is not None}
 
@@ -478,7 +488,13 @@ class EnvSlots(SteppedEnvs):
                 return obs, info
             self.terminations[slot], self.truncations[slot], last_info = end
             info = {**checked_info(info), **last_info}
-        self.final_infos[slot] = self._with_report(slot, checked_info(info))
+        self.final_infos[slot] = checked_info(info)
+        monitor = self._monitors[slot]
+        if monitor is not None:
+            monitor.end()  # a wrapper may have ended the episode from outside
+            counted = monitor.take()
+            if counted is not None:
+                self.counted[slot] = counted
         self.final_obs[slot] = obs
         self._ended.append(slot)
         return None
@@ -496,16 +512,6 @@ class EnvSlots(SteppedEnvs):
         if game is None or game.end is None:
             return following, None
         return obs, game.end
-
-    def _with_report(self, slot: int, info: dict[str, Any]) -> dict[str, Any]:
-        """The last info with what a monitored environment counted, and nothing else by that name.
-
-        An episode that was ended from outside is reported as far as it came.
-        """
-        monitor = self._monitors[slot]
-        if monitor is None:
-            return {key: value for key, value in info.items() if key != "episode"}
-        return info if "episode" in info else {**info, "episode": monitor.report()}
 
     def _lose_non_finite(self, sums: Array, ended: list[int]) -> list[int]:
         """Look for numbers that are not finite, and raise or end the episodes; returns the ended.

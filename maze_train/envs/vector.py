@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +18,7 @@ from gymnasium.vector.utils import batch_space
 
 from maze_train.core.errors import EnvError, ShapeError, SpaceError
 from maze_train.core.seeding import draw_seed
+from maze_train.envs.batch import StepBatch
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.autoreset import AutoresetMode
 from maze_train.spaces.describe import FlatView, flat_space
@@ -67,8 +69,10 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         root_seed: The seed of the last reset, given or drawn; None before the first one.
         frame_stack: Observations that are stacks of the last n frames along their first dimension,
             newest last: n by key (the key of a lone observation is empty).
-        monitored: Whether only `final_info["episode"]` has the ends, returns (`r`) and lengths
-            (`l`) of episodes, because wrappers end them early or change rewards for training.
+        monitored: Whether wrappers end episodes early or change rewards for training, so that only
+            `EpisodeEnd.counted`, or `r` and `l` in `final_info["episode"]`, has the returns and
+            lengths of episodes.
+        agents: Names of the agents of a multi-agent environment; empty for a single agent.
         can_be_restored: Whether the running episodes can be kept: not those of vector environments
             of other packages.
         simulator: The `Simulator` behind it, which gives and takes tensors; None: there is none.
@@ -88,6 +92,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     """Whether the episodes continue exactly as `load_state_dict` got them."""
     frame_stack: dict[str, int]
     monitored: bool
+    agents: tuple[str, ...]
     _buffers: StepBuffers
     _action: FlatView
     _is_single: bool
@@ -150,6 +155,16 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             What `step` returns.
 
         Raises:
+            EnvError: As `receive`.
+        """
+        batch = self.receive()
+        ends = batch.obs, batch.rewards, batch.terminated, batch.truncated
+        return *ends, self._infos(batch)
+
+    def receive(self) -> StepBatch:
+        """Wait for the step that `step_async` began; infos are not converted to gymnasium's form.
+
+        Raises:
             EnvError: If no step was begun, or an environment raises or returns something invalid.
                 It is a WorkerError where a worker process raises, dies or hangs.
         """
@@ -162,8 +177,31 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             self._is_stepping = False
 
     @abstractmethod
-    def _finish_step(self) -> StepResult:
+    def _finish_step(self) -> StepBatch:
         """Finish a step after its actions were put into the buffers."""
+
+    def _infos(self, batch: StepBatch) -> dict[str, Any]:
+        """Convert the infos of a step to gymnasium's form for SAME_STEP."""
+        infos = dict(batch.columns)
+        for end in batch.ends:
+            final_obs = copy.deepcopy(end.final_obs)
+            info = end.info
+            if end.counted is not None:
+                info = {"episode": dict(zip("rl", end.counted, strict=True)), **info}
+            infos = self._add_info(infos, {"final_obs": final_obs, "final_info": info}, end.env)
+        infos = self._joined(batch.infos, infos)
+        for key, rows in (("lost", batch.lost), ("ignored", batch.ignored)):
+            infos |= {key: rows.copy()} if rows is not None else {}
+        return infos
+
+    def _joined(
+        self, rows: Sequence[tuple[int, dict[str, Any]]], infos: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Add infos by index of the environment to infos in gymnasium's form."""
+        found = infos or {}
+        for env, info in rows:
+            found = self._add_info(found, info, env)
+        return found
 
     def _check_not_stepping(self, call: str) -> None:
         if self._is_stepping and not self.closed:
@@ -254,10 +292,11 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         self.single_action_space = action_space
         self.action_space = batch_space(action_space, num_envs)
         # Turns of several agents are separate rows, which share no frames.
-        is_joint = agent_spaces(observation_space, action_space) is not None
-        declared = {} if is_joint else metadata.get("frame_stack", {})
+        several = agent_spaces(observation_space, action_space)
+        declared = metadata.get("frame_stack", {}) if several is None else {}
         self.frame_stack = fitting_stacks(observation_space, declared)
         self.monitored = bool(metadata.get("monitored", False))
+        self.agents = () if several is None else several.agents
         self._action = FlatView(action_space)
         self._is_single = not isinstance(self.single_observation_space, gymnasium.spaces.Dict)
 
@@ -317,9 +356,20 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     def _add_info(
         self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
     ) -> dict[str, Any]:
-        """Gymnasium's, but values of one key may differ in type and shape."""
-        rest = dict(env_info)
+        """Gymnasium's, but values of one key may differ in type and shape.
+
+        Integers may be of any size. A key that begins with `_` is left out if it is the name of a
+        mask.
+        """
+        rest: dict[Any, Any] = {}
         for key, value in env_info.items():
+            name = str(key)
+            if name[:1] == "_" and (name[1:] in env_info or name[1:] in vector_infos):
+                continue
+            rest[key] = value
+            if key not in vector_infos and type(value) is int and abs(value) >= 2**63:
+                vector_infos[key] = np.full(self.num_envs, None, dtype=object)
+                vector_infos[f"_{key}"] = np.zeros(self.num_envs, np.bool_)
             if key not in vector_infos or key == "final_obs":
                 continue
             column = able_to_hold(vector_infos[key], value, vector_infos[f"_{key}"])

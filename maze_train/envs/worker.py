@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 
 from maze_train.core.seeding import EpisodeSeeds
+from maze_train.envs.batch import EpisodeEnd, asked_keys, episode_end
 from maze_train.envs.faults import (
     MAX_FLOAT32,
     NonFiniteError,
@@ -30,6 +31,8 @@ from maze_train.envs.journal import (
 from maze_train.envs.monitoring import described_metadata
 from maze_train.envs.stepped import SteppedEnvs, checked_info
 from maze_train.envs.vector import StepBuffers, row_writer
+from maze_train.spaces.agents import agent_spaces
+from maze_train.spaces.describe import MASK_KEY
 from maze_train.workers.places import Portable
 from maze_train.workers.pool import CallCancelledError, WorkerContext
 
@@ -48,12 +51,12 @@ CALLS = {
 
 @dataclass(slots=True)
 class StepReport:
-    """Infos of one step, by index of the environment, in the order in which they arose."""
+    """Ends of episodes and infos of one step, in the order of the environments."""
 
-    final: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    """Of the last steps of episodes."""
-    ordinary: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
-    """Of resets and of all other steps, when they are asked for."""
+    ends: list[EpisodeEnd] = field(default_factory=list)
+    """Episodes that ended."""
+    infos: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    """Infos of resets and of all other steps by index of the environment, if they are asked for."""
     lost: list[int] = field(default_factory=list)
     """Environments whose row is no transition, because their episode was given up."""
     continuing: list[int] = field(default_factory=list)
@@ -61,8 +64,8 @@ class StepReport:
 
     def add(self, other: StepReport) -> None:
         """Append the report of the environments that follow."""
-        self.final += other.final
-        self.ordinary += other.ordinary
+        self.ends += other.ends
+        self.infos += other.infos
         self.lost += other.lost
         self.continuing += other.continuing
 
@@ -77,6 +80,7 @@ class EnvWorker(SteppedEnvs):
         number: Number of the first one in messages.
         step_infos: Whether to report the infos of every step and autoreset, not only those of last
             steps.
+        info_keys: Keys of the numbers to report of last infos; None: report whole infos.
         on_non_finite: Reaction to a step that returns NaN or an infinity: `raise`, or `skip`:
             the episode is given up, and the next one begins.
         keeps_terminal_obs: Whether last observations of terminated episodes must be finite too.
@@ -90,6 +94,7 @@ class EnvWorker(SteppedEnvs):
         num_envs: int,
         number: int,
         step_infos: bool,
+        info_keys: Sequence[str] | None,
         on_non_finite: str,
         keeps_terminal_obs: bool,
         context: WorkerContext,
@@ -98,6 +103,9 @@ class EnvWorker(SteppedEnvs):
         self._first, self._num_envs = first, num_envs
         self._step_infos = step_infos
         self._keeps_terminal_obs = keeps_terminal_obs
+        several = agent_spaces(self._observation.space, self._action.space)
+        self._agents = several.agents if several is not None else ()
+        self._keys = None if info_keys is None else asked_keys(info_keys, self._agents)
         self._context = context
         self._seeds: list[EpisodeSeeds] = []
         self._episode_seed = [0] * len(self.envs)
@@ -138,7 +146,9 @@ class EnvWorker(SteppedEnvs):
         for i in range(len(self.envs)):
             # A copy: an environment may change it.
             info = self._begin_anew(i, copy.deepcopy(options))
-            report.ordinary.append((self._first + i, info))
+            if self._keys is not None and not self._step_infos:
+                info = {MASK_KEY: info[MASK_KEY]} if MASK_KEY in info else {}
+            report.infos.append((self._first + i, info))
         return report
 
     def step(self) -> StepReport | None:
@@ -161,7 +171,7 @@ class EnvWorker(SteppedEnvs):
         total = self._step_envs(actions, len(self.envs), infos)
         if infos is not None:
             report = self._report_of_step()
-            report.ordinary += [(self._first + i, info) for i, info in infos]
+            report.infos += [(self._first + i, info) for i, info in infos]
         if not (total <= MAX_FLOAT32 and self._finite.passes()):
             self._give_up_non_finite()
         self._busy_s += time.perf_counter() - started
@@ -169,8 +179,8 @@ class EnvWorker(SteppedEnvs):
 
     def written(self) -> list[Any]:
         """Return what the last call wrote: the rows, and last observations of ended episodes."""
-        ends = self._report.final if self._report else ()
-        rows = [i - self._first for i, _ in ends]
+        ends = self._report.ends if self._report else ()
+        rows = [end.env - self._first for end in ends]
         return [*self._columns, *(x[i : i + 1] for x in self._final_columns for i in rows)]
 
     def busy_s(self) -> float:
@@ -205,6 +215,7 @@ class EnvWorker(SteppedEnvs):
                 raise  # no one needs the result
             except BaseException as error:
                 problem = Difference(f"it raised {explained(error)}")
+            self._counted(i)
             self.rewards[i] = record.reward
             self._episode_start[i] = -record.steps
             if problem is None:
@@ -237,7 +248,7 @@ class EnvWorker(SteppedEnvs):
             self._seeds[i].episodes_started = count
             info = self._begin_anew(i, None)
             if self._step_infos:
-                report.ordinary.append((self._first + i, info))
+                report.infos.append((self._first + i, info))
         return report
 
     def own_states(self) -> list[dict[str, Any] | None] | str:
@@ -305,7 +316,8 @@ class EnvWorker(SteppedEnvs):
         """Report the end of an episode and start the next one; returns its observation and info."""
         report = self._report_of_step()
         self._write_final_obs(i, obs)
-        checked_info(info)
+        # Before the reset: the environment may use the memory of the info again.
+        end = episode_end(self._first + i, checked_info(info), self._keys, self._agents)
         try:
             check_finite_reward(self.rewards[i])
             if self.truncations[i] or self._keeps_terminal_obs:
@@ -318,14 +330,13 @@ class EnvWorker(SteppedEnvs):
             report.lost.append(self._first + i)
             self._let_go(i)
         else:
-            report.final.append((self._first + i, info))
+            report.ends.append(end)
             if self._goes_on(i):
                 report.continuing.append(self._first + i)
-        obs, reset_info = self._go_on(i)
-        if "episode" in reset_info:
-            # The report of an episode that a wrapper ended from outside belongs to its last step.
-            info["episode"] = reset_info.pop("episode")
-        return obs, reset_info
+        following = self._go_on(i)
+        # After the reset, which ends the game if a training wrapper ended the episode.
+        end.counted = self._counted(i)
+        return following
 
     def _give_up_non_finite(self) -> None:
         """Look for numbers that are not finite, and raise or give up the episodes."""

@@ -172,10 +172,12 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
             )
         if ended.any():
             last = before if step.final_obs is None else as_arrays(step.final_obs)
-            infos = {"final_obs": self._rows_of(last, ended), "_final_obs": ended}
             numbers = {key: x.cpu().expand(self.num_envs) for key, x in step.infos.items()}
-            masks = {f"_{key}": ended for key in numbers}
-            infos |= {"final_info": {**as_arrays(numbers), **masks}, "_final_info": ended}
+            final_obs, final_info = rows_of(last, ended), rows_of(as_arrays(numbers), ended)
+            for i in np.flatnonzero(ended):
+                final_obs[i] = self.nested(final_obs[i])
+            infos = {"final_obs": final_obs, "_final_obs": ended}
+            infos |= {"final_info": final_info, "_final_info": ended}
         rewards = step.rewards.cpu().numpy()
         return self.nested(self._obs), rewards, terminated, truncated, infos
 
@@ -183,16 +185,17 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
         """Observations by leaf, in the form of the space."""
         return obs if self.observation_view.is_single else self.observation_view.build(obs)
 
-    def _rows_of(self, obs: Any, which: Array) -> Array:
-        """The observations that a mask names, one object each, as gymnasium has them."""
-        rows = np.full(len(which), None, dtype=object)
-        for i in np.flatnonzero(which):
-            rows[i] = self.nested(tree_map(itemgetter(i), obs))
-        return rows
-
     def close_extras(self, **kwargs: Any) -> None:
         """Close the simulator."""
         self.simulator.close()
+
+
+def rows_of(tree: Any, which: Array) -> Array:
+    """The rows of a tree that a mask names, one object each, as gymnasium has them."""
+    rows = np.full(len(which), None, dtype=object)
+    for i in np.flatnonzero(which):
+        rows[i] = tree_map(itemgetter(i), tree)
+    return rows
 
 
 class SimulatorEnv(gymnasium.Env[Any, Any]):
@@ -229,8 +232,7 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         flat = {key: np.asarray(part)[None] for key, part in view.read(action)}
         obs, rewards, terminated, truncated, infos = self._vector.step(view.build(flat))
         last = infos["final_obs"][0] if "final_obs" in infos else None
-        found = infos.get("final_info", {})
-        info = {key: found[key][0] for key in found if not key.startswith("_")}
+        info = {} if last is None else infos["final_info"][0]
         row = self._first(obs) if last is None else last
         self._has_ended = last is not None
         return row, float(rewards[0]), bool(terminated[0]), bool(truncated[0]), info

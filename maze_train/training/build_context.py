@@ -51,6 +51,7 @@ def build_vector_env(
     can_be_restored: bool = True,
     keeps_terminal_obs: bool = False,
     device: torch.device | str = "cpu",
+    info_keys: Sequence[str] = (),
 ) -> MazeVectorEnv:
     """Environments that are stepped in a place.
 
@@ -66,6 +67,7 @@ def build_vector_env(
         can_be_restored: Whether their state will be asked for.
         keeps_terminal_obs: Whether last observations of terminated episodes are stored.
         device: Device of a simulator.
+        info_keys: Keys of last infos whose numbers will be asked for.
     """
     if config.backend != "gymnasium":
         env: MazeVectorEnv = make_foreign_env(
@@ -75,6 +77,7 @@ def build_vector_env(
             num_threads=place.num_workers(len(factories)),
             max_episode_steps=max_episode_steps or None,
             device=device,
+            info_keys=info_keys,
         )
         env.first_env, env.keeps_terminal_obs = first_env, keeps_terminal_obs
         return env
@@ -87,6 +90,7 @@ def build_vector_env(
         keeps_terminal_obs=keeps_terminal_obs,
         can_be_restored=can_be_restored,
         first_env=first_env,
+        info_keys=info_keys,
     )
 
 
@@ -182,6 +186,7 @@ class BuildContext(Generic[Config]):
                 keeps_terminal_obs=keeps_terminal_obs,
                 can_be_restored=training and self.checkpoint.is_on,
                 device=self.device,
+                info_keys=self.info_keys,
             )
         except EnvError as error:
             if training or self.place.num_workers(2) > 1:

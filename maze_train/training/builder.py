@@ -50,6 +50,7 @@ def build_actors(
         context.env,
         ThisProcess(),
         context.algorithm.on_non_finite_step,
+        info_keys=context.info_keys,
     )
     actors = Actors(make_env, num_actors, num_envs, context.place, **workers)
     context.closing.callback(close_quietly, actors)

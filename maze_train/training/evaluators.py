@@ -27,19 +27,14 @@ from maze_train.collect.collector import (
     env_actions,
 )
 from maze_train.collect.config import SNAPSHOT
-from maze_train.collect.episodes import (
-    SUCCESS,
-    TrainingEpisodeEvents,
-    agent_returns_of,
-    final_numbers,
-    spread,
-)
+from maze_train.collect.episodes import TrainingEpisodeEvents, spread
 from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import CallbackError, ConfigError, EnvError, did_you_mean, nearest
 from maze_train.core.files import read_regular
 from maze_train.core.notices import notify, warn
 from maze_train.core.targets import build_targets
 from maze_train.core.types import Array, Tensor, tree_map
+from maze_train.envs.batch import SUCCESS, EpisodeEnd, asked_keys, numbers_of
 from maze_train.envs.factory import guard_note
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.spaces.tensors import as_tensors
@@ -168,7 +163,7 @@ class RolloutEvaluator(Evaluator):
     def evaluate(self, policy: ActingModel | RecurrentModel) -> dict[str, float]:
         """Play the episodes; metrics are `<prefix>/episode_return_mean`, `..._std` and so on."""
         with generators_kept(), torch.no_grad():
-            returns, lengths, reported, agents = self._play(policy, self._environments())
+            returns, lengths, reported = self._play(policy, self._environments())
         if self._is_guarded and (note := guard_note(lengths, "evaluation.max_episode_steps")):
             self._is_guarded = False
             notify(note)
@@ -178,12 +173,9 @@ class RolloutEvaluator(Evaluator):
             "episode_length_mean": lengths.mean(),
             "episodes": float(self.n_episodes),
         }
-        for key, values in reported.items():
+        for name, values in reported.items():
             if not np.isnan(values).all():
-                name = "success_rate" if key == SUCCESS else f"info/{key}"
                 metrics[name] = np.nanmean(values)
-        for agent, own in agents.items():
-            metrics[f"{agent}/episode_return_mean"] = own.mean()
         return {f"{self.prefix}/{name}": float(value) for name, value in metrics.items()}
 
     def _environments(self) -> MazeVectorEnv:
@@ -210,15 +202,14 @@ class RolloutEvaluator(Evaluator):
 
     def _play(
         self, policy: ActingModel | RecurrentModel, env: MazeVectorEnv
-    ) -> tuple[Array, Array, dict[str, Array], dict[str, Array]]:
-        """Returns and lengths of n episodes, numbers of last infos, and returns of agents.
+    ) -> tuple[Array, Array, dict[str, Array]]:
+        """Return the returns and lengths of n episodes, and values of other metrics by name.
 
-        Numbers that an info does not have are NaN.
+        Values that an episode does not report are NaN.
         """
         n, num_envs = self.n_episodes, self._num_envs
-        agents: dict[str, Array] = {}
         returns, lengths = np.zeros(n), np.zeros(n)
-        reported = {key: np.full(n, np.nan) for key in (SUCCESS, *self._info_keys)}
+        reported: dict[str, Array] = {}
         episode = np.arange(num_envs)
         running_return, running_length = np.zeros(num_envs), np.zeros(num_envs)
         generator = torch.Generator().manual_seed(self._seed)
@@ -227,34 +218,44 @@ class RolloutEvaluator(Evaluator):
         lost = 0
         while (episode < n).any():
             actions = self._act(actor, env, obs, generator)
-            obs, rewards, terminated, truncated, infos = env.step(actions)
-            ignored = np.asarray(infos.get("ignored", False))
-            running_return += rewards
+            env.step_async(actions)
+            batch = env.receive()
+            obs = batch.obs
+            ignored = np.asarray(False) if batch.ignored is None else batch.ignored
+            running_return += batch.rewards
             running_length += ~ignored
             if ignored.any():  # an episode that was lost is played again, with another seed
                 running_return[ignored] = running_length[ignored] = 0.0
-                lost += int(np.sum(infos.get("lost", 0)))
+                lost += 0 if batch.lost is None else int(batch.lost.sum())
                 if lost > MOST_LOST * n:
                     raise EnvError(
                         f"an evaluation of {n} episodes lost {lost}: the environment returns "
                         "numbers that are not finite, or its workers fail, again and again"
                     )
-            ended = terminated | truncated
-            for agent, found in agent_returns_of(infos).items():
-                for env_number, own in found.items():
-                    if episode[env_number] < n:
-                        agents.setdefault(agent, np.zeros(n))[episode[env_number]] = own
-            for i in np.flatnonzero(ended):
+            for end in batch.ends:
+                i = end.env
                 if episode[i] < n:
                     returns[episode[i]] = running_return[i]
                     lengths[episode[i]] = running_length[i]
-                    for key, values in reported.items():
-                        values[episode[i]] = final_numbers(infos, key).get(int(i), np.nan)
+                    for name, value in self._metrics_of(end, env.agents).items():
+                        reported.setdefault(name, np.full(n, np.nan))[episode[i]] = value
                 episode[i] += num_envs
                 running_return[i] = running_length[i] = 0.0
-            actor.forget(ended | ignored)
+            actor.forget(batch.terminated | batch.truncated | ignored)
         actor.forget(np.ones(num_envs, np.bool_))  # no one continues the episodes that still run
-        return returns, lengths, reported, agents
+        return returns, lengths, reported
+
+    def _metrics_of(self, end: EpisodeEnd, agents: Sequence[str]) -> dict[str, float]:
+        """Return what the last info of an episode says, by the name of the metric."""
+        numbers = numbers_of(end.info, asked_keys(self._info_keys, agents), agents)
+        asked = {f"info/{key}": numbers[key] for key in self._info_keys if key in numbers}
+        successes = {
+            key.replace(SUCCESS, "success_rate"): numbers[key]
+            for key in asked_keys((), agents)
+            if key in numbers
+        }
+        returns = {f"{agent}/episode_return_mean": own for agent, own in end.agent_returns.items()}
+        return {**successes, **asked, **returns}
 
     def _act(self, actor: Actor, env: MazeVectorEnv, obs: Any, generator: torch.Generator) -> Any:
         device = actor.hidden_state.device

@@ -165,12 +165,12 @@ def test_gradient_steps_are_taken_while_environments_step(monkeypatch: pytest.Mo
         env = trainer.collector.env
         for owner, name in (
             (env, "step_async"),
-            (env, "step_wait"),
+            (env, "receive"),
             (trainer.replay_buffers["default"], "sample_batch"),
         ):
             note(owner, name)
         update(trainer)
-    assert calls == ["step_async", "step_wait", "step_async", *["sample_batch"] * 4, "step_wait"]
+    assert calls == ["step_async", "receive", "step_async", *["sample_batch"] * 4, "receive"]
 
 
 @pytest.mark.parametrize("num_envs", [1, 3])

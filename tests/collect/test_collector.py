@@ -334,14 +334,14 @@ def test_what_is_done_meanwhile_is_done_in_the_last_step():
     """Once for each rollout: after the last actions were sent, before they are waited for."""
     collector, model = make_collector()
     env, calls = collector.env, []
-    step_async, step_wait = env.step_async, env.step_wait
+    step_async, receive = env.step_async, env.receive
     env.step_async = lambda actions: (calls.append("step_async"), step_async(actions))
-    env.step_wait = lambda: (calls.append("step_wait"), step_wait())[1]
+    env.receive = lambda: (calls.append("receive"), receive())[1]
     for _ in range(2):
         calls.clear()
         collector.collect_steps(model, meanwhile=lambda: calls.append("meanwhile"))
-        steps = ["step_async", "step_wait"] * T
-        assert calls == [*steps[:-1], "meanwhile", "step_wait"]
+        steps = ["step_async", "receive"] * T
+        assert calls == [*steps[:-1], "meanwhile", "receive"]
 
 
 @pytest.mark.parametrize("vector", VECTORS)

@@ -19,6 +19,7 @@ from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper, SignR
 from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.envs.stepped import monitor_of
 
 pytest.importorskip("ale_py")
 cv2 = pytest.importorskip("cv2")
@@ -229,7 +230,9 @@ def test_lives_are_episodes_of_training_only():
     """A life loss ends a training episode; the game continues, and reports its score at the end."""
     training, evaluation = game("Breakout")(), game("Breakout").for_evaluation()()
     actions = np.random.default_rng(0).integers(4, size=3000).tolist()
-    # Training, with a new "episode" after each life; what was done is noted for the replay.
+    # Training, with a new episode after each life; what was done is noted for the replay.
+    monitor = monitor_of(training)
+    assert monitor is not None
     done, lives, reports, frames = [], [], [], []
     _, info = training.reset(seed=11)
     for action in actions:
@@ -237,8 +240,8 @@ def test_lives_are_episodes_of_training_only():
         _, reward, terminated, truncated, info = training.step(action)
         done.append(action)
         assert reward in (0.0, 1.0)
-        if "episode" in info:
-            reports.append(info["episode"])
+        if (report := monitor.take()) is not None:
+            reports.append(report)
             break
         if terminated:
             lives.append(info["lives"])
@@ -252,9 +255,8 @@ def test_lives_are_episodes_of_training_only():
     evaluation.reset(seed=11)
     steps = [evaluation.step(action) for action in done]
     assert [step[2] for step in steps] == [False] * (len(done) - 1) + [True]
-    assert not any("episode" in step[4] for step in steps)
-    assert reports == [{"r": sum(step[1] for step in steps), "l": len(done)}]
-    assert reports[0]["r"] > 0.0
+    assert reports == [(sum(step[1] for step in steps), len(done))]
+    assert reports[0][0] > 0.0
     # The end of the game is followed by a new one.
     assert training.reset(seed=12)[1]["lives"] == 5
 

@@ -285,7 +285,7 @@ def test_a_game_that_ends_while_it_goes_on(how: str) -> None:
         assert slots.terminations[:2].tolist() == [how in ("terminated", "both")] * 2
         assert slots.truncations[:2].tolist() == [how in ("truncated", "both")] * 2
         info = slots.final_infos[0]
-        assert info["episode"] == {"r": 6.0, "l": 3}
+        assert slots.counted[0] == (6.0, 3)
         assert (info["lives"], info["is_success"]) == (2, True)
         assert [slots.final_obs[i].tolist() for i in (0, 1)] == [[seed, 2.0], [9.0, 2.0]]
     slots.swap(0, 1)
@@ -341,7 +341,7 @@ def test_raw_returns_are_told(length: int) -> None:
         assert slots.step(1, np.zeros(ROWS, np.int64)) == []
         assert slots.step(1, np.zeros(ROWS, np.int64)) == [0]
         assert slots.returns[0] == pytest.approx(0.3)
-        assert slots.final_infos[0]["episode"] == {"r": 3.0, "l": 2}
+        assert slots.counted[0] == (3.0, 2)
 
 
 # -- what is wrong -------------------------------------------------------------------------------

@@ -264,15 +264,16 @@ def test_returns_are_reported_without_training_wrappers():
 
 
 def test_monitoring_counts_truncated_and_broken_off_episodes():
-    """Both ends are ends; the reset after an episode that was ended from outside reports it."""
+    """Both ends are ends; a reset ends an episode that was ended from outside; infos stay."""
     env = MonitoringWrapper(CountingEnv(length=3, truncate=True))
     assert "episode" not in env.reset(seed=0)[1]
     env.step(0)
-    assert env.reset(seed=0)[1]["episode"] == {"r": 1.0, "l": 1}
+    assert env.take() is None
+    assert "episode" not in env.reset(seed=0)[1]
+    assert env.take() == (1.0, 1)
     infos = [env.step(0)[4] for _ in range(3)]
-    assert ["episode" in info for info in infos] == [False, False, True]
-    assert infos[-1]["episode"] == {"r": 6.0, "l": 3}
-    assert infos[-1]["t"] == 3
+    assert infos[-1] == {"t": 3, "half": 1.5}
+    assert (env.take(), env.take()) == ((6.0, 3), None)
     assert CountingEnv.metadata.get("monitored") is None
 
 

@@ -23,7 +23,7 @@ from maze_train.algorithms.es.population import (
     trained_size,
 )
 from maze_train.collect.episode_player import num_reals
-from maze_train.collect.episodes import FinishedEpisodes
+from maze_train.collect.episodes import FinishedEpisodes, add_lists
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.events import Statistics
 from maze_train.envs.factory import BoundedEnvFactory
@@ -117,7 +117,8 @@ class ESTrainer(Trainer):
                     episodes.lengths.append(member.length)
                     if member.success == member.success:
                         episodes.successes.append(member.success)
-                    episodes.add_agents({a: [own] for a, own in member.agent_returns.items()})
+                    returns = {agent: [own] for agent, own in member.agent_returns.items()}
+                    add_lists(episodes.agent_returns, returns)
                 enough = 2 * len(pairs) >= config.n_rollouts_per_update
                 if enough and num_steps >= config.n_timesteps_per_update:
                     break
