@@ -55,7 +55,7 @@ class StepBatch:
     truncated: Mask
     """Whether the episode was truncated after the step, `[n]`."""
 
-    ends: list[EpisodeEnd] = field(default_factory=list)
+    ends: Sequence[EpisodeEnd] = ()
     """The episodes that ended in the step."""
 
     ignored: Mask | None = None
@@ -64,10 +64,10 @@ class StepBatch:
     lost: Mask | None = None
     """Rows in which an episode was dropped, `[n]`; None: no episode was dropped."""
 
-    infos: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    infos: Sequence[tuple[int, dict[str, Any]]] = ()
     """Infos of this step by index of the environment, if infos of every step are reported."""
 
-    columns: dict[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] | None = None
     """The same in gymnasium's form, from vector environments of other packages."""
 
 

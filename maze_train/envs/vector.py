@@ -182,7 +182,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     def _infos(self, batch: StepBatch) -> dict[str, Any]:
         """Convert the infos of a step to gymnasium's form for SAME_STEP."""
-        infos = dict(batch.columns)
+        infos = dict(batch.columns or {})
         for end in batch.ends:
             final_obs = copy.deepcopy(end.final_obs)
             info = end.info
