@@ -159,7 +159,7 @@ class ReplayMemory:
         if len(positions):
             self._keep_final_obs(rollout, positions, picked, first, begin)
         self.head = head
-        self.num_valid += np.count_nonzero(flags[begin:] & VALID)
+        self.num_valid += int(np.count_nonzero(flags[begin:] & VALID))
         # Stacks that are dropped lie where the ring is written now.
         self._touch(expired.start, expired.stop)
         self._touch(first - 1, head + 1)
@@ -279,7 +279,7 @@ class ReplayMemory:
             return range(0)
         expired = range(self.oldest, min(new, self.head))
         indices = np.arange(expired.start * num_envs, expired.stop * num_envs) % self.ring.size
-        self.num_valid -= np.count_nonzero(self.flags[indices] & VALID)
+        self.num_valid -= int(np.count_nonzero(self.flags[indices] & VALID))
         self.flags[indices] = 0
         self._final_obs.drop_before(new * num_envs)
         for column in self._stacks.values():
