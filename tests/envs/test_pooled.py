@@ -159,7 +159,7 @@ def test_samples_of_the_action_space_are_actions(make, space):
             self.action_space = space
 
         def reward(self, action):
-            return sum(float(np.sum(leaf)) for _, leaf in FlatView(space).read(action))
+            return sum(float(np.sum(leaf, dtype=float)) for _, leaf in FlatView(space).read(action))
 
     with make([Echo] * 2) as vector:
         vector.reset(seed=0)
