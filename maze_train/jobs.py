@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import importlib
 import math
 import os
 import re
@@ -175,9 +174,10 @@ class Job:
 
     def preload(self) -> None:
         """Import what training needs; processes that are forked from this one need not do so."""
-        for name in ("maze_train.run.runner", "torch.utils.tensorboard"):
-            with suppress(ImportError):  # jobs report what is missing
-                importlib.import_module(name)
+        import maze_train.run.runner  # noqa: F401
+
+        with suppress(ImportError):  # jobs report what is missing
+            import torch.utils.tensorboard  # noqa: F401
 
     def note(self, record: JobRecord) -> None:
         """Keep what became of a job; of a sweep it is written at once."""
