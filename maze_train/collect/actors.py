@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -91,6 +92,7 @@ class Actors:
         self.busy_s = 0.0
         count = num_workers or num_actors
         self.slices = shares(num_actors, count)
+        self._weights_lock, self._have_changed = threading.Lock(), False
         self._memories: list[Any] = []
         self._slots: list[list[dict[str, RolloutSlot]]] = []
         make = partial(ActorWorker, Portable(make_env, "env"), num_envs)
@@ -171,13 +173,28 @@ class Actors:
         Args:
             weights_seq_no: Updates that the weights have seen.
         """
-        self.writer.publish(weights_seq_no)
-        self.pool.publish(self._memories[0], self.writer.newest())
+        self.write_weights(weights_seq_no)
+        self.send_weights()
+
+    def write_weights(self, weights_seq_no: int) -> None:
+        """Copy the weights of the learner, in any thread; `send_weights` follows."""
+        with self._weights_lock:
+            self.writer.publish(weights_seq_no)
+            self._have_changed = True
+
+    def send_weights(self) -> None:
+        """Send the weights that were written last, in the thread that calls the actors."""
+        if self._have_changed:
+            with self._weights_lock:
+                self._have_changed = False
+                self.pool.publish(self._memories[0], self.writer.newest())
 
     def load_weights(self, state: dict[str, Any]) -> None:
         """Let actors act with the weights of a state of `writer`."""
-        self.writer.load_state_dict(state)
-        self.pool.publish(self._memories[0], self.writer.newest())
+        with self._weights_lock:
+            self.writer.load_state_dict(state)
+            self._have_changed = True
+        self.send_weights()
 
     def rollouts(self, worker: int, collected: CollectedRollout) -> dict[str, Rollout]:
         """The rollouts that a worker collected, by module id: views of its slot."""
@@ -319,8 +336,11 @@ class DistributedActors:
         )
 
     def publish(self, weights_seq_no: int) -> None:
-        """Let actors act with the weights of the learner as they are; see `Actors.publish`."""
-        self.actors.publish(weights_seq_no)
+        """Let actors act with the weights of the learner as they are, from the next `gather` on.
+
+        The thread of a learner queue may call it.
+        """
+        self.actors.write_weights(weights_seq_no)
         self.has_weights = True
 
     def _let_act(self, actor: int) -> None:
@@ -364,6 +384,7 @@ class DistributedActors:
                 "taken at once",
                 self.num_slots * self.num_actors - self.num_actors,
             )
+        self.actors.send_weights()
         self._begin_to_act()
         if self._is_remote:
             self._look(0.0)
@@ -397,6 +418,7 @@ class DistributedActors:
 
     def _look(self, timeout_s: float) -> None:
         """Receive the messages of actors elsewhere, and repair those that failed."""
+        self.actors.send_weights()
         # All that there is: an actor may have finished several rollouts since it was looked at.
         while ready := self._pool.ready(timeout_s):
             timeout_s = 0.0

@@ -12,20 +12,19 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import _dynamo as dynamo
 from torch import nn
-from torch._dynamo.utils import calculate_time_spent
-from torch._inductor import cpp_builder, exc
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import warn
+from maze_train.core.torch_private import compiler_parts
 from maze_train.core.types import Tensor
 from maze_train.learner.faster import AnyLearner, FasterLosses
 from maze_train.learner.steps import LearnerEvents
 
 Record: TypeAlias = "tuple[Event, float | Tensor, tuple[float, ...]]"
 
+PARTS = compiler_parts()
 BACKEND = "inductor"
 MOST_GRAPHS = 64
 """Graphs of one function, over all learners of a process: PyTorch's own limit is 8."""
@@ -105,7 +104,7 @@ class CompiledLosses(Compiled):
             self._draws(module_id, batch)
         try:
             loss, records = self._compiled(module_id, batch)
-        except (dynamo.exc.Unsupported, dynamo.exc.UserError) as error:
+        except PARTS.unsupported as error:
             raise ConfigError(
                 "algorithm.compile",
                 f"the loss of {type(self.learner).__name__} cannot be compiled as a whole "
@@ -134,7 +133,7 @@ class _Recorder:
 
 def _spent_s() -> float:
     """Seconds of compilation in this process."""
-    return calculate_time_spent()["total_wall_time"]
+    return PARTS.time_spent().get("total_wall_time", 0.0)
 
 
 def compiled_losses(learner: AnyLearner) -> FasterLosses | None:
@@ -151,13 +150,13 @@ def compiled_losses(learner: AnyLearner) -> FasterLosses | None:
         problem = "the compiler of PyTorch takes no recurrent layers (model.rnn); expected none"
         raise ConfigError("algorithm.compile", problem, way)
     try:
-        cpp_builder.get_cpp_compiler()
-    except exc.InvalidCxxCompiler:
+        PARTS.find_compiler()
+    except PARTS.no_compiler:
         warn(
             f"algorithm.compile={way}: no C++ compiler was found, so nothing "
             "is compiled; install g++, or name one in the environment variable CXX"
         )
         return None
-    dynamo.config.recompile_limit = max(dynamo.config.recompile_limit, MOST_GRAPHS)
+    PARTS.raise_limit(MOST_GRAPHS)
     kinds = {"forward": CompiledNetworks, "update": CompiledLosses}
     return kinds[way](learner)

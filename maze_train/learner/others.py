@@ -12,6 +12,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
+from multiprocessing.util import get_temp_dir
 from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from torch import nn
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
+from maze_train.core.files import claim_temporary
 from maze_train.learner.config import LearnerGroupConfig, Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.modules import CUBLAS, DEFAULT_MODULE, REPEATABLE
@@ -182,7 +184,9 @@ class MeetingPlace:
         self._folder: TemporaryDirectory[str] | None = None
         self.listener: int | None = None
         if host == LOOPBACK:
-            self._folder = TemporaryDirectory(prefix="maze_train_")  # of this user alone
+            # Of this user alone. If this process is killed, the next run removes it.
+            claim_temporary()
+            self._folder = TemporaryDirectory(prefix="maze_train_", dir=get_temp_dir())
             self.address = Address(os.path.join(self._folder.name, "store"))
             return
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

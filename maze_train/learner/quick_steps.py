@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from maze_train.core.torch_private import FUSED_ADAM, FUSED_ADAMW, STEP_HOOKS
 from maze_train.core.types import Tensor
 
 LEAST = 5e-324
@@ -39,8 +40,10 @@ def without_compiler(optimizer_class: type[torch.optim.Optimizer]) -> type[torch
 
 def can_be_short(optimizer: torch.optim.Optimizer) -> bool:
     """Whether a step of fused Adam is only its kernel: it has moments, and no one listens."""
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    return bool(optimizer.state) and not hooks and "step" not in vars(optimizer)
+    if FUSED_ADAM is None or FUSED_ADAMW is None:
+        return False
+    hooks = [vars(optimizer).get(name, True) for name in STEP_HOOKS]
+    return bool(optimizer.state) and not any(hooks) and "step" not in vars(optimizer)
 
 
 def fused_adam_step(optimizer: torch.optim.Optimizer) -> None:
@@ -57,23 +60,26 @@ def fused_adam_step(optimizer: torch.optim.Optimizer) -> None:
     state, betas = optimizer.state[param], group["betas"]
     state["step"] += 1
     # Averages of gradients that became 0 shrink to subnormal numbers, which take 20 times longer.
+    is_decoupled = group.get("decoupled_weight_decay", False)  # older PyTorch has no such argument
+    kernel = FUSED_ADAMW if is_decoupled else FUSED_ADAM
+    assert kernel is not None  # see `can_be_short`
     flushes = LEAST * 1.0 == 0.0
     torch.set_flush_denormal(True)
-    is_decoupled = group.get("decoupled_weight_decay", False)  # older PyTorch has no such argument
-    kernel = torch._fused_adamw_ if is_decoupled else torch._fused_adam_
-    kernel(
-        [param.detach()],
-        [gradient],
-        [state["exp_avg"]],
-        [state["exp_avg_sq"]],
-        [state["max_exp_avg_sq"]] if group["amsgrad"] else [],
-        [state["step"]],
-        lr=group["lr"],
-        beta1=betas[0],
-        beta2=betas[1],
-        weight_decay=group["weight_decay"],
-        eps=group["eps"],
-        amsgrad=group["amsgrad"],
-        maximize=group["maximize"],
-    )
-    torch.set_flush_denormal(flushes)
+    try:
+        kernel(
+            [param.detach()],
+            [gradient],
+            [state["exp_avg"]],
+            [state["exp_avg_sq"]],
+            [state["max_exp_avg_sq"]] if group["amsgrad"] else [],
+            [state["step"]],
+            lr=group["lr"],
+            beta1=betas[0],
+            beta2=betas[1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=group["amsgrad"],
+            maximize=group["maximize"],
+        )
+    finally:
+        torch.set_flush_denormal(flushes)

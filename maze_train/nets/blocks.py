@@ -11,14 +11,11 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
-from torch._C import _is_tracing as is_tracing
-from torch._C import _len_torch_dispatch_stack as num_modes
-from torch._C._functorch import peek_interpreter_stack as innermost_transform
-from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from maze_train.core.checks import check_one_of
+from maze_train.core.torch_private import is_replaced
 from maze_train.core.types import Tensor
 from maze_train.nets.config import ACTIVATIONS
 from maze_train.spaces.describe import image_layout
@@ -33,14 +30,7 @@ def is_traced(x: Tensor) -> bool:
     `torch.func`, forward-mode differentiation, and modes such as that of fake tensors.
     """
     # The first of these is all that a compiler reads. They take 0.3 us together.
-    return (
-        is_compiling()
-        or type(x) not in TENSORS
-        or is_tracing()
-        or num_modes() > 0
-        or innermost_transform() is not None
-        or forward_ad._current_level >= 0
-    )
+    return is_compiling() or type(x) not in TENSORS or is_replaced()
 
 
 def is_hooked(module: nn.Module) -> bool:

@@ -395,7 +395,7 @@ class SoftActorCriticModel(PolicyAndCritics):
         super().__init__(*parts, **others)
         self.log_temperatures = nn.Parameter(torch.zeros(len(self.actions.part_keys)))
         """Logarithm of the temperature of each part of the action."""
-        self.register_load_state_dict_post_hook(_note_temperatures)
+        self.register_load_state_dict_post_hook(_note_temperatures)  # type: ignore[no-untyped-call]  # untyped in torch
 
         kinds = list(zip(self.actions.parts, self.actions.is_discrete, strict=True))
         continuous = [i for i, (_, is_discrete) in enumerate(kinds) if not is_discrete]

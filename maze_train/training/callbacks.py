@@ -63,8 +63,9 @@ class TrainingView:
 
     @property
     def model(self) -> nn.Module:
-        """The policy that is trained, to be looked at."""
+        """The policy that is trained, to be looked at; queued updates are waited for."""
         model: nn.Module = self._trainer.model
+        _ = self.learner  # waits for queued updates
         return model
 
     @property

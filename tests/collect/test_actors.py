@@ -7,6 +7,7 @@ import os
 import random
 import re
 import signal
+import threading
 import time
 from contextlib import ExitStack, closing
 from copy import deepcopy
@@ -179,6 +180,25 @@ def start(no_file_is_left):
             return learner
 
         yield start
+
+
+def test_weights_are_sent_by_the_thread_that_calls_the_actors(start):
+    """The thread of a learner queue only copies them."""
+    learner, senders = start(remote=False), []
+    pool = learner.workers.pool
+    pool.publish = lambda *memory: senders.append(threading.current_thread())
+    learner.gather()
+    senders.clear()
+    for version in (1, 2):
+        thread = threading.Thread(target=learner.publish, args=(version,))
+        thread.start()
+        thread.join()
+    assert not senders
+    gathered = learner.gather()
+    assert senders == [threading.main_thread()]
+    assert gathered.rollouts["default"].weights_seq_no.unique().tolist() == [2]
+    learner.gather()
+    assert len(senders) == 1
 
 
 # -- what arrives ------------------------------------------------------------------------------

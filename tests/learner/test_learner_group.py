@@ -9,12 +9,12 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -60,6 +60,7 @@ from maze_train.algorithms.td3.learner import TD3Learner
 from maze_train.algorithms.td3.model import build_td3
 from maze_train.core.errors import ConfigError, TrainingError, WorkerError
 from maze_train.core.events import Statistics
+from maze_train.core.files import CLAIM
 from maze_train.core.types import Sequences
 from maze_train.data.rollout import select_envs
 from maze_train.learner.config import Freeze, LearnerGroupConfig, Progress
@@ -638,17 +639,20 @@ def test_restarts_of_learners_are_limited():
 
 
 @slow
-def test_learners_of_one_machine_listen_on_no_network(monkeypatch, tmp_path):
-    """On the loopback interface alone, whatever gloo would take; they meet in a private file."""
+def test_learners_of_one_machine_listen_on_no_network(monkeypatch):
+    """On the loopback interface alone, whatever gloo would take.
+
+    They meet in a private file, which the next run removes if this one is killed.
+    """
     others = [name for _, name in socket.if_nameindex() if not name.startswith("lo")]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0" if "eth0" in others else others[-1])
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    hook = sys.excepthook
+    parent, hook = Path(get_temp_dir()), sys.excepthook
     with group_of(LEARNERS["ppo"], 2) as (group, update):
         update(1)
         assert listening([os.getpid(), *pids(group)]) == {"0100007F"}
         assert sys.excepthook is hook, "later tracebacks name no rank"
-        (folder,) = tmp_path.glob("maze_train_*")
+        (folder,) = parent.glob("maze_train_*")
+        assert (parent / CLAIM).exists()
         assert folder.stat().st_mode & 0o777 == 0o700
     assert not folder.exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from torch import nn
 
 from maze_train import ConfigError, Progress, Schedule, get_flat_parameters
 from maze_train.core.targets import locate
+from maze_train.core.torch_private import found, replaced_check
+from maze_train.learner import quick_steps
 from maze_train.learner.optimizers import ELEMENTWISE, ModuleOptimizer
 
 OWN = "test_module_optimizer"
@@ -234,3 +237,42 @@ def test_an_optimizer_that_was_pickled_is_of_its_class(target):
     copy.step()
     optimizer.step()
     torch.testing.assert_close(copy.param_groups[0]["params"], optimizer.owned())
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW"])
+def test_without_the_private_kernel_steps_are_the_same(monkeypatch, name):
+    """The optimizer takes them itself."""
+    weights = []
+    for kernel in (quick_steps.FUSED_ADAM, None):
+        monkeypatch.setattr(quick_steps, "FUSED_ADAM", kernel)
+        params = make_params()
+        optimizer = ModuleOptimizer(params, {"_target_": f"torch.optim.{name}"}, 0.1)
+        for scale in (1.0, -2.0, 0.5):
+            step(optimizer, params, scale)
+        weights.append(torch.cat([param.detach().flatten() for param in params]))
+    assert torch.equal(*weights)
+
+
+def test_a_step_that_fails_leaves_subnormal_numbers_alone(monkeypatch):
+    """They are flushed within the step only."""
+    params = make_params()
+    optimizer = ModuleOptimizer(params, {"_target_": "torch.optim.Adam"}, 0.1)
+    step(optimizer, params)
+
+    def failing(*args, **settings):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(quick_steps, "FUSED_ADAM", failing)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        step(optimizer, params)
+    assert quick_steps.LEAST * 1.0 > 0.0
+
+
+def test_versions_of_pytorch_without_a_private_name():
+    """What is not there is None, and then operations count as replaced."""
+    assert found("_C._no_such_name") is found("_no_such_module._name") is None
+    present = (lambda: False, lambda: 0, lambda: None, SimpleNamespace(_current_level=-1))
+    assert not replaced_check(*present)()
+    for i in range(3):
+        assert replaced_check(*present[:i], None, *present[i + 1 :])()
+    assert replaced_check(*present[:3], SimpleNamespace())()

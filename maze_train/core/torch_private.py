@@ -1,0 +1,116 @@
+"""Private APIs of PyTorch, each with a public fallback where a version does not have it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from importlib import import_module
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+
+def found(path: str, root: Any = torch) -> Any:
+    """Return an attribute of `root` by its dotted path, or None if PyTorch does not have it."""
+    return reduce(lambda owner, name: getattr(owner, name, None), path.split("."), root)
+
+
+FUSED_ADAM: Callable[..., object] | None = found("_fused_adam_")
+FUSED_ADAMW: Callable[..., object] | None = found("_fused_adamw_")
+"""Kernels of fused optimizers; without them the optimizer itself takes the step."""
+
+STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+"""Attributes of an optimizer with the hooks of its steps; without them it may have hooks."""
+
+
+def replaced_check(
+    is_tracing: Callable[[], bool] | None,
+    num_modes: Callable[[], int] | None,
+    innermost_transform: Callable[[], object] | None,
+    levels: Any,
+) -> Callable[[], bool]:
+    """Return a function that says whether operations on tensors may be recorded or replaced.
+
+    Args:
+        is_tracing: Whether `torch.jit.trace` runs.
+        num_modes: Number of active dispatch modes.
+        innermost_transform: The innermost transformation of `torch.func`, or None.
+        levels: Owner of `_current_level`, the level of forward-mode differentiation.
+
+    Returns:
+        The function; if PyTorch lacks one of these, it always returns True.
+    """
+    if not (is_tracing and num_modes and innermost_transform and hasattr(levels, "_current_level")):
+        return lambda: True
+
+    def is_replaced() -> bool:
+        return (
+            is_tracing()
+            or num_modes() > 0
+            or innermost_transform() is not None
+            or levels._current_level >= 0
+        )
+
+    return is_replaced
+
+
+is_replaced = replaced_check(
+    found("_C._is_tracing"),
+    found("_C._len_torch_dispatch_stack"),
+    found("_C._functorch.peek_interpreter_stack"),
+    forward_ad,
+)
+"""Whether operations are recorded or replaced, so that all of them must be PyTorch's."""
+
+
+@dataclass(frozen=True)
+class CompilerParts:
+    """Parts of the compiler; those that PyTorch lacks do nothing."""
+
+    unsupported: tuple[type[Exception], ...]
+    """Exceptions about code that cannot be compiled."""
+
+    no_compiler: tuple[type[Exception], ...]
+    """Exceptions of `find_compiler`."""
+
+    time_spent: Callable[[], Mapping[str, float]]
+    """Return the seconds of compilation in this process, by name."""
+
+    find_compiler: Callable[[], object]
+    """Find the C++ compiler."""
+
+    config: Any
+    """Settings of the compiler; None: not known."""
+
+    def raise_limit(self, count: int) -> None:
+        """Allow at least `count` graphs of one function."""
+        limit = found("recompile_limit", self.config)
+        if limit is not None:
+            self.config.recompile_limit = max(limit, count)
+
+
+def compiler_parts() -> CompilerParts:
+    """Load the compiler, which takes a second, and return its private parts."""
+    names = ("torch._dynamo", "torch._dynamo.utils", "torch._inductor.cpp_builder")
+    dynamo, utils, builder = map(_module, names)
+    errors = _module("torch._inductor.exc")
+    return CompilerParts(
+        unsupported=_exceptions(found("exc.Unsupported", dynamo), found("exc.UserError", dynamo)),
+        no_compiler=_exceptions(found("InvalidCxxCompiler", errors)),
+        time_spent=found("calculate_time_spent", utils) or dict,
+        find_compiler=found("get_cpp_compiler", builder) or (lambda: None),
+        config=found("config", dynamo),
+    )
+
+
+def _module(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError:
+        return None
+
+
+def _exceptions(*classes: type[Exception] | None) -> tuple[type[Exception], ...]:
+    return tuple(error for error in classes if error is not None)
