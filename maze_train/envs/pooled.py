@@ -173,8 +173,8 @@ MUCH_NBYTES = 10_000_000
 """Size of the actions of running episodes from which on a run says so."""
 
 LONG_EPISODES = (
-    "note: the actions of running episodes take more than 10 MB, which checkpoints keep and a "
-    "resumed run plays again: let the environment offer state_dict() and load_state_dict(), or set "
+    "the actions of running episodes take more than 10 MB, which checkpoints keep and a resumed "
+    "run plays again: let the environment offer state_dict() and load_state_dict(), or set "
     "env.max_episode_steps"
 )
 

@@ -477,7 +477,7 @@ def test_blocks_of_actions_are_parts_that_do_not_change(monkeypatch, lengths):
         assert notes == []
         monkeypatch.setattr(pooled, "MUCH_NBYTES", 100)
         one.state_dict()
-        assert [note[:30] for note in notes] == ["note: the actions of running e"]
+        assert [note[:30] for note in notes] == ["the actions of running episode"]
         name, *_ = late["blocks"]
         for damaged in (
             late["blocks"] | {name: 3},
