@@ -26,7 +26,12 @@ from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
 from maze_train.config.options import shipped_root
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.search_config import SearchConfig
-from maze_train.config.train_config import DevRunnerConfig, LocalRunnerConfig, RayRunnerConfig
+from maze_train.config.train_config import (
+    DevRunnerConfig,
+    LocalRunnerConfig,
+    RayRunnerConfig,
+    TrainConfig,
+)
 from maze_train.config.writing import dotted_name
 from maze_train.core.conversion import key_of_field
 from maze_train.core.events import EventInterface
@@ -65,17 +70,21 @@ def render_yaml(cls: type) -> str:
     return _generated(cls, [*target, *_yaml_lines(cls, "")])
 
 
-def render_primary(cls: type, groups: dict[str, str], *bases: str) -> str:
+def render_primary(
+    cls: type, groups: dict[str, str], *bases: str, last: dict[str, str] | None = None
+) -> str:
     """The YAML of a primary configuration: its choices, and the defaults of the other fields.
 
     Args:
         cls: The dataclass of the whole configuration.
         groups: Fields that are choices, each with its option; `null`: none is chosen.
         *bases: Primary configurations that it extends.
+        last: Choices whose settings replace those of all others.
     """
     choices = [f"  - {base}" for base in bases]
     choices += [f"  - {group}: {option}" for group, option in groups.items()]
-    return _generated(cls, ["defaults:", *choices, "  - _self_", *_yaml_lines(cls, "", groups)])
+    choices += ["  - _self_", *(f"  - {group}: {option}" for group, option in (last or {}).items())]
+    return _generated(cls, ["defaults:", *choices, *_yaml_lines(cls, "", groups)])
 
 
 def _generated(cls: type, lines: list[str]) -> str:
@@ -141,10 +150,15 @@ def generated_files() -> dict[Path, str]:
         if vars(algorithm).get("name"):
             classes[f"algorithm/{algorithm.name}"] = algorithm
     options = {root / f"{option}.yaml": render_yaml(cls) for option, cls in classes.items()}
+    choices = {option.partition("/")[0]: "default" for option in classes}
+    choices |= {"algorithm": "null", "runner": "dev"}
+    names = [field.name for field in dataclasses.fields(TrainConfig)]
+    sections = {name: choices[name] for name in names if name in choices}
     rollout = render_primary(RolloutConfig, {"env": "null", "runner": "dev"})
     comparison = render_primary(CompareConfig, {})
     return {
         **options,
+        root / "train.yaml": render_primary(TrainConfig, sections, last={"experiment": "null"}),
         root / "rollout.yaml": rollout,
         root / "compare.yaml": comparison,
         root / "export.yaml": render_primary(ExportConfig, {}),

@@ -12,7 +12,7 @@ from docs import generate
 from docs.generate import field_docs, generated_files, main, render_table, render_yaml
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.config.commands import CompareConfig, ExportConfig, PushConfig
-from maze_train.config.loading import load_settings
+from maze_train.config.loading import load_config, load_settings
 from maze_train.config.rollout_config import RolloutConfig, load_rollout_config
 from maze_train.config.search_config import SearchConfig, load_search_config
 from maze_train.config.train_config import TrainConfig
@@ -95,6 +95,12 @@ def test_generated_yaml_holds_the_defaults() -> None:
             assert defaults == ["train", {"search": None}, "_self_"]
             ranges = {"search": {"seed": [1]}}
             assert load_search_config({**content, **ranges}) == (SearchConfig(**ranges), {})
+        elif path.stem == "train":
+            assert defaults[-2:] == ["_self_", {"experiment": None}]
+            choices = {key for choice in defaults[:-2] for key in choice}
+            assert {*choices, *content} == {f.name for f in fields(TrainConfig)}
+            chosen = {"algorithm": "ppo", "env": "CartPole-v1"}
+            assert load_config({**content, **chosen}) == load_config(chosen)
         elif defaults is not None:
             assert defaults == [{"env": None}, {"runner": "dev"}, "_self_"]
             assert set(content) == {f.name for f in fields(RolloutConfig)} - {"env", "runner"}

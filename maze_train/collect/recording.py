@@ -20,6 +20,7 @@ from maze_train.core.folders import make_folders
 from maze_train.core.targets import import_extra
 from maze_train.core.types import Array, ArrayTree, as_tree, leaves_by_key
 from maze_train.data.trajectories import Trajectory
+from maze_train.envs.atari import game_under
 from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.stepped import EnvSlots
 from maze_train.spaces.describe import flat_spaces
@@ -41,6 +42,8 @@ class EpisodeRecording:
         self._obs: list[dict[str, Array]] = []
         self._actions: list[dict[str, Array]] = []
         self._rewards: list[float] = []
+        game = game_under(slots.envs[slot])
+        self._game = game if game and game.action_space == slots.single_action_space else None
         self._observe(slots, slot)
 
     def _observe(self, slots: EnvSlots, slot: int) -> None:
@@ -61,6 +64,8 @@ class EpisodeRecording:
     def step(self, slots: EnvSlots, slot: int, *, ended: bool) -> None:
         """Record the reward, and the next observation unless the episode ended."""
         self._rewards.append(float(slots.rewards[slot]))
+        if self._game is not None:
+            self._actions[-1][""][...] = self._game.executed
         if not ended:
             self._observe(slots, slot)
 

@@ -19,10 +19,11 @@ from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
+from hydra.plugins.completion_plugin import CompletionPlugin
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from hydra.plugins.sweeper import Sweeper
-from hydra.types import HydraContext, TaskFunction
+from hydra.types import HydraContext, RunMode, TaskFunction
 from omegaconf import DictConfig, OmegaConf
 
 from maze_train.config.options import group_names, list_options
@@ -105,6 +106,28 @@ class MazeTrainSearchPath(SearchPathPlugin):
         search_path.append(provider="maze_train", path="gymnasium://")
 
 
+def completing_values(shell: type[CompletionPlugin]) -> type[CompletionPlugin]:
+    """The completion of Hydra for a shell, in which lists and empty mappings get values, not keys.
+
+    Hydra completes `runs` to `runs.`, below which there is nothing.
+    """
+
+    class Completion(shell):  # type: ignore[valid-type,misc]  # a class that is an argument
+        def _query(self, config_name: str | None, line: str) -> Names:
+            found: Names = super()._query(config_name, line)
+            if not any(word.endswith(".") for word in found):
+                return found
+            words = [word for word in line.split(" ")[:-1] if "=" in word]
+            config = self.config_loader.load_configuration(config_name, words, RunMode.RUN)
+            return [f"{word[:-1]}=" if is_value(config, word) else word for word in found]
+
+    def is_value(config: DictConfig, word: str) -> bool:
+        node = OmegaConf.select(config, word[:-1]) if word.endswith(".") else None
+        return OmegaConf.is_list(node) or (OmegaConf.is_dict(node) and not node)
+
+    return Completion
+
+
 @contextmanager
 def extended_hydra() -> Iterator[None]:
     """Hydra with our plug-ins and our defaults for its own settings, put back afterwards.
@@ -121,6 +144,10 @@ def extended_hydra() -> Iterator[None]:
         store.store(group="hydra/launcher", name=name, node=node, provider="maze_train")
     before = store.repo["hydra"]["config.yaml"]
     plugins: Any = Plugins.instance()
+    shells = plugins.plugin_type_to_subclass_list[CompletionPlugin]
+    plugins.plugin_type_to_subclass_list[CompletionPlugin] = [
+        completing_values(shell) for shell in shells
+    ]
 
     def sweeper(
         *, config: DictConfig, hydra_context: HydraContext, task_function: TaskFunction
@@ -137,6 +164,7 @@ def extended_hydra() -> Iterator[None]:
         yield
     finally:
         del plugins.instantiate_sweeper
+        plugins.plugin_type_to_subclass_list[CompletionPlugin] = shells
         store.repo["hydra"]["config.yaml"] = before
         for name in LAUNCHERS:
             del store.repo["hydra"]["launcher"][f"{name}.yaml"]

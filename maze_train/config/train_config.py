@@ -182,7 +182,8 @@ class TrainConfig:
     100,000, or no limit for bc, which counts the recorded steps that it learned from."""
 
     run_dir: str | None = None
-    """Directory of the run; null: outputs/<env>-<algorithm>-<runner>/<date>_<time>."""
+    """Directory of the run; null: outputs/<env>-<algorithm>-<runner>/<date>_<time>, and in a sweep
+    (-m) <directory of the sweep>/<number of the job>."""
 
     base_run: str | None = None
     """Directory of a run, or of a saved policy, whose policy training starts from, such as one of

@@ -23,6 +23,7 @@ from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.targets import import_extra
 from maze_train.envs.config import EnvConfig
+from maze_train.envs.monitoring import layers_of
 
 PURPOSE = "the preprocessing of Atari games"
 
@@ -48,6 +49,9 @@ class AtariPreprocessing(gymnasium.Wrapper[Any, Any, Any, Any]):
         noop_max: Most frames without action at the beginning, >= 0; 0: none.
         frame_skip: Frames per step, >= 1.
         screen_size: Height and width of observations, >= 1.
+
+    Attributes:
+        executed: Action that the last step executed: the given one, or FIRE after a lost life.
 
     Raises:
         ConfigError: If `env` is no such game, or an argument is out of its range.
@@ -84,6 +88,7 @@ class AtariPreprocessing(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._held = self._noop
         self._lives = 0
         self._must_fire = False
+        self.executed = 0
 
     def _pick_actions(self, game: Any) -> None:
         action = importlib.import_module("ale_py").Action
@@ -118,10 +123,8 @@ class AtariPreprocessing(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Hold the action for `frame_skip` frames, or fewer where the game ends."""
         if self._start is None:
             raise ResetNeeded("step() was called before the first reset(): call reset() first")
-        held = self._actions[action]
-        if self._must_fire:
-            held = self._fire
-        reward = self._hold(held)
+        self.executed = self._actions.index(self._fire) if self._must_fire else int(action)
+        reward = self._hold(self._actions[self.executed])
         ale = self._ale
         lives = ale.lives()
         self._must_fire = self._fire is not None and lives < self._lives
@@ -305,6 +308,16 @@ ENTRY_POINT = "ale_py.env:AtariEnv"
 
 STACKED_SCREENS = 4
 """Screens that the agent sees of an Atari game (Mnih et al., 2015)."""
+
+
+def game_under(env: gymnasium.Env[Any, Any]) -> AtariPreprocessing | None:
+    """The Atari game of an environment whose wrappers do not change actions; otherwise None."""
+    for layer in layers_of(env):
+        if isinstance(layer, AtariPreprocessing):
+            return layer
+        if isinstance(layer, gymnasium.ActionWrapper):
+            break
+    return None
 
 
 def other_than_screen(config: EnvConfig) -> dict[str, Any]:

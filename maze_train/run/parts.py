@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -64,7 +64,7 @@ class TrainingResult:
     summary: TrainingSummary
     """The outcome in numbers."""
 
-    history: list[dict[str, float]]
+    history: list[dict[str, float]] = field(repr=False)
     """One row of metrics per epoch."""
 
     policy: TrainedPolicy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class RolloutResult:
     output_dir: Path
     """Directory of the results."""
 
-    episodes: list[PlayedEpisode]
+    episodes: list[PlayedEpisode] = field(repr=False)
     """The episodes by their number, without their trajectories, which `record` writes."""
 
     summary: RolloutSummary

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -55,13 +55,13 @@ class Comparison:
     settings: list[str]
     """Settings in which runs of one algorithm in one environment differ."""
 
-    groups: list[Group]
+    groups: list[Group] = field(repr=False)
     """Runs that differ in nothing but the seed."""
 
-    figures: list[Figures]
+    figures: list[Figures] = field(repr=False)
     """Figures of each group."""
 
-    overall: dict[tuple[str, ...], Figures]
+    overall: dict[tuple[str, ...], Figures] = field(repr=False)
     """Figures over the environments of `bounds` together, by algorithm and settings."""
 
     left_out: list[LeftOut]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -302,7 +302,7 @@ class SearchResult:
     metric: str
     """The metric that decides."""
 
-    rows: list[dict[str, Any]]
+    rows: list[dict[str, Any]] = field(repr=False)
     """One row per trial: texts and numbers by the names of the columns of trials.csv."""
 
     settings: tuple[str, ...]

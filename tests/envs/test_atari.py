@@ -14,6 +14,7 @@ from gymnasium.utils import seeding
 from toy_envs import CountingEnv, LivesEnv
 
 from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv
+from maze_train.collect.agents import RolloutGenerator
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
 from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper, SignRewardWrapper
 from maze_train.envs.factory import BoundedEnvFactory
@@ -424,3 +425,28 @@ def test_signs():
     signs = [env.reward(r) for r in (-3.0, 0, 1e-9, np.float32(7), np.array(-2.0), True)]
     assert signs == [-1.0, 0.0, 1.0, 1.0, -1.0, 1.0]
     assert all(type(sign) is float for sign in signs)
+
+
+class Waits:
+    """A policy that never presses the fire button."""
+
+    def act(self, observation):
+        return 0
+
+
+class Renamed(gymnasium.ActionWrapper):
+    """Actions of which no one knows which of the game they are."""
+
+    def action(self, action):
+        return action
+
+
+@pytest.mark.parametrize("wrapper", [None, "Renamed"])
+def test_the_record_has_the_action_that_was_executed(wrapper):
+    """After a lost life the fire button is pressed, whatever the policy wanted."""
+    wrappers = [] if wrapper is None else [{"_target_": f"{__name__}.{wrapper}"}]
+    env = EnvConfig(id="ALE/Breakout-v5", wrappers=wrappers, max_episode_steps=120)
+    with RolloutGenerator(env, Waits(), concurrency=2) as generator:
+        trajectories = generator.rollout(3)
+    pressed = [int(episode.actions.sum()) for episode in trajectories]
+    assert all(0 < count < 5 for count in pressed) if wrapper is None else pressed == [0, 0, 0]

@@ -81,6 +81,7 @@ def test_the_policy_of_the_result_is_the_best_one_and_the_saved_one() -> None:
         np.testing.assert_array_equal(one, other)
     np.testing.assert_array_equal(result.policy.act(obs), loaded.act(obs))
     np.testing.assert_array_equal(load_policy(Path("run/best")).act(obs), loaded.act(obs))
+    assert len(repr(result)) < 1_000  # without the rows of metrics
 
 
 def test_settings_are_given_by_section_and_by_dotted_name() -> None:
