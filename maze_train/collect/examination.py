@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,12 +16,20 @@ import gymnasium
 import numpy as np
 
 from maze_train.collect.agents import RandomAgent
+from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.episode_player import EpisodeTask
+from maze_train.collect.fixed_policies import random_policy
 from maze_train.envs.faults import own_processes
+from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.stepped import EnvSlots
+from maze_train.nets.joint import acting_alone
+from maze_train.spaces.agents import agent_spaces
 
 STEPS = 20
 """Steps of each episode prefix."""
+
+REPLAYED, REPLAYED_S = 100, 0.4
+"""Most steps that are repeated, and seconds after which no more are made."""
 
 SEED = 0
 
@@ -67,6 +76,38 @@ def examine(make_env: MakeEnv) -> Findings:
         return Findings(str(error), generators=generators)
     is_comparable = not generators and alone == again
     return Findings("", is_comparable and beside != alone, generators)
+
+
+def replay_difference(make_env: MakeEnv) -> str:
+    """Play an episode prefix, and repeat it in another environment as a resumed run does.
+
+    Args:
+        make_env: Builds an environment.
+
+    Returns:
+        The difference after the repetition; empty: there is none, or only within rounding.
+
+    Raises:
+        EnvError: If an environment fails.
+    """
+    with PooledVectorEnv([make_env]) as env, PooledVectorEnv([make_env]) as other:
+        spaces = env.env_observation_space, env.single_action_space
+        several = agent_spaces(*spaces)
+        if several is None:
+            model: Any = random_policy(*spaces)
+        else:
+            model = acting_alone(
+                {agent: random_policy(*several.of(agent)) for agent in several.agents}
+            )
+        collector = RolloutCollector(env, STEPS, env_seed=SEED, action_seed=SEED)
+        started = time.monotonic()
+        for _ in range(REPLAYED // STEPS):
+            collector.collect_steps(model)
+            if time.monotonic() - started > REPLAYED_S:
+                break
+        other.load_state_dict(env.state_dict(), allow_new_episodes=True)
+        found = [difference.text for difference in other.differences if not difference.is_rounding]
+    return found[0].rpartition(": ")[2] if found else ""
 
 
 def prefix(slots: EnvSlots, beside: EnvSlots | None = None) -> list[bytes]:

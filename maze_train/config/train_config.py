@@ -71,6 +71,11 @@ class RunnerConfig:
     `minari:<id of a Minari data set>`, or `{_target_: my_package.function, key: value}`, which
     gives a `maze_train.TrajectoryDataset`."""
 
+    check_repeatability: Literal["auto", "never"] = "auto"
+    """Whether a new run examines its environment in a throw-away process beside the first updates:
+    whether it repeats an episode from its seed and actions, which an exact resume needs, and what
+    environments of one process share. auto: on Linux, unless the run has a single environment."""
+
     fast_dev_run: bool = False
     """One short iteration of everything (collect, update, evaluate, write), as a trial: a few steps
     of each environment."""

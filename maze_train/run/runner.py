@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +37,7 @@ from maze_train.run.parts import (
 )
 from maze_train.run.pipeline import PreparedRun
 from maze_train.run.policies import opponent_evaluator, with_random_opponent
+from maze_train.run.repeatability import ExaminationContexts, examination, is_examined
 from maze_train.spaces.agents import agent_spaces
 from maze_train.tracking.tracker import (
     EVAL_RETURN,
@@ -64,7 +65,8 @@ from maze_train.training.evaluators import (
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.outcome import LIMITS, Interruption, Limits, TrainingSummary
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
-from maze_train.training.trainer import Trainer, TrainerServices
+from maze_train.training.trainer import Contexts, Trainer, TrainerServices
+from maze_train.workers.places import ThisProcess
 
 
 class TrainingRunner:
@@ -254,7 +256,7 @@ class TrainingRunner:
             detect_anomaly=config.runner.detect_anomaly,
             profile=config.tracking.profile,
         )
-        clock = UpdateClock(contexts, self._notify_once)
+        clock = UpdateClock(self._examined(contexts, resumed), self._notify_once)
         interruption = Interruption(clock.remaining)
         services = TrainerServices(
             tracker=tracker,
@@ -289,6 +291,20 @@ class TrainingRunner:
         for note in end_notes(rows, config.tracking.info_keys, self.builder, policy):
             self._notify_once(note)
         return TrainingResult(run_dir, summary, tracker.history, policy, missing)
+
+    def _examined(self, contexts: Contexts, resumed: Checkpoint | None) -> Contexts:
+        """The contexts of a new run, in which its environment is examined."""
+        config, builder = self.config, self.builder
+        if resumed is not None or not is_examined(config):
+            return contexts
+        place = builder.context.place
+        num_envs, n_episodes = builder.num_envs, config.evaluation.n_episodes
+        workers = place.num_workers(num_envs)
+        num_eval_envs = min(n_episodes, config.evaluation.concurrency or num_envs)
+        counts = (num_envs, num_eval_envs, 0 if isinstance(place, ThisProcess) else workers)
+        is_put_back = config.checkpoint.is_on and not config.checkpoint.allow_new_episodes
+        work = partial(examination, config, builder.context.env_factory, counts, is_put_back)
+        return ExaminationContexts(contexts, work, self._notify_once)
 
     def _train(
         self, trainer: Trainer, tracker: Tracker, selection: BestModelSelection

@@ -115,6 +115,7 @@ def _work(function: Callable[[], T], sender: Connection, other: Connection, limi
         os.dup2(nowhere, descriptor)
     sys.stdout = sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (until its end)
     limit_threads()
+    os.nice(10)  # the work of the parent comes first
     with suppress(BaseException):
         sender.send(function())
     os.killpg(0, signal.SIGKILL)  # at once: nothing of the parent is finalised here

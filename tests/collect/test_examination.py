@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import random
+import re
 from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import pytest
+from agent_envs import Heaps, LuckyHeaps
 from toy_envs import CountingEnv, JitterEnv, NestedEnv
 
-from maze_train import SequentialVectorEnv
-from maze_train.collect.examination import Findings, examine, notes
+from maze_train import ActionMaskWrapper, SequentialVectorEnv
+from maze_train.collect.examination import Findings, examine, notes, replay_difference
 from maze_train.core.errors import EnvError
+from maze_train.envs.agents import JointEnv
 
 
 class SharedEnv(CountingEnv):
@@ -65,6 +68,62 @@ class GlobalEnv(CountingEnv):
     def observe(self) -> Any:
         """A random number."""
         return np.array([0.0, random.random()], np.float32)
+
+
+class ChanceEnv(CountingEnv):
+    """Has its own generator, which no seed reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng()
+
+    def observe(self) -> Any:
+        """A random number."""
+        return np.array([0.0, self.rng.random()], np.float32)
+
+
+class LastingEnv(CountingEnv):
+    """Observes how many episodes it has begun."""
+
+    def observe(self) -> Any:
+        """The count."""
+        return np.array([len(self.seeds), self.t], np.float32)
+
+
+class RoundedEnv(CountingEnv):
+    """Each environment observes with another error, within rounding."""
+
+    count = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = gymnasium.spaces.Box(-1.0, 1e6, (2,), np.float64)
+        RoundedEnv.count += 1
+        self.error = RoundedEnv.count * 2e-14
+
+    def observe(self) -> Any:
+        """The step."""
+        return np.array([0.5, self.t + self.error], np.float64)
+
+
+@pytest.mark.parametrize(
+    ("make", "difference"),
+    [
+        (CountingEnv, ""),
+        (NestedEnv, ""),
+        (RoundedEnv, ""),
+        (lambda: ActionMaskWrapper(gymnasium.make("Taxi-v4")), ""),
+        (lambda: JointEnv(Heaps()), ""),
+        (ChanceEnv, "after 0 actions in the episode with seed .*observation differs by up to 0"),
+        (LastingEnv, "the observation differs by up to"),
+        (lambda: JointEnv(LuckyHeaps()), ""),  # it reports its state
+    ],
+)
+def test_whether_an_episode_is_repeated(make: Any, difference: str) -> None:
+    """In another environment, as when a run is resumed."""
+    found = replay_difference(make)
+    assert bool(found) == bool(difference)
+    assert re.search(difference, found)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from contextlib import closing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -326,3 +327,55 @@ def test_times_are_measured(backend: Literal["gymnasium", "native"]) -> None:
         env = make_foreign_env(replace(factory.config, backend=backend), 3, training=True)
     with closing(env):
         assert 0.0 < seconds_to_step(env) < 60.0
+
+
+class ChanceEnv(SpacesEnv):
+    """Observations that no seed repeats."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Begin an episode without its seed."""
+        return super().reset()
+
+
+class SharedEnv(SpacesEnv):
+    """All environments of a process count their steps together."""
+
+    count = 0
+
+    def observe(self) -> Any:
+        """The count."""
+        super().observe()
+        SharedEnv.count += 1
+        return np.full_like(self.obs, 1.0 / SharedEnv.count)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        """Let the count begin."""
+        SharedEnv.count = 0
+        return super().reset(seed=seed)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a process is forked")
+@pytest.mark.parametrize(
+    ("env", "more", "told"),
+    [
+        (ChanceEnv, {}, "does not repeat an episode from its seed and actions (after"),
+        (ChanceEnv, {"checkpoint.allow_new_episodes": True}, ""),
+        (ChanceEnv, {"runner.check_repeatability": "never"}, ""),
+        (ChanceEnv, {"runner.concurrency": 1, "evaluation.n_episodes": 0}, ""),
+        (SharedEnv, {}, "environments of one process change each other's observations"),
+        (SpacesEnv, {}, ""),
+    ],
+)
+def test_what_environments_do_not_promise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], env: type, more: Any, told: str
+) -> None:
+    """A run says so at its start, in one note, and not with the environments of the run."""
+    small = {"runner.concurrency": 2, "algorithm.n_rollout_steps": 8, "algorithm.batch_size": 8}
+    more = {**small, "model.hidden_sizes": [4], "evaluation.n_episodes": 1, **more}
+    built = SpacesEnv.open_envs
+    train(env, "ppo", run_dir=tmp_path / "run", total_steps=64, overrides={**QUIET, **more})
+    assert SpacesEnv.open_envs == built
+    notes = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note:")]
+    notes = [note for note in notes if "time limit" not in note]
+    assert len(notes) == bool(told)
+    assert told in "".join(notes)

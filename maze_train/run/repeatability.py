@@ -1,0 +1,118 @@
+"""Tells at the start of a run what its environments do not promise, beside the first updates."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from maze_train.collect.examination import Findings, examine, notes, replay_difference
+from maze_train.config.train_config import TrainConfig
+from maze_train.core.errors import MazeTrainError
+from maze_train.envs.factory import EnvFactory
+from maze_train.envs.pooled import NEW_EPISODES
+from maze_train.training.trainer import Contexts
+from maze_train.workers.probe import Probe
+
+LIMIT_S = 30.0
+"""Seconds after which the examination is given up."""
+
+WAIT_S = 1.0
+"""Most seconds after its start for which the end of a run waits for it."""
+
+
+class ExaminationContexts(Contexts):
+    """Examines an environment in a throw-away process while the first updates are made.
+
+    Args:
+        around: The other contexts of a run.
+        examination: Runs in that process; returns lines for the user.
+        notify: Prints a line.
+    """
+
+    def __init__(
+        self,
+        around: Contexts,
+        examination: Callable[[], Sequence[str]],
+        notify: Callable[[str], None],
+    ) -> None:
+        self._around, self._examination, self._notify = around, examination, notify
+        self._probe: Probe[Sequence[str]] | None = None
+        self._began = 0.0
+
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Examine the environment; a run that is over before waits for a moment."""
+        with self._around.training():
+            try:
+                yield
+                if self._probe is not None:
+                    self._look(max(0.0, self._began + WAIT_S - time.monotonic()))
+            finally:
+                if self._probe is not None:
+                    self._probe.close()
+
+    @contextmanager
+    def testing(self) -> Iterator[None]:
+        """The other contexts."""
+        with self._around.testing():
+            yield
+
+    @contextmanager
+    def update(self, number: int) -> Iterator[None]:
+        """Begin the examination in the first update, and report what it found by now."""
+        if self._probe is None:
+            self._began = time.monotonic()
+            self._probe = Probe(self._examination, LIMIT_S)
+        with self._around.update(number):
+            yield
+        self._look(0.0)
+
+    def _look(self, wait_s: float) -> None:
+        """Report what was found, once."""
+        if self._probe is not None and not self._probe.is_over:
+            for line in self._probe.result(wait_s) or ():
+                self._notify(line)
+
+
+def is_examined(config: TrainConfig) -> bool:
+    """Whether a new run examines its environment.
+
+    It does not build more environments than the run does by itself: there may be one machine.
+    """
+    is_single = config.runner.concurrency == 1 and config.evaluation.n_episodes == 0
+    return (
+        config.runner.check_repeatability == "auto"
+        and sys.platform == "linux"  # elsewhere a process cannot be forked safely
+        and not (is_single or config.runner.fast_dev_run)
+        and config.algorithm.learns_from == "env"
+        and config.env.backend == "gymnasium"
+    )
+
+
+def examination(
+    config: TrainConfig, factory: EnvFactory, counts: tuple[int, int, int], is_resumed_exactly: bool
+) -> list[str]:
+    """Examine an environment; returns lines for the user.
+
+    Args:
+        config: Configuration of the run.
+        factory: Builds an environment.
+        counts: Numbers of training environments, evaluation environments, and worker processes; 0:
+            all environments are in one process.
+        is_resumed_exactly: Whether the run, if it is resumed, has to put its environments back.
+    """
+    difference, findings = "", Findings()
+    try:
+        difference = replay_difference(factory) if is_resumed_exactly else ""
+        findings = examine(factory)
+    except MazeTrainError:
+        pass  # it cannot be examined, as if there was only one
+    lines = notes(findings, *counts)
+    if difference:
+        lines.append(
+            f"the environment does not repeat an episode from its seed and actions ({difference}): "
+            f"the run cannot be resumed exactly. {NEW_EPISODES}"
+        )
+    return lines
