@@ -14,9 +14,10 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from io import TextIOWrapper
@@ -102,7 +103,7 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
             say("\n".join(found))
             return DONE
     else:
-        _check_spelling(arguments)
+        _check_spelling(arguments, config_names(folders))
     own_groups = {name for folder in folders for name in group_names(Path(folder))}
 
     import hydra
@@ -143,7 +144,7 @@ def _find_modules_here() -> None:
         sys.path.append(here)  # last, so it shadows nothing
 
 
-def _check_spelling(arguments: list[str]) -> None:
+def _check_spelling(arguments: list[str], commands: Collection[str]) -> None:
     """Refuse words that are neither an option nor an override."""
     for word in arguments:
         name = word.partition("=")[0]
@@ -155,12 +156,30 @@ def _check_spelling(arguments: list[str]) -> None:
                 f"no such option; {hint}settings have no dashes, such as algorithm.lr=0.001; "
                 f"{PROGRAM} --help lists the options",
             )
-    for word in overrides_of(arguments):
+    words = overrides_of(arguments)
+    for i, word in enumerate(words):
         key, equals, value = word.lstrip("+~").partition("=")
         if not key or not (equals or word.startswith("~")):
-            raise ConfigError(word, "expected key=value, such as env=CartPole-v1")
+            if whole := _split_by_shell(words, i):
+                problem = f"the shell has split this at its spaces; quote it: {shlex.quote(whole)}"
+                raise ConfigError(whole, problem)
+            example = f"{PROGRAM} -cn {word}" if word in commands else "env=CartPole-v1"
+            kind = "a command follows -cn: " if word in commands else "such as "
+            raise ConfigError(word, f"expected key=value, {kind}{example}")
         if key == "hydra.run.dir":
             raise ConfigError(key, RUN_DIR_PROBLEM, value)
+
+
+def _split_by_shell(words: Sequence[str], i: int) -> str:
+    """The override whose value in brackets was split, with the word at `i` in it; else empty."""
+    starts = [j for j in range(i) if "=" in words[j]]
+    for end in range(i + 1, len(words) + 1) if starts else ():
+        whole = " ".join(words[starts[-1] : end])
+        opened = [sum(map(" ".join(words[starts[-1] : k]).count, "[{")) for k in (i, end)]
+        closed = [sum(map(" ".join(words[starts[-1] : k]).count, "]}")) for k in (i, end)]
+        if opened[0] > closed[0] and opened[1] == closed[1]:
+            return whole
+    return ""
 
 
 @contextmanager

@@ -151,6 +151,27 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*RANDOM, "n_episode=3"), "n_episode = 3: unknown; did you mean n_episodes? allowed: run"),
         ((*RANDOM, "algorithm=ppo"), "algorithm: the primary config (-cn) has no choice"),
         (("CartPole-v1",), "CartPole-v1: expected key=value, such as env=CartPole-v1"),
+        (("rollout", "run=a"), "rollout: expected key=value, a command follows -cn: maze-run -cn"),
+        ((*PPO, "total_steps=100,000"), "a number has no comma: total_steps=100000"),
+        ((*PPO, "algorithm.lr=0,001"), "a number has no comma: algorithm.lr=0.001"),
+        (
+            (*PPO, "model.hidden_sizes=[64,", "64]", "seed=1"),
+            "split this at its spaces; quote it: 'model.hidden_sizes=[64, 64]'",
+        ),
+        (
+            (*PPO, "tracking.writers=wandb"),
+            "for a shell 'tracking.writers=[{_target_: maze_train.WandbWriter}]'",
+        ),
+        (
+            (*PPO, "algorithm.optimizer=AdamW"),
+            "for a shell 'algorithm.optimizer={_target_: torch.optim.AdamW}'",
+        ),
+        ((*PPO, "evaluation.metric=eval/return"), "did you mean eval/episode_return_mean?"),
+        ((*PPO, "algorithm.desired_kl=0.01"), "did you mean algorithm.lr or algorithm.target_kl?"),
+        (
+            (*PPO, "algorithm.exploration_fraction=0.1"),
+            "did you mean algorithm.epsilon (which this choice does not have)?",
+        ),
         (
             ("hydra.run.dir=a",),
             "hydra.run.dir = 'a': has no effect: a run goes to run_dir=<directory>",
@@ -409,6 +430,9 @@ def test_a_primary_config_and_groups_of_the_user(
         maze_run.write(f"own/task/{name}.yaml", f"# @package _global_\ntotal_steps: {seed}\n")
     maze_run.write("own/experiment/other.yaml", "defaults: [{override /algorithm: ppo}]\n")
     assert maze_run("--config-dir", "own", "experiment=other") == 2
+    assert "begin the file with the line `# @package _global_`" in capfd.readouterr().err
+    maze_run.write("own/experiment/plain.yaml", "algorithm:\n  lr: 0.1\n")
+    assert maze_run("--config-dir", "own", *PPO, "experiment=plain") == 2
     assert "begin the file with the line `# @package _global_`" in capfd.readouterr().err
     assert maze_run("--config-dir", "own", "-cn", "mine", *PPO, "task=hard") == 0
     assert (maze_run.configs[0].seed, maze_run.configs[0].total_steps) == (7, 2)

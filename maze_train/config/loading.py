@@ -20,6 +20,7 @@ from maze_train.core.conversion import (
     join,
     key_of_field,
     subclass_named,
+    written,
 )
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.plain_yaml import load_yaml
@@ -67,6 +68,27 @@ OF_ONE = re.compile(
     r"|(?<=^algorithm)\.overrides\.[^.]+"
 )
 """Pattern of the part of a key that selects the settings of one policy or one module."""
+
+SHORT_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "algorithm.optimizer": {
+            name.lower(): f"torch.optim.{name}"
+            for name in ("Adagrad", "Adam", "AdamW", "NAdam", "RAdam", "RMSprop", "SGD")
+        },
+        "algorithm.lr_scheduler": {
+            name.lower(): f"torch.optim.lr_scheduler.{name}"
+            for name in ("CosineAnnealingLR", "ExponentialLR", "LinearLR", "StepLR")
+        },
+        "tracking.writers": {
+            "wandb": "maze_train.WandbWriter",
+            "mlflow": "maze_train.MLflowWriter",
+        },
+    }
+)
+"""Names that users try for classes, by the part, each with the path that works."""
+
+SINGLE = ("algorithm.optimizer", "algorithm.lr_scheduler")
+"""Those of these parts that are no list."""
 
 PLAIN = (str, bool, int, float, os.PathLike)
 
@@ -177,6 +199,9 @@ def build_config(cls: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
     try:
         return build_dataclass(cls, values)
     except UnknownKeyError as error:
+        if error.key == "experiment" and isinstance(error.value, Mapping):
+            problem = "its settings are in a section of its own: begin the file with the line "
+            raise ConfigError(error.key, f"{problem}`# @package _global_`", error.value) from None
         keys, word = list(keys_of(cls, values)), error.key.rpartition(".")[2]
         meant = [key for key in ours_for(word) if key in keys]
         if not meant:
@@ -184,8 +209,18 @@ def build_config(cls: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
             if "kwargs" in error.allowed and not nearest(word, error.allowed, count=1):
                 meant.insert(0, join(error.key.rpartition(".")[0], f"kwargs.{word}"))
         if not meant:
+            meant = [f"{key} (which this choice does not have)" for key in ours_for(word)]
+        if not meant:
             raise
         raise UnknownKeyError.of(error.key, error.value, error.allowed, meant) from None
+    except ConfigError as error:
+        place = place_of(error.key).partition("[")[0]
+        path = SHORT_NAMES.get(place, {}).get(str(error.value).lower())
+        if path is None:
+            raise
+        key = place if place in SINGLE else f"{place}[0]"
+        problem = f"{error.problem.partition(';')[0]}{written(key, path)}"
+        raise ConfigError(error.key, problem, error.value) from None
 
 
 def keys_of(cls: type, values: Mapping[str, Any], path: str = "") -> Iterator[str]:

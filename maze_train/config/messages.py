@@ -122,7 +122,9 @@ def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
     if path:
         close = [f"env.{TARGET}={path}"]
     else:
-        close = [*nearest(env_id, own), *nearest_names(env_id), *nearest_ids(env_id)]
+        ids = nearest_ids(env_id)
+        same = [found for found in ids if found.endswith(f"/{env_id}")]
+        close = [*nearest(env_id, own), *same, *nearest_names(env_id), *ids]
         close = list(dict.fromkeys(close))
     hint = did_you_mean(close) or "."
     return ConfigError(
@@ -133,12 +135,27 @@ def _unknown_environment(env_id: str, folders: Sequence[str]) -> ConfigError:
     )
 
 
+def _without_comma(override: str) -> str:
+    """Say how the number is written that `100,000` or `0,001` may mean; else an empty text."""
+    key, _, value = override.partition("=")
+    if re.fullmatch(r"[1-9]\d{0,2}(,\d{3})+", value):
+        number = value.replace(",", "")
+    elif re.fullmatch(r"-?\d+,\d+(e-?\d+)?", value):
+        number = value.replace(",", ".")
+    else:
+        return ""
+    return f"; a number has no comma: {key}={number}"
+
+
 def _composition(error: HydraException) -> str:
     """The message for overrides that do not fit the configuration."""
     text = _first_line(error)
     if text.startswith("Ambiguous value for argument"):
         override = text.partition("'")[2].removesuffix("'")
-        return f"{override}: a value with commas: add -m for one run each, or write a list [a,b]"
+        return (
+            f"{override}: a value with commas: add -m for one run each, or write a list [a,b]"
+            f"{_without_comma(override)}"
+        )
     if "No match in the defaults list" in text:
         group = _not_overridden(text)
         if text.startswith("In 'experiment/") and "@" in text:

@@ -9,7 +9,7 @@ from __future__ import annotations
 OTHER_NAMES = {
     "env": "env_id env_name gym_id environment task",
     "env.kwargs": "env_kwargs env_config make_kwargs render_mode",
-    "env.wrappers": "wrapper_class env_wrapper",
+    "env.wrappers": "wrapper_class env_wrapper frame_stack framestack n_stack frame_skip",
     "env.max_episode_steps": "time_limit horizon max_ep_len",
     "model": "policy policy_kwargs model_config",
     "model.hidden_sizes": "net_arch fcnet_hiddens encoder_mlp_layers hidden_dims hidden_layers "
@@ -21,13 +21,15 @@ OTHER_NAMES = {
     "model.trunk": "features_extractor_class",
     "model.rnn": "memory use_lstm use_rnn rnn_type rnn_size lstm_hidden_size lstm_cell_size",
     "model.orthogonal_init": "ortho_init orthogonal_initialization policy_initialization",
-    "model.normalization.mode": "norm_obs normalize_obs normalize_input observation_filter",
+    "model.normalization.mode": "norm_obs normalize_obs normalize_input observation_filter "
+    "normalize",
     "model.normalization.clip": "clip_obs",
-    "model.distributions": "action_dist_class log_std_init init_noise_std min_log_std max_log_std",
+    "model.distributions": "action_dist_class log_std_init init_noise_std min_log_std max_log_std "
+    "use_sde sde_sample_freq",
     "algorithm": "algo agent",
     "algorithm.epoch_length": "log_interval",
     "algorithm.device": "cuda num_gpus use_gpu num_gpus_per_learner",
-    "algorithm.lr": "learning_rate policy_lr actor_lr anneal_lr lr_schedule stepsize",
+    "algorithm.lr": "learning_rate policy_lr actor_lr anneal_lr lr_schedule stepsize desired_kl",
     "algorithm.critic_lr": "q_lr critic_learning_rate",
     "algorithm.entropy_coef_lr": "alpha_lr",
     "algorithm.optimizer": "optimizer_class optimizer_kwargs",
@@ -50,9 +52,12 @@ OTHER_NAMES = {
     "cliprange ppo_clip_ratio",
     "algorithm.value_clip_range": "clip_range_vf vf_clip_param ppo_clip_value clip_vloss "
     "clip_value_loss clip_value cliprange_vf",
-    "algorithm.target_kl": "kl_target max_kl",
+    "algorithm.target_kl": "kl_target max_kl desired_kl",
+    "algorithm.epsilon": "exploration_fraction exploration_initial_eps exploration_final_eps "
+    "start_e end_e epsilon_greedy eps_decay",
+    "algorithm.exploration_noise_stddev": "noise_type action_noise exploration_noise noise_std",
     "algorithm.sequence_length": "max_seq_len recurrence bptt_horizon",
-    "algorithm.reward_scaling": "norm_reward normalize_rewards normalize_returns",
+    "algorithm.reward_scaling": "norm_reward normalize_rewards normalize_returns normalize",
     "algorithm.scaled_reward_clip": "clip_reward reward_clip",
     "algorithm.replay_buffer": "replay_buffer_class replay_buffer_config replay_buffer_kwargs",
     "algorithm.replay_buffer_size": "buffer_size memory_size replay_size buffer_capacity",

@@ -82,7 +82,7 @@ def build_dataclass(cls: type[ConfigT], node: Mapping[str, Any], path: str = "")
         ConfigError: If a key is unknown or missing, or a value has a wrong type or is out of range.
     """
     if not isinstance(node, Mapping):
-        raise ConfigError(path, f"expected a mapping{_written(path, node)}", node)
+        raise ConfigError(path, f"expected a mapping{written(path, node)}", node)
     values = dict(node)
     if TARGET in values and TARGET not in field_of_key(cls):
         cls = subclass_named(values.pop(TARGET), cls, join(path, TARGET))
@@ -202,7 +202,7 @@ def _convert_dataclass(value: Any, cls: type[Any], path: str) -> Any:
             except ConfigError as error:
                 raise error.below(path) from None
     if not isinstance(value, Mapping):
-        how = _written(path, value, field_of_key(cls))
+        how = written(path, value, field_of_key(cls))
         raise ConfigError(path, f"expected {_describe(cls)}{how}", value)
     return build_dataclass(cls, value, path)
 
@@ -250,14 +250,14 @@ def _shapes(hint: Any) -> tuple[Any, ...]:
 def _convert_list(value: Any, item: Any, path: str) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         is_part = isinstance(value, str) and get_origin(item) is dict
-        how = _written(f"{path}[0]", value) if is_part else ""
+        how = written(f"{path}[0]", value) if is_part else ""
         raise ConfigError(path, f"expected a list{how}", value)
     return [convert(entry, item, f"{path}[{i}]") for i, entry in enumerate(value)]
 
 
 def _convert_dict(value: Any, item: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(path, f"expected a mapping{_written(path, value)}", value)
+        raise ConfigError(path, f"expected a mapping{written(path, value)}", value)
     return {str(key): convert(entry, item, join(path, key)) for key, entry in value.items()}
 
 
@@ -317,7 +317,7 @@ def _describe(hint: Any) -> str:
     return "a list" if get_origin(hint) is list else "a mapping"
 
 
-def _written(path: str, value: Any, keys: Iterable[str] = ()) -> str:
+def written(path: str, value: Any, keys: Iterable[str] = ()) -> str:
     """How a mapping is written at a place; a text that names a class becomes its target."""
     place = re.sub(r"\[\d+\]$", "", path)
     name = target_name(value)

@@ -196,8 +196,17 @@ def maker_of(path: str, key: str, kind: type | None = None, *others: type) -> Ca
     return found  # type: ignore[no-any-return]  # callable
 
 
-def refusal(maker: Callable[..., Any], error: Exception) -> str:
-    """The text of an error of a call; where an argument was unknown, also which ones there are."""
+def refusal(maker: Callable[..., Any], error: Exception, form: str = "{}: <value>") -> str:
+    """Return the text of an error of a call, with the arguments that are missing or allowed.
+
+    Args:
+        maker: What was called.
+        error: The error.
+        form: How an argument of a given name is written.
+    """
+    if "missing" in str(error) and "required" in str(error):
+        names = re.findall(r"'(\w+)'", str(error))
+        return f"{error}; add {', '.join(map(form.format, names))}" if names else str(error)
     if "unexpected keyword" not in str(error):
         return str(error)
     try:

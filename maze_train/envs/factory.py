@@ -72,6 +72,12 @@ class EnvFactory:
             return cls(EnvConfig(id=env, kwargs=kwargs))
         if isinstance(env, gymnasium.vector.VectorEnv):
             return cls(EnvConfig(target=Given(env), backend="native", kwargs=kwargs))
+        if isinstance(env, gymnasium.Env) and env.spec is not None:
+            problem = (
+                f"one environment cannot be many: give its id, env={env.spec.id!r}, or a function "
+                f"that makes it, env=lambda: gymnasium.make({env.spec.id!r})"
+            )
+            raise ConfigError("env", problem, env)
         if isinstance(env, gymnasium.Env) or not callable(env):
             raise ConfigError(
                 "env",

@@ -168,7 +168,7 @@ def build_failure(
         KeyboardInterrupt: The error itself, if it is one.
     """
     if isinstance(error, TypeError) and is_of_call(error, config.kwargs):
-        text = refusal(make, error) if make else str(error)
+        text = refusal(make, error, "env.kwargs.{}=<value>") if make else str(error)
         return ConfigError("env.kwargs", f"{name} does not take these: {text}", config.kwargs)
     # In one line: what reads a file may quote it.
     text = " ".join(explained(error).split())[:MAX_LENGTH]
@@ -205,7 +205,9 @@ def nearest_ids(env_id: str) -> list[str]:
     for name in newest:
         spelled.setdefault(name.rpartition("/")[2], name)
     found = dict.fromkeys(spelled[s] for s in nearest(split_version(env_id)[0], spelled))
-    return [f"{name}-v{newest[name]}" if newest[name] >= 0 else name for name in found]
+    close = [f"{name}-v{newest[name]}" if newest[name] >= 0 else name for name in found]
+    same = [name for name in gymnasium.registry if name.endswith(f"/{env_id}")]
+    return list(dict.fromkeys([*same, *close]))[:3]
 
 
 def split_version(env_id: str) -> tuple[str, int]:

@@ -397,7 +397,9 @@ def check_selection(config: EvaluationConfig, agents: Sequence[str] | None = Non
     known = evaluation_metrics(config, ["<agent>"] if agents is None else agents)
     may_be_of_agent = agents is None and known and re.fullmatch(OF_AGENT.format(".+"), metric)
     if metric not in known and not may_be_of_agent:
-        hint = did_you_mean(nearest(metric, known, count=1), "", " ")
+        is_return = re.search("return|rew", metric) is not None  # most likely the mean of it
+        means = [name for name in known if is_return and name.endswith("return_mean")]
+        hint = did_you_mean(means[:1] or nearest(metric, known, count=1), "", " ")
         reported = ", ".join(known) or "train/... only, without evaluation episodes"
         key = "metric" if agents is None else "evaluation.metric"
         raise ConfigError(key, f"not reported; {hint}reported: {reported}", metric)

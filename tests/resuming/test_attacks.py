@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from strangers import COMMANDS, MARKER, QUIET, SMALL, change, line, run, trained
+from strangers import COMMANDS, MARKER, QUIET, SMALL, WORDS, change, line, run, trained
 
 from maze_train import MazeTrainError, load_learner, search, train
 from maze_train.tracking.writers import write_leagues
@@ -69,7 +69,8 @@ class Attack(NamedTuple):
 
 
 SEARCHED = {"search": {"algorithm.lr": [0.1, 0.2]}, "n_trials": 1, "n_jobs": 1, "study": "study"}
-SWEPT = ("-m", "env=CartPole-v1", "+algorithm=ppo", "hydra.sweep.dir=sweep", "total_steps=-1")
+SMALL_JOB = [word for word in WORDS if not word.startswith("seed=")]
+SWEPT = ("-m", *SMALL_JOB, "hydra.sweep.dir=sweep", "resume=auto")
 OUT = "several/0/out/new"
 ROLLOUT = ("-cn", "rollout", "run=several/0", "n_episodes=1", "progress=quiet")
 CALLS: dict[str, dict[str, Callable[[], Any]]] = {
@@ -102,8 +103,7 @@ CALLS: dict[str, dict[str, Callable[[], Any]]] = {
         "sweep": lambda: line(*SWEPT, "seed=1,2", f"hydra.sweep.dir={OUT}"),
     },
 }
-"""All commands that read or write below one of these. A wrong `total_steps` ends jobs of a sweep
-when their directories and logs are made."""
+"""All commands that read or write below one of these."""
 
 
 WRITERS = {
