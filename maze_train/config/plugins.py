@@ -32,6 +32,7 @@ from maze_train.config.ray_jobs import RayLauncher, RayLauncherConf
 from maze_train.config.sweepers import SWEEP_DIR, SweepStart
 from maze_train.config.sweeps import LocalLauncher, LocalLauncherConf
 from maze_train.core.errors import ConfigError
+from maze_train.core.targets import import_failure
 from maze_train.envs.config import SIMULATORS
 
 Names = list[str]  # inside the class below, `list` is a method
@@ -189,8 +190,8 @@ def is_registered(env_id: str) -> bool:
     if colon:
         try:
             importlib.import_module(module)
-        except ImportError as error:
-            raise ConfigError("env", f"importing {module} failed: {error}", env_id) from error
+        except Exception as error:
+            raise ConfigError("env", import_failure(module, error), env_id) from None
     if name not in gymnasium.registry:
         _register_installed()
     return name in gymnasium.registry

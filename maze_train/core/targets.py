@@ -8,13 +8,20 @@ import inspect
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from maze_train.core.errors import ConfigError, MissingExtraError, did_you_mean, nearest
+from maze_train.core.errors import (
+    ConfigError,
+    MazeTrainError,
+    MissingExtraError,
+    did_you_mean,
+    nearest,
+)
 
 TARGET = "_target_"
 SCRIPT = "__main__"
@@ -159,10 +166,42 @@ def imported(path: str, key: str = TARGET) -> tuple[ModuleType, list[str]]:
         module_name = ".".join(parts[:length])
         try:
             return importlib.import_module(module_name), parts[length:]
-        except ModuleNotFoundError as error:
-            if error.name is None or not (module_name + ".").startswith(error.name + "."):
-                raise ConfigError(key, f"importing {module_name} failed: {error}", path) from error
+        except MazeTrainError:
+            raise
+        except Exception as error:
+            name = error.name if isinstance(error, ModuleNotFoundError) else None
+            if name is None or not (module_name + ".").startswith(name + "."):
+                raise ConfigError(key, import_failure(module_name, error), path) from None
     raise ConfigError(key, f"there is no module {parts[0]!r} on the Python path", path)
+
+
+NO_DISPLAY = re.compile(r"[Dd]isplay(?!_)|DISPLAY|X11|GLX|EGL|libGL|OpenGL|video device")
+"""Words of errors of packages that need a display."""
+
+HEADLESS = {"pyglet": "PYGLET_HEADLESS=1", "pygame": "SDL_VIDEODRIVER=dummy"}
+HEADLESS |= dict.fromkeys(("mujoco", "dm_control", "robosuite", "OpenGL", "glfw"), "MUJOCO_GL=egl")
+"""Variables that let a package work without a display, by its module."""
+
+
+def headless_hint(error: BaseException) -> str:
+    """The remedy for an error of a package that misses a display; empty for other errors."""
+    if not NO_DISPLAY.search(f"{type(error).__name__}: {error}"):
+        return ""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    names = [type(error).__module__, *(str(f.f_globals.get("__name__")) for f in frames)]
+    packages = {name.partition(".")[0] for name in names}
+    found = [value for package, value in HEADLESS.items() if package in packages]
+    advice = " or ".join(dict.fromkeys(found or HEADLESS.values()))
+    return f"; on a machine without a display set {advice} in the environment of the command"
+
+
+def import_failure(module: str, error: Exception) -> str:
+    """The text about a module that cannot be imported: what was raised where, and the remedy."""
+    text = str(error) if isinstance(error, ImportError) else f"{type(error).__name__}: {error}"
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    if not isinstance(error, ModuleNotFoundError):
+        text += f" ({place.filename}, line {place.lineno})"
+    return f"importing {module} failed: {text}{headless_hint(error)}"
 
 
 def maker_of(path: str, key: str, kind: type | None = None, *others: type) -> Callable[..., Any]:

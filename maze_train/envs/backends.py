@@ -26,7 +26,12 @@ from maze_train.core.targets import Given, import_extra, maker_of
 from maze_train.envs.atari import register_atari
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.monitoring import metadata_of
-from maze_train.envs.registered import build_failure, missing_dependency, registered_failure
+from maze_train.envs.registered import (
+    build_failure,
+    import_env_module,
+    missing_dependency,
+    registered_failure,
+)
 from maze_train.envs.stepped import closed_on_error
 from maze_train.spaces.autoreset import AutoresetMode
 
@@ -213,6 +218,7 @@ def vector_spec(config: EnvConfig, env_id: str) -> EnvSpec:
     try:
         if name.startswith("ALE/"):
             register_atari()
+        import_env_module(env_id)
         if module:
             importlib.import_module(module)
         spec = gymnasium.spec(name)

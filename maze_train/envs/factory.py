@@ -26,7 +26,12 @@ from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
 from maze_train.envs.monitoring import AllLegalWrapper, MonitoringWrapper, layers_of
 from maze_train.envs.pettingzoo import joined, maker_named, other_kinds
-from maze_train.envs.registered import build_failure, register_installed, registered_failure
+from maze_train.envs.registered import (
+    build_failure,
+    import_env_module,
+    register_installed,
+    registered_failure,
+)
 from maze_train.envs.stepped import closed_on_error
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.spaces.agents import AGENTS, agent_spaces
@@ -280,6 +285,7 @@ def make_game(config: EnvConfig) -> gymnasium.Env[Any, Any]:
 
 def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
     """Build a registered environment, turning gymnasium's complaints into ours."""
+    import_env_module(env_id)
     if env_id.rpartition(":")[2].startswith("ALE/"):
         register_atari()
     elif ":" not in env_id and env_id not in gymnasium.registry:
@@ -295,7 +301,8 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
         # The message alone: a traceback through an installed package helps no one, and repeats what
         # the environment quotes of a file that a stranger's settings name.
         entry = str(getattr(gymnasium.registry.get(env_id), "entry_point", ""))
-        cause = None if entry.startswith(("gymnasium", "minigrid.")) else error
+        is_told = entry.startswith(("gymnasium", "minigrid.")) or isinstance(error, ImportError)
+        cause = None if is_told else error
         raise registered_failure(env_id, config, error) from cause
 
 

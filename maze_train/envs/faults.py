@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from maze_train.core.errors import EnvError
+from maze_train.core.targets import headless_hint
 
 if TYPE_CHECKING:
     from maze_train.envs.vector import Array
@@ -67,6 +68,7 @@ def explained(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}"
     if any(module.startswith(DRAWERS) for module in modules):
         return text + NO_DISPLAY
+    text += headless_hint(error)
     if not frames or not modules[-1].startswith(READERS):
         return text
     frame = frames[-1]

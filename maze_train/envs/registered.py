@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib import metadata
 from typing import Any
 
 import gymnasium
 from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, UnregisteredEnv
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, MissingExtraError, nearest
-from maze_train.core.targets import import_extra, refusal
+from maze_train.core.targets import import_extra, import_failure, refusal
 from maze_train.envs.atari import register_atari
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import explained
@@ -104,12 +108,80 @@ def missing_package(env_id: str) -> MissingExtraError | None:
     return None
 
 
+def import_env_module(env_id: str) -> None:
+    """Import the module of `module:Id`; one that is not there is left to gymnasium.
+
+    Raises:
+        ConfigError: If the module raises something other than a ModuleNotFoundError.
+    """
+    module = env_id.rpartition(":")[0]
+    try:
+        if module:
+            importlib.import_module(module)
+    except ModuleNotFoundError:
+        return
+    except Exception as error:
+        raise ConfigError("env.id", import_failure(module, error), env_id) from None
+
+
+def known_about(env_id: str) -> str:
+    """What is known about an id that is not registered, as a sentence; empty: nothing."""
+    module, _, name = env_id.rpartition(":")
+    if _is_of_old_gym(name):
+        return (
+            f". The old gym has it: env=shimmy:GymV21Environment-v0 env.kwargs.env_id={name} "
+            "(pip install shimmy)"
+        )
+    calls = [call for call in dir(sys.modules.get(module)) if _registers(module, call)]
+    if calls:
+        return (
+            f". {module}.{calls[0]}() may register it: call it in a module of your own, my_envs.py "
+            f"with `import {module}; {module}.{calls[0]}()`, and give env=my_envs:{name}"
+        )
+    package = "" if module else _package_of(name)
+    if package:
+        return f". The package {package} is installed: env={package}:{name} imports it first"
+    return ""
+
+
+def _is_of_old_gym(name: str) -> bool:
+    """Whether the package gym, which an imported module brings, has an id."""
+    gym = sys.modules.get("gym")
+    with suppress(Exception):  # whatever its versions raise for an unknown id
+        return gym is not None and bool(gym.spec(name))
+    return False
+
+
+def _registers(module: str, name: str) -> bool:
+    """Whether a name in a module is a function of its package that may register environments."""
+    found = getattr(sys.modules[module], name) if name.startswith("register") else None
+    package = module.partition(".")[0]
+    return inspect.isfunction(found) and found.__module__.partition(".")[0] == package
+
+
+def _package_of(name: str) -> str:
+    """An installed module with a part of its name in an id, of a package that needs gymnasium."""
+    for module, packages in metadata.packages_distributions().items():
+        parts = [part for part in module.lower().split("_") if len(part) >= LEAST_PART]
+        if module not in OURS and any(part in name.lower() for part in parts):
+            needed = [line for package in packages for line in metadata.requires(package) or ()]
+            if any(re.match(r"gym(nasium)?\b", line) for line in needed):
+                return module
+    return ""
+
+
+OURS = ("maze_train", ATARI.module, *(each.module for each in OTHERS))
+"""Modules whose ids are registered already."""
+
+LEAST_PART = 4
+"""Letters of a part of a module's name that say something about an id."""
+
 REMEDIES = (
-    ("gymnasium-robotics", "use version 4 or newer of this environment"),
-    ("box2d", 'pip install "maze-train[box2d]"'),
-    ("mujoco", 'pip install "maze-train[mujoco]"'),
+    ("gymnasium-robotics", "", "use version 4 or newer of this environment"),
+    ("box2d", "Box2D", 'pip install "maze-train[box2d]"'),
+    ("mujoco", "mujoco", 'pip install "maze-train[mujoco]"'),
 )
-"""Remedies for an import error, by a word of its text."""
+"""Remedies for an import error, by a word of its text, if a module is not installed."""
 
 MAX_LENGTH = 300
 """Characters of the message of an environment that are shown."""
@@ -127,6 +199,7 @@ def registered_failure(env_id: str, config: EnvConfig, error: BaseException) -> 
     if isinstance(error, (UnregisteredEnv, DeprecatedEnv)):
         close = nearest_ids(env_id)
         hint = f"; nearest ids: {', '.join(close)}" if close else ""
+        hint += known_about(env_id)
         return ConfigError("env.id", f"{error}{hint}", env_id)
     if isinstance(error, (DependencyNotInstalled, ImportError)):
         return missing_dependency(env_id, error)
@@ -145,8 +218,12 @@ def missing_dependency(env_id: str, error: Exception) -> MazeTrainError:
     if name is not None and not is_missing:
         problem = f"a package that it needs does not work: {type(cause).__name__}: {cause}"
         return ConfigError("env.id", problem, env_id)
-    remedy = next((f"; {advice}" for word, advice in REMEDIES if word in text.lower()), "")
-    return ConfigError("env.id", f"{text}{remedy}", env_id)
+    remedies = [
+        f"; {advice}"
+        for word, module, advice in REMEDIES
+        if word in text.lower() and not (module and importlib.util.find_spec(module))
+    ]
+    return ConfigError("env.id", f"{text}{remedies[0] if remedies else ''}", env_id)
 
 
 CALLERS = ("maze_train.envs.", "gymnasium.envs.registration")

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import importlib.util
 import pickle
+import sys
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import gymnasium
@@ -10,7 +13,14 @@ from gymnasium.vector import AutoresetMode
 from toy_envs import AddOne, CountingEnv
 
 from maze_train import EnvConfig, EnvFactory, MultiAgentEnv
-from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, foreign_cause
+from maze_train.config.plugins import is_registered
+from maze_train.core.errors import (
+    ConfigError,
+    EnvError,
+    MazeTrainError,
+    failed_in_user_code,
+    foreign_cause,
+)
 from maze_train.core.targets import Given
 from maze_train.envs.factory import env_name
 from maze_train.envs.foreign import make_foreign_env
@@ -117,15 +127,96 @@ def test_settings_that_can_not_be_meant(settings, words):
         EnvFactory(EnvConfig(**settings))()
 
 
-def test_missing_dependency_has_a_remedy(monkeypatch):
-    """A missing package is named together with the extra that installs it."""
+@pytest.mark.parametrize(
+    ("text", "extra"), [("Box2D is not installed", "box2d"), ("MuJoCo is too old", "mujoco")]
+)
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_missing_dependency_has_a_remedy(monkeypatch, text, extra, is_installed):
+    """A missing package is named together with the extra that installs it; one that is there not.
+
+    Another version would take its place.
+    """
 
     def make(*args, **kwargs):
-        raise gymnasium.error.DependencyNotInstalled("Box2D is not installed")
+        raise gymnasium.error.DependencyNotInstalled(text)
 
     monkeypatch.setattr(gymnasium, "make", make)
-    with pytest.raises(ConfigError, match=r'pip install "maze-train\[box2d\]"'):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: is_installed or None)
+    with pytest.raises(ConfigError, match=text) as caught:
         EnvFactory.from_any("LunarLander-v3")()
+    assert (f'pip install "maze-train[{extra}]"' in str(caught.value)) is not is_installed
+
+
+MODULES = {
+    "no_display": "class NoSuchDisplay(Exception): pass\nraise NoSuchDisplay(':0')",
+    "has_a_bug": "value = int('x')",
+    "imports_too_much": "from collections import a_name_that_is_missing",
+    "registers_late": """
+import gymnasium
+from gymnasium import register
+def register_envs():
+    gymnasium.register("OnCall-v0", entry_point="toy_envs:CountingEnv")
+""",
+}
+
+
+@pytest.fixture
+def modules(tmp_path, monkeypatch):
+    """Modules that do something else than to register environments, and an installed package."""
+    for name, text in MODULES.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    about = tmp_path / "sumo_like-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: sumo-like\nVersion: 1.0\nRequires-Dist: gymnasium>=1.0")
+    (about / "top_level.txt").write_text("sumo_rl_like")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in MODULES:
+        sys.modules.pop(name, None)
+
+
+HINT = "on a machine without a display set PYGLET_HEADLESS=1 or SDL_VIDEODRIVER=dummy or MUJOCO_GL"
+
+
+@pytest.mark.parametrize(
+    ("module", "problem"),
+    [
+        ("no_display", rf"NoSuchDisplay: :0 \(.*no_display.py, line 2\); {HINT}"),
+        ("has_a_bug", r"ValueError: invalid literal.*\(.*has_a_bug.py, line 1\)$"),
+        ("imports_too_much", r"cannot import name 'a_name_that_is_missing'.*line 1\)$"),
+    ],
+)
+@pytest.mark.parametrize("form", ["id", "target", "native", "hydra"])
+def test_a_module_that_cannot_be_imported_is_one_message(modules, module, problem, form):
+    """Whoever imports it: it names the place, with a remedy if a display is missing."""
+    settings = {"target": f"{module}.Env"} if form == "target" else {"id": f"{module}:Env-v0"}
+    config = EnvConfig(**settings, backend="native" if form == "native" else "gymnasium")
+    build = {
+        "native": lambda: make_foreign_env(config, 2, training=True, num_threads=0),
+        "hydra": lambda: is_registered(f"{module}:Env-v0"),
+    }
+    with pytest.raises(ConfigError, match=rf"{problem}") as caught:
+        build.get(form, EnvFactory(config))()
+    assert not failed_in_user_code(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "known"),
+    [
+        (
+            "registers_late:OnCall-v0",
+            r"registers_late.register_envs\(\) may register it.*my_envs:",
+        ),
+        ("SumoEnvironment-v0", "package sumo_rl_like is installed: env=sumo_rl_like:SumoEnvi"),
+        ("Ancient-v0", "The old gym has it: env=shimmy:GymV21.* env.kwargs.env_id=Ancient-v0"),
+    ],
+)
+def test_what_is_known_about_an_unknown_id(modules, monkeypatch, env_id, known):
+    """The error says which form works."""
+    gym = SimpleNamespace(spec=lambda name: {"Ancient-v0": 1}[name])
+    monkeypatch.setitem(sys.modules, "gym", gym)
+    with pytest.raises(ConfigError, match=known):
+        EnvFactory.from_any(env_id)()
 
 
 def test_names_for_directories():
