@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from maze_train.collect.episodes import success_of
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.nets.population import find_normalizer
 from maze_train.spaces.describe import FlatView, flat_space
@@ -117,7 +116,8 @@ def slow_episode(env, model, settings, env_seed, action_seed):
             return SlowMember(fitness, length, float("nan"), True, observed)
         fitness += reward
         if ended:
-            return SlowMember(fitness, length, success_of(info), False, observed)
+            success = float(info.get("is_success", float("nan")))
+            return SlowMember(fitness, length, success, False, observed)
 
 
 def slow_noise(distribution, settings, seed):
