@@ -106,7 +106,7 @@ class MetricsWriter:
         """Prepare to write the rows of a run."""
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Write the row of a finished epoch."""
+        """Write the row of a finished epoch, which may be kept, but not changed."""
 
     def advance(self, progress_fraction: float, env_steps: int) -> None:
         """Note progress within an epoch.
@@ -166,9 +166,10 @@ class Tracker:
         self._forward("start", self.run_info)
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Keep and forward the row of an epoch that ended."""
-        self.history.append(dict(row))
-        self._forward("write", row)
+        """Keep and forward the row of an epoch that ended: the same copy, which no one changes."""
+        kept = dict(row)
+        self.history.append(kept)
+        self._forward("write", kept)
 
     def advance(self, progress_fraction: float, env_steps: int) -> None:
         """Show progress within an epoch.

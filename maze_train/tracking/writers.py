@@ -26,7 +26,6 @@ from maze_train.tracking.tracker import (
     EVAL_RETURN,
     EVAL_RETURN_STD,
     TRAIN_RETURN,
-    MetricsRow,
     MetricsWriter,
     RunInfo,
     compact,
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 WIN_RATE = re.compile(r"league/([^/]+)@(\d+)/win_rate")
 
 
-def write_leagues(rows: Sequence[MetricsRow], run_dir: Path, title: str) -> None:
+def write_leagues(rows: Sequence[Mapping[str, float]], run_dir: Path, title: str) -> None:
     """Write `plots/league_<policy>.csv` and `.png` of each policy that met snapshots.
 
     A row of the table is an epoch, with the Elo rating of the policy, and a column a snapshot: the
@@ -139,18 +138,19 @@ class LearningCurveWriter(MetricsWriter):
         check_below("filename", filename)
         self.filename = filename
         self._run = RunInfo()
-        self._rows: list[MetricsRow] = []
+        self._rows: list[Mapping[str, float]] = []  # shared with the tracker
+        self._has_league = False
 
     def start(self, run: RunInfo) -> None:
         """Begin with the rows of the run that is continued, if there is one."""
         self._run = run
         self._rows = list(run.past_rows)
+        self._has_league = any(key.startswith(LEAGUE) for row in self._rows for key in row)
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Keep the values of a row that are drawn."""
-        returns = (TRAIN_RETURN, EVAL_RETURN, EVAL_RETURN_STD, self._run.metric)
-        wanted = (EPOCH, ENV_STEPS, *returns, *LOSSES)
-        self._rows.append({key: row[key] for key in row if key in wanted or key.startswith(LEAGUE)})
+        """Keep a row."""
+        self._rows.append(row)
+        self._has_league = self._has_league or any(key.startswith(LEAGUE) for key in row)
         if EVAL_RETURN in row:
             self._write_leagues()
 
@@ -162,8 +162,7 @@ class LearningCurveWriter(MetricsWriter):
         self._write_leagues()
 
     def _write_leagues(self) -> None:
-        played = any(key.startswith(LEAGUE) for row in self._rows for key in row)
-        if self._run.run_dir is not None and played:
+        if self._run.run_dir is not None and self._has_league:
             write_leagues(self._rows, self._run.run_dir, self._run.title)
 
 
@@ -281,7 +280,7 @@ class CSVWriter(MetricsWriter):
         self._path: Path | None = None
         self._first_columns = columns
         self._columns: list[str] = []
-        self._rows: list[MetricsRow] = []
+        self._rows: list[Mapping[str, float]] = []  # shared with the tracker
         self._file: IO[str] | None = None
 
     def start(self, run: RunInfo) -> None:
@@ -344,7 +343,7 @@ class CSVWriter(MetricsWriter):
 
     def _take(self, row: Mapping[str, float]) -> bool:
         """Keep a row; returns whether it has new columns."""
-        self._rows.append(dict(row))
+        self._rows.append(row)
         has_new = not row.keys() <= set(self._columns)
         if has_new:
             self._columns = ordered_columns([*self._columns, *row])

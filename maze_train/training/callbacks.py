@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from torch import nn
 
@@ -16,11 +16,45 @@ from maze_train.core.notices import notify, tell_traceback, warn
 from maze_train.learner.config import Progress
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learner import Learner
-from maze_train.tracking.tracker import FAILURES, RunInfo
+from maze_train.tracking.tracker import FAILURES, MetricsRow, RunInfo
 from maze_train.training.generators import generators_kept
 
 PREFIX = "callback"
 """Prefix of the metrics that callbacks add."""
+
+
+class Rows(Sequence[MetricsRow]):
+    """Rows of metrics, of which only those that are asked for are copied.
+
+    Args:
+        rows: The rows.
+    """
+
+    def __init__(self, rows: Sequence[MetricsRow]) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    @overload
+    def __getitem__(self, index: int) -> MetricsRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[MetricsRow]: ...
+
+    def __getitem__(self, index: int | slice) -> MetricsRow | list[MetricsRow]:
+        """Return a copy of a row, or of each row of a slice."""
+        if isinstance(index, slice):
+            return [dict(row) for row in self._rows[index]]
+        return dict(self._rows[index])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self._rows) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]  # as that of a list
+
+    def __repr__(self) -> str:
+        return repr(self._rows)
 
 
 class TrainingView:
@@ -51,9 +85,9 @@ class TrainingView:
         return self._trainer.statistics.reduce() if self._row is None else dict(self._row)
 
     @property
-    def history(self) -> list[dict[str, float]]:
-        """One row of metrics per epoch that ended."""
-        return [dict(row) for row in self._trainer.tracker.history]
+    def history(self) -> Sequence[dict[str, float]]:
+        """One row of metrics per epoch that ended: a read-only sequence whose rows are copies."""
+        return Rows(self._trainer.tracker.history)
 
     @property
     def learner(self) -> Learner[Any, Any, Any]:

@@ -18,6 +18,7 @@ from own_envs import SpacesEnv
 from short_runs import rows, short_run, summary, written_config
 
 from maze_train import Callback, CallbackError, ConfigError, StopAtReturn, train
+from maze_train.training.callbacks import Rows
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -267,3 +268,19 @@ def test_a_method_that_nothing_calls_is_refused() -> None:
     with pytest.raises(ConfigError, match=text):
         type("Late", (Callback,), {"on_epoch_ends": Callback.on_epoch_end})
     type("Fine", (Callback,), {"on_time": True, "epoch_ends": Callback.on_epoch_end})
+
+
+def test_rows_are_copied_when_they_are_asked_for():
+    """A row that a callback changes stays as it was; no other row is copied."""
+    rows = [{"epoch": float(i)} for i in range(5)]
+    history = Rows(rows)
+    assert (len(history), bool(history), bool(Rows([]))) == (5, True, False)
+    assert history == rows
+    assert history[1:3] == rows[1:3]
+    for found in (history[-1], history[3:][0], next(iter(history))):
+        found["epoch"] = 9.0
+    assert [row["epoch"] for row in history] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    with pytest.raises(TypeError):
+        history[0] = {}
+    rows.append({"epoch": 5.0})
+    assert history[-1] == {"epoch": 5.0}
