@@ -20,6 +20,7 @@ import numpy as np
 from gymnasium import spaces
 
 from maze_train.core.errors import EnvError, SpaceError
+from maze_train.envs.batch import numbers_in
 from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.envs.monitoring import gives_state, metadata_of
 from maze_train.envs.vector import Array, masked_writer, row_writer, zeroed_columns
@@ -111,7 +112,8 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     legal). The reward is the mean of the rewards over all possible agents, so one that is given to
     all of them counts once. When no one acts, the episode is truncated if the episode of an agent
     was, otherwise it is terminated. Infos are under the names of their agents, and `agent_returns`
-    has the sum of rewards of each agent since the reset.
+    has the sum of rewards of each agent since the reset. After the end of an agent,
+    infos keep the numbers of its last info.
 
     Legal actions of an agent are the key `action_mask` of its observation
     (`maze_train.spaces.masks`). Where the environment has `state_dict()` and
@@ -154,6 +156,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         self._gone: set[str] = set()
         self._was_cut = False
         self._returns: dict[str, float] = {}
+        self._last_numbers: dict[str, dict[str, Any]] = {}
         self.skips_non_finite = False
         if gives_state(env):
             self.state_dict, self.load_state_dict = self._whole_state, self._load_whole_state
@@ -167,6 +170,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         self._gone = set()
         self._was_cut = False
         self._returns = dict.fromkeys(self.agents, 0.0)
+        self._last_numbers = {}
         turn = self.env.reset(seed=seed, options=options)
         obs, _ = self._read(turn)
         if not self._acting:
@@ -212,7 +216,8 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     def _whole_state(self) -> dict[str, Any]:
         inner: Any = self.env
         own = {name: getattr(self, name) for name in REMEMBERED}
-        return {"env": inner.state_dict(), **own, "_gone": sorted(self._gone)}
+        ended = {"_gone": sorted(self._gone), "_last_numbers": self._last_numbers}
+        return {"env": inner.state_dict(), **own, **ended}
 
     def _load_whole_state(self, state: dict[str, Any]) -> None:
         inner: Any = self.env
@@ -220,6 +225,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         for name in REMEMBERED:
             setattr(self, name, state[name])
         self._gone = set(state["_gone"])
+        self._last_numbers = state.get("_last_numbers", {})
 
     def _read(self, turn: Turn) -> tuple[dict[str, Any], float]:
         """Note who acts and who has ended; returns the observation, and the sum of rewards."""
@@ -228,6 +234,8 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         self._check(turn, terminated, truncated)
         over, cut = terminated | truncated, truncated - terminated
         self._gone |= over
+        for agent in over:
+            self._last_numbers[agent] = numbers_in(turn.infos.get(agent, {}))
         self._was_cut = self._was_cut or bool(truncated)
         self._acting = [agent for agent in self.agents if agent in turn.obs and agent not in over]
         unknown: set[str] = set()
@@ -269,7 +277,11 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         return True
 
     def _infos(self, turn: Turn) -> dict[str, Any]:
-        return {**turn.infos, AGENT_RETURNS: dict(self._returns)}
+        infos: dict[str, Any] = dict(turn.infos)
+        for agent, numbers in self._last_numbers.items():
+            infos[agent] = {**numbers, **infos.get(agent, {})}
+        infos[AGENT_RETURNS] = dict(self._returns)
+        return infos
 
     def _flags(self, chosen: Collection[str]) -> Array:
         if not chosen:
@@ -418,10 +430,15 @@ def checked_names(possible_agents: Sequence[str]) -> tuple[str, ...]:
         EnvError: If there are no agents, one cannot be a part of a key, or two are the same.
     """
     agents = tuple(possible_agents)
-    wrong = [name for name in agents if not isinstance(name, str) or not name or "/" in name]
+    wrong = [name for name in agents if not is_name(name)]
     if wrong or not agents or len(set(agents)) < len(agents):
         raise EnvError(
             f"possible_agents = {list(agents)!r}: expected at least one name, each of them another "
-            "text that is not empty and holds no '/'; rename them"
+            f"text that is not empty, is not {AGENT_RETURNS!r} and holds no '/'; rename them"
         )
     return agents
+
+
+def is_name(name: Any) -> bool:
+    """Whether a value can be the name of an agent, which is a part of keys."""
+    return isinstance(name, str) and name not in ("", AGENT_RETURNS) and "/" not in name

@@ -121,6 +121,16 @@ def as_number(value: Any) -> float | None:
     return None
 
 
+def numbers_in(info: Mapping[str, Any]) -> dict[str, Any]:
+    """Return all single numbers of an info, by value and nested as they are."""
+    found: dict[str, Any] = {}
+    for key, value in info.items():
+        part = numbers_in(value) if isinstance(value, Mapping) else as_number(value)
+        if part is not None:
+            found[str(key)] = part
+    return found
+
+
 def copied(value: Any) -> Any:
     """Copy the dicts, lists and arrays of an info, which environments may reuse."""
     if isinstance(value, dict):

@@ -412,7 +412,8 @@ class OpponentEvaluator(RolloutEvaluator):
         own = {agent: policy.by_policy[owner] for agent, owner in policy.agents.items()}
         others = models.keys() - set(seat)
         chosen = {agent: models[agent] if agent in others else own[agent] for agent in own}
-        *_, returns = self._play(acting_alone(chosen), env)
+        *_, reported = self._play(acting_alone(chosen), env)
+        returns = {agent: reported[f"{agent}/episode_return_mean"] for agent in own}
         total = return_of_team(seat, returns)
         against = [return_of_team(team, returns) for team in self._teams if others & set(team)]
         return total / len(seat), total, np.max(against, axis=0)

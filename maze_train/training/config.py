@@ -358,11 +358,12 @@ OF_EPISODES = (
 AGAINST_OPPONENTS = ("win_rate", "draw_rate", "loss_rate", "return_mean")
 """Metrics against an opponent, each after `eval/vs_<name>/`."""
 
-OF_AGENT = "eval/{}/episode_return_mean"
-"""Metric of one of several agents, by its name."""
+OF_AGENT = ("eval/{}/episode_return_mean", "eval/{}/success_rate")
+"""Metrics of one of several agents, by its name."""
 
-OF_TRAINING = ("train/", "validation/", "league/")
-"""Beginnings of metrics that evaluations do not report; the first epoch shows whether they are."""
+OPEN = ("train/", "validation/", "league/", "eval/info/")
+"""Beginnings of metrics that the settings do not tell: the first evaluation shows whether they are
+reported."""
 
 
 def evaluation_metrics(config: EvaluationConfig, agents: Iterable[str] = ()) -> list[str]:
@@ -375,7 +376,7 @@ def evaluation_metrics(config: EvaluationConfig, agents: Iterable[str] = ()) -> 
     if not config.n_episodes:
         return []
     known = [f"eval/{name}" for name in OF_EPISODES]
-    known += [OF_AGENT.format(agent) for agent in agents]
+    known += [name.format(agent) for agent in agents for name in OF_AGENT]
     return known + [
         f"eval/vs_{foe}/{name}" for foe in config.opponents for name in AGAINST_OPPONENTS
     ]
@@ -392,10 +393,11 @@ def check_selection(config: EvaluationConfig, agents: Sequence[str] | None = Non
         ConfigError: If it is not one of those that are reported.
     """
     metric = config.metric
-    if not metric or config.evaluators or metric.startswith(OF_TRAINING):
+    if not metric or config.evaluators or metric.startswith(OPEN):
         return
     known = evaluation_metrics(config, ["<agent>"] if agents is None else agents)
-    may_be_of_agent = agents is None and known and re.fullmatch(OF_AGENT.format(".+"), metric)
+    of_agent = "|".join(name.format(".+") for name in OF_AGENT)
+    may_be_of_agent = agents is None and known and re.fullmatch(of_agent, metric)
     if metric not in known and not may_be_of_agent:
         is_return = re.search("return|rew", metric) is not None  # most likely the mean of it
         means = [name for name in known if is_return and name.endswith("return_mean")]

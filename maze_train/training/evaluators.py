@@ -571,16 +571,25 @@ def check_metric(metric: str, present: set[str], model: nn.Module) -> None:
     Raises:
         ConfigError: If it is not one of them.
     """
-    # These are absent until an episode ends, or until one reports success.
-    known = present | {event.tag for event in TrainingEpisodeEvents.events()}
-    known.add("eval/success_rate")
-    of_agent = TrainingEpisodeEvents.episode_return_mean.of_owner
-    known |= {of_agent(agent).tag for agent in getattr(model, "agents", ())}
+    known, events = set(present), TrainingEpisodeEvents
+    if events.episodes.tag not in present:  # no episode has ended yet
+        known |= {event.tag for event in events.events()}
+        for agent in getattr(model, "agents", ()):
+            known |= {events.episode_return_mean.of_owner(agent).tag}
+            known |= {events.success_rate.of_owner(agent).tag}
+        if metric.startswith(events.info.tag):
+            known.add(metric)
     # So are results against snapshots, each of which has its own; ratings are always there.
     rated = [tag for tag in present if tag.startswith("league/") and tag.endswith("/elo")]
     known |= {tag.removesuffix("elo") + "win_rate" for tag in rated}
     if metric not in known and re.sub(rf"{SNAPSHOT}\d+(?=/win_rate$)", "", metric) not in known:
         problem = f"not reported{did_you_mean(nearest(metric, known))}"
+        key = SUCCESS if metric.endswith("/success_rate") else metric.partition("/info/")[2]
+        if key:
+            problem = (
+                f"not reported: no episode ended with a number under {key!r} in its last info; "
+                "report it in the info of each last step"
+            ) + ("" if key == SUCCESS else f", and set tracking.info_keys=[{key}]")
         raise ConfigError("evaluation.metric", problem, metric)
 
 

@@ -288,7 +288,7 @@ class Trainer(ABC):
             metrics = self._evaluate_unless_interrupted(self.evaluator)
             self._select(metrics)
             metrics[TimeEvents.evaluate_s.tag] = time.perf_counter() - started
-        if self.model_selection is not None:
+        if self.model_selection is not None and not self.model_selection.updates:
             check_metric(self.selection_metric, {*row, *metrics}, self.model)
         return metrics
 

@@ -15,7 +15,6 @@ from toy_envs import FORKS, PLACES, assert_equal_steps, assert_same, here
 
 from maze_train import EnvConfig, EnvFactory, JointEnv, RandomResetWrapper, Turn
 from maze_train.collect.agents import UniformPolicy
-from maze_train.collect.episodes import agent_returns_of
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.spaces.describe import FlatView, flat_spaces
 from maze_train.spaces.masks import LegalChoices, mask_layout
@@ -299,7 +298,8 @@ def test_last_observations_that_are_not_finite(how: str, value: float) -> None:
             assert obs["terminated"].tolist() == [[1, 0, 0]]
             assert obs["truncated"].tolist() == [[how == "truncated", 0, 0]]
             assert obs["rewards"].tolist() == [[2.0, 0.0, 0.0]]
-            assert agent_returns_of(vector.step(action)[4])["a"] == {0: 3.0}
+            final_info = vector.step(action)[4]["final_info"]
+            assert final_info["agent_returns"]["a"].tolist() == [3.0]
 
 
 @pytest.mark.filterwarnings("ignore:.*WARN:UserWarning")

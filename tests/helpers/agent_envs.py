@@ -212,6 +212,36 @@ class Onlookers(Peek):
         return Turn(self.bits)
 
 
+class Fuelled(MultiAgentEnv):
+    """Agents with names that differ by `_`; the first one ends before the other one.
+
+    It gets 1, the other one 4 in a step; both tell in their last infos how that went.
+    """
+
+    possible_agents = ("a", "_a")
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Box(-1.0, 1.0, (1,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        return spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        self.t = 0
+        return Turn(dict.fromkeys(self.possible_agents, np.zeros(1, np.float32)))
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        self.t += 1
+        over = {2: ["a"], 3: ["_a"]}.get(self.t, [])
+        own = {"a": {"is_success": True, "fuel": 7}, "_a": {"is_success": False, "fuel": [3.0]}}
+        return Turn(
+            dict.fromkeys(actions, np.zeros(1, np.float32)),
+            {agent: {"a": 1.0, "_a": 4.0}[agent] for agent in actions},
+            terminated=over,
+            infos={agent: own[agent] if agent in over else {"fuel": -1.0} for agent in actions},
+        )
+
+
 class Rochambeau(MultiAgentEnv):
     """Two players choose one of three at once, and each choice beats the one before it, in turn."""
 

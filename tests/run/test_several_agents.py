@@ -39,6 +39,23 @@ def test_metrics_of_each_policy_and_agent(case: str) -> None:
     assert any(name.startswith("eval/") and name.count("/") == 2 for name in found)
 
 
+@pytest.mark.parametrize(
+    "more", everyday(1, [{}, {"runner": "local"}, {"runner.envs_per_actor": 1}])
+)
+def test_infos_of_agents_are_metrics(more: Any) -> None:
+    """Of each and as means, also of agents that end earlier, or whose names are alike."""
+    keys = {"tracking.info_keys": ["fuel", "a/fuel"]}
+    env = {"_target_": "agent_envs.Fuelled"}
+    told = short_run("run", "ppo", env=env, **keys, **more).history[-1]
+    for prefix in ("train", "eval"):
+        found = {name: told[f"{prefix}/{name}"] for name in ("success_rate", "info/fuel")}
+        assert found == {"success_rate": 0.5, "info/fuel": 5.0}
+        assert told[f"{prefix}/info/a/fuel"] == 7.0
+        successes = [told[f"{prefix}/{agent}/success_rate"] for agent in ("a", "_a")]
+        returns = [told[f"{prefix}/{agent}/episode_return_mean"] for agent in ("a", "_a")]
+        assert (successes, returns) == ([1.0, 0.0], [2.0, 12.0])
+
+
 @pytest.mark.parametrize("case", everyday(1, ["ppo, league", "ppo, league by win rate"]))
 def test_snapshots_that_are_kept_are_saved(case: str) -> None:
     """Two are, of five; they do not learn, and others can go on with what is saved."""

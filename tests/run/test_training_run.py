@@ -430,6 +430,21 @@ def test_threads_of_torch_are_set_for_the_run_only() -> None:
         assert torch.get_num_threads() == before
 
 
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("eval/success_rate", "'is_success' in its last info; report it in the info of each"),
+        ("train/success_rate", "under 'is_success'"),
+        ("eval/info/fuel", r"'fuel' in its last info; .* tracking\.info_keys=\[fuel\]"),
+        ("train/info/fuel", "under 'fuel'"),
+    ],
+)
+def test_a_metric_that_no_episode_reports_ends_the_run(metric: str, words: str) -> None:
+    """At the first evaluation after an episode has ended."""
+    with pytest.raises(ConfigError, match=f"evaluation.metric = .*not reported: .*{words}"):
+        short_run(env=lambda: SpacesEnv(length=4), **{"evaluation.metric": metric})
+
+
 class Telling(SpacesEnv):
     """Says in its infos how far it is."""
 
