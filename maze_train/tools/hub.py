@@ -187,6 +187,10 @@ def write_repository(
         ConfigError: If a file cannot be read.
         RunDirectoryError: If the policy cannot be loaded from what was written.
     """
+    for path in filter(Path.exists, (saved.directory / file for file in POLICY_FILES)):
+        if not lies_in(saved.run_dir, path):
+            problem = f"{path} leads to a file elsewhere, and only files of the run are uploaded: "
+            raise ConfigError("run", f"{problem}copy it there", str(saved.run_dir))
     score = {key: saved.score.get(key) for key in ("score", "epoch")}
     text = dump_yaml(settings)
     PolicyWriter(*saved.spaces, text)(folder, saved.weights, score)

@@ -225,9 +225,19 @@ def test_a_run_elsewhere_is_not_followed(hub: HubServer, trained: TrainingResult
     """A link in a run to another file of the user is not uploaded."""
     run, secret = Path(shutil.copytree(trained.run_dir, "run")), Path("secret.txt")
     secret.write_text("mine")
+    Path("own").mkdir()
     (picture := run / "plots" / "learning_curve.png").unlink()
     picture.symlink_to(secret.absolute())
     assert "learning_curve.png" not in push_to_hub(str(run), NAME).files
+    hub.requests.clear()
+    for place in ("best/policy.pt", "best"):  # a private policy
+        shutil.move(run / place, own := Path("own").absolute() / Path(place).name)
+        (run / place).symlink_to(own)
+        with pytest.raises(ConfigError, match="only files of the run are uploaded"):
+            push_to_hub(str(run), NAME)
+        (run / place).unlink()
+        shutil.move(own, run / place)
+    assert hub.requests == []
 
 
 def test_the_command_line(
