@@ -244,8 +244,8 @@ def refusal(maker: Callable[..., Any], error: Exception, form: str = "{}: <value
         form: How an argument of a given name is written.
     """
     if "missing" in str(error) and "required" in str(error):
-        names = re.findall(r"'(\w+)'", str(error))
-        return f"{error}; add {', '.join(map(form.format, names))}" if names else str(error)
+        missing = re.findall(r"'(\w+)'", str(error))
+        return f"{error}; add {', '.join(map(form.format, missing))}" if missing else str(error)
     if "unexpected keyword" not in str(error):
         return str(error)
     try:
