@@ -308,6 +308,9 @@ class TrainConfig:
         """
         filled: dict[str, Any] = self._directories()
         filled["runner"] = replace(self.runner, concurrency=self._concurrency)
+        models = (self.model, *(policy.model for policy in self.policies.values()))
+        is_recurrent = any(model is not None and model.rnn is not None for model in models)
+        filled["algorithm"] = self.algorithm.with_model_defaults(is_recurrent)
         return replace(self, total_steps=self._total_steps, **filled)
 
     @property

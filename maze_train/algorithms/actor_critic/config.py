@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 from maze_train.core.checks import check_at_least, check_between, check_fields
 from maze_train.core.errors import ConfigError
@@ -20,6 +20,8 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     model_builder: ClassVar[str] = "maze_train.nets.actor_critic.build_actor_critic"
     builder_class: ClassVar[str] = "maze_train.algorithms.actor_critic.trainer.ActorCriticBuilder"
     can_have_actors: ClassVar[bool] = True
+    scales_rewards_of_recurrent: ClassVar[bool] = False
+    """Whether `reward_scaling` is on by default for recurrent policies."""
 
     module_settings: ClassVar[tuple[str, ...]] = (
         *("gamma", "gae_lambda", "reward_scaling", "scaled_reward_clip"),
@@ -62,10 +64,11 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     """Bounded quantity: the norm of the whole gradient, of each parameter's gradient, or each
     entry."""
 
-    reward_scaling: bool = False
-    """Whether rewards are divided by the running deviation of their discounted sums before anything
-    is learned from them. Reported returns stay as they are; values are then in scaled units.
-    IMPALA refuses it."""
+    reward_scaling: bool | None = None
+    """Whether rewards are divided by the running standard deviation of their discounted sums before
+    anything is learned from them. Reported returns stay as they are; values are then in scaled
+    units. null: true for recurrent policies (`model.rnn`) of PPO, otherwise false. Not supported by
+    IMPALA."""
 
     scaled_reward_clip: float = 10.0
     """Bound of the scaled rewards, > 0; 0: none."""
@@ -95,6 +98,11 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
                 f"expected a divisor of n_rollout_steps={self.n_rollout_steps}, or 0",
                 self.sequence_length,
             )
+
+    def with_model_defaults(self, is_recurrent: bool) -> Self:
+        """Fill in `reward_scaling`."""
+        scales = is_recurrent and self.scales_rewards_of_recurrent
+        return replace(self, reward_scaling=scales) if self.reward_scaling is None else self
 
     def shortened(self) -> ActorCriticConfig:
         """The settings of a trial: one update of a short rollout, which is one sequence."""

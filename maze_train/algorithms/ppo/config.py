@@ -20,6 +20,9 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     name: ClassVar[str] = "ppo"
     learner_class: ClassVar[str] = "maze_train.algorithms.ppo.learner.PPOLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.ppo.learner.PPO"
+    # A recurrent policy shares its layers with the critic: the loss of unscaled values exceeds that
+    # of the policy by orders of magnitude, and clipping leaves nothing of the policy's gradient.
+    scales_rewards_of_recurrent: ClassVar[bool] = True
 
     module_settings: ClassVar[tuple[str, ...]] = ("clip_range", "value_clip_range")
 
