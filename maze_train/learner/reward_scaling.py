@@ -36,13 +36,15 @@ class RewardScaler:
     Args:
         gamma: Discount of the agent, in [0, 1].
         clip: Bound of the scaled rewards, > 0; 0: none.
+        only_large: Whether a standard deviation below 1 counts as 1, so that no reward grows.
 
     Source: Engstrom et al. (2020), arXiv:2005.12729, algorithm 1, with the sum starting again in
     each episode.
     """
 
-    def __init__(self, gamma: float, clip: float) -> None:
+    def __init__(self, gamma: float, clip: float, only_large: bool = False) -> None:
         self.gamma = gamma
+        self.only_large = only_large
         self.clip = clip
         self.moments = batch_moments(torch.zeros(0))
         self._carry = torch.zeros(0, dtype=torch.float64)
@@ -105,7 +107,8 @@ class RewardScaler:
         mean, var = float(self.moments.mean), float(self.moments.var)
         if var <= (RESOLUTION * mean) ** 2:
             return 1.0
-        return float((var + EPSILON) ** 0.5)
+        deviation = float((var + EPSILON) ** 0.5)
+        return max(1.0, deviation) if self.only_large else deviation
 
     def forget(self, envs: Tensor) -> None:
         """Begin the sums of some environments again: their episodes were lost.

@@ -76,12 +76,15 @@ class UpdateQueue:
             if not self._drops:
                 self._changed.wait_for(lambda: self._error or len(self._jobs) < self._size)
             self._check()
-            if len(self._jobs) < self._size:
-                self._jobs.append(Job(deepcopy(experience), progress, size, after))
-                self.queued += size
-                self._changed.notify_all()
-            else:
+            if len(self._jobs) >= self._size:
                 self._drop(size)
+                return self._taken()
+        job = Job(deepcopy(experience), progress, size, after)  # the thread continues meanwhile
+        with self._changed:
+            self._check()
+            self._jobs.append(job)
+            self.queued += size
+            self._changed.notify_all()
             return self._taken()
 
     def wait(self) -> None:

@@ -307,9 +307,9 @@ def test_options_are_those_of_the_command_line(group: str) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "settings", "expected"),
     [
-        ("ppo", {"model.rnn.size": 8}, True),
-        ("ppo", {"model": "vector_rnn"}, True),
-        ("ppo", {"policies": {"a": {"agents": ["a"], "model": {"rnn": {"size": 8}}}}}, True),
+        ("ppo", {"model.rnn.size": 8}, "large"),
+        ("ppo", {"model": "vector_rnn"}, "large"),
+        ("ppo", {"policies": {"a": {"agents": ["a"], "model": {"rnn": {"size": 8}}}}}, "large"),
         ("ppo", {"model": "vector_rnn", "algorithm.reward_scaling": False}, False),
         ("ppo", {"model.shared_trunk": True}, False),
         ("ppo", {"algorithm.reward_scaling": True}, True),
@@ -322,5 +322,5 @@ def test_recurrent_ppo_scales_rewards_by_default(algorithm, settings, expected):
     """Its critic shares the layers of the policy; what is given counts."""
     config = load_config({"env": "CartPole-v1", "algorithm": algorithm, **settings})
     filled = config.with_defaults()
-    assert filled.algorithm.reward_scaling is expected
+    assert filled.algorithm.reward_scaling == expected
     assert filled.with_defaults() == filled

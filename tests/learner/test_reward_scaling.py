@@ -141,3 +141,16 @@ def test_wrong_shapes():
         scaler.scale(torch.zeros(4, 1), done)
     with pytest.raises(ShapeError, match="valid"):
         scaler.scale(torch.zeros(4, 2), done, done[:, :1])
+
+
+@pytest.mark.parametrize(("size", "is_scaled"), [(0.01, False), (100.0, True)])
+def test_only_large_rewards_are_scaled(size, is_scaled):
+    """Those whose sums have a standard deviation above 1; others stay as they are."""
+    always, large = RewardScaler(GAMMA, 10.0), RewardScaler(GAMMA, 10.0, only_large=True)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(2):
+        rewards = size * torch.rand(20, 3, generator=generator)
+        done = torch.rand(20, 3, generator=generator) < 0.2
+        found, expected = large.scale(rewards, done), always.scale(rewards, done)
+        assert torch.equal(found, expected if is_scaled else rewards)
+        assert not torch.equal(expected, rewards)

@@ -21,7 +21,7 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     builder_class: ClassVar[str] = "maze_train.algorithms.actor_critic.trainer.ActorCriticBuilder"
     can_have_actors: ClassVar[bool] = True
     scales_rewards_of_recurrent: ClassVar[bool] = False
-    """Whether `reward_scaling` is on by default for recurrent policies."""
+    """Whether `reward_scaling` is `large` by default for recurrent policies."""
 
     module_settings: ClassVar[tuple[str, ...]] = (
         *("gamma", "gae_lambda", "reward_scaling", "scaled_reward_clip"),
@@ -64,11 +64,11 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     """Bounded quantity: the norm of the whole gradient, of each parameter's gradient, or each
     entry."""
 
-    reward_scaling: bool | None = None
+    reward_scaling: bool | Literal["large"] | None = None
     """Whether rewards are divided by the running standard deviation of their discounted sums before
     anything is learned from them. Reported returns stay as they are; values are then in scaled
-    units. null: true for recurrent policies (`model.rnn`) of PPO, otherwise false. Not supported by
-    IMPALA."""
+    units. `large`: only if it exceeds 1. null: `large` for recurrent policies (`model.rnn`) of PPO,
+    otherwise false. Not supported by IMPALA."""
 
     scaled_reward_clip: float = 10.0
     """Bound of the scaled rewards, > 0; 0: none."""
@@ -101,8 +101,10 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
 
     def with_model_defaults(self, is_recurrent: bool) -> Self:
         """Fill in `reward_scaling`."""
+        if self.reward_scaling is not None:
+            return self
         scales = is_recurrent and self.scales_rewards_of_recurrent
-        return replace(self, reward_scaling=scales) if self.reward_scaling is None else self
+        return replace(self, reward_scaling="large" if scales else False)
 
     def shortened(self) -> ActorCriticConfig:
         """The settings of a trial: one update of a short rollout, which is one sequence."""

@@ -321,7 +321,8 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
 
     def _new_reward_scaler(self, module_id: str) -> RewardScaler:
         config = self.config_of(module_id)
-        return RewardScaler(config.gamma, config.scaled_reward_clip)
+        only_large = config.reward_scaling == "large"
+        return RewardScaler(config.gamma, config.scaled_reward_clip, only_large)
 
 
 def _columns(
