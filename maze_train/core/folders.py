@@ -112,9 +112,11 @@ def _check_links(path: Path) -> None:
 
 
 def _link_error(path: Path) -> OSError:
-    return OSError(
-        errno.ELOOP, "is a symbolic link below a run, and is not followed: remove it", str(path)
+    problem = (
+        f"is a symbolic link below a run, a study or a sweep ({outermost_run(path)}), and is not "
+        "followed: remove it, or name the directory that it leads to"
     )
+    return OSError(errno.ELOOP, problem, str(path))
 
 
 @dataclass(frozen=True)
