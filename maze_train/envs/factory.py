@@ -208,6 +208,8 @@ def uses_atari_preprocessing(config: EnvConfig) -> bool:
 def env_name(config: EnvConfig) -> str:
     """A short name of the environment that is fit for a directory.
 
+    A function is named with its module, since many are called `make`.
+
     Raises:
         ConfigError: If the settings name no environment.
     """
@@ -215,7 +217,9 @@ def env_name(config: EnvConfig) -> str:
         return re.sub(r"[/:]", "-", config.id)
     if config.target is None:
         raise ConfigError("env", "expected an id or a _target_, got neither")
-    return re.split(r"[.:]", config.target)[-1].strip("<>")
+    *modules, name = re.split(r"[.:]", config.target)
+    is_function = name[:1].islower() and modules and modules[-1].isidentifier()
+    return f"{modules[-1]}-{name}" if is_function else name.strip("<>")
 
 
 def make(config: EnvConfig) -> gymnasium.Env[Any, Any]:

@@ -31,6 +31,7 @@ from maze_train.spaces.describe import (
     is_image,
     is_mask_key,
 )
+from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.generators import generators_kept
 from maze_train.training.policy_files import TrainedPolicy
@@ -56,39 +57,79 @@ N_STEPS = 50
 
 
 def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> Iterator[str]:
-    """The lines that a run begins with.
+    """The lines that a run begins with: one per kind, however many agents there are.
 
     Args:
         config: The configuration.
         observation_space: Observation space of one environment.
     """
-    limit = config.evaluation.max_episode_steps
-    limit = (GUARD_STEPS if limit is None else limit) if config.evaluation.n_episodes else 0
-    if lacks_time_limit(config.env):
-        cut = f"; evaluation cuts it after {limit:,} steps (evaluation.max_episode_steps)"
-        yield (
-            f"{env_name(config.env)} declares no time limit: an episode continues until it ends "
-            f"by itself{cut if limit else ''}; env.max_episode_steps sets one for training as well"
-        )
     yield from config.algorithm.start_notes(
         config.runner.concurrency or config.algorithm.default_concurrency
     )
-    for key, leaf in flat_spaces(observation_space).items():
-        name = f"the observation {key!r}" if key else "the observation"
-        if is_mask_key(key) or config.model.policy is not None:
-            continue
-        if is_float_image(leaf) and config.model.image_encoder != "flat":
-            yield (
-                f"{name} has the shape {leaf.shape} of an image, but numbers of type {leaf.dtype}: "
-                f"it is flattened to {np.prod(leaf.shape or ()):,} inputs; convolutions read uint8"
-            )
-        size = sum(choice_sizes(leaf))
-        if size >= LARGE_ONE_HOT:
-            yield (
-                f"{name} is one-hot with {size:,} inputs: nothing that is learned about one value "
-                "holds for others; numbers that describe them are easier to learn from"
-            )
+    leaves = flat_spaces(observation_space) if config.model.policy is None else {}
+    leaves = {key: leaf for key, leaf in leaves.items() if not is_mask_key(key)}
+    images = {
+        key: leaf
+        for key, leaf in leaves.items()
+        if is_float_image(leaf) and config.model.image_encoder != "flat"
+    }
+    if images:
+        leaf = next(iter(images.values()))
+        yield (
+            f"{named(images)} has the shape {leaf.shape} of an image, but numbers of type "
+            f"{leaf.dtype}: it is flattened to {np.prod(leaf.shape or ()):,} inputs; convolutions "
+            "read uint8"
+        )
+    sizes = {key: sum(choice_sizes(leaf)) for key, leaf in leaves.items()}
+    sizes = {key: size for key, size in sizes.items() if size >= LARGE_ONE_HOT}
+    if sizes:
+        yield (
+            f"{named(sizes)} is one-hot with {next(iter(sizes.values())):,} inputs: nothing that "
+            "is learned about one value holds for others; numbers that describe them are easier to "
+            "learn from"
+        )
     yield from large_image_notes(config.env, observation_space)
+
+
+def named(observations: Mapping[str, object]) -> str:
+    """The first of some observations by its key, and the number of others."""
+    key, *others = observations
+    also = f" (like {len(others)} more)" if others else ""
+    return f"the observation {key!r}{also}" if key else "the observation"
+
+
+class TimeLimitNote(MetricsWriter):
+    """Says that nothing ends the episodes of training, if none ended in the first epoch.
+
+    Args:
+        config: The configuration.
+        notify: Prints a line.
+    """
+
+    is_kept = False
+
+    def __init__(self, config: TrainConfig, notify: Callable[[str], object]) -> None:
+        self._config, self._notify = config, notify
+        self._is_first = False
+
+    def start(self, run: RunInfo) -> None:
+        """Begin; only a new run that steps environments has a first epoch of episodes."""
+        self._is_first = not run.past_rows and run.step_label == RunInfo().step_label
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Read the row of an epoch."""
+        is_first, self._is_first = self._is_first, False
+        if not is_first or row.get("train/episodes") or not lacks_time_limit(self._config.env):
+            return
+        settings = self._config.evaluation
+        limit = GUARD_STEPS if settings.max_episode_steps is None else settings.max_episode_steps
+        cut = f"; evaluation cuts it after {limit:,} steps (evaluation.max_episode_steps)"
+        self._notify(
+            f"no episode ended in the first {int(row[ENV_STEPS]):,} steps, and "
+            f"{env_name(self._config.env)} declares no time limit: an episode continues until it "
+            f"ends by itself{cut if limit and settings.n_episodes else ''}; "
+            "env.max_episode_steps sets one for training as well"
+        )
 
 
 def large_image_notes(config: EnvConfig, space: spaces.Space[Any]) -> Iterator[str]:

@@ -25,7 +25,7 @@ from maze_train.envs.factory import EnvFactory
 from maze_train.learner.learner import Learner
 from maze_train.learner.modules import torch_threads
 from maze_train.run.checkpoints import fitting, how_to_go_on, load_checkpoint, past_rows, take_up
-from maze_train.run.notes import end_notes, start_notes
+from maze_train.run.notes import TimeLimitNote, end_notes, start_notes
 from maze_train.run.parts import (
     SUMMARY,
     TrainingResult,
@@ -205,6 +205,7 @@ class TrainingRunner:
             self._final_evaluator = builder.build_final_evaluator()
             with generators_kept():  # rich draws from `random` when it is imported
                 writers = build_writers(self.config.tracking)
+                writers.append(TimeLimitNote(self.config, self._notify_once))
                 self.callbacks += build_targets(self.config.callbacks, "callbacks", Callback)
             with self._own_directory() as self.run_dir:
                 return self._run_in(self.run_dir, model, evaluator, writers)

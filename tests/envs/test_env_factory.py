@@ -224,6 +224,7 @@ def test_names_for_directories():
     assert env_name(EnvConfig(id="ALE/Pong-v5")) == "ALE-Pong-v5"
     assert env_name(EnvConfig(id="my_module:Foo-v0")) == "my_module-Foo-v0"
     assert env_name(EnvConfig(target="my.module.Class")) == "Class"
+    assert env_name(EnvConfig(target="my.sims:make")) == "sims-make"
     assert env_name(EnvFactory.from_any(CountingEnv).config) == "CountingEnv"
     assert env_name(EnvFactory.from_any(lambda: CountingEnv()).config) == "lambda"
 

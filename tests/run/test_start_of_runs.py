@@ -20,6 +20,7 @@ from short_runs import QUIET
 from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv, load_config, load_policy, train
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.run.notes import (
+    TimeLimitNote,
     native_notes,
     policy_notes,
     seconds_to_step,
@@ -27,6 +28,7 @@ from maze_train.run.notes import (
     worker_notes,
 )
 from maze_train.run.pipeline import shortened
+from maze_train.tracking.tracker import RunInfo
 from maze_train.training.config import TRIAL_BATCH, TRIAL_STEPS
 
 if TYPE_CHECKING:
@@ -139,7 +141,7 @@ def notes(env: Any, space: spaces.Space[Any] | None = None, **changes: Any) -> l
 
 
 @pytest.mark.parametrize(
-    ("env", "changes", "is_told"),
+    ("env", "changes", "is_lacking"),
     [
         ("CliffWalking-v1", {}, True),
         ("CliffWalking-v1", {"env.max_episode_steps": 50}, False),
@@ -154,14 +156,30 @@ def notes(env: Any, space: spaces.Space[Any] | None = None, **changes: Any) -> l
         ),
     ],
 )
-def test_no_time_limit_is_told(env: Any, changes: dict[str, Any], is_told: bool) -> None:
-    """And where evaluation cuts the episodes; not where something cuts those of training."""
-    found = notes(env, **changes)
-    assert len(found) == is_told
-    if is_told:
-        assert "no time limit" in found[0]
-        assert "evaluation cuts it after 30,000 steps" in found[0]
-        assert "evaluation" not in notes(env, **{"evaluation.n_episodes": 0})[0].split(";")[1]
+def test_no_time_limit_is_told(env: Any, changes: dict[str, Any], is_lacking: bool) -> None:
+    """If no episode ended in the first epoch, also where evaluation cuts the episodes.
+
+    It is not told where something cuts those of training.
+    """
+    row = {"env_steps": 4_096.0}
+    assert len(told_after(row, env, **changes)) == is_lacking
+    assert not told_after({**row, "train/episodes": 3.0}, env, **changes)
+    if is_lacking:
+        (found,) = told_after(row, env)
+        assert "no episode ended in the first 4,096 steps" in found
+        assert "evaluation cuts it after 30,000 steps" in found
+        (found,) = told_after(row, env, **{"evaluation.n_episodes": 0})
+        assert "evaluation" not in found
+
+
+def told_after(row: dict[str, float], env: Any, **changes: Any) -> list[str]:
+    """The lines after the first epoch of a run, and the second one, which adds none."""
+    found: list[str] = []
+    note = TimeLimitNote(load_config({"env": env, "algorithm": "ppo", **changes}), found.append)
+    note.start(RunInfo())
+    note.write(row)
+    note.write(row)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -178,6 +196,11 @@ def test_no_time_limit_is_told(env: Any, changes: dict[str, Any], is_told: bool)
             {},
             "the observation 'b' is one-hot with 60,002 inputs",
         ),
+        (
+            spaces.Dict({f"wolf_{i}": spaces.Discrete(60_000) for i in range(5)}),
+            {},
+            "the observation 'wolf_0' (like 4 more) is one-hot with 60,000 inputs",
+        ),
     ],
 )
 def test_costly_observations_are_told(
@@ -190,14 +213,14 @@ def test_costly_observations_are_told(
 
 
 def test_notes_are_told_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """When a run begins, and not when it is continued."""
+    """After the first epoch of a run, and not when it is continued."""
     settings = {"algorithm.n_rollout_steps": 32, "algorithm.epoch_length": 1, **QUIET}
-    env = {"_target_": "own_envs.SpacesEnv"}
+    settings |= {"evaluation.n_episodes": 0}
     run = tmp_path / "run"
-    train(env, "ppo", total_steps=256, run_dir=run, seed=0, **settings)
-    assert capsys.readouterr().err.count("no time limit") == 1
-    train(resume=str(run), total_steps=512, trust=["own_envs"])
-    assert "no time limit" not in capsys.readouterr().err
+    train("CliffWalking-v1", "ppo", total_steps=256, run_dir=run, seed=0, **settings)
+    assert capsys.readouterr().err.count("no episode ended") == 1
+    train(resume=str(run), total_steps=512)
+    assert "no episode ended" not in capsys.readouterr().err
     SpacesEnv.open_envs = 0
 
 
