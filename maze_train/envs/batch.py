@@ -155,3 +155,41 @@ def episode_end(
     return EpisodeEnd(
         env, copied(info) if keys is None else numbers_of(info, keys, agents), returns
     )
+
+
+def able_to_hold(column: Any, value: Any, given: npt.NDArray[Any]) -> Any:
+    """`column` itself, or its content in an array with a dtype that can hold `value` in a row.
+
+    Gymnasium takes dtype and shape from the first value. A later 0.5 would become 0 in a column of
+    integers, and an array of another length, or a mapping in their place, would end the run.
+    `given` has the environments that gave a value before.
+    """
+    if isinstance(column, dict):
+        return column if isinstance(value, dict) else _rows_of(column, given)
+    if column.dtype == object:
+        return column
+    array = np.asarray(value)
+    if array.dtype.kind in "biufc" and column.dtype.kind in "biufc":
+        if array.shape == column.shape[1:]:
+            wide = np.result_type(column.dtype, array.dtype)
+            return column if wide == column.dtype else column.astype(wide)
+    elif array.dtype == column.dtype:
+        return column
+    rows = np.full(len(column), None, dtype=object)
+    for i, row in enumerate(column):
+        rows[i] = row
+    return rows
+
+
+def _rows_of(columns: Mapping[str, Any], given: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Convert columns of infos by key to a mapping for each environment that gave one."""
+    rows = np.full(len(given), None, dtype=object)
+    for env in np.flatnonzero(given):
+        rows[env] = {}
+    for key, own in columns.items():
+        mask = columns.get(f"_{key}")
+        if mask is not None:
+            column = _rows_of(own, mask) if isinstance(own, dict) else own
+            for env in np.flatnonzero(mask):
+                rows[env][key] = column[env]
+    return rows
