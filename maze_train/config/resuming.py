@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +17,7 @@ from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, config_to_dict
 from maze_train.core.checks import absolute_path
 from maze_train.core.conversion import TUPLE, is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.files import LOCK, read_regular
 from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, Given, has_no_name
 from maze_train.tracking.tracker import aligned
@@ -36,6 +40,7 @@ FREE = (
     "evaluation.dump_interval",
     "evaluation.final_episodes",
     "learner_group",
+    "moved",
     "resume",
     "run_dir",
     "runner",
@@ -45,6 +50,12 @@ FREE = (
 )
 """Settings, and sections of settings, that may differ: where a run takes place, how long, and what
 it writes."""
+
+FILES = "files.json"
+"""File of a run with the digests of the files that its settings name."""
+
+MOST_HASHED_NBYTES, MOST_FILES_NBYTES = 1 << 26, 1 << 20
+"""Most bytes of which a digest is made, and of the file that keeps them."""
 
 FIXED = ("runner.concurrency", "runner.envs_per_actor", "runner.fast_dev_run")
 """Settings within these that may not."""
@@ -162,15 +173,25 @@ def continued(
         ]
     )
     refused = [key for key in changed if checkpoint is not None and _matters(key, config)]
-    free = [key for key in changed if key not in (*refused, "resume", "run_dir", "trust")]
+    known = digests_of_run(directory) if refused else {}
+    refused = [
+        key
+        for key in refused
+        if not has_moved(key, before.get(key), now.get(key), known, config.moved)
+    ]
+    own = ("resume", "run_dir", "trust", "moved")
+    free = [key for key in changed if key not in (*refused, *own)]
     table = _table(before, now, {**dict.fromkeys(refused, "refused"), **dict.fromkeys(free, "")})
     if refused:
         key = refused[0]
+        names = before.get(key), now.get(key)
+        is_place = isinstance(names[0], str) and isinstance(names[1], str) and _place_of(names[1])
+        hint = f"; moved=[{key}] if it is the same at another place" if is_place else ""
         others = f"; all that differ:{table}" if len(refused + free) > 1 else ""
         raise ConfigError(
             key.removesuffix(f".{TARGET}"),
             f"{place} has {before.get(key)!r}, and this setting changes the results: leave it as "
-            f"it was, or start a new run from its policy with base_run={directory}{others}",
+            f"it was, or start a new run from its policy with base_run={directory}{hint}{others}",
             now.get(key),
         )
     if checkpoint is not None:
@@ -178,6 +199,86 @@ def continued(
     if free:
         notify(f"changed since {place}:{table}")
     return config
+
+
+def has_moved(
+    key: str, before: Any, now: Any, known: Mapping[str, str], moved: Sequence[str]
+) -> bool:
+    """Whether a setting names the same files or runs as before, at another place.
+
+    Args:
+        key: Name of the setting.
+        before: Its value in the run: a text, or a list of texts.
+        now: Its value for the resumed run.
+        known: Digests of the files that the run began with, see `digests_of_run`.
+        moved: Settings of which the user says so.
+    """
+    names = [before, now]
+    if not all(isinstance(name, str) or _are_texts(name) for name in names):
+        return False
+    if is_within(key, moved):
+        return all(map(_place_of, [now] if isinstance(now, str) else now))
+    digest = content_digest(now)
+    return bool(digest) and digest in (known.get(key), content_digest(before))
+
+
+def _are_texts(value: Any) -> bool:
+    return (
+        isinstance(value, list) and bool(value) and all(isinstance(entry, str) for entry in value)
+    )
+
+
+def _place_of(name: str) -> Path | None:
+    """The file or directory that a text names, also that of `<run>@<version>` and `<run>:<policy>`.
+
+    None: it names none. Words such as `auto` are no names of files.
+    """
+    for place in (name, name.rpartition("@")[0], name.rpartition(":")[0]):
+        if (os.sep in place or Path(place).suffix) and Path(place).exists():
+            return Path(place)
+    return None
+
+
+def content_digest(names: str | list[str]) -> str:
+    """SHA-256 of the files that a setting names; empty: it names none, or they are large."""
+    digest, left = hashlib.sha256(), MOST_HASHED_NBYTES
+    for name in [names] if isinstance(names, str) else names:
+        try:
+            root = _place_of(name)
+            if root is None:
+                return ""
+            is_file = root.is_file()
+            paths = [root] if is_file else sorted(root.rglob("*")) if root.is_dir() else []
+            files = [path for path in paths if path.is_file() and path.name != LOCK]
+            left -= sum(path.stat().st_size for path in files)
+            if not files or left < 0:
+                return ""
+            for path in files:
+                name = "" if is_file else path.relative_to(root).as_posix()
+                digest.update(f"{name}\n".encode())
+                digest.update(hashlib.sha256(path.read_bytes()).digest())
+        except OSError:
+            return ""
+    return digest.hexdigest()
+
+
+def digests_of_files(config: TrainConfig) -> dict[str, str]:
+    """Digests of the files and runs that settings name which may not change on resume."""
+    found = {
+        key: content_digest(value)
+        for key, value in _leaves(config_to_dict(config)).items()
+        if (isinstance(value, str) or _are_texts(value)) and _matters(key, config)
+    }
+    return {key: digest for key, digest in found.items() if digest}
+
+
+def digests_of_run(directory: Path) -> dict[str, str]:
+    """The digests that a run kept when it began; none if they cannot be read."""
+    try:
+        found = json.loads(read_regular(directory / FILES, MOST_FILES_NBYTES))
+        return {str(key): str(digest) for key, digest in found.items()}
+    except (OSError, ValueError, AttributeError, RecursionError):
+        return {}
 
 
 def _check_limits(config: TrainConfig, checkpoint: CheckpointInfo, changed: list[str]) -> None:

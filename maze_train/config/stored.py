@@ -92,7 +92,7 @@ def parsed_settings(text: str, path: Path) -> StoredSettings:
         raise RunDirectoryError(
             f"{path} is damaged: expected the configuration of a run; {problem}"
         )
-    values = {key: value for key, value in node.items() if key != "trust"}
+    values = {key: value for key, value in node.items() if key not in ("trust", "moved")}
     return StoredSettings(path, values, is_signed(text))
 
 

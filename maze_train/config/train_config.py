@@ -205,6 +205,10 @@ class TrainConfig:
     `resume` or `base_run` may import if another user made it, such as `[my_envs, my_nets]`: their
     code is run."""
 
+    moved: list[str] = field(default_factory=list)
+    """Settings whose files or runs have moved, such as `[env.kwargs.net_file]`: on resume they may
+    name another place. Not needed if the content is the same as when the run began."""
+
     def __post_init__(self) -> None:
         convert_fields(self)
         self._check_experience()

@@ -47,7 +47,7 @@ def config_text(config: TrainConfig) -> str:
 
     Who repeats the run wants another directory.
     """
-    config = replace(config, run_dir=None, resume=None, trust=[])
+    config = replace(config, run_dir=None, resume=None, trust=[], moved=[])
     return signed(dump_yaml(config_to_dict(config)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -14,10 +15,16 @@ from typing import Any, Literal
 from torch import nn
 
 from maze_train.collect.league import make_snapshots
-from maze_train.config.resuming import checkpoint_name
-from maze_train.config.writing import CHECKPOINTS, config_text, config_to_dict, write_config
+from maze_train.config.resuming import FILES, checkpoint_name, digests_of_files
+from maze_train.config.writing import (
+    CHECKPOINTS,
+    config_text,
+    config_to_dict,
+    writable,
+    write_config,
+)
 from maze_train.core.errors import ConfigError, RunDirectoryError
-from maze_train.core.files import exclusive
+from maze_train.core.files import atomic_write, exclusive
 from maze_train.core.notices import notify
 from maze_train.core.seeding import Seeds
 from maze_train.core.targets import build_targets
@@ -248,6 +255,9 @@ class TrainingRunner:
         resumed = take_up(store, run_dir, config, self.prepared.checkpoint)
         if resumed is not None and reason not in ("", *FAILURES, *LIMITS):
             notify(f"note: a callback had ended this run: {reason}; it continues all the same")
+        if resumed is None and (digests := digests_of_files(config)):
+            with writable("run_dir", run_dir), atomic_write(run_dir / FILES) as file:
+                file.write(json.dumps(digests, indent=1).encode())
         write_config(run_dir, self.config_text)
         selection = self._build_model_selection(model, run_dir)
         tracker = Tracker(writers, self._run_info(run_dir, resumed))

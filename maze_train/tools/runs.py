@@ -35,7 +35,7 @@ from maze_train.training.config import EvaluationConfig
 
 WALL_TIME = "time/total_s"
 PACKAGE = "maze_train.algorithms."
-NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "tracking", "checkpoint")
+NOT_COMPARED = ("seed", "run_dir", "resume", "trust", "moved", "tracking", "checkpoint")
 """Settings, and sections of settings, that change no number of a run but its sample."""
 
 SELECTING = ("n_episodes", "opponents", "metric", "mode")

@@ -68,7 +68,7 @@ JOURNAL_FILE, SETTINGS_FILE = "study.journal", "study.yaml"
 DEFAULTS = {"median": {"n_warmup_steps": 30}}
 """Arguments of samplers and pruners that differ from those of Optuna."""
 
-MAY_DIFFER = ("tracking", "checkpoint", "trust")
+MAY_DIFFER = ("tracking", "checkpoint", "trust", "moved")
 """Sections of settings that change no value of a trial."""
 
 

@@ -28,7 +28,7 @@ NAMES = {
     *("evaluation.metric", "tracking.info_keys", "tracking.name"),  # of metrics, and a checked name
     *("model.critic_obs", "model.normalization.exclude"),  # of observations
     *("env.teams", "policies", "policies.agents", "policies_to_train"),  # of agents and policies
-    *("resume", "trust"),  # not read from a stored configuration
+    *("resume", "trust", "moved"),  # not read from a stored configuration
 }
 """Settings that take any text which names nothing outside of the run."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +19,11 @@ from maze_train.config.resuming import (
     _matters,
     checkpoint_name,
     continued,
+    digests_of_files,
     run_to_resume,
     stored_settings,
 )
-from maze_train.config.writing import config_to_dict
+from maze_train.config.writing import config_text, config_to_dict
 from maze_train.core.errors import ConfigError, RunDirectoryError
 
 BASE: dict[str, Any] = {
@@ -64,6 +66,7 @@ SHARED = {
     "learner_group.drop_when_full",
     "learner_group.n_learners",
     "learner_group.queue_size",
+    "moved",
     "resume",
     "run_dir",
     "total_steps",
@@ -217,3 +220,40 @@ def test_a_run_of_an_older_version_has_the_defaults_of_new_settings(run_dir):
     config = load_config({**BASE, "run_dir": str(run_dir), "resume": "auto"})
     config = continued(config, run_dir, checkpoint(run_dir))
     assert config.algorithm.gamma == 0.99
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "list"])
+@pytest.mark.parametrize("case", ["same content", "copied", "other content", "named", "no path"])
+def test_files_that_moved(run_dir, tmp_path, kind, case):
+    """Another place is accepted with the same content, or if the user says so."""
+
+    def made(name, content):
+        if kind == "folder":
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "part").write_text(content)
+            return str(tmp_path / name)
+        (tmp_path / name).write_text(content)
+        return str(tmp_path / name) if kind != "list" else [str(tmp_path / name)]
+
+    old = made("old", "streets")
+    before = load_config({**BASE, "env.kwargs.net_file": old})
+    (run_dir / "config.yaml").write_text(yaml.safe_dump(config_to_dict(before)))
+    found = digests_of_files(before)
+    assert list(found) == ["env.kwargs.net_file"]
+    if case != "copied":
+        (run_dir / "files.json").write_text(json.dumps(found))
+        (tmp_path / "old").rename(tmp_path / "gone")
+    new = made("new", "others" if case in ("other content", "named") else "streets")
+    if case == "no path":
+        new = 3
+    more = {"moved": ["env.kwargs"]} if case in ("named", "no path") else {}
+    config = load_config({**BASE, "env.kwargs.net_file": new, **more})
+    if case in ("other content", "no path"):
+        hint = kind != "list" and case == "other content"
+        text = r"env\.kwargs\.net_file = .*" + r"moved=\[env\.kwargs\.net_file\]" * hint
+        with pytest.raises(ConfigError, match=text):
+            continued(config, run_dir, checkpoint(run_dir))
+    else:
+        assert continued(config, run_dir, checkpoint(run_dir)).env.kwargs["net_file"] == new
+    assert "moved: []" in config_text(config)
+    assert digests_of_files(load_config({**BASE, "env.kwargs.word": ""})) == {}

@@ -153,7 +153,9 @@ def test_what_is_written_can_be_read(tmp_path: Path) -> None:
     write_config(tmp_path, config_text(config))
     settings = read_settings(tmp_path).values
     assert load_config(settings) == config
-    assert list(settings) == [key for key in config_to_dict(config) if key != "trust"]
+    assert list(settings) == [
+        key for key in config_to_dict(config) if key not in ("trust", "moved")
+    ]
 
 
 def test_the_command_that_goes_on_has_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
