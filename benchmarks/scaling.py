@@ -1,6 +1,6 @@
 """Costs that have to grow no faster than the work: three sizes of each, seconds and megabytes.
 
-    python benchmarks/scaling.py [--only workers jobs journal checkpoints history]
+    python benchmarks/scaling.py [--only workers jobs journal checkpoints history critic turns]
 
 Each row is one measurement. Compare two versions of the package on a quiet machine.
 """
@@ -15,8 +15,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from gymnasium import spaces
 
-from maze_train import EnvFactory, SubprocVectorEnv
+from maze_train import EnvFactory, MultiAgentEnv, SubprocVectorEnv, Turn, train
 from maze_train.data.state_files import dumps
 from maze_train.envs.journal import Journal
 from maze_train.tracking.tracker import Tracker
@@ -97,6 +98,76 @@ def history() -> Iterator[Row]:
         yield f"{n:,} rows", _seconds(lambda view=view: view.history[-1]) * 1000, "ms"
 
 
+class Crowd(MultiAgentEnv):
+    """Agents that all act at once, or one after the other."""
+
+    def __init__(self, n: int, in_turn: bool) -> None:
+        self.possible_agents = tuple(f"agent_{i}" for i in range(n))
+        self.in_turn = in_turn
+
+    def observation_space(self, agent: str) -> spaces.Space[Any]:
+        """The same four numbers for all."""
+        return spaces.Box(-1.0, 1.0, (4,), np.float32)
+
+    def action_space(self, agent: str) -> spaces.Space[Any]:
+        """One of four."""
+        return spaces.Discrete(4)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Turn:
+        """Begin with the first agent, or all."""
+        self.t = 0
+        return self._turn({})
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        """Each one that acts gets 1."""
+        self.t += 1
+        return self._turn(dict.fromkeys(actions, 1.0))
+
+    def _turn(self, rewards: dict[str, float]) -> Turn:
+        one = self.possible_agents[self.t % len(self.possible_agents)]
+        acting = [one] if self.in_turn else self.possible_agents
+        return Turn(dict.fromkeys(acting, np.ones(4, np.float32)), rewards)
+
+
+def critic() -> Iterator[Row]:
+    """An update of PPO with a centralised critic, 256 turns in which all agents act."""
+    for n in (2, 8, 32):
+        found = _times_of(n, in_turn=False, **{"model.centralized_critic": True})
+        yield f"{n} agents", found["time/update_s"], "s"
+
+
+def turns() -> Iterator[Row]:
+    """A turn of four environments in which one of the agents acts, policies included."""
+    for n in (2, 32, 128):
+        found = _times_of(n, in_turn=True)
+        yield f"{n} agents", found["time/collect_s"] / 64 * 1000, "ms"
+
+
+def _times_of(n: int, *, in_turn: bool, **overrides: Any) -> dict[str, float]:
+    """The shortest times of some epochs of one update of 4 x 64 turns."""
+    quiet: dict[str, Any] = {
+        "tracking.progress": "quiet",
+        "tracking.plot": False,
+        "tracking.tensorboard": False,
+        "evaluation.n_episodes": 0,
+        "checkpoint.interval": 0,
+        "runner.concurrency": 4,
+        "algorithm.n_rollout_steps": 64,
+        "algorithm.epoch_length": 1,
+        "env.max_episode_steps": 1000,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        rows = train(
+            {"_target_": Crowd, "kwargs": {"n": n, "in_turn": in_turn}},
+            "ppo",
+            total_steps=3 * 256,
+            run_dir=f"{folder}/run",
+            seed=0,
+            overrides={**quiet, **overrides},
+        ).history
+    return {key: min(row[key] for row in rows) for key in ("time/update_s", "time/collect_s")}
+
+
 def _seconds(function: Callable[[], object]) -> float:
     """The shortest of some calls."""
 
@@ -119,7 +190,8 @@ def _in_process(code: str) -> str:
 
 
 MEASUREMENTS: dict[str, Callable[[], Iterator[Row]]] = {
-    measure.__name__: measure for measure in (workers, jobs, journal, checkpoints, history)
+    measure.__name__: measure
+    for measure in (workers, jobs, journal, checkpoints, history, critic, turns)
 }
 
 

@@ -6,26 +6,30 @@ as in Yu et al. (2021), arXiv:2103.01955, section 5.2 (agent-specific global sta
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, cast
 
+import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.spaces import Dict
 from torch import nn
+from torch.compiler import is_compiling
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import Seeds
-from maze_train.core.types import Device, Shape, Tensor, TensorTree
+from maze_train.core.types import Device, Shape, Tensor, TensorTree, tree_map
 from maze_train.distributions.base import Distribution
 from maze_train.nets.actor_critic import ActorCriticModel, build_critic
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.normalization import ObservationNormalizer
-from maze_train.nets.policy_model import input_space, without_critic
+from maze_train.nets.policy_model import PolicyModel, input_space, without_critic
 from maze_train.spaces.agents import ACTS, AGENTS, AgentSpaces
-from maze_train.spaces.describe import flat_space
+from maze_train.spaces.describe import flat_space, is_image
 from maze_train.spaces.tensors import (
     JOINT,
     OWN_LEAF,
@@ -207,7 +211,7 @@ class JointModel(nn.Module):
                     found, state = model.policy_step(own, state)
                 after.update(zip(agents, _of_each_agent(state, agents), strict=True))
             else:
-                found = model.policy_params(own)
+                found = _params_of_acting(model, own, self._acting(obs, agents))
             params.update(zip(agents, _of_each_agent(found, agents), strict=True))
         return torch.cat([params[agent] for agent in self.agents], dim=-1), after
 
@@ -228,6 +232,25 @@ def acting_alone(models: Mapping[str, nn.Module]) -> JointModel:
     """
     numbers = {agent: str(i) for i, agent in enumerate(models)}
     return JointModel({numbers[agent]: own for agent, own in models.items()}, numbers)
+
+
+def _params_of_acting(model: Any, obs: TensorTree, acts: Tensor) -> Tensor:
+    """Parameters of the actions of agents, `[rows, param_size]`; zeros for those that do not act.
+
+    Args:
+        model: A feedforward policy.
+        obs: Observations of agents in environments.
+        acts: Which of these act, `[rows]` bool.
+    """
+    # A GPU takes as long for one row as for all, and would be synchronised; traces keep all rows.
+    is_known = isinstance(model, PolicyModel) and acts.device.type == "cpu"
+    if is_known and not (is_compiling() or torch.jit.is_tracing()):
+        rows = acts.nonzero().squeeze(1)
+        if 0 < len(rows) < len(acts):
+            own: Tensor = model.policy_params(tree_map(lambda leaf: leaf[rows], obs))
+            return own.new_zeros(len(acts), own.shape[-1]).index_copy_(0, rows, own)
+    found: Tensor = model.policy_params(obs)
+    return found
 
 
 def _of_each_agent(rows: Tensor, agents: list[str]) -> tuple[Tensor, ...]:
@@ -285,19 +308,76 @@ class CentralizedCritic(nn.Module):
     Args:
         net: Reads a flat mapping: `own`, `agents/<name>`, `acts`, `agent`.
         normalizer: Normalises observations of all agents, or None.
+        joins: Leaves that the network reads as one vector, by its key; see `joined_leaves`.
     """
 
-    def __init__(self, net: nn.Module, normalizer: ObservationNormalizer | None) -> None:
+    def __init__(
+        self,
+        net: nn.Module,
+        normalizer: ObservationNormalizer | None,
+        joins: Mapping[str, Mapping[str, spaces.Space[Any]]] = MappingProxyType({}),
+    ) -> None:
         super().__init__()
         self.normalizer = normalizer
         self.net = net
+        self._joins = {
+            key: [(name, len(leaf.shape or ())) for name, leaf in leaves.items()]
+            for key, leaves in joins.items()
+        }
 
     def forward(self, own: TensorTree, obs: dict[str, Tensor]) -> Tensor:
         """Raw values, `[..., output_size]`, of the own observation as the policy reads it."""
         joint = {key: leaf for key, leaf in obs.items() if key.startswith(JOINT)}
         seen: Any = joint if self.normalizer is None else self.normalizer(joint)
-        values: Tensor = self.net({**with_name(OWN, own), **part_of(seen, JOINT)})
+        inputs = {**with_name(OWN, own), **part_of(seen, JOINT)}
+        for key, leaves in self._joins.items():
+            parts = [(inputs.pop(name), dims) for name, dims in leaves]
+            vectors = [x.flatten(-dims) if dims else x.unsqueeze(-1) for x, dims in parts]
+            inputs[key] = torch.cat(vectors, dim=-1)
+        values: Tensor = self.net(inputs)
         return values
+
+
+def joined_leaves(
+    leaves: Mapping[str, spaces.Space[Any]], config: ModelConfig
+) -> dict[str, dict[str, spaces.Space[Any]]]:
+    """Leaves of agents with the same name and an equal space, by a key for all of them.
+
+    A template network has a branch per key. One branch for all agents keeps its cost in proportion
+    to what they observe; images stay apart.
+
+    Args:
+        leaves: Spaces by key, those of agents as `agents/<name>` or `agents/<name>/<key>`.
+        config: Settings of the model.
+    """
+    groups: list[tuple[str, dict[str, spaces.Space[Any]]]] = []
+    for key, leaf in leaves.items():
+        top, _, rest = key.partition("/")
+        if top != AGENTS or (is_image(leaf) and config.image_encoder != "flat"):
+            continue
+        name = rest.partition("/")[2]
+        for known, group in groups:
+            if known == name and leaf == next(iter(group.values())):
+                group[key] = leaf
+                break
+        else:
+            groups.append((name, {key: leaf}))
+    groups = [(name, group) for name, group in groups if len(group) > 1]
+    return {f"{AGENTS}/{i}/{name}": group for i, (name, group) in enumerate(groups)}
+
+
+def joined_space(leaves: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
+    """The space of equal leaves, flattened and one after the other."""
+    first, count = leaves[0], len(leaves)
+    if isinstance(first, spaces.Box):
+        low, high = (np.tile(bound.ravel(), count) for bound in (first.low, first.high))
+        return spaces.Box(low, high, dtype=first.dtype.type)
+    if isinstance(first, spaces.MultiBinary):
+        return spaces.MultiBinary(count * math.prod(first.shape))
+    assert isinstance(first, spaces.Discrete | spaces.MultiDiscrete)
+    sizes = first.n if isinstance(first, spaces.Discrete) else first.nvec
+    sizes, start = (np.tile(np.ravel(numbers), count) for numbers in (sizes, first.start))
+    return spaces.MultiDiscrete(sizes, start=start)
 
 
 class CentralizedActorCritic(ActorCriticModel):
@@ -353,10 +433,14 @@ def build_centralized(
         others = ObservationNormalizer(joint, settings)
         around["normalizer"] = NormalizerOfAll(own, others, config.normalization)
     parts = dict(own.spaces) if isinstance(own, Dict) else own
-    read = Dict(OrderedDict({**with_name(OWN, parts), **part_of(joint.spaces, JOINT)}))
+    leaves = {**with_name(OWN, parts), **part_of(joint.spaces, JOINT)}
+    joins = {} if config.critic is not None else joined_leaves(leaves, config)
+    for key, group in joins.items():
+        leaves[key] = joined_space([leaves.pop(name) for name in group])
+    read = Dict(OrderedDict(leaves))
     # What a trunk or recurrent layers hold is for the policy.
     alone = replace(config, trunk=None, rnn=None, shared_trunk=False)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Seeds(seed).integer("critic"))
-        critic = CentralizedCritic(build_critic(alone, read, model.value_head), others)
+        critic = CentralizedCritic(build_critic(alone, read, model.value_head), others, joins)
     return CentralizedActorCritic(model.policy, critic, model.value_head, **around).eval()

@@ -21,6 +21,7 @@ from maze_train.core.files import new_directory, remove_leftovers
 from maze_train.core.notices import warn
 from maze_train.core.targets import arguments_for
 from maze_train.run.parts import BEST, METRICS, SUMMARY
+from maze_train.run.saved_policies import weights_that_differ
 from maze_train.tracking.tracker import MetricsRow, read_rows
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 
 RESULTS = (METRICS, BEST, SUMMARY, "policies", "plots", "profile", "events.out.tfevents.*")
 """Files and directories of a run in addition to its configuration and its checkpoints."""
-
-SHOWN_DIFFERENCES = 4
 
 
 def take_up(
@@ -96,18 +95,9 @@ def load_checkpoint(trainer: Trainer, checkpoint: Checkpoint) -> None:
         RunDirectoryError: If it is that of another algorithm or of other networks.
     """
     with fitting(checkpoint):
-        saved = shapes_of(checkpoint.state["learners"]["learner"]["modules"])
-        own = shapes_of(trainer.learners.get_weights())
-        differing = [
-            f"{name} {saved.get(name, 'missing')} there, {own.get(name, 'missing')} here"
-            for name in (saved | own)
-            if saved.get(name) != own.get(name)
-        ]
-        if differing:
-            more = f" and {len(differing) - SHOWN_DIFFERENCES} more"
-            shown = "; ".join(differing[:SHOWN_DIFFERENCES])
-            shown += more if len(differing) > SHOWN_DIFFERENCES else ""
-            raise does_not_fit(checkpoint, f"weights differ: {shown}")
+        saved = by_name(checkpoint.state["learners"]["learner"]["modules"])
+        if differing := weights_that_differ(saved, by_name(trainer.learners.get_weights())):
+            raise does_not_fit(checkpoint, f"weights differ: {differing}")
         trainer.load_state_dict(checkpoint.state)
 
 
@@ -149,10 +139,10 @@ def does_not_fit(checkpoint: Checkpoint, problem: str) -> RunDirectoryError:
     )
 
 
-def shapes_of(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, list[int]]:
-    """The shape of every weight, by module and name."""
+def by_name(modules: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """All weights by module and name."""
     return {
-        f"{module}/{name}": list(value.shape)
+        f"{module}/{name}": value
         for module, weights in modules.items()
         for name, value in weights.items()
     }

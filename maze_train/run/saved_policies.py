@@ -150,18 +150,44 @@ class SavedPolicy:
         return model.eval()
 
 
+SHOWN_DIFFERENCES = 4
+"""Weights of other shapes that a message names."""
+
+OLD_CRITIC = (
+    ". Centralised critics of versions up to 0.2.0 had a branch for each agent: base_run=<run> "
+    "takes over the policy, with a new critic"
+)
+
+
+def weights_that_differ(saved: Mapping[str, torch.Tensor], own: Mapping[str, torch.Tensor]) -> str:
+    """Name the weights that have other shapes, or are missing; empty if there are none.
+
+    Args:
+        saved: Weights of a saved policy or a checkpoint.
+        own: Weights of the networks that are to have them.
+    """
+    there, here = ({key: list(x.shape) for key, x in found.items()} for found in (saved, own))
+    names = [name for name in there | here if there.get(name) != here.get(name)]
+    shown = [
+        f"{name} {there.get(name, 'missing')} there, {here.get(name, 'missing')} here"
+        for name in names[:SHOWN_DIFFERENCES]
+    ]
+    more = len(names) - len(shown)
+    is_old = names and all("critic.net." in name for name in names)
+    return "; ".join(shown) + f" and {more} more" * bool(more) + OLD_CRITIC * bool(is_old)
+
+
 def load_weights(model: nn.Module, weights: dict[str, torch.Tensor], directory: Path) -> None:
     """Give a model the weights of a saved policy.
 
     Raises:
         RunDirectoryError: If they do not fit, or are not finite.
     """
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
+    if differing := weights_that_differ(weights, model.state_dict()):
         raise RunDirectoryError(
-            f"the weights in {directory} do not fit its config.yaml: {error}"
-        ) from error
+            f"the weights in {directory} do not fit its config.yaml: {differing}"
+        )
+    model.load_state_dict(weights)
     parameters = dict(model.named_parameters())
     for name, value in model.state_dict().items():
         # The buffers of a network of the user may hold infinities, as a mask does.

@@ -21,6 +21,9 @@ from maze_train.data.turns import TurnSplitter
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConfig
 from maze_train.spaces.agents import AgentSpaces
+from maze_train.spaces.describe import flat_space
+from maze_train.spaces.tensors import flat_space_of, sampled_for
+from maze_train.training.config import PolicyConfig
 from maze_train.training.models import build_joint_model
 
 if TYPE_CHECKING:
@@ -62,6 +65,47 @@ def test_a_critic_has_layers_of_its_own_beside_a_memory(settings: dict[str, Any]
     sizes = {len(value) for value in model.critic.parameters()}
     assert sizes == {1} if "critic" in settings else 7 in sizes
     assert model.state_size > 0
+
+
+PARTS = {
+    "table": spaces.Box(-1.0, 1.0, (2, 2), np.float32),
+    "kind": spaces.Discrete(3, start=5),
+    "pair": spaces.MultiDiscrete([2, 3], start=[1, 0]),
+    "flags": spaces.MultiBinary((2, 2)),
+    "screen": spaces.Box(0, 255, (16, 16), np.uint8),
+    "number": spaces.Box(0, 255, (), np.uint8),
+}
+
+
+def test_a_template_critic_has_one_branch_for_equal_leaves_of_agents() -> None:
+    """Vectors and choices are joined, images and leaves with other spaces are not."""
+    others = {**PARTS, "number": spaces.Box(0, 9, (), np.uint8)}
+    observed = {agent: spaces.Dict(others if agent == "d" else PARTS) for agent in "abcd"}
+    several = AgentSpaces(observed, dict.fromkeys("abcd", spaces.Discrete(2)))
+    policies = {"main": PolicyConfig(agents=["a", "b", "c"]), "other": PolicyConfig(agents=["d"])}
+    config = ModelConfig(centralized_critic=True)
+    model = build_joint_model(build_actor_critic, config, several, policies, 0).by_policy["main"]
+    encoder = model.critic.net.encoder
+    sizes = dict(zip(encoder.keys, (e.output_size for e in encoder.encoders), strict=True))
+    found = {key: size for key, size in sizes.items() if key.startswith("agents/")}
+    assert sorted(key.rpartition("/")[2] for key in found) == sorted(
+        [*PARTS, *["screen"] * 3, "number"]
+    )
+    vectors = {"table": 16, "kind": 12, "pair": 20, "flags": 16}
+    for name, size in vectors.items():
+        assert [x for key, x in found.items() if key.endswith(name)] == [size]
+    assert sorted(x for key, x in found.items() if key.endswith("number")) == [1, 3]
+    assert "agents/d/number" in found
+    # A change of any leaf of any agent changes the value.
+    space = spaces.Dict(
+        flat_space_of(flat_space(several.observation_space), "a", is_centralized=True)
+    )
+    one, other = sampled_for(space, 2), {}
+    values = model.raw_values({}, one)
+    for key, leaf in one.items():
+        if key.startswith("/joint"):
+            other = {**one, key: leaf.flip(0)}
+            assert leaf.equal(leaf.flip(0)) or not model.raw_values({}, other).equal(values), key
 
 
 def column(*numbers: Any) -> torch.Tensor:
