@@ -117,7 +117,7 @@ def test_environments_without_metadata(make):
         assert vector.frame_stack == {"": 2}
     agents = Heaps()
     agents.metadata = None
-    assert list(JointEnv(agents).metadata) == ["agents"]
+    assert list(JointEnv(agents).metadata) == ["agents", "teams"]
     assert frames_per_second(NoMetadata()) == 30
     native = SyncVectorEnv([CountingEnv])  # which tells its mode by an attribute as well
     native.metadata = None
