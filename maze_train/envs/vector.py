@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -24,6 +24,9 @@ from maze_train.spaces.autoreset import AutoresetMode
 from maze_train.spaces.describe import FlatView, flat_space
 from maze_train.spaces.masks import MaskLayout
 from maze_train.workers.pool import ArrayLayout
+
+if TYPE_CHECKING:
+    from typing import Self
 
 Array: TypeAlias = npt.NDArray[Any]
 ArrayTree: TypeAlias = "Array | dict[str, Array]"
@@ -102,7 +105,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         self.copy = copy
         self.step_infos = step_infos
 
-    def __enter__(self) -> MazeVectorEnv:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: object) -> None:
