@@ -242,9 +242,9 @@ def _params_of_acting(model: Any, obs: TensorTree, acts: Tensor) -> Tensor:
         obs: Observations of agents in environments.
         acts: Which of these act, `[rows]` bool.
     """
-    # A GPU takes as long for one row as for all, and would be synchronised; traces keep all rows.
+    # A GPU takes as long for one row as for all, and would be synchronised; exports keep all rows.
     is_known = isinstance(model, PolicyModel) and acts.device.type == "cpu"
-    if is_known and not (is_compiling() or torch.jit.is_tracing()):
+    if is_known and not is_compiling():
         rows = acts.nonzero().squeeze(1)
         if 0 < len(rows) < len(acts):
             own: Tensor = model.policy_params(tree_map(lambda leaf: leaf[rows], obs))
