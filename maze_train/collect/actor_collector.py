@@ -229,6 +229,6 @@ class ActorCollector(Collector):
         self._is_set_up = [False] * len(self._is_set_up)
         self._results()
         lost = self._taken_lost()
-        self.turns.load_state_dict(state.get("turns", {}))
+        self.turns.load_state_dict(state["turns"])
         self.turns.forget(torch.from_numpy(lost))
         return lost

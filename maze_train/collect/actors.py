@@ -207,10 +207,8 @@ class Actors:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let actors continue from `state` when they are set up."""
-        # Actors that are not waited for had another name for their states before.
-        actors = state["actors"] if "actors" in state else state["collectors"]
         self.generations = list(state["generations"])
-        self.states = list(actors or self.states)
+        self.states = list(state["actors"] or self.states)
 
     def _close_memories(self) -> None:
         for memory in self._memories:

@@ -469,7 +469,7 @@ class RolloutCollector(Collector):
         if self._memory is not None:
             self._memory = self._memory.clone()
             self._memory[torch.from_numpy(lost)] = 0.0
-        self.turns.load_state_dict(state.get("turns", {}))
+        self.turns.load_state_dict(state["turns"])
         self.turns.forget(torch.from_numpy(lost))
         return lost
 

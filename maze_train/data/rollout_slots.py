@@ -250,7 +250,7 @@ class RolloutReplay:
         self._added = state["added"]
         self._rollouts.clear()
         for number, part in state["rollouts"].items():
-            self._rollouts.append((int(number), _from_columns(part.read())))
+            self._rollouts.append((int(number), Rollout(**part.read())))
 
 
 def _columns(rollout: Rollout) -> dict[str, Any]:
@@ -260,21 +260,3 @@ def _columns(rollout: Rollout) -> dict[str, Any]:
 
 def _plain(column: Any) -> Any:
     return None if column is None else tree_map(torch.clone, column)
-
-
-def _from_columns(columns: dict[str, Any]) -> Rollout:
-    found = {name: _whole(column) for name, column in columns.items()}
-    if "ignored" in found:  # written before these columns got the names of today
-        found["hidden_states"], ignored = found.pop("states"), found.pop("ignored")
-        found["valid"] = None if ignored is None else ~ignored
-    return Rollout(**found)
-
-
-def _whole(column: Any) -> Any:
-    """A column as it is saved; stacks of frames, which were saved frame by frame before, whole."""
-    if not isinstance(column, dict):
-        return column
-    if "<frames>" not in column:
-        return {key: _whole(leaf) for key, leaf in column.items()}
-    stacks = column["<frames>"][column["numbers"]]
-    return stacks.view(-1, column["num_envs"], *stacks.shape[1:])

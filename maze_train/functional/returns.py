@@ -127,41 +127,6 @@ def lambda_advantages(
         return backward_recurrence(errors, discounts * lambdas)
 
 
-def lambda_returns(
-    rewards: Tensor, discounts: Tensor, next_values: Tensor, lambdas: Tensor
-) -> Tensor:
-    """Mixture of all n-step returns, weighted by powers of lambda.
-
-    G_t = r_t + discount_t * ((1 - lambda_t) * v_{t+1} + lambda_t * G_{t+1}),  G_T = v_T
-
-    Where v_{t+1} of one row is the v_t of the next (inside an episode), this is
-    `lambda_advantages` plus the values.
-
-    Args:
-        rewards: Reward after each action, [T, B].
-        discounts: gamma, or 0 at terminal steps, in [0, 1], [T, B].
-        next_values: v of the true successor of each step, also where the environment was reset,
-            [T, B]; the last row is v_T.
-        lambdas: Trace decay, or 0 at every episode end, in [0, 1], [T, B].
-
-    Returns:
-        Returns, [T, B], without gradient.
-
-    Raises:
-        ShapeError: If the tensors differ in shape.
-
-    Source: Sutton and Barto (2018), Reinforcement Learning, 2nd edition, eq. 12.2 and 12.3, in the
-    recursive form.
-    """
-    check_same_shape(rewards=rewards, discounts=discounts, next_values=next_values, lambdas=lambdas)
-    with torch.no_grad():
-        traces = lambdas.clone()
-        # G_T = v_T: whatever its lambda, the last row bootstraps from the value alone.
-        traces[-1:] = 0.0
-        inputs = rewards + discounts * (1.0 - traces) * next_values
-        return backward_recurrence(inputs, discounts * traces)
-
-
 def normalize_advantages(advantages: Tensor, epsilon: float = 1e-8) -> Tensor:
     """Shift to mean zero and scale to unit sample standard deviation.
 

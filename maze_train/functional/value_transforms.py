@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
@@ -45,19 +44,6 @@ class ValueTransform(ABC):
 
 
 @dataclass(frozen=True)
-class IdentityValueTransform(ValueTransform):
-    """No transform: h(x) = x."""
-
-    def transform_value(self, x: Tensor | Array | float) -> Tensor:
-        """The input as a tensor."""
-        return _as_tensor(x)
-
-    def transform_value_inv(self, x: Tensor | Array | float) -> Tensor:
-        """The input as a tensor."""
-        return _as_tensor(x)
-
-
-@dataclass(frozen=True)
 class ReduceScaleValueTransform(ValueTransform):
     """Square root of large magnitudes, with a linear term that keeps the inverse Lipschitz.
 
@@ -97,35 +83,6 @@ class ReduceScaleValueTransform(ValueTransform):
         root = torch.sqrt(linear * linear + 4.0 * self.epsilon * y.abs())
         u = 2.0 * y / (linear + root)
         return u * (u.abs() + 2.0)
-
-
-@dataclass(frozen=True)
-class LinearScaleValueTransform(ValueTransform):
-    """Affine map: h(x) = scale * x + offset.
-
-    Args:
-        scale: Factor, > 0.
-        offset: Summand, in units of the transformed value.
-
-    Raises:
-        ConfigError: If the scale is not above 0, or either is not finite.
-    """
-
-    scale: float
-    offset: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_positive("scale", self.scale)
-        if not math.isfinite(self.offset):
-            raise ConfigError("offset", "expected a finite number", self.offset)
-
-    def transform_value(self, x: Tensor | Array | float) -> Tensor:
-        """Scale * x + offset."""
-        return self.scale * _as_tensor(x) + self.offset
-
-    def transform_value_inv(self, x: Tensor | Array | float) -> Tensor:
-        """(x - offset) / scale."""
-        return (_as_tensor(x) - self.offset) / self.scale
 
 
 def _check_range(support_range: tuple[int, int]) -> tuple[int, int]:

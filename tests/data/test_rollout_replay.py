@@ -126,41 +126,6 @@ def test_each_rollout_is_a_part_that_never_changes():
     assert list(parts) == ["9", "10", "11"]
 
 
-@every_kind
-@pytest.mark.parametrize("optional", [False, True])
-def test_a_state_with_the_names_of_before(kind, optional):
-    """Columns were called `states` and `ignored`, which was true where a row was not valid."""
-    replay = RolloutReplay(2, 1, B, seed=1)
-    replay.mix(marked(0, kind, optional=optional))
-    state = as_saved(replay)
-    ((name, part),) = state["rollouts"].items()
-    columns = part.read()
-    columns["states"], valid = columns.pop("hidden_states"), columns.pop("valid")
-    columns["ignored"] = None if valid is None else ~valid
-    other = RolloutReplay(2, 1, B, seed=1)
-    other.load_state_dict({**state, "rollouts": {name: StatePart(name, lambda: columns)}})
-    assert dumps(other.state_dict()) == dumps(replay.state_dict())
-
-
-def test_a_state_with_the_frames_of_before():
-    """Stacks of images were saved frame by frame, with the numbers that each consists of."""
-    replay = RolloutReplay(2, 1, B, seed=1)
-    replay.mix(marked(0, KINDS["images of a dict, states"]))
-    state = as_saved(replay)
-    ((name, part),) = state["rollouts"].items()
-    columns = part.read()
-    images = columns["obs"]["a"]
-    rows, num_envs, n = images.shape[:3]
-    columns["obs"]["a"] = {
-        "<frames>": images.flatten(0, 2).flip(0),
-        "numbers": torch.arange(rows * num_envs * n).flip(0).view(-1, n),
-        "num_envs": num_envs,
-    }
-    other = RolloutReplay(2, 1, B, seed=1)
-    other.load_state_dict({**state, "rollouts": {name: StatePart(name, lambda: columns)}})
-    assert torch.equal(other._rollouts[0][1].obs["a"], images)
-
-
 def zero_all(columns):
     """Overwrite all tensors in a mapping of columns."""
     for column in columns.values():

@@ -6,7 +6,7 @@ import torch
 from cases import sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_returns import make_trajectory, slow_advantages, slow_recurrence, slow_returns
+from reference_returns import make_trajectory, slow_advantages, slow_recurrence
 
 from maze_train.core.errors import ShapeError
 from maze_train.functional.returns import (
@@ -14,7 +14,6 @@ from maze_train.functional.returns import (
     discounts_and_lambdas,
     explained_variance,
     lambda_advantages,
-    lambda_returns,
     normalize_advantages,
     scale_advantages,
 )
@@ -71,7 +70,7 @@ def test_flags_become_arrays() -> None:
 def test_estimators_follow_their_definitions(
     num_steps: int, num_envs: int, seed: int, gamma: float, gae_lambda: float
 ) -> None:
-    """Advantages and returns equal the explicit sums over each episode, whatever its end."""
+    """Advantages equal the explicit sums over each episode, whatever its end."""
     data = make_trajectory(num_steps, num_envs, seed)
     flags = data.tensor("terminated"), data.tensor("truncated")
     discounts, lambdas = discounts_and_lambdas(*flags, gamma, gae_lambda, dtype=torch.float64)
@@ -79,9 +78,6 @@ def test_estimators_follow_their_definitions(
     advantages = lambda_advantages(rewards, discounts, values, next_values, lambdas)
     expected = slow_advantages(data, gamma, gae_lambda)
     np.testing.assert_allclose(advantages, expected, rtol=RTOL, atol=1e-12)
-    returns = lambda_returns(rewards, discounts, next_values, lambdas)
-    expected = slow_returns(data, gamma, gae_lambda)
-    np.testing.assert_allclose(returns, expected, rtol=RTOL, atol=1e-12)
 
 
 def test_estimates_carry_no_gradient() -> None:
@@ -89,7 +85,6 @@ def test_estimates_carry_no_gradient() -> None:
     values = torch.randn(4, 2, requires_grad=True)
     ones = torch.ones(4, 2)
     assert not lambda_advantages(ones, ones, values, values, ones).requires_grad
-    assert not lambda_returns(ones, ones, values, ones).requires_grad
     assert not backward_recurrence(values, ones).requires_grad
     assert not explained_variance(values, ones).requires_grad
 
@@ -101,8 +96,6 @@ def test_estimators_refuse_wrong_shapes() -> None:
         ShapeError, match=r"next_values has shape \[5, 2\], expected \[4, 2\] like rewards"
     ):
         lambda_advantages(ones, ones, ones, torch.ones(5, 2), ones)
-    with pytest.raises(ShapeError, match="lambdas has shape"):
-        lambda_returns(ones, ones, ones, torch.ones(2, 4))
 
 
 def test_normalized_advantages_have_mean_zero_and_std_one() -> None:
