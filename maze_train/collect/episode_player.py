@@ -116,7 +116,7 @@ def num_reals(distribution: Distribution) -> int:
 
 
 class MemberActions:
-    """Chooses the actions of members, each with random its own numbers.
+    """Chooses the actions of members, each with its own random numbers.
 
     Args:
         distribution: The family of action distributions.

@@ -76,7 +76,7 @@ class TurnSplitter:
         at_end: Whether rows that are not turns come before those that are, and show the observation
             of the next turn, so that the rollouts of a column continue where the one before ended.
         centralized: Policies with a centralised critic: their observations have what all agents
-            observe next to the own ones (`spaces.agent_trees.with_joint`).
+            observe next to the own ones (`spaces.tensors.with_joint`).
     """
 
     def __init__(

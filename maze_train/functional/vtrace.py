@@ -1,7 +1,7 @@
 """V-trace: value targets and advantages from actions of another, usually older, policy.
 
 Like the estimators of `returns.py` it takes arrays of discounts and lambdas, so that episode ends
-are data and not cases. `vtrace_forms.py` has it for other arguments.
+are data and not cases.
 
 Log-probabilities, parameters and actions are of a whole action, or mappings by part of it.
 """

@@ -58,7 +58,7 @@ LATEST = "latest"
 
 
 class CheckpointStore:
-    """The checkpoints of one run. One process writes (see `locks.exclusive`), any may read.
+    """The checkpoints of one run. One process writes (see `core.files.exclusive`), any may read.
 
     Args:
         directory: `<run directory>/checkpoints`; made by the first `save` if the run directory is
