@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
 import json
 import pkgutil
 import re
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+TREES = ("maze_train", "tests", "benchmarks", "docs")
 PAGE_IDS = [str(page.relative_to(ROOT)) for page in PAGES]
 BLOCK = re.compile(r"^```(\w+) *(\S*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"\]\(([^)\s]+)\)")
@@ -307,3 +309,76 @@ def test_named_tests_exist() -> None:
             f"{path}::{name}" for other, name in named if other == path and name not in found
         ]
     assert missing == []
+
+
+OTHER_NAMES = {
+    *("my_envs.py", "mine.py", "my_heating.py", "train.py"),  # files of the reader
+    *("maze_train.json", "algo.train", "AlgorithmConfig.learners"),  # a file, and names of RLlib
+    *("AlgorithmConfig.build_learner", "AlgorithmConfig.build_learner_group"),
+}
+"""Names in texts that look like names of this repository."""
+
+
+def named_objects() -> dict[str, list[Any]]:
+    """Modules of the package by every end of their dotted names; classes and functions by name."""
+    found: dict[str, list[Any]] = {"maze_train": [maze_train]}
+    for entry in pkgutil.walk_packages(maze_train.__path__, "maze_train."):
+        module = importlib.import_module(entry.name)
+        parts = entry.name.split(".")[1:]
+        for i in range(len(parts)):
+            found.setdefault(".".join(parts[i:]), []).append(module)
+        for name, value in vars(module).items():
+            if getattr(value, "__module__", "") == entry.name:
+                found.setdefault(name, []).append(value)
+    return found
+
+
+def has_attributes(owner: Any, names: list[str]) -> bool:
+    """Whether a path of attributes exists; instance attributes are looked for in the source."""
+    if not names:
+        return True
+    if hasattr(owner, names[0]):
+        return has_attributes(getattr(owner, names[0]), names[1:])
+    classes = inspect.getmro(owner) if inspect.isclass(owner) else ()
+    return any(
+        re.search(rf"^ +(self\.)?{names[0]}\b.*[:=]", inspect.getsource(cls), re.MULTILINE)
+        for cls in classes
+        if cls.__module__.startswith("maze_train.")
+    )
+
+
+def test_names_in_texts_lead_somewhere() -> None:
+    """Files, modules, classes and attributes that docstrings, comments and pages name exist."""
+    known = named_objects()
+    functions = {name for name, found in known.items() if any(map(inspect.isfunction, found))}
+    sections = {path.name for path in (ROOT / "conf").iterdir()}  # settings have their own test
+    rooms = "|".join(room for rooms in FLOORS for room in rooms)
+    # Shorter names in lower case may be attributes of a variable that is called like a module.
+    ours = re.compile(rf"maze_train\.|({rooms})\.\w+\.|[A-Z]")
+    sources = [path for name in TREES for path in (ROOT / name).rglob("*.py")]
+    files = [f"/{path.relative_to(ROOT)}" for path in sources]
+
+    def leads_somewhere(name: str) -> bool:
+        if name.endswith(".py"):
+            return any(file.endswith(f"/{name}") for file in files)
+        first, *_, last = parts = name.split(".")
+        if first in sections or not (last in functions or (ours.match(name) and first in known)):
+            return True
+        parts = parts[1:] if first == "maze_train" else parts
+        ends = range(len(parts), 0, -1)
+        heads = ((owner, i) for i in ends for owner in known.get(".".join(parts[:i]), ()))
+        return (
+            has_attributes(maze_train, parts)
+            or any(has_attributes(owner, parts[i:]) for owner, i in heads)
+            or (first not in known and importlib.util.find_spec(first) is not None)
+        )
+
+    texts = {path: path.read_text(encoding="utf-8") for path in sources}
+    texts |= {page: without_blocks(page) for page in PAGES if page.name != "CHANGELOG.md"}
+    broken = [
+        f"{path.relative_to(ROOT)}: {name}"
+        for path, text in texts.items()
+        for name in set(re.findall(r"`([\w/]+\.py|\w+(?:\.\w+)+)(?:\(\))?`", text)) - OTHER_NAMES
+        if not leads_somewhere(name)
+    ]
+    assert broken == []

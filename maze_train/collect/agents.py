@@ -227,7 +227,7 @@ class RandomAgent(PolicyAgent):
 
 
 class UniformPolicy:
-    """A policy whose actions are those of `Space.sample`, of the legal ones where there are masks.
+    """Draws actions with `gymnasium.Space.sample`, only legal ones if there are masks.
 
     Args:
         observation_space: Observation space of one environment.
