@@ -1,6 +1,6 @@
 """Agents that act in slots of environments: policies of users, random actions, models.
 
-Each row is its own episode: what is done there follows from the policy, the seed that the
+Each row is a separate episode: what is done there follows from the policy, the seed that the
 episode began with, and what was observed in it.
 """
 

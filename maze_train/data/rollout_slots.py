@@ -234,7 +234,7 @@ class RolloutReplay:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """The kept rollouts, each as its own part, and the random state."""
+        """The kept rollouts, each as a separate part, and the random state."""
         return {
             "generator": self.generator.get_state(),
             "added": self._added,

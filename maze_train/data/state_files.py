@@ -8,7 +8,7 @@ What else a state holds becomes a dict with the key None, which no dict of a sta
 
     {None: "array" or "scalar" of numpy, "dtype": "<f4", "shape": (2, 3), "data": its bytes}
     {None: "part", "version": "7", "content": {...}}
-    {None: "part", "version": "7", "file": name}     where the content is its own file
+    {None: "part", "version": "7", "file": name}     where the content is a separate file
 """
 
 from __future__ import annotations

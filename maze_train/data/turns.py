@@ -43,8 +43,7 @@ class _Steps:
     """Whether its turn, or the episode of all, was lost, `[T, E]` bool."""
 
     last_obs: TensorTree
-    """Observation after each step, that of a new episode nowhere: `[T, E, ...]`, or of as many
-    rows as `last_rows` refers to."""
+    """Observation after each step, `[T, E, ...]`; the last one of the episode where it ended."""
 
     states: Tensor | None
     """Recurrent state before each observation, `[T + 1, E, S]`."""

@@ -99,7 +99,7 @@ class CheckpointStore:
         new one. Then old checkpoints are removed, and those of a branch that was left: with more
         epochs or updates than this one, or at the same place.
 
-        Each `StatePart` of the state is its own file. One that has the version of the part in
+        Each `StatePart` of the state is a separate file. One that has the version of the part in
         its place in the checkpoint that was written or loaded last is not read: the two checkpoints
         share the file. All others are read and written one after the other.
 
