@@ -9,12 +9,19 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from maze_train.core.types import Array, Tensor, TensorTree, tree_map
+from maze_train.core.types import Array, Tensor, TensorTree, tree_leaves, tree_map
 from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.replay_memory import ENDS
-from maze_train.data.rollout import Rollout, join_rollouts
+from maze_train.data.rollout import Rollout
 from maze_train.spaces.agents import ACTS, AGENTS, REWARDS, TERMINATED, TRUNCATED
-from maze_train.spaces.tensors import JOINT_ACTS, joined, joint_view, part_of, with_joint
+from maze_train.spaces.tensors import (
+    JOINT_ACTS,
+    joined,
+    joint_view,
+    part_of,
+    parts_by_name,
+    with_joint,
+)
 
 
 @dataclass(frozen=True)
@@ -50,6 +57,15 @@ class _Steps:
 
     log_probs: Tensor | None = None
     """Log-probabilities of the actions, `[T, E]`."""
+
+    def pause(self) -> _Steps:
+        """A step in which the agent does nothing, and nothing happens."""
+        first: dict[str, Any] = {
+            name: None if tree is None else tree_map(lambda x: x[:1], tree)
+            for name, tree in vars(self).items()
+        }
+        flags = ("acts", "rewards", "terminated", "truncated", "lost")
+        return _Steps(**{**first, **{name: torch.zeros_like(first[name]) for name in flags}})
 
 
 class TurnSplitter:
@@ -109,13 +125,16 @@ class TurnSplitter:
                 steps[agent] = replace(own, acts=own.acts & learns[..., i])
         found: dict[str, Rollout] = {}
         for policy, agents in self._policies.items():
-            turns = [_Turns(self._with_running(agent, steps[agent])) for agent in agents]
-            rows = rollout.num_steps if self._as_steps else max(one.num_rows for one in turns)
+            turns = _Turns(self._with_running({agent: steps[agent] for agent in agents}))
+            rows = rollout.num_steps if self._as_steps else turns.num_rows
             if rows:
                 rows += -rows % self._multiple
-                found[policy] = join_rollouts([one.rollout(rows, self._at_end) for one in turns])
-            for agent, one in zip(agents, turns, strict=True):
-                self._keep_running(agent, one)
+                found[policy] = turns.rollout(rows, self._at_end)
+            for agent, running in zip(agents, turns.running(), strict=True):
+                if running is None:
+                    self._running.pop(agent, None)
+                else:
+                    self._running[agent] = running
         return found
 
     def forget(self, envs: Tensor) -> None:
@@ -135,8 +154,8 @@ class TurnSplitter:
 
     def _steps_of_agents(self, rollout: Rollout) -> dict[str, _Steps]:
         obs, last_obs = cast("dict[str, Tensor]", rollout.obs), _last_obs(rollout)
-        parts, last_parts = part_of(obs, AGENTS), part_of(last_obs, AGENTS)
-        actions = cast("dict[str, Tensor]", rollout.actions)
+        parts, last_parts = (parts_by_name(part_of(tree, AGENTS)) for tree in (obs, last_obs))
+        actions = parts_by_name(cast("dict[str, Tensor]", rollout.actions))
         terminated = last_obs[TERMINATED].bool()
         truncated = last_obs[TRUNCATED].bool()
         unknown = terminated & truncated
@@ -161,7 +180,7 @@ class TurnSplitter:
         return {
             agent: _Steps(
                 obs=self._seen(agent, i, parts, joint),
-                actions=part_of(actions, agent),
+                actions=actions[agent],
                 acts=obs[ACTS][..., i].bool(),
                 rewards=last_obs[REWARDS][..., i],
                 terminated=terminated[..., i],
@@ -178,171 +197,191 @@ class TurnSplitter:
         self, agent: str, number: int, parts: Mapping[str, Any], joint: Mapping[str, Tensor]
     ) -> TensorTree:
         """Observations of an agent, with those of all where its critic reads them."""
-        own: TensorTree = part_of(parts, agent)
+        own: TensorTree = parts[agent]
         return with_joint(own, joint, number) if agent in self._centralized else own
 
-    def _with_running(self, agent: str, steps: _Steps) -> _Steps:
-        """The steps after the turns that the rollout before left, which become a row before them.
+    def _with_running(self, steps: Mapping[str, _Steps]) -> list[_Steps]:
+        """The steps of agents after the turns that the rollout before left, which become a row.
 
         Each of these rows stands for all steps that its turn has had, or for those before a first
-        action.
+        action. If an agent has a row, all have one.
         """
-        running = self._running.get(agent)
-        if running is None:
-            return steps
-        before, after = vars(running), vars(steps)
-        found: dict[str, Any] = {
-            name: None if column is None else joined([before[name], column])
-            for name, column in after.items()
-        }
-        return _Steps(**found)
-
-    def _keep_running(self, agent: str, turns: _Turns) -> None:
-        running = turns.running()
-        if running is None:
-            self._running.pop(agent, None)
-        else:
-            self._running[agent] = running
+        if self._running.keys().isdisjoint(steps):
+            return list(steps.values())
+        found: list[_Steps] = []
+        for agent, own in steps.items():
+            before, after = vars(self._running.get(agent) or own.pause()), vars(own)
+            columns: dict[str, Any] = {
+                name: None if column is None else joined([before[name], column])
+                for name, column in after.items()
+            }
+            found.append(_Steps(**columns))
+        return found
 
 
 class _Turns:
-    """The turns of one agent in E environments."""
+    """The turns of A agents in E environments; their C = A * E columns are agent by agent.
 
-    def __init__(self, steps: _Steps) -> None:
-        self.steps = steps
-        num_steps, num_envs = steps.rewards.shape
-        self._envs = torch.arange(num_envs)
-        times = torch.arange(num_steps + 1).unsqueeze(1)
-        acts = steps.acts[:-1]
-        ends = (steps.terminated | steps.truncated | steps.lost).long()
+    Args:
+        steps: The steps of each agent, equally many.
+    """
+
+    def __init__(self, steps: Sequence[_Steps]) -> None:
+        self._steps = steps
+        flags = ("acts", "rewards", "terminated", "truncated", "lost")
+        all_acts, rewards, terminated, truncated, lost = (
+            torch.cat([getattr(own, name) for own in steps], dim=1) for name in flags
+        )
+        self._num_steps, num_columns = rewards.shape
+        self._num_envs = num_columns // len(steps)
+        self._columns = torch.arange(num_columns)
+        self._envs = self._columns[: self._num_envs]
+        times = torch.arange(self._num_steps + 1).unsqueeze(1)
+        acts = all_acts[:-1]
+        ends = (terminated | truncated | lost).long()
         ends_before = ends.cumsum(0) - ends
         before = torch.where(acts, times[:-1], -1).cummax(0).values
-        after = torch.where(acts, times[:-1], num_steps).flip(0).cummin(0).values.flip(0)
+        after = torch.where(acts, times[:-1], self._num_steps).flip(0).cummin(0).values.flip(0)
         has_acted = before >= 0
         has_acted &= ends_before == ends_before.gather(0, before.clamp(min=0))
-        acts_later = ~has_acted & (after < num_steps)
-        acts_later &= ends_before == ends_before.gather(0, after.clamp(max=num_steps - 1))
+        acts_later = ~has_acted & (after < self._num_steps)
+        acts_later &= ends_before == ends_before.gather(0, after.clamp(max=self._num_steps - 1))
         self._numbers = (acts.cumsum(0) - 1 + acts_later.long()).clamp(min=0)
-        """Number of the turn that a step belongs to, `[T, E]`."""
+        """Number of the turn that a step belongs to, `[T, C]`."""
         self._is_open = has_acted | acts_later
-        """Whether it belongs to one, `[T, E]` bool."""
-        is_early = ~has_acted & (after == num_steps) & (ends_before == ends.sum(0))
-        self._early = (steps.rewards * is_early).sum(0)
-        """Rewards before the first action of an episode, which is in no step, `[E]`."""
+        """Whether it belongs to one, `[T, C]` bool."""
+        is_early = ~has_acted & (after == self._num_steps) & (ends_before == ends.sum(0))
+        self._early = (rewards * is_early).sum(0)
+        """Rewards before the first action of an episode, which is in no step, `[C]`."""
         self._counts = acts.sum(0)
         self._size = int(self._counts.max())
         # The turn that begins with the observation after the last step has a row as well.
-        numbers = torch.where(steps.acts, steps.acts.cumsum(0) - 1, self._size + 1)
-        self._times = torch.zeros(self._size + 2, num_envs, dtype=torch.int64)
+        numbers = torch.where(all_acts, all_acts.cumsum(0) - 1, self._size + 1)
+        self._times = torch.zeros(self._size + 2, num_columns, dtype=torch.int64)
         self._times.scatter_(0, numbers, times.expand_as(numbers).contiguous())
         self._times = self._times[:-1]
-        self.rewards = self._sum(steps.rewards)
-        self.terminated = self._any(steps.terminated)
-        self.truncated = self._any(steps.truncated) & ~self.terminated
-        self.lost = self._any(steps.lost)
-        self.is_running = (self._counts > 0) & ~steps.acts[-1]
+        self.rewards = self._sum(rewards)
+        self.terminated = self._any(terminated)
+        self.truncated = self._any(truncated) & ~self.terminated
+        self.lost = self._any(lost)
+        self._end_times = self._sum(truncated * times[:-1])
+        """The step in which each truncated turn ended, `[N, C]`."""
+        self.is_running = (self._counts > 0) & ~all_acts[-1]
         if self._size:
             last = (self._counts - 1).clamp(min=0).unsqueeze(0)
             has_ended = self.terminated | self.truncated | self.lost
             self.is_running &= ~has_ended.gather(0, last).squeeze(0)
         self.complete = self._counts - self.is_running.long()
-        """Number of turns that have ended, `[E]`."""
+        """Number of turns that have ended, `[C]`."""
+        self._always_act: list[bool] = self._by_agent(acts.all(0)).all(-1).tolist()
 
     @property
     def num_rows(self) -> int:
-        """Turns that have ended, at most, in one environment."""
+        """Turns that have ended, at most, in one column."""
         return int(self.complete.max())
 
     def rollout(self, rows: int, at_end: bool) -> Rollout:
         """Return the turns that have ended, filled up to a number of rows."""
-        steps, num_envs = self.steps, len(self._envs)
-        numbers = torch.arange(rows + 1).unsqueeze(1).expand(-1, num_envs)
+        numbers = torch.arange(rows + 1).unsqueeze(1).expand(-1, len(self._columns))
         if at_end:
             numbers = numbers - (rows - self.complete)
         times = _at(self._times, numbers.clamp(min=0))
-        acted = times[:-1].clamp(max=len(steps.rewards) - 1)
+        acted = times[:-1].clamp(max=self._num_steps - 1)
         numbers = numbers[:-1]
         is_turn = (numbers >= 0) & (numbers < self.complete)
         lost = _at(self.lost, numbers) & is_turn
         valid = is_turn & ~lost
         truncated = _at(self.truncated, numbers) & valid
-        positions = truncated.flatten().nonzero().squeeze(1)
-        envs = positions % num_envs
-        ends = self._end_times()[numbers[positions // num_envs, envs], envs]
-        obs: Any = self._taken(steps.obs, times)
-        final_obs: Any = tree_map(lambda x: x[ends, envs], steps.last_obs)
+        obs: Any = self._taken("obs", times)
+        # Agent by agent.
+        owners, at, envs = self._by_agent(truncated).transpose(0, 1).nonzero().unbind(1)
+        columns = owners * self._num_envs + envs
+        positions = at * len(self._columns) + columns
+        ends = self._end_times[numbers[at, columns], columns]
+        counts = owners.bincount(minlength=len(self._steps)).tolist()
+        where = zip(self._steps, ends.split(counts), envs.split(counts), strict=True)
+        final_obs: Any = joined(
+            [
+                tree_map(lambda x, end=end, env=env: x[end, env], own.last_obs)  # type: ignore[misc]
+                for own, end, env in where
+            ]
+        )
         if isinstance(obs, dict) and JOINT_ACTS in obs:
             # The agents would have acted that did so when the turn began, and did not end.
             final_obs[JOINT_ACTS] &= obs[JOINT_ACTS][:-1].flatten(0, 1)[positions]
         return Rollout(
             obs=obs,
-            actions=self._taken(steps.actions, acted),
+            actions=self._taken("actions", acted),
             rewards=_at(self.rewards, numbers) * valid,
             terminated=_at(self.terminated, numbers) & valid,
             truncated=truncated | ~is_turn,
             final_obs=final_obs,
             final_positions=positions,
             valid=None if bool(valid.all()) else valid,
-            hidden_states=None if steps.states is None else self._rows(steps.states, times),
-            log_probs=None if steps.log_probs is None else self._rows(steps.log_probs, acted),
+            hidden_states=self._taken("states", times),
+            log_probs=self._taken("log_probs", acted),
         )
 
-    def running(self) -> _Steps | None:
-        """Return the turns that have not ended, as one step each; None without any.
+    def running(self) -> list[_Steps | None]:
+        """Return the turns that have not ended of each agent, as one step; None without any.
 
         Where there is no such turn the step has the rewards before a first action.
         """
-        if not bool(self.is_running.any() | self._early.any()):
-            return None
         last = (self._counts - 1).clamp(min=0)
-        times = self._times[last, self._envs].clamp(max=len(self.steps.rewards) - 1).unsqueeze(0)
+        times = self._times[last, self._columns].clamp(max=self._num_steps - 1).unsqueeze(0)
         rewards = self._early
         if self._size:
-            rewards = torch.where(self.is_running, self.rewards[last, self._envs], rewards)
-        none = torch.zeros_like(times, dtype=torch.bool)
-        steps = self.steps
-        obs = tree_map(lambda x: self._rows(x, times), steps.obs)
+            rewards = torch.where(self.is_running, self.rewards[last, self._columns], rewards)
+        is_kept = self._by_agent(self.is_running | self._early.bool()).any(-1).tolist()
+        kept = (times, rewards.unsqueeze(0), self.is_running.unsqueeze(0))
+        parts = zip(self._steps, is_kept, *(x.split(self._num_envs, 1) for x in kept), strict=True)
+        return [
+            self._running_step(own, at, sums, acts) if keeps else None
+            for own, keeps, at, sums, acts in parts
+        ]
+
+    def _running_step(self, own: _Steps, times: Tensor, rewards: Tensor, acts: Tensor) -> _Steps:
+        """One step of an agent, which stands for its turns that have not ended."""
+        taken: dict[str, Any] = {
+            name: None if (tree := getattr(own, name)) is None else self._rows(tree, times)
+            for name in ("obs", "actions", "states", "log_probs")
+        }
+        none = torch.zeros_like(acts)
+        flags = dict.fromkeys(("terminated", "truncated", "lost"), none)
         return _Steps(
-            obs=obs,
-            actions=tree_map(lambda x: self._rows(x, times), steps.actions),
-            acts=self.is_running.unsqueeze(0),
-            rewards=rewards.unsqueeze(0),
-            terminated=none,
-            truncated=none,
-            lost=none,
-            last_obs=obs,
-            states=None if steps.states is None else self._rows(steps.states, times),
-            log_probs=None if steps.log_probs is None else self._rows(steps.log_probs, times),
+            acts=acts.clone(), rewards=rewards.clone(), last_obs=taken["obs"], **flags, **taken
         )
 
-    def _taken(self, tree: TensorTree, times: Tensor) -> TensorTree:
-        """The rows of some times, in the memory of all of them if that is what they are."""
-        if len(times) == len(self.steps.acts) - (tree is self.steps.actions) and self._all_act:
-            return tree
-        return tree_map(lambda x: self._rows(x, times), tree)
+    def _taken(self, name: str, times: Tensor) -> Any:
+        """The rows of some times of a column of all agents, which may be None."""
+        if getattr(self._steps[0], name) is None:
+            return None
+        found: list[TensorTree] = []
+        parts = zip(self._steps, self._always_act, times.split(self._num_envs, 1), strict=True)
+        for own, always_acts, at in parts:
+            tree = getattr(own, name)
+            is_all = always_acts and len(at) == len(tree_leaves(tree)[0])
+            # What is all of them is copied once, when it is joined with that of others.
+            found.append(tree if is_all and len(self._steps) > 1 else self._rows(tree, at))
+        return joined(found, dim=1)
 
-    @property
-    def _all_act(self) -> bool:
-        return bool(self.steps.acts[:-1].all())
+    def _rows(self, tree: TensorTree, times: Tensor) -> TensorTree:
+        return tree_map(lambda x: x[times, self._envs], tree)
 
-    def _rows(self, leaf: Tensor, times: Tensor) -> Tensor:
-        return leaf[times, self._envs]
+    def _by_agent(self, columns: Tensor) -> Tensor:
+        """Columns `[..., C]` as `[..., A, E]`."""
+        return columns.unflatten(-1, (len(self._steps), self._num_envs))
 
     def _sum(self, values: Tensor) -> Tensor:
-        """The sum over the steps of each turn, `[N, E]`."""
-        sums = torch.zeros(self._size, len(self._envs), dtype=values.dtype)
+        """The sum over the steps of each turn, `[N, C]`."""
+        sums = torch.zeros(self._size, len(self._columns), dtype=values.dtype)
         if self._size:
             sums.scatter_add_(0, self._numbers, values * self._is_open)
         return sums
 
     def _any(self, flags: Tensor) -> Tensor:
-        """Whether a flag is set in a step of each turn, `[N, E]` bool."""
+        """Whether a flag is set in a step of each turn, `[N, C]` bool."""
         return self._sum(flags.long()) > 0
-
-    def _end_times(self) -> Tensor:
-        """The step in which each truncated turn ended, `[N, E]`."""
-        times = torch.arange(len(self.steps.rewards)).unsqueeze(1)
-        return self._sum(self.steps.truncated * times)
 
 
 def _last_obs(rollout: Rollout) -> dict[str, Tensor]:

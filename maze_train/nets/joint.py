@@ -35,7 +35,10 @@ from maze_train.spaces.tensors import (
     OWN_LEAF,
     joined,
     part_of,
+    parts_by_name,
     seen_by_critic,
+    stacked,
+    unstacked,
     with_name,
     without_joint,
 )
@@ -44,7 +47,8 @@ from maze_train.spaces.tensors import (
 class AgentsDistribution:
     """Independent actions of several agents, by name.
 
-    Parameters, noise and actions are those of each agent, one after the other.
+    Parameters, noise and actions are those of each agent, one after the other. Agents that have one
+    and the same distribution are computed in one call.
 
     Args:
         parts: The distribution of each agent.
@@ -58,6 +62,10 @@ class AgentsDistribution:
         self.noise_size = sum(self._noise_sizes)
         self.always_draws = any(getattr(part, "always_draws", False) for part in parts.values())
         """Whether an agent acts at random also where the most probable actions are asked for."""
+        groups: dict[int, tuple[Any, list[str]]] = {}
+        for agent, part in parts.items():
+            groups.setdefault(id(part), (part, []))[1].append(agent)
+        self._groups = list(groups.values())
 
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
@@ -68,54 +76,67 @@ class AgentsDistribution:
 
     def sample(self, params: Tensor, noise: Tensor) -> dict[str, Tensor]:
         """The actions that `noise` selects, as the agents have them."""
-        noises = iter(torch.split(noise, self._noise_sizes, dim=-1))
-        return self._of_each(params, lambda part, own: part.sample(own, next(noises)))
+        given = self._by_agent(params), self._noises(noise)
+        return _flat(self._of_each(lambda part, own, drawn: part.sample(own, drawn), *given))
 
     def mode(self, params: Tensor, noise: Tensor | None = None) -> dict[str, Tensor]:
         """The most probable actions, as the agents have them; see `always_draws` for `noise`."""
         if noise is None:
-            return self._of_each(params, lambda part, own: part.mode(own))
-        noises = iter(torch.split(noise, self._noise_sizes, dim=-1))
+            return _flat(self._of_each(lambda part, own: part.mode(own), self._by_agent(params)))
 
-        def chosen(part: Any, own: Tensor) -> TensorTree:
-            drawn = next(noises)
+        def chosen(part: Any, own: Tensor, drawn: Tensor) -> TensorTree:
             draws = getattr(part, "always_draws", False)
             found: TensorTree = part.sample(own, drawn) if draws else part.mode(own)
             return found
 
-        return self._of_each(params, chosen)
+        return _flat(self._of_each(chosen, self._by_agent(params), self._noises(noise)))
 
     def to_env(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The actions as the environment takes them."""
-        found: dict[str, Tensor] = {}
-        for agent, part in self.parts.items():
-            found.update(with_name(agent, part.to_env(part_of(actions, agent))))
-        return found
+        return _flat(self._of_each(lambda part, own: part.to_env(own), parts_by_name(actions)))
 
     def log_prob(self, params: Tensor, actions: Mapping[str, Tensor]) -> Tensor:
         """Log-probabilities of the actions of A agents, `[..., A]`.
 
         Zeros where actions have none, as those of policies that act at random and never learn.
         """
-        found = [
-            part.log_prob(own, part_of(actions, agent))
-            if hasattr(part, "log_prob")
-            else own.new_zeros(own.shape[:-1])
-            for (agent, part), own in zip(self.parts.items(), self.split(params), strict=True)
-        ]
-        return torch.stack(found, dim=-1)
+
+        def of_one(part: Any, own: Tensor, taken: Any) -> TensorTree:
+            if not hasattr(part, "log_prob"):
+                return own.new_zeros(own.shape[:-1])
+            found: Tensor = part.log_prob(own, taken)
+            return found
+
+        found = self._of_each(of_one, self._by_agent(params), parts_by_name(actions))
+        return torch.stack(cast("list[Tensor]", list(found.values())), dim=-1)
 
     def split(self, params: Tensor) -> tuple[Tensor, ...]:
         """The params of every agent, each [..., param_size of the agent]."""
         return torch.split(params, self.param_sizes, dim=-1)
 
+    def _by_agent(self, params: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.parts, self.split(params), strict=True))
+
+    def _noises(self, noise: Tensor) -> dict[str, Tensor]:
+        return dict(zip(self.parts, torch.split(noise, self._noise_sizes, dim=-1), strict=True))
+
     def _of_each(
-        self, params: Tensor, function: Callable[[Any, Tensor], TensorTree]
-    ) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for (agent, part), own in zip(self.parts.items(), self.split(params), strict=True):
-            found.update(with_name(agent, function(part, own)))
-        return found
+        self, function: Callable[..., TensorTree], *given: Mapping[str, TensorTree]
+    ) -> dict[str, TensorTree]:
+        """Results of `function(distribution, ...)` by agent, of arguments by agent."""
+        found: dict[str, TensorTree] = {}
+        for part, agents in self._groups:
+            own = [stacked([trees[agent] for agent in agents]) for trees in given]
+            found.update(zip(agents, unstacked(function(part, *own)), strict=True))
+        return {agent: found[agent] for agent in self.parts}
+
+
+def _flat(trees: Mapping[str, TensorTree]) -> dict[str, Tensor]:
+    """Trees by agent as one flat mapping."""
+    found: dict[str, Tensor] = {}
+    for agent, tree in trees.items():
+        found.update(with_name(agent, tree))
+    return found
 
 
 class JointModel(nn.Module):
@@ -195,14 +216,14 @@ class JointModel(nn.Module):
         self, obs: TensorTree, states: Mapping[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Parameters of all agents, and the recurrent state after `obs` of those that have one."""
-        parts = part_of(cast("dict[str, Tensor]", obs), AGENTS)
+        parts = parts_by_name(part_of(cast("dict[str, Tensor]", obs), AGENTS))
         params: dict[str, Tensor] = {}
         after: dict[str, Tensor] = {}
         for policy, agents in self.members.items():
             if not agents:
                 continue
             model = self._policy(policy)
-            own = joined([part_of(parts, agent) for agent in agents])
+            own = joined([parts[agent] for agent in agents])
             if getattr(model, "state_size", 0):
                 state = torch.cat([states[agent] for agent in agents])
                 if hasattr(model, "turn_step"):
@@ -217,8 +238,9 @@ class JointModel(nn.Module):
 
     def _acting(self, obs: TensorTree, agents: Sequence[str]) -> Tensor:
         """Whether some agents act, one after the other in all environments, `[len(agents) * n]`."""
-        acts, numbers = cast("dict[str, Tensor]", obs)[ACTS].bool(), list(self.agents)
-        return torch.cat([acts[:, numbers.index(agent)] for agent in agents])
+        numbers = {agent: i for i, agent in enumerate(self.agents)}
+        acts = cast("dict[str, Tensor]", obs)[ACTS].bool()
+        return acts[:, [numbers[agent] for agent in agents]].T.flatten()
 
     def _policy(self, policy: str) -> Any:
         return self.policies[policy]

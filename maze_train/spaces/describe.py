@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -70,6 +72,7 @@ class FlatView:
             self._paths[key] = path
         if not self.leaves:
             raise SpaceError(f"{space} has no leaves: expected at least one")
+        self._assemble = assembler(space, ())
 
     def read(self, value: Any) -> Iterator[tuple[str, Any]]:
         """Key and value of every leaf of `value`, in the order of `leaves`.
@@ -94,7 +97,7 @@ class FlatView:
             SpaceError: If a leaf is missing.
         """
         try:
-            return assemble(self.space, (), flat)
+            return self._assemble(flat)
         except KeyError as error:
             raise SpaceError(
                 f"the leaf {error.args[0]!r} is missing: got {sorted(flat)}, "
@@ -172,13 +175,25 @@ def walk_leaves(
         )
 
 
-def assemble(space: spaces.Space[Any], path: tuple[Any, ...], flat: Mapping[str, Any]) -> Any:
-    """The value of `space` whose leaves are found in `flat` under the joined keys below `path`."""
+def assembler(
+    space: spaces.Space[Any], path: tuple[Any, ...]
+) -> Callable[[Mapping[str, Any]], Any]:
+    """A function that builds a value of `space` from leaves under the joined keys below `path`."""
     if isinstance(space, spaces.Dict):
-        return {name: assemble(sub, (*path, name), flat) for name, sub in space.spaces.items()}
+        parts = {name: assembler(sub, (*path, name)) for name, sub in space.spaces.items()}
+        return partial(_dict_of, parts)
     if isinstance(space, spaces.Tuple):
-        return tuple(assemble(sub, (*path, i), flat) for i, sub in enumerate(space.spaces))
-    return flat[join_keys(path)]
+        entries = [assembler(sub, (*path, i)) for i, sub in enumerate(space.spaces)]
+        return partial(_tuple_of, entries)
+    return itemgetter(join_keys(path))
+
+
+def _dict_of(parts: Mapping[str, Callable[[Any], Any]], flat: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: part(flat) for name, part in parts.items()}
+
+
+def _tuple_of(parts: Sequence[Callable[[Any], Any]], flat: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(part(flat) for part in parts)
 
 
 SMALLEST_SIDE = 7

@@ -160,6 +160,18 @@ def part_of(tree: Mapping[str, Any], name: str) -> Any:
     return {key[len(start) :]: leaf for key, leaf in tree.items() if key.startswith(start)}
 
 
+def parts_by_name(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts of a flat mapping by the first name of their keys; see `part_of`."""
+    found: dict[str, Any] = {}
+    for key, leaf in tree.items():
+        name, slash, below = key.partition("/")
+        if slash:
+            found.setdefault(name, {})[below] = leaf
+        else:
+            found[name] = leaf
+    return found
+
+
 def flat_space_of(
     observation_space: spaces.Dict, agent: str, *, is_centralized: bool = False
 ) -> spaces.Space[Any]:
@@ -231,3 +243,17 @@ def joined(parts: Sequence[TensorTree], dim: int = 0) -> TensorTree:
     trees = [leaves_by_key(part) for part in parts]
     leaves = {key: torch.cat([tree[key] for tree in trees], dim) for key in trees[0]}
     return as_tree(leaves, isinstance(parts[0], dict))
+
+
+def stacked(parts: Sequence[TensorTree]) -> TensorTree:
+    """Trees of the same form in a new first dimension."""
+    trees = [leaves_by_key(part) for part in parts]
+    leaves = {key: torch.stack([tree[key] for tree in trees]) for key in trees[0]}
+    return as_tree(leaves, isinstance(parts[0], dict))
+
+
+def unstacked(tree: TensorTree) -> list[TensorTree]:
+    """The trees in the first dimension, as views; the inverse of `stacked`."""
+    columns = {key: leaf.unbind() for key, leaf in leaves_by_key(tree).items()}
+    rows = zip(*columns.values(), strict=True)
+    return [as_tree(dict(zip(columns, row, strict=True)), isinstance(tree, dict)) for row in rows]

@@ -29,7 +29,7 @@ from maze_train.nets.population import (
     find_normalizer,
     row_blocks,
 )
-from maze_train.spaces.agents import AgentSpaces
+from maze_train.spaces.agents import ACTS, AgentSpaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import sampled_for
 from maze_train.training.models import build_joint_model
@@ -184,6 +184,9 @@ def plain_params(model, weights, obs):
             if state.numel():
                 params, state = own.policy_step(row, state)
             else:
+                # Of agents that do not act a joint model gives zeros.
+                if isinstance(row, dict) and ACTS in row:
+                    row[ACTS] = torch.ones_like(row[ACTS])
                 params = own.policy_params(row)
             results.append(params[0].clone())
     return torch.stack(results)
