@@ -21,11 +21,10 @@ from maze_train.config.loading import PARTS, load_config, place_of, section_of
 from maze_train.config.reach import check_reach
 from maze_train.config.signature import is_signed
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import CONFIG_FILE, MAX_BYTES, check_plain, config_to_dict
+from maze_train.config.writing import CONFIG_FILE, MAX_BYTES, config_to_dict, plain_values
 from maze_train.core.conversion import convert, is_within, join
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular
-from maze_train.core.plain_yaml import load_yaml
 from maze_train.core.targets import (
     SCRIPT,
     TARGET,
@@ -83,8 +82,7 @@ def read_settings(directory: Path) -> StoredSettings:
 def parsed_settings(text: str, path: Path) -> StoredSettings:
     """The settings that a text holds, of the file of a run."""
     try:
-        check_plain(text)
-        node = load_yaml(text)
+        node = plain_values(text)
     except (ValueError, ArithmeticError, yaml.YAMLError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
     problem = _problem_of(node)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -58,7 +58,7 @@ def write_config(run_dir: Path, text: str) -> None:
         ConfigError: If it cannot be written, or not be read again.
     """
     try:
-        check_plain(text)
+        plain_values(text)
     except ValueError as error:
         raise ConfigError(CONFIG_FILE, f"could not be read again: it would be {error}") from error
     with writable("run_dir", run_dir), atomic_write(run_dir / CONFIG_FILE) as file:
@@ -79,16 +79,21 @@ def writable(key: str, directory: Path) -> Iterator[None]:
         raise ConfigError(key, problem, str(directory)) from error
 
 
-def check_plain(text: str) -> None:
-    """Refuse YAML that no run writes, before anything is made of it.
+def plain_values(text: str) -> Any:
+    """Return the values of a YAML text, which holds only what a run writes.
+
+    The text is parsed once: each event is checked before a value is made of it.
 
     Raises:
-        ValueError: If there are aliases, tags, keys that come twice, or bounds are exceeded.
+        ValueError: If there are aliases, tags, duplicate keys, or several documents, or if a bound
+            is exceeded.
+        yaml.YAMLError: If it is not YAML.
     """
     if len(text) > MAX_BYTES:
         raise ValueError(f"larger than {MAX_BYTES:,} bytes")
-    open_nodes: list[set[str] | None] = []  # keys so far; None: a list
-    is_key = [False]
+    documents: list[Any] = []
+    open_nodes = [_Node(documents)]
+    resolver, constructor = yaml.resolver.Resolver(), yaml.constructor.SafeConstructor()
     events: Iterator[Any] = yaml.parse(text, LOADER)
     for event in events:
         where = f"in line {event.start_mark.line + 1}"
@@ -96,28 +101,43 @@ def check_plain(text: str) -> None:
             raise ValueError(f"an alias or a tag {where}, which no run writes")
         if isinstance(event, yaml.CollectionEndEvent):
             open_nodes.pop()
-            is_key.pop()
-        elif isinstance(event, yaml.NodeEvent):
-            if isinstance(event, yaml.ScalarEvent):
-                _check_scalar(event, open_nodes[-1] if is_key[-1] else None, where)
-            if open_nodes and open_nodes[-1] is not None:
-                is_key[-1] = not is_key[-1]
-            if isinstance(event, yaml.CollectionStartEvent):
-                is_mapping = isinstance(event, yaml.MappingStartEvent)
-                open_nodes.append(set() if is_mapping else None)
-                is_key.append(is_mapping)
-        if len(open_nodes) > MAX_DEPTH:
-            raise ValueError(f"nested deeper than {MAX_DEPTH} levels {where}")
+        elif isinstance(event, yaml.CollectionStartEvent):
+            content: Any = {} if isinstance(event, yaml.MappingStartEvent) else []
+            open_nodes[-1].add(content, where)
+            open_nodes.append(_Node(content))
+            if len(open_nodes) > MAX_DEPTH + 1:
+                raise ValueError(f"nested deeper than {MAX_DEPTH} levels {where}")
+        elif isinstance(event, yaml.ScalarEvent):
+            given = event.value
+            if event.implicit[0] and len(given) > MAX_NUMBER and given[0] in "+-.0123456789":
+                raise ValueError(f"a number of {len(given):,} digits {where}")
+            tag = resolver.resolve(yaml.ScalarNode, given, event.implicit)  # type: ignore[no-untyped-call]  # no stub
+            open_nodes[-1].add(constructor.construct_object(yaml.ScalarNode(tag, given)), where)
+    if len(documents) > 1:
+        raise ValueError(f"{len(documents)} documents in one file")
+    return documents[0] if documents else None
 
 
-def _check_scalar(event: yaml.ScalarEvent, keys: set[str] | None, where: str) -> None:
-    """Refuse keys that come twice, and numbers of endless length."""
-    if keys is not None:
-        if event.value in keys:
-            raise ValueError(f"{event.value!r} for the second time {where}")
-        keys.add(event.value)
-    if event.implicit[0] and len(event.value) > MAX_NUMBER and event.value[0] in "+-.0123456789":
-        raise ValueError(f"a number of {len(event.value):,} digits {where}")
+@dataclass(slots=True)
+class _Node:
+    """A list or a mapping to which values are added in the order of a text."""
+
+    content: list[Any] | dict[Any, Any]
+    keys: list[Any] = field(default_factory=list)
+    """The key whose value comes next, if any."""
+
+    def add(self, value: Any, where: str) -> None:
+        """Append an entry of a list, or a key or a value of a mapping."""
+        if isinstance(self.content, list):
+            self.content.append(value)
+        elif self.keys:
+            self.content[self.keys.pop()] = value
+        elif isinstance(value, (dict, list)):
+            raise ValueError(f"a key {where} is a mapping or a list")
+        elif value in self.content:
+            raise ValueError(f"{value!r} for the second time {where}")
+        else:
+            self.keys.append(value)
 
 
 def _dump(value: Any, hint: Any) -> Any:

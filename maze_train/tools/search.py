@@ -18,7 +18,7 @@ from maze_train.config.options import FAILURE, PROGRAM
 from maze_train.config.search_config import GROUP, SearchConfig, load_search_config
 from maze_train.config.sweeps import LOG_FILE, JobProcesses, JobRecord, ProcessJob, RunningJob
 from maze_train.config.train_config import AUTO, TrainConfig
-from maze_train.config.writing import MAX_BYTES, check_plain, config_to_dict, writable
+from maze_train.config.writing import MAX_BYTES, config_to_dict, plain_values, writable
 from maze_train.core.conversion import is_within
 from maze_train.core.errors import (
     ConfigError,
@@ -146,8 +146,7 @@ def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
         return
     try:
         text_before = read_regular(path, MAX_BYTES).decode()
-        check_plain(text_before)
-        before = flattened(load_yaml(text_before))
+        before = flattened(plain_values(text_before))
     except (OSError, ValueError, ArithmeticError, yaml.YAMLError, AttributeError) as error:
         raise RunDirectoryError(f"{path} is damaged: {error}") from error
     now = flattened(load_yaml(text))
