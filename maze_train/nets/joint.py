@@ -272,7 +272,7 @@ def _params_of_acting(model: Any, obs: TensorTree, acts: Tensor) -> Tensor:
             own: Tensor = model.policy_params(tree_map(lambda leaf: leaf[rows], obs))
             return own.new_zeros(len(acts), own.shape[-1]).index_copy_(0, rows, own)
     found: Tensor = model.policy_params(obs)
-    return found
+    return found.masked_fill(~acts[:, None], 0.0)
 
 
 def _of_each_agent(rows: Tensor, agents: list[str]) -> tuple[Tensor, ...]:

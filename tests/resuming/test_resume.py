@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import re
 import shutil
 from functools import partial
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
-import numpy as np
 import pytest
 import run_cases
 import torch
@@ -21,7 +19,7 @@ from killed_runs import assert_equal_runs, differences, final_state, rows_of
 from short_runs import summary as summary_of
 from strangers import change
 
-from maze_train import Evaluator, MetricsWriter, load_policy, run_rollout, train
+from maze_train import MetricsWriter, load_policy, run_rollout, train
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import exclusive, seal
 from maze_train.run.checkpoints import fitting
@@ -58,17 +56,6 @@ class DrawingWriter(MetricsWriter):
 
     def start(self, run: Any) -> None:
         torch.rand(3)
-
-
-class DrawingEvaluator(Evaluator):
-    """Reports a number of each global generator."""
-
-    def evaluate(self, policy: Any) -> dict[str, float]:
-        return {
-            "own/torch": float(torch.rand(())),
-            "own/numpy": float(np.random.rand()),  # noqa: NPY002
-            "own/python": random.random(),
-        }
 
 
 @pytest.fixture(scope="module")
@@ -250,12 +237,11 @@ def test_writers_may_draw_random_numbers(tmp_path, whole):
 
 
 def test_global_generators_continue(tmp_path):
-    """Networks with dropout, and parts of a user, draw from them."""
-    own = {"evaluation.evaluators": [{"_target_": "test_resume.DrawingEvaluator"}]}
+    """Dropout in a custom network draws from them."""
+    own = {"model.policy": {"_target_": "own_networks.OwnNet"}}
     start(tmp_path / "a", **own)
     start(tmp_path / "b", **own, **TWO_EPOCHS)
-    train(resume=tmp_path / "b", trust=["test_resume"], **TO_THE_END)
-    assert len({row["own/torch"] for row in rows_of(tmp_path / "a")}) == 4
+    train(resume=tmp_path / "b", trust=["own_networks"], **TO_THE_END)
     assert_equal_runs(tmp_path / "b", tmp_path / "a")
 
 

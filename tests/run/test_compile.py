@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_without_a_compiler_there_is_a_warning(
     def missing() -> str:
         raise torch._inductor.exc.InvalidCxxCompiler
 
-    monkeypatch.setattr(torch._inductor.cpp_builder, "get_cpp_compiler", missing)
+    monkeypatch.setattr(compiled, "PARTS", replace(compiled.PARTS, find_compiler=missing))
     short_run("plain")
     short_run("compiled", **{"algorithm.compile": "update"})
     assert rows("compiled") == rows("plain")
