@@ -81,7 +81,7 @@ def test_all_exceptions_have_one_base():
     found = [value for value in vars(errors).values() if isinstance(value, type)]
     classes = [value for value in found if value.__module__ == errors.__name__]
     assert all(issubclass(cls, MazeTrainError) for cls in classes)
-    assert len(classes) == 12
+    assert len(classes) == 13
 
 
 def test_nearest_ignores_case_and_keeps_spelling():

@@ -84,4 +84,5 @@ def test_a_primary_config_of_the_user(maze_run: CommandLine) -> None:
 
 def test_a_job_returns_the_mean_return(maze_run: CommandLine) -> None:
     """It is what a sweeper optimises."""
-    assert math.isclose(roll_out({"policy": "random", "env": "CartPole-v1"}, None, ()), 1.0)
+    work = roll_out({"policy": "random", "env": "CartPole-v1"}, None, ())
+    assert math.isclose(work(), 1.0)

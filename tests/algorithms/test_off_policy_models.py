@@ -38,7 +38,7 @@ REFUSED = [
     (DUELING, CHOICE, {"policy": {"_target_": "x.Y"}}, r"algorithm\.dueling = True: .*leave it"),
     (build_td3, CHOICE, {}, r"the action space is Discrete\(3, start=2\): choose algorithm=sac"),
     (build_td3, spaces.Dict({"gear": CHOICE, "turn": REACH}), {}, "part 'gear' .* is Discrete"),
-    (build_td3, spaces.Box(-np.inf, np.inf, (1,)), {}, "needs finite bounds"),
+    (build_td3, spaces.Box(-np.inf, np.inf, (1,)), {}, "with finite bounds"),
     (build_td3, REACH, {"distributions": {"Box": "beta"}}, r"distributions\.Box = 'beta': .*leave"),
     (build_td3, REACH, LSTM, r"model\.rnn = .*single steps"),
     (build_soft_actor_critic, REACH, {"shared_trunk": True}, "leave it out"),

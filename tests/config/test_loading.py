@@ -195,13 +195,13 @@ def test_choices_are_names_mappings_or_objects() -> None:
     """A mapping can name its option or have the class of the default; objects stay as they are."""
     config = load_config({**PPO, "runner": "local"})
     assert config.env == EnvConfig(id="CartPole-v1")
-    assert config.algorithm == PPOAlgorithmConfig()
+    assert config.algorithm == PPOAlgorithmConfig(reward_scaling=False)
     assert config.runner.name == "local"
     named = {"algorithm": {"name": "ppo", "lr": 0.01}, "runner": {"concurrency": 3}}
     config = load_config({**PPO, **named})
-    assert config.algorithm == PPOAlgorithmConfig(lr=0.01)
+    assert config.algorithm == PPOAlgorithmConfig(lr=0.01, reward_scaling=False)
     assert (config.runner.name, config.runner.concurrency) == ("dev", 3)
-    algorithm = A2CAlgorithmConfig(lr=0.5)
+    algorithm = A2CAlgorithmConfig(lr=0.5, reward_scaling=False)
     config = load_config({"env": EnvConfig(id="CartPole-v1"), "algorithm": algorithm})
     assert config.algorithm is algorithm
 
@@ -211,7 +211,7 @@ def test_dotted_keys_set_single_values() -> None:
     env = {"id": "CartPole-v1"}
     node = {"env": env, "algorithm": "ppo", "algorithm.lr": "1e-2", "env.kwargs.size": 2}
     config = load_config(node)
-    assert config.algorithm == PPOAlgorithmConfig(lr=1e-2)
+    assert config.algorithm == PPOAlgorithmConfig(lr=1e-2, reward_scaling=False)
     assert config.env.kwargs == {"size": 2}
     assert env == {"id": "CartPole-v1"}
 

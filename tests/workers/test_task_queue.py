@@ -69,6 +69,10 @@ class ScriptedPool:
         if failure.final:
             raise WorkerError(told)
 
+    def pending(self, index: int) -> int:
+        """Number of calls whose results were not received."""
+        return len(self.calls[index])
+
     def close(self) -> None:
         """End the workers."""
         self.calls = []
