@@ -289,7 +289,7 @@ def test_goals_are_reached_with_hindsight_alone(
 ) -> None:
     """-1 in each of 20 steps that does not reach the goal: a random walk hardly ever does."""
     algorithm = {**SAC, "replay_buffer": replay_buffer, "gamma": 0.9, "tau": 0.05}
-    algorithm |= {"entropy_coef": 0.1, "epoch_length": 10}
+    algorithm |= {"epoch_length": 10, "lr": 1e-3, "update_to_data_ratio": 1.0, "batch_size": 256}
     result = learn(tmp_path, PointToGoal, algorithm, total_steps=3_000)
     assert least <= result.best_metric <= most
 
