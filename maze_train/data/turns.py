@@ -299,7 +299,7 @@ class _Turns:
         positions = at * len(self._columns) + columns
         ends = self._end_times[numbers[at, columns], columns]
         counts = owners.bincount(minlength=len(self._steps)).tolist()
-        where = zip(self._steps, ends.split(counts), envs.split(counts), strict=True)
+        where = zip(self._steps, torch.split(ends, counts), torch.split(envs, counts), strict=True)
         final_obs: Any = joined(
             [
                 tree_map(lambda x, end=end, env=env: x[end, env], own.last_obs)  # type: ignore[misc]
@@ -334,7 +334,9 @@ class _Turns:
             rewards = torch.where(self.is_running, self.rewards[last, self._columns], rewards)
         is_kept = self._by_agent(self.is_running | self._early.bool()).any(-1).tolist()
         kept = (times, rewards.unsqueeze(0), self.is_running.unsqueeze(0))
-        parts = zip(self._steps, is_kept, *(x.split(self._num_envs, 1) for x in kept), strict=True)
+        parts = zip(
+            self._steps, is_kept, *(torch.split(x, self._num_envs, 1) for x in kept), strict=True
+        )
         return [
             self._running_step(own, at, sums, acts) if keeps else None
             for own, keeps, at, sums, acts in parts
@@ -357,7 +359,9 @@ class _Turns:
         if getattr(self._steps[0], name) is None:
             return None
         found: list[TensorTree] = []
-        parts = zip(self._steps, self._always_act, times.split(self._num_envs, 1), strict=True)
+        parts = zip(
+            self._steps, self._always_act, torch.split(times, self._num_envs, 1), strict=True
+        )
         for own, always_acts, at in parts:
             tree = getattr(own, name)
             is_all = always_acts and len(at) == len(tree_leaves(tree)[0])
@@ -370,7 +374,7 @@ class _Turns:
 
     def _by_agent(self, columns: Tensor) -> Tensor:
         """Columns `[..., C]` as `[..., A, E]`."""
-        return columns.unflatten(-1, (len(self._steps), self._num_envs))
+        return columns.reshape(*columns.shape[:-1], len(self._steps), self._num_envs)
 
     def _sum(self, values: Tensor) -> Tensor:
         """The sum over the steps of each turn, `[N, C]`."""
