@@ -18,16 +18,15 @@ import torch
 from gymnasium import spaces
 from gymnasium.spaces import Dict
 from torch import nn
-from torch.compiler import is_compiling
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import Seeds
-from maze_train.core.types import Device, Shape, Tensor, TensorTree, tree_map
+from maze_train.core.types import Device, Shape, Tensor, TensorTree
 from maze_train.distributions.base import Distribution
 from maze_train.nets.actor_critic import ActorCriticModel, build_critic
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.normalization import ObservationNormalizer
-from maze_train.nets.policy_model import PolicyModel, input_space, without_critic
+from maze_train.nets.policy_model import input_space, without_critic
 from maze_train.spaces.agents import ACTS, AGENTS, AgentSpaces
 from maze_train.spaces.describe import flat_space, is_image
 from maze_train.spaces.tensors import (
@@ -232,7 +231,7 @@ class JointModel(nn.Module):
                     found, state = model.policy_step(own, state)
                 after.update(zip(agents, _of_each_agent(state, agents), strict=True))
             else:
-                found = _params_of_acting(model, own, self._acting(obs, agents))
+                found = model.policy_params(own)
             params.update(zip(agents, _of_each_agent(found, agents), strict=True))
         return torch.cat([params[agent] for agent in self.agents], dim=-1), after
 
@@ -254,25 +253,6 @@ def acting_alone(models: Mapping[str, nn.Module]) -> JointModel:
     """
     numbers = {agent: str(i) for i, agent in enumerate(models)}
     return JointModel({numbers[agent]: own for agent, own in models.items()}, numbers)
-
-
-def _params_of_acting(model: Any, obs: TensorTree, acts: Tensor) -> Tensor:
-    """Parameters of the actions of agents, `[rows, param_size]`; zeros for those that do not act.
-
-    Args:
-        model: A feedforward policy.
-        obs: Observations of agents in environments.
-        acts: Which of these act, `[rows]` bool.
-    """
-    # A GPU takes as long for one row as for all, and would be synchronised; exports keep all rows.
-    is_known = isinstance(model, PolicyModel) and acts.device.type == "cpu"
-    if is_known and not is_compiling():
-        rows = acts.nonzero().squeeze(1)
-        if 0 < len(rows) < len(acts):
-            own: Tensor = model.policy_params(tree_map(lambda leaf: leaf[rows], obs))
-            return own.new_zeros(len(acts), own.shape[-1]).index_copy_(0, rows, own)
-    found: Tensor = model.policy_params(obs)
-    return found.masked_fill(~acts[:, None], 0.0)
 
 
 def _of_each_agent(rows: Tensor, agents: list[str]) -> tuple[Tensor, ...]:

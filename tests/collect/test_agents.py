@@ -308,7 +308,6 @@ def test_critics_of_several_agents_are_left_out():
     left = {id(weight) for weight in part.parameters()}
     assert left < {id(weight) for weight in model.parameters()}
     obs = {f"agents/{agent}": torch.rand(5, 3) for agent in model.agents}
-    obs["acts"] = torch.tensor([[1, 0], [0, 1], [1, 1], [0, 0], [1, 0]])
     assert torch.equal(part.policy_params(obs), model.policy_params(obs))
 
 
