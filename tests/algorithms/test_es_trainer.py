@@ -487,7 +487,7 @@ def test_an_iteration_that_was_interrupted_is_played_again() -> None:
             assert numbers([*rows, *other.tracker.history]) == expected
             after = other.model.state_dict()
             assert all(torch.equal(after[key], weights[key]) for key in weights)
-    assert within == {(update, update % 2) for update in range(6)}
+    assert within >= {(update, update % 2) for update in range(6)}
     assert was_dropped
 
 
