@@ -487,7 +487,9 @@ def test_an_iteration_that_was_interrupted_is_played_again() -> None:
             assert numbers([*rows, *other.tracker.history]) == expected
             after = other.model.state_dict()
             assert all(torch.equal(after[key], weights[key]) for key in weights)
-    assert within >= {(update, update % 2) for update in range(6)}
+    in_iterations = {(update, update % 2) for update in range(6)}
+    in_evaluations = {(2, 2), (4, 2), (6, 2)}
+    assert in_iterations <= within <= in_iterations | in_evaluations
     assert was_dropped
 
 
