@@ -241,7 +241,9 @@ def test_global_generators_continue(tmp_path):
     own = {"model.policy": {"_target_": "own_networks.OwnNet"}}
     start(tmp_path / "a", **own)
     start(tmp_path / "b", **own, **TWO_EPOCHS)
+    halfway = final_state(tmp_path / "b")["generators"]
     train(resume=tmp_path / "b", trust=["own_networks"], **TO_THE_END)
+    assert differences(halfway, final_state(tmp_path / "b")["generators"]) != []
     assert_equal_runs(tmp_path / "b", tmp_path / "a")
 
 

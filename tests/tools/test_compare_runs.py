@@ -409,8 +409,9 @@ def test_the_files(tmp_path: Path, pictures: dict[Path, Figure]) -> None:
         compare_runs(tmp_path / "1", tmp_path / "file/x")
 
 
-def test_the_picture(tmp_path: Path) -> None:
+def test_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Single runs, over them the mean with its band as far as all go; by steps and by time."""
+    monkeypatch.delitem(sys.modules, "matplotlib.pyplot", raising=False)  # of another test
     write_runs(tmp_path, [0.0, 2.0, 4.0], [2.0, 4.0])
     write_run(tmp_path / "2", [7.0], algorithm="a2c")
     figure = figure_of(tmp_path, ppo="PPO", a2c="A2C")
