@@ -184,7 +184,8 @@ ATTACKS = {
         f"{key} reaches elsewhere: {value}": Attack(
             "run",
             stored(key, value),
-            ("train resume", "resume", "resume checkpoint", "load_learner"),
+            ("train resume", "resume", "resume checkpoint")
+            + (("load_learner",) if key != "runner" else ()),  # it has a runner of its own
             rf"nothing was reached:\n  {re.escape(key)}.* = ",
         )
         for key, value in REACHING

@@ -61,7 +61,10 @@ def lost_episodes(run_dir: Path) -> float:
 
 def fault(kind: str, **settings: Any) -> tuple[str, ...]:
     """Arguments that put a fault into the environment."""
-    return (f"+env.kwargs.fault={kind}", *(f"+env.kwargs.{k}={v}" for k, v in settings.items()))
+    found = (f"+env.kwargs.fault={kind}", *(f"+env.kwargs.{k}={v}" for k, v in settings.items()))
+    if "marker" in settings:  # what happens once shall not happen to the environment of the check
+        found += ("runner.check_repeatability=never",)
+    return found
 
 
 # -- signals -------------------------------------------------------------------------------------
