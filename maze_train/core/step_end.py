@@ -1,0 +1,80 @@
+"""How a step of an environment ended: one code per environment and step, from there to the loss."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Rows = TypeVar("Rows", npt.NDArray[Any], "Tensor")
+
+
+class StepEnd(IntEnum):
+    """Codes of the column `end`, uint8; those up to TRUNCATED are transitions."""
+
+    RUNNING = 0
+    """The episode continues."""
+
+    TERMINATED = 1
+    """The step led to a terminal state; also where the episode was truncated in the same step."""
+
+    TRUNCATED = 2
+    """The episode was cut off (time limit) in a state that is not terminal."""
+
+    DROPPED = 3
+    """No transition: the episode was given up (worker lost, non-finite value skipped). The next
+    observation is the first of a new episode."""
+
+    RESET_ONLY = 4
+    """No transition: a NEXT_STEP environment only began its next episode."""
+
+    WAITING = 5
+    """No transition: the agent does not act in this step, and its episode continues."""
+
+
+RUNNING, TERMINATED, TRUNCATED, DROPPED, RESET_ONLY, WAITING = (int(code) for code in StepEnd)
+"""The codes as plain integers, which arrays compare ten times as fast as members of an enum."""
+
+
+def end_codes(
+    terminated: npt.NDArray[np.bool_], truncated: npt.NDArray[np.bool_]
+) -> npt.NDArray[np.uint8]:
+    """Return the codes of transitions from their two flags; terminated wins."""
+    codes = truncated.view(np.uint8) * np.uint8(TRUNCATED)
+    codes[terminated] = TERMINATED
+    return codes
+
+
+def is_transition(end: Rows) -> Rows:
+    """Return which rows are transitions."""
+    rows: Rows = end <= TRUNCATED
+    return rows
+
+
+def is_terminated(end: Rows) -> Rows:
+    """Return which rows led to a terminal state."""
+    rows: Rows = end == TERMINATED
+    return rows
+
+
+def is_truncated(end: Rows) -> Rows:
+    """Return which rows were truncated."""
+    rows: Rows = end == TRUNCATED
+    return rows
+
+
+def has_ended(end: Rows) -> Rows:
+    """Return which rows are the last transition of their episode."""
+    rows: Rows = (end == TERMINATED) | (end == TRUNCATED)
+    return rows
+
+
+def is_followed_by_new(end: Rows) -> Rows:
+    """Return after which rows an episode begins, so that a recurrent state starts at zero."""
+    rows: Rows = (end != RUNNING) & (end != WAITING)
+    return rows
