@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 PACKAGE = "maze_train"
 TORCH_FREE = tuple(
-    f"{PACKAGE}.{name}" for name in ("config.loading", "spaces.describe", "spaces.masks")
+    f"{PACKAGE}.{name}"
+    for name in ("config.loading", "spaces.columns", "spaces.describe", "spaces.masks")
 )
 ROOT = Path(__file__).parents[1]
 

@@ -22,10 +22,11 @@ from maze_train.data.rollout_slots import RolloutLayout, RolloutSlot, slots_of
 from maze_train.envs.stepped import close_all
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.spaces.columns import Columns
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import flat_space_of, part_of
 from maze_train.workers.places import Portable
-from maze_train.workers.pool import ArrayLayout, WorkerContext, check_spaces
+from maze_train.workers.pool import WorkerContext, check_spaces
 
 HEADER_NBYTES = 64
 CURRENT, STAMPS = 0, 1
@@ -40,7 +41,7 @@ SEQ_NO = "<weights_seq_no>"
 
 def weights_nbytes(model: nn.Module) -> int:
     """Bytes that `WeightsWriter` and `WeightsReader` need for a model."""
-    return HEADER_NBYTES + 2 * _layout(model).nbytes
+    return HEADER_NBYTES + 2 * _columns(model).nbytes
 
 
 def acting_state(model: nn.Module) -> dict[str, Tensor]:
@@ -61,16 +62,15 @@ def acting_state(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def _layout(model: nn.Module) -> ArrayLayout[str]:
-    """Layout of a buffer."""
+def _columns(model: nn.Module) -> Columns:
+    """Columns of a buffer."""
     state = {key: value.detach().cpu().numpy() for key, value in acting_state(model).items()}
-    arrays = {SEQ_NO: np.zeros(1, np.int64), **state}
-    return ArrayLayout({key: (array.shape, array.dtype) for key, array in arrays.items()})
+    return Columns.like({SEQ_NO: np.zeros(1, np.int64), **state})
 
 
-def _tensors(layout: ArrayLayout[str], memory: Any) -> dict[str, Tensor]:
+def _tensors(columns: Columns, memory: Any) -> dict[str, Tensor]:
     """The tensors of a buffer."""
-    return {key: torch.from_numpy(x) for key, x in layout.arrays(memory).items()}
+    return {key: torch.from_numpy(x) for key, x in columns.arrays(memory).items()}
 
 
 class _SharedWeights:
@@ -110,9 +110,9 @@ class WeightsWriter(_SharedWeights):
 
     def __init__(self, model: nn.Module, memory: Any) -> None:
         self._model = model
-        layout = _layout(model)
-        super().__init__(layout.nbytes, memory)
-        self._views = [_tensors(layout, buffer.numpy()) for buffer in self.buffers]
+        columns = _columns(model)
+        super().__init__(columns.nbytes, memory)
+        self._views = [_tensors(columns, buffer.numpy()) for buffer in self.buffers]
 
     @torch.no_grad()
     def publish(self, weights_seq_no: int) -> None:
@@ -171,13 +171,13 @@ class WeightsReader(_SharedWeights):
 
     def __init__(self, model: nn.Module, memory: Any) -> None:
         self._model = model
-        layout = _layout(model)
-        super().__init__(layout.nbytes, memory)
-        self._private = torch.zeros(layout.nbytes, dtype=torch.uint8)
+        columns = _columns(model)
+        super().__init__(columns.nbytes, memory)
+        self._private = torch.zeros(columns.nbytes, dtype=torch.uint8)
         self._seen = (-1, -1)
         self.weights_seq_no = -1
         parameters = dict(model.named_parameters(remove_duplicate=False))
-        self._buffers = _tensors(layout, self._private.numpy())
+        self._buffers = _tensors(columns, self._private.numpy())
         self._loaded_seq_no = self._buffers.pop(SEQ_NO)
         for key in [key for key in self._buffers if key in parameters]:
             parameters[key].data = self._buffers.pop(key)

@@ -11,10 +11,9 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -23,26 +22,14 @@ from gymnasium import spaces
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError
 from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, send
+from maze_train.spaces.columns import Columns, Spec
 from maze_train.spaces.describe import flat_spaces
-from maze_train.spaces.tensors import storage_dtype
 
 Storage: TypeAlias = Literal["memory", "disk", "device"]
 """Storage of observations and actions: memory, memory-mapped files, or the device that learns from
 them."""
 
 STORAGES = ("memory", "disk", "device")
-
-
-class Spec(NamedTuple):
-    """Shape and dtype of one entry of a column."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one entry."""
-        return prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +96,10 @@ class ReplayLayout:
         self.keeps_terminal_obs = keeps_terminal_obs
         self.has_obs_keys = isinstance(observation_space, spaces.Dict)
         self.has_action_keys = isinstance(actions, dict)
-        parts = flat_spaces(observation_space)
-        self.obs = {key: Spec(part.shape or (), storage_dtype(part)) for key, part in parts.items()}
-        self.actions = {
-            key: Spec(tuple(leaf.shape), leaf.cpu().numpy().dtype)
-            for key, leaf in leaves_by_key(actions).items()
-        }
+        self.obs = Columns.of(flat_spaces(observation_space))
+        self.actions = Columns.like(
+            {key: leaf.cpu().numpy() for key, leaf in leaves_by_key(actions).items()}
+        )
         for key, n in self.frame_stack.items():
             if key not in self.obs or self.obs[key].shape[:1] != (n,):
                 found = {key: spec.shape for key, spec in self.obs.items()}

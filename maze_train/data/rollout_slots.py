@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,20 +17,16 @@ from maze_train.core.errors import ShapeError
 from maze_train.core.state import StatePart
 from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key, tree_map
 from maze_train.data.rollout import Rollout, join_rollouts, select_envs
+from maze_train.spaces.columns import Columns, Spec, column_name, leaves_of, padded
 from maze_train.spaces.describe import flat_spaces
-from maze_train.spaces.tensors import storage_dtype
-from maze_train.workers.pool import ArrayLayout, padded
 
 PAGE = 4096
 """Slots begin on their own pages, so that writing to one takes no memory of the others."""
 
-Name: TypeAlias = tuple[str, str]
-"""Name of a tensor in a slot: column of the rollout, and key of the leaf."""
-
 OPTIONAL = ("valid", "log_probs", "weights_seq_no")
 """Columns that a rollout may have or not."""
 
-HEADER = ("header", "")
+HEADER = "header"
 """Length of each tensor; below 0: the rollout does not have it."""
 
 
@@ -64,23 +60,22 @@ class RolloutLayout:
         steps, rows = (num_steps, num_envs), (num_steps + 1, num_envs)
         most_ends = num_steps * num_envs
         integers, floats, flags = np.dtype(np.int64), np.dtype(np.float32), np.dtype(np.bool_)
-        specs: dict[Name, tuple[tuple[int, ...], np.dtype[Any]]] = {}
-        for key, part in flat_spaces(observation_space).items():
-            shape, dtype = tuple(part.shape or ()), storage_dtype(part)
-            specs["obs", key] = (*rows, *shape), dtype
-            specs["final_obs", key] = (most_ends, *shape), dtype
-        for key, action in leaves_by_key(actions).items():
-            specs["actions", key] = (*steps, *action.shape), action.cpu().numpy().dtype
-        specs["rewards", ""] = steps, floats
-        specs["log_probs", ""] = (*steps, num_agents) if num_agents else steps, floats
-        for name in ("terminated", "truncated", "valid"):
-            specs[name, ""] = steps, flags
+        leaves = flat_spaces(observation_space)
+        one = {key: action.cpu().numpy() for key, action in leaves_by_key(actions).items()}
+        specs: dict[str, Spec] = {
+            **Columns.of(leaves, "obs").batched(*rows),
+            **Columns.of(leaves, "final_obs").batched(most_ends),
+            **Columns.like(one, "actions").batched(*steps),
+            "rewards": Spec(steps, floats),
+            "log_probs": Spec((*steps, num_agents) if num_agents else steps, floats),
+            **{name: Spec(steps, flags) for name in ("terminated", "truncated", "valid")},
+            "weights_seq_no": Spec((num_envs,), integers),
+            "final_positions": Spec((most_ends,), integers),
+        }
         if state_size:
-            specs["hidden_states", ""] = (*rows, state_size), floats
-        specs["weights_seq_no", ""] = (num_envs,), integers
-        specs["final_positions", ""] = (most_ends,), integers
-        self._arrays = ArrayLayout({HEADER: ((len(specs),), integers), **specs})
-        self.nbytes = padded(self._arrays.nbytes, PAGE)
+            specs["hidden_states"] = Spec((*rows, state_size), floats)
+        self._columns = Columns({HEADER: Spec((len(specs),), integers), **specs})
+        self.nbytes = padded(self._columns.nbytes, PAGE)
         """Bytes of one slot, a multiple of the size of a page."""
 
     def slot(self, memory: Any, offset: int) -> RolloutSlot:
@@ -90,7 +85,7 @@ class RolloutLayout:
             memory: Writable buffer, kept alive by the slot.
             offset: First byte, a multiple of the size of a page.
         """
-        return RolloutSlot(self._arrays.arrays(memory, offset))
+        return RolloutSlot(self._columns.arrays(memory, offset))
 
 
 class RolloutSlot:
@@ -102,7 +97,7 @@ class RolloutSlot:
         arrays: Views of the memory.
     """
 
-    def __init__(self, arrays: Mapping[Name, Array]) -> None:
+    def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
         self._lengths = self._tensors.pop(HEADER)
 
@@ -118,19 +113,19 @@ class RolloutSlot:
             ShapeError: If a column is not one of the layout; the slot has to be written again then.
         """
         tensors = _tensors_of(rollout)
-        needed = {name for name in self._tensors if name[0] not in OPTIONAL}
+        needed = {name for name in self._tensors if name not in OPTIONAL}
         if not needed <= tensors.keys() <= self._tensors.keys():
             odd = sorted(needed - tensors.keys() | tensors.keys() - self._tensors.keys())
             place = "slot" if odd[0] in self._tensors else "rollout"
-            raise ShapeError(f"{_label(odd[0])} is in the {place} only: {REMEDY}")
+            raise ShapeError(f"{odd[0]} is in the {place} only: {REMEDY}")
         num_ends = len(rollout.final_positions)
         for name, tensor in tensors.items():
             target = self._tensors[name]
-            if name[0].startswith("final_"):
+            if name.startswith("final_"):
                 target = target[:num_ends]
             if tensor.shape != target.shape:
                 raise ShapeError(
-                    f"{_label(name)} has the shape {list(tensor.shape)}, the slot expects "
+                    f"{name} has the shape {list(tensor.shape)}, the slot expects "
                     f"{list(target.shape)}: {REMEDY}"
                 )
             target.copy_(tensor)
@@ -145,12 +140,10 @@ class RolloutSlot:
 
     def rollout(self) -> Rollout:
         """The rollout that was written last: views of the slot, valid until the next is written."""
-        columns: dict[str, dict[str, Tensor]] = {}
         tensors = zip(self._tensors.items(), self._lengths.tolist(), strict=True)
-        for ((column, key), tensor), length in tensors:
-            if length >= 0:
-                columns.setdefault(column, {})[key] = tensor[:length]
-        trees: dict[str, Any] = {name: as_tree(x, "" not in x) for name, x in columns.items()}
+        found = {name: tensor[:length] for (name, tensor), length in tensors if length >= 0}
+        columns = {field.name: leaves_of(found, field.name) for field in fields(Rollout)}
+        trees: dict[str, Any] = {name: as_tree(x, "" not in x) for name, x in columns.items() if x}
         return Rollout(**trees)
 
 
@@ -175,20 +168,15 @@ def slots_of(layouts: Mapping[str, RolloutLayout], memory: Any) -> list[dict[str
 REMEDY = "make the layout with the spaces, num_steps, num_envs and state_size of the rollouts"
 
 
-def _tensors_of(rollout: Rollout) -> dict[Name, Tensor]:
+def _tensors_of(rollout: Rollout) -> dict[str, Tensor]:
     """The tensors of a rollout by name."""
     trees = {field.name: getattr(rollout, field.name) for field in fields(rollout)}
     return {
-        (name, key): leaf
+        column_name(name, key): leaf
         for name, tree in trees.items()
         if tree is not None
         for key, leaf in leaves_by_key(tree).items()
     }
-
-
-def _label(name: Name) -> str:
-    column, key = name
-    return f"{column}[{key!r}]" if key else column
 
 
 class RolloutReplay:

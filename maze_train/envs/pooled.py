@@ -282,10 +282,10 @@ class PooledVectorEnv(MazeVectorEnv):
         for part, spaces in zip(self._slices, described, strict=True):
             check_spaces(part.start, spaces[:2], described[0][:2])
         self._describe(observation_space, action_space, num_envs, metadata)
-        layout = StepBuffers.layout(FlatView(observation_space), self._action, num_envs)
-        self._memory = memory = self._pool.allocate(layout.nbytes)
+        columns = StepBuffers.columns(FlatView(observation_space), self._action, num_envs)
+        self._memory = memory = self._pool.allocate(columns.nbytes)
         self._pool.call_all("map", memory)
-        self._buffers = buffers = StepBuffers.over(memory.buffer, layout)
+        self._buffers = buffers = StepBuffers.over(memory.buffer, columns)
         self._journal: Journal | None = None
         if self.can_be_restored or self._pool.may_restart:
             self._journal = Journal(buffers.actions)

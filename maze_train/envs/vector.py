@@ -21,9 +21,9 @@ from maze_train.core.seeding import draw_seed
 from maze_train.envs.batch import StepBatch, able_to_hold
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.autoreset import AutoresetMode
+from maze_train.spaces.columns import Columns, Spec, leaves_of
 from maze_train.spaces.describe import FlatView, flat_space
 from maze_train.spaces.masks import MaskLayout
-from maze_train.workers.pool import ArrayLayout
 
 if TYPE_CHECKING:
     from typing import Self
@@ -399,9 +399,7 @@ def batched(space: gymnasium.Space[Any], n: int) -> gymnasium.Space[Any]:
 
 def zeroed_columns(view: FlatView, n: int) -> dict[str, Array]:
     """Zeroed arrays for n values of a space, by leaf."""
-    return {
-        key: np.zeros((n, *(leaf.shape or ())), leaf.dtype) for key, leaf in view.leaves.items()
-    }
+    return Columns.of(view.leaves, stored=False).batched(n).arrays()
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,28 +424,23 @@ class StepBuffers:
     """[n]."""
 
     @staticmethod
-    def layout(observation: FlatView, action: FlatView, n: int) -> ArrayLayout[tuple[str, str]]:
-        """Layout of the arrays, by field and leaf, in memory that `over` gets."""
+    def columns(observation: FlatView, action: FlatView, n: int) -> Columns:
+        """Columns of the buffers; `over` gets memory of `nbytes` bytes."""
         views = {"obs": observation, "final_obs": observation, "actions": action}
-        specs = {
-            (field, key): ((n, *(leaf.shape or ())), np.dtype(leaf.dtype))
-            for field, view in views.items()
-            for key, leaf in view.leaves.items()
-        }
+        found: dict[str, Spec] = {}
+        for name, view in views.items():
+            found |= Columns.of(view.leaves, name, stored=False)
         numbers = {"rewards": np.float64, "terminated": np.bool_, "truncated": np.bool_}
-        steps = {(field, ""): ((n,), np.dtype(dtype)) for field, dtype in numbers.items()}
-        return ArrayLayout({**specs, **steps})
+        found |= {name: Spec((), np.dtype(dtype)) for name, dtype in numbers.items()}
+        return Columns(found).batched(n)
 
     @classmethod
-    def over(cls, memory: Any, layout: ArrayLayout[tuple[str, str]]) -> StepBuffers:
-        """The arrays in `memory`, a writable buffer of at least `layout.nbytes` bytes."""
-        found: dict[str, Any] = {"obs": {}, "final_obs": {}, "actions": {}}
-        for (field, key), array in layout.arrays(memory).items():
-            if field in ("obs", "final_obs", "actions"):
-                found[field][key] = array
-            else:
-                found[field] = array
-        return cls(**found)
+    def over(cls, memory: Any, columns: Columns) -> StepBuffers:
+        """The buffers in `memory`, a writable buffer."""
+        arrays = columns.arrays(memory)
+        obs, final_obs, actions = (leaves_of(arrays, x) for x in ("obs", "final_obs", "actions"))
+        flags = arrays["terminated"], arrays["truncated"]
+        return cls(obs, final_obs, actions, arrays["rewards"], *flags)
 
     def rows(self, first: int, stop: int) -> StepBuffers:
         """The part of the environments first, ..., stop - 1, as views."""

@@ -127,8 +127,8 @@ class EnvWorker(SteppedEnvs):
         Raises:
             SpaceError: If a mask in the observations does not fit the actions.
         """
-        layout = StepBuffers.layout(self._observation, self._action, self._num_envs)
-        buffers = StepBuffers.over(memory.buffer, layout)
+        columns = StepBuffers.columns(self._observation, self._action, self._num_envs)
+        buffers = StepBuffers.over(memory.buffer, columns)
         self._buffers = part = buffers.rows(self._first, self._first + len(self.envs))
         self._step_into(part.obs, part.rewards, part.terminated, part.truncated)
         self._columns = [*part.obs.values(), part.rewards, part.terminated, part.truncated]

@@ -18,7 +18,8 @@ from maze_train.core.events import Event, Statistics
 from maze_train.core.types import Array, Tensor, tree_leaves, tree_map
 from maze_train.learner.optimizers import ModuleOptimizer
 from maze_train.learner.part import Optimizers, Part, ShardBatch
-from maze_train.workers.pool import SharedMemory, WorkerPool, padded
+from maze_train.spaces.columns import padded
+from maze_train.workers.pool import SharedMemory, WorkerPool
 
 Batch = TypeVar("Batch")
 

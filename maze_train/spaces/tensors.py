@@ -21,32 +21,8 @@ from maze_train.core.types import (
     tree_map,
 )
 from maze_train.spaces.agents import ACTS, AGENTS
+from maze_train.spaces.columns import Columns, leaves_of, storage_dtype
 from maze_train.spaces.describe import is_mask_key
-
-DTYPES = {
-    **{name: name for name in ("float32", "uint8", "int8", "int16", "int32", "int64", "bool")},
-    "uint16": "int32",
-    "uint32": "int64",
-}
-"""Dtype in which leaves of a dtype are stored."""
-
-
-def storage_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
-    """The dtype in which observations of a leaf space are stored.
-
-    Integers, bytes of images among them, and bool are kept as they are, or in the next larger type
-    that PyTorch knows (uint16 in int32, uint32 in int64). float16 becomes float32. Two types are
-    rounded to float32, which is what networks compute with: float64, and uint64 with an upper bound
-    beyond that of int64.
-    """
-    dtype = np.dtype(space.dtype if space.dtype is not None else np.float32)
-    if dtype.name in DTYPES:
-        return np.dtype(DTYPES[dtype.name])
-    if dtype.kind != "u":
-        return np.dtype(np.float32)
-    exceeds = isinstance(space, spaces.Box) and (space.high > np.iinfo(np.int64).max).any()
-    return np.dtype(np.float32 if exceeds else np.int64)
-
 
 FIRST_INEXACT = 2.0**24
 """Integers beyond this one are rounded in float32."""
@@ -99,11 +75,9 @@ def check_resolution(first: Mapping[str, Array], later: ArrayTree) -> None:
 
 def zeros_for(space: spaces.Space[Any], shape: tuple[int, ...]) -> TensorTree:
     """Zeros for observations of a flat space: `[*shape, *space.shape]`, one tensor per key."""
-
-    def zeros(leaf: spaces.Space[Any]) -> Tensor:
-        return torch.from_numpy(np.zeros((*shape, *(leaf.shape or ())), storage_dtype(leaf)))
-
-    return tree_map(zeros, _leaves(space))
+    leaves = space.spaces if isinstance(space, spaces.Dict) else {"": space}
+    arrays = Columns.of(leaves).batched(*shape).arrays()
+    return as_tree({key: torch.from_numpy(x) for key, x in arrays.items()}, "" not in arrays)
 
 
 def sampled_for(space: spaces.Space[Any], n: int) -> TensorTree:
@@ -154,10 +128,8 @@ JOINT_ACTS, JOINT_AGENT = f"{JOINT}/{ACTS}", f"{JOINT}/agent"
 
 def part_of(tree: Mapping[str, Any], name: str) -> Any:
     """The part of a flat mapping below a name: a leaf, or the mapping of those below it."""
-    if name in tree:
-        return tree[name]
-    start = f"{name}/"
-    return {key[len(start) :]: leaf for key, leaf in tree.items() if key.startswith(start)}
+    leaves = leaves_of(tree, name)
+    return as_tree(leaves, "" not in leaves)
 
 
 def parts_by_name(tree: Mapping[str, Any]) -> dict[str, Any]:

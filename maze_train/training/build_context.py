@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -25,8 +24,8 @@ from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.nets.config import ModelConfig
+from maze_train.spaces.columns import Columns
 from maze_train.spaces.describe import flat_spaces
-from maze_train.spaces.tensors import storage_dtype
 from maze_train.training.checkpoints import Checkpoint
 from maze_train.training.config import (
     TRIAL_STEPS,
@@ -240,8 +239,8 @@ def check_fits(env: MazeVectorEnv, num_steps: int) -> None:
     """
     simulator = env.simulator
     device = torch.device("cpu") if simulator is None else simulator.device
-    leaves = flat_spaces(env.single_observation_space).values()
-    row = sum(storage_dtype(leaf).itemsize * math.prod(leaf.shape or ()) for leaf in leaves)
+    leaves = flat_spaces(env.single_observation_space)
+    row = sum(spec.nbytes for spec in Columns.of(leaves).values())
     # A simulator may give the last observation of each episode as well.
     nbytes = row * env.num_envs * (num_steps + 1) * (1 if simulator is None else 2)
     free = available_memory(device)

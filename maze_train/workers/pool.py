@@ -7,14 +7,12 @@ import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import pairwise
-from math import prod
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from maze_train.core.errors import MazeTrainError, SpaceError, WorkerError
 
@@ -407,44 +405,6 @@ def worker_names(kind: str, parts: Iterable[range]) -> list[str]:
     return [
         f"{kind} {i} (environments {part.start} to {part.stop - 1})" for i, part in enumerate(parts)
     ]
-
-
-CACHE_LINE = 64
-
-Key = TypeVar("Key")
-
-
-def padded(nbytes: int, unit: int = CACHE_LINE) -> int:
-    """`nbytes` rounded up to whole units."""
-    return -(-nbytes // unit) * unit
-
-
-class ArrayLayout(Generic[Key]):
-    """Layout of arrays in one piece of memory.
-
-    It follows from the arguments alone, so processes that know these agree on it. Every array
-    begins on its own cache line, so that processes do not contend for the flags of others.
-
-    Args:
-        specs: Shape and data type of each array, in their order.
-
-    Attributes:
-        nbytes: Bytes that the arrays take.
-    """
-
-    def __init__(self, specs: Mapping[Key, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
-        self._places: dict[Key, tuple[tuple[int, ...], np.dtype[Any], int]] = {}
-        self.nbytes = 0
-        for key, (shape, dtype) in specs.items():
-            self._places[key] = (shape, dtype, self.nbytes)
-            self.nbytes += padded(prod(shape) * dtype.itemsize)
-
-    def arrays(self, memory: Any, offset: int = 0) -> dict[Key, npt.NDArray[Any]]:
-        """Views of a buffer, the first of which begins at an offset."""
-        return {
-            key: np.ndarray(shape, dtype, memory, offset + start)
-            for key, (shape, dtype, start) in self._places.items()
-        }
 
 
 class SharedMemory:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from maze_train.core.types import tree_map
 from maze_train.data.replay import Transition, UniformReplayBuffer
 from maze_train.data.rollout import Rollout
-from maze_train.spaces.tensors import storage_dtype
+from maze_train.spaces.columns import storage_dtype
 
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float64)
 DICT = spaces.Dict(

@@ -9,7 +9,8 @@ from cases import sweep
 from gymnasium import spaces
 
 from maze_train.core.types import tree_leaves
-from maze_train.spaces.tensors import as_tensors, sampled_for, storage_dtype, zeros_for
+from maze_train.spaces.columns import storage_dtype
+from maze_train.spaces.tensors import as_tensors, sampled_for, zeros_for
 
 KEPT = ("float32", "uint8", "int8", "int16", "int32", "int64", "bool")
 CHANGED = {"float16": "float32", "float64": "float32"}
