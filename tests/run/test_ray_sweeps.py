@@ -209,7 +209,7 @@ def test_a_sweep_on_ray(
     """The numbers of one after the other, on two machines; a job that fails is reported."""
     monkeypatch.chdir(tmp_path)
     on_ray = ("hydra/launcher=ray", "hydra.launcher.n_jobs=2", "hydra.sweep.dir=r")
-    choice = "+env.kwargs.render_mode=null,3d"  # known only where the environment is built
+    choice = "env.kwargs={},{wrong:1}"  # known only where the environment is built
     found = [main([*SWEEP, *how, "seed=1,2", choice]) for how in ((), on_ray)]
     assert found == [2, 2]
     tables = [Path(name, "jobs.csv").read_text().splitlines() for name in ("s", "r")]
