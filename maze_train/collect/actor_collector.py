@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.seeding import Seeds
 from maze_train.core.types import Array
 from maze_train.data.rollout import Rollout, join_rollouts
-from maze_train.learner.modules import DEFAULT_MODULE, torch_threads
+from maze_train.learner.modules import torch_threads
 from maze_train.workers.pool import WorkerFailedError
 
 
@@ -93,14 +92,14 @@ class ActorCollector(Collector):
         episodes = FinishedEpisodes(worker_restarts=self._restarts, lost=int(self._lost.sum()))
         for worker, own in enumerate(collected):
             for part in own:
-                rollouts.append(actors.rollouts(worker, part)[DEFAULT_MODULE])
+                rollouts.append(actors.rollout(worker, part))
                 episodes.extend(part.episodes)
                 actors.states[part.actor] = part.state
         if self._lost.any():
             self._on_lost(self._taken_lost())
         self._restarts = 0
         self.env_s = max(sum(part.env_s for part in own) for own in collected)
-        return replace(join_rollouts(rollouts), weights_seq_no=None), episodes
+        return join_rollouts(rollouts), episodes
 
     def _begin(self) -> None:
         """Make room for rollouts, unless there is."""
@@ -114,7 +113,6 @@ class ActorCollector(Collector):
             self._seeds_of,
             records_log_probs=self.records_log_probs,
             keeps_terminal_obs=self.keeps_terminal_obs,
-            splits_turns=False,
             returns_states=self._actors.pool.may_restart,
             **self._settings,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -18,13 +18,11 @@ from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.collect.simulators import collector_class
 from maze_train.core.errors import TrainingError
 from maze_train.core.types import Array, Tensor, tree_map
-from maze_train.data.rollout_slots import RolloutLayout, RolloutSlot, slots_of
+from maze_train.data.rollout import rollout_columns, slots_in
 from maze_train.envs.stepped import close_all
 from maze_train.envs.vector import MazeVectorEnv
-from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.spaces.columns import Columns
 from maze_train.spaces.describe import flat_space
-from maze_train.spaces.tensors import flat_space_of, part_of
 from maze_train.workers.places import Portable
 from maze_train.workers.pool import WorkerContext, check_spaces
 
@@ -250,48 +248,28 @@ class ActorPolicy:
     keeps_terminal_obs: bool = False
     """Likewise."""
 
-    splits_turns: bool = True
-    """Whether rollouts of several agents are split by policy where they are collected."""
-
     returns_states: bool = False
     """Whether each rollout comes with the state of its actor after it."""
 
-    def layouts(
-        self, model: Any, observation_space: Any, num_envs: int
-    ) -> dict[str, RolloutLayout]:
-        """Layouts of the rollouts of an actor in a slot, by module id.
+    def columns(self, model: Any, observation_space: Any, num_envs: int) -> Columns:
+        """Return the columns of the rollouts of an actor.
 
         Args:
             model: The policy.
             observation_space: That of one environment.
-            num_envs: Environments E. Where turns are split, a rollout has a column for each agent
-                of the policy in each of them.
+            num_envs: Environments of an actor.
         """
         mode = model.distribution.mode(torch.zeros(1, model.distribution.param_size))
-        actions: Any = tree_map(lambda x: x[0].cpu(), mode)
-        space: Any = flat_space(observation_space)
-        members = getattr(model, "members", {})
-        if members and self.splits_turns:
-            return {
-                policy: RolloutLayout(
-                    flat_space_of(space, agents[0], is_centralized=policy in model.centralized),
-                    part_of(actions, agents[0]),
-                    self.num_steps,
-                    num_envs * len(agents),
-                    state_size=model.state_sizes[agents[0]],
-                )
-                for policy, agents in members.items()
-                if agents
-            }
-        whole = RolloutLayout(
-            space,
-            actions,
+        agents = getattr(model, "agents", ())
+        log_probs = (len(agents),) if agents else ()
+        return rollout_columns(
+            flat_space(observation_space),
             self.num_steps,
             num_envs,
+            actions=tree_map(lambda x: x[0].cpu(), mode),
             state_size=int(getattr(model, "state_size", 0)),
-            num_agents=len(model.agents) if members else 0,
+            log_probs=log_probs if self.records_log_probs else None,
         )
-        return {DEFAULT_MODULE: whole}
 
 
 @dataclass(frozen=True)
@@ -304,8 +282,14 @@ class CollectedRollout:
     slot: int
     """The slot that holds it."""
 
-    num_samples: int
-    """Number of transitions."""
+    weights_seq_no: int
+    """Updates that the weights had seen which acted."""
+
+    num_final_obs: int
+    """Number of final observations in the slot."""
+
+    has_gaps: bool
+    """Whether some rows are not transitions."""
 
     episodes: FinishedEpisodes
     """Episodes that ended."""
@@ -346,7 +330,7 @@ class ActorWorker:
         self._envs: dict[int, MazeVectorEnv] = {}
         self._collectors: dict[int, RolloutCollector] = {}
         self._context = context
-        self._filled: dict[str, RolloutSlot] = {}
+        self._written: list[Array] = []
         try:
             for actor in actors:
                 self._envs[actor] = make_env.value(actor * num_envs, can_be_restored=is_kept)
@@ -382,9 +366,8 @@ class ActorWorker:
         self._model: Any = policy.make_model.value()
         self._weights = WeightsReader(self._model, weights.buffer)
         first = next(iter(self._envs.values()))
-        self._slots = slots_of(
-            policy.layouts(self._model, first.env_observation_space, first.num_envs), slots
-        )
+        columns = policy.columns(self._model, first.env_observation_space, first.num_envs)
+        self._slots = slots_in(slots, columns)
         for (actor, env), (env_seed, action_seed) in zip(self._envs.items(), seeds, strict=True):
             collector = collector_class(env)(
                 env,
@@ -397,9 +380,6 @@ class ActorWorker:
                 on_step=partial(self._context.count, env.num_envs),
             )
             collector.keeps_terminal_obs = policy.keeps_terminal_obs
-            if policy.splits_turns and hasattr(self._model, "members"):
-                model: Any = self._model
-                collector.split_turns(model, records_log_probs=True, as_steps=True)
             self._collectors[actor] = collector
 
     def collect(self, actor: int, slot: int) -> CollectedRollout:
@@ -411,16 +391,15 @@ class ActorWorker:
         """
         began = time.perf_counter()
         seq_no, collector = self._weights.load(), self._collectors[actor]
-        collected, episodes = collector.collect(self._model)
-        self._filled = self._slots[slot]
-        for key, part in self._filled.items():
-            rollout = collected[key]
-            numbers = torch.full((rollout.num_envs,), seq_no, dtype=torch.int64)
-            part.write(replace(rollout, weights_seq_no=numbers))
+        into = self._slots[slot]
+        rollout, episodes = collector.collect_steps(self._model, into=into)
+        self._written = into.fill(rollout)
         return CollectedRollout(
             actor,
             slot,
-            episodes.steps,
+            seq_no,
+            into.num_final_obs,
+            into.has_gaps,
             episodes,
             time.time(),
             collector.env_s,
@@ -430,8 +409,8 @@ class ActorWorker:
 
     def written(self) -> list[Array]:
         """The parts of a slot that the last rollout takes, once."""
-        filled, self._filled = self._filled, {}
-        return [array for part in filled.values() for array in part.written()]
+        written, self._written = self._written, []
+        return written
 
     def state_dict(self, actor: int) -> dict[str, Any]:
         """State of the environments of an actor and of what is random."""

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import torch
 from torch import nn
 
 from maze_train.collect.actor_worker import (
@@ -20,11 +21,13 @@ from maze_train.collect.actor_worker import (
     WeightsWriter,
     weights_nbytes,
 )
+from maze_train.collect.collector import OneModule, turns_of
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import ConfigError
 from maze_train.core.notices import warn
-from maze_train.data.rollout import Rollout, join_rollouts
-from maze_train.data.rollout_slots import RolloutSlot, slots_of
+from maze_train.data.rollout import Rollout, RolloutStorage, join_rollouts, slot_nbytes, slots_in
+from maze_train.data.turns import TurnSplitter
+from maze_train.nets.joint import JointModel
 from maze_train.workers.places import Place, Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, check_spaces, shares, worker_names
 
@@ -94,7 +97,7 @@ class Actors:
         self.slices = shares(num_actors, count)
         self._weights_lock, self._have_changed = threading.Lock(), False
         self._memories: list[Any] = []
-        self._slots: list[list[dict[str, RolloutSlot]]] = []
+        self._slots: list[list[RolloutStorage]] = []
         make = partial(ActorWorker, Portable(make_env, "env"), num_envs)
         makers = [partial(make, part, can_be_restored) for part in self.slices]
         envs = [range(part.start * num_envs, part.stop * num_envs) for part in self.slices]
@@ -136,11 +139,10 @@ class Actors:
         weights = self.pool.allocate(weights_nbytes(model))
         self.writer = WeightsWriter(model, weights.buffer)
         self._memories.append(weights)
-        layouts = self.policy.layouts(model, self.env_observation_space, self.num_envs)
-        nbytes = sum(layout.nbytes for layout in layouts.values())
+        columns = self.policy.columns(model, self.env_observation_space, self.num_envs)
         for _ in self.slices:
-            self._memories.append(self.pool.allocate(num_slots * nbytes))
-            self._slots.append(slots_of(layouts, self._memories[-1]))
+            self._memories.append(self.pool.allocate(num_slots * slot_nbytes(columns)))
+            self._slots.append(slots_in(self._memories[-1], columns))
 
     def set_up(self, worker: int, **changes: Any) -> int:
         """Send a worker the policy, and the states of its actors.
@@ -196,10 +198,11 @@ class Actors:
             self._have_changed = True
         self.send_weights()
 
-    def rollouts(self, worker: int, collected: CollectedRollout) -> dict[str, Rollout]:
-        """The rollouts that a worker collected, by module id: views of its slot."""
+    def rollout(self, worker: int, collected: CollectedRollout) -> Rollout:
+        """The rollout that a worker collected: views of its slot."""
         self.busy_s += collected.seconds
-        return {key: part.rollout() for key, part in self._slots[worker][collected.slot].items()}
+        slot = self._slots[worker][collected.slot]
+        return slot.view(collected.num_final_obs, collected.has_gaps)
 
     def state_dict(self, actors: list[Any] | None) -> dict[str, Any]:
         """How often actors started over, and their states, which are None if these are lost."""
@@ -220,6 +223,11 @@ class Actors:
             self.pool.close()
         finally:
             self._close_memories()
+
+
+def _with_seq_no(rollout: Rollout, seq_no: int) -> Rollout:
+    seq_nos = torch.full((rollout.num_envs,), seq_no, dtype=torch.int64)
+    return replace(rollout, weights_seq_no=seq_nos)
 
 
 POLL_S = 0.1
@@ -319,6 +327,11 @@ class DistributedActors:
         self._is_remote = not self._pool.workers
         self.is_exact = True
 
+        self._make_turns: Callable[[], TurnSplitter | OneModule] = OneModule
+        if isinstance(model, JointModel):
+            self._make_turns = partial(turns_of, model, as_steps=True)
+        self._turns = [self._make_turns() for _ in range(actors.num_actors)]
+
         def seeds(actor: int, generation: int) -> tuple[int, int]:
             name = f"actors/{actor}/{generation}"
             return seed_of(f"{name}/episodes"), seed_of(f"{name}/actions")
@@ -331,6 +344,7 @@ class DistributedActors:
             num_steps=num_steps,
             allow_new_episodes=allow_new_episodes,
             info_keys=info_keys,
+            keeps_terminal_obs=isinstance(model, JointModel),
         )
 
     def publish(self, weights_seq_no: int) -> None:
@@ -346,8 +360,11 @@ class DistributedActors:
         self._is_acting[actor] = True
         results = self.actors.set_up(actor)
         if not self._is_remote:
-            for loaded in [self._pool.receive(actor) for _ in range(results)][1:]:
-                self.is_exact = self.is_exact and loaded[1]
+            turns = self._turns[actor]
+            for lost, is_exact in [self._pool.receive(actor) for _ in range(results)][1:]:
+                self.is_exact = self.is_exact and is_exact
+                turns.load_state_dict(self.actors.states[actor]["turns"])
+                turns.forget(torch.from_numpy(lost))
             return
         waiting = {queued.slot for queued in self._queue if queued.actor == actor}
         for slot in range(self.num_slots):
@@ -395,18 +412,24 @@ class DistributedActors:
                 self._take_turns(count)
         waited_s = time.perf_counter() - started
         taken = [self._queue.popleft() for _ in range(count)]
-        parts = [self.actors.rollouts(queued.actor, queued) for queued in taken]
+        parts = [self._split(queued) for queued in taken]
         rollouts = {key: join_rollouts([part[key] for part in parts]) for key in parts[0]}
         episodes, self._news = self._news, FinishedEpisodes()
         for queued in taken:
             episodes.extend(queued.episodes)
-            self.counts.trained += queued.num_samples
+            self.counts.trained += queued.episodes.steps
             # Rows of lost episodes are no steps to learn from.
-            self.counts.dropped += self._num_rows - queued.num_samples
+            self.counts.dropped += self._num_rows - queued.episodes.steps
             if self._is_remote and self._is_acting[queued.actor]:
                 self._pool.call(queued.actor, "collect", queued.actor, queued.slot)
         self._count_made()
         return GatheredRollouts(rollouts, episodes, before, len(self._queue), waited_s)
+
+    def _split(self, collected: CollectedRollout) -> dict[str, Rollout]:
+        """The rollouts of an actor by module id."""
+        rollout = self.actors.rollout(collected.actor, collected)
+        found = self._turns[collected.actor].split(rollout)
+        return {key: _with_seq_no(part, collected.weights_seq_no) for key, part in found.items()}
 
     def _take_turns(self, count: int) -> None:
         """Let the next actors of this process collect a rollout each."""
@@ -462,7 +485,7 @@ class DistributedActors:
         self._pool.call(actor, "describe")
         self._news.worker_restarts += 1
         self._news.lost += self.actors.num_envs
-        self.actors.start_over(actor)
+        self._start_over(actor)
 
     # -- ending, state ---------------------------------------------------------------------------
 
@@ -484,7 +507,13 @@ class DistributedActors:
         if not self._is_remote:
             self._begin_to_act()
             numbers = range(self.num_actors)
-            actors = [self._pool.ask(actor, "state_dict", actor) for actor in numbers]
+            actors = [
+                {
+                    **self._pool.ask(actor, "state_dict", actor),
+                    "turns": self._turns[actor].state_dict(),
+                }
+                for actor in numbers
+            ]
         self._count_made()
         return {
             **self.actors.state_dict(actors),
@@ -512,13 +541,17 @@ class DistributedActors:
         for actor in range(self.num_actors):
             self._let_act(actor)
 
+    def _start_over(self, actor: int) -> None:
+        self.actors.start_over(actor)
+        self._turns[actor] = self._make_turns()
+
     def _begin_anew(self) -> None:
         """Continue with new episodes in all environments; rollouts in flight are dropped."""
         dropped = self.counts.in_flight
         self.counts.dropped += dropped
         self.is_exact = False
         for actor in range(self.num_actors):
-            self.actors.start_over(actor)
+            self._start_over(actor)
         self._news.lost += self.num_actors * self.actors.num_envs
         lost = f", and {dropped} steps that were in flight are dropped" if dropped else ""
         warn(f"the environments of the actors begin new episodes{lost}")

@@ -14,7 +14,7 @@ import torch
 from maze_train.collect.episodes import EpisodeTracker, FinishedEpisodes
 from maze_train.core.errors import EnvError
 from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, is_on, send, tree_map
-from maze_train.data.rollout import Rollout, RolloutStorage
+from maze_train.data.rollout import Rollout, RolloutStorage, rollout_columns
 from maze_train.data.turns import TurnSplitter
 from maze_train.distributions.base import ActionSampler, Distribution
 from maze_train.envs.batch import StepBatch
@@ -151,6 +151,17 @@ class OneModule:
         """Nothing to continue from."""
 
 
+def turns_of(model: JointModel, **settings: Any) -> TurnSplitter:
+    """Return what makes the rollouts of the policies of several agents.
+
+    Args:
+        model: The policies, and who acts with which.
+        **settings: All other arguments of `TurnSplitter`.
+    """
+    centralized = getattr(model, "centralized", ())
+    return TurnSplitter(model.members, model.state_sizes, centralized=centralized, **settings)
+
+
 class Collector(ABC):
     """Base of what collects rollouts and gives each module its own.
 
@@ -183,10 +194,7 @@ class Collector(ABC):
             **settings: All other arguments of `TurnSplitter`.
         """
         self.keeps_terminal_obs, self.records_log_probs = True, records_log_probs
-        centralized = getattr(model, "centralized", ())
-        self.turns = TurnSplitter(
-            model.members, model.state_sizes, centralized=centralized, **settings
-        )
+        self.turns = turns_of(model, **settings)
 
     def collect(
         self, model: ActingModel | RecurrentModel, meanwhile: Callable[[], object] | None = None
@@ -287,7 +295,10 @@ class RolloutCollector(Collector):
 
     @torch.no_grad()
     def collect_steps(
-        self, model: ActingModel | RecurrentModel, meanwhile: Callable[[], object] | None = None
+        self,
+        model: ActingModel | RecurrentModel,
+        meanwhile: Callable[[], object] | None = None,
+        into: RolloutStorage | None = None,
     ) -> tuple[Rollout, FinishedEpisodes]:
         """Collect T steps of all environments.
 
@@ -297,6 +308,7 @@ class RolloutCollector(Collector):
                 step, whose actions are chosen by then: so weights may change in it. It must not
                 use the environments. What it raises goes through, and ends the step half-way: the
                 environments can then only be closed.
+            into: Memory for the rollout, unless a simulator makes it; None: own memory.
 
         Returns:
             The rollout, which shares memory with the next one, and the episodes that ended in it.
@@ -308,7 +320,7 @@ class RolloutCollector(Collector):
             self.env_s = time.perf_counter() - began
             if self._storage_device is None:
                 large = large_floats(self.env.single_observation_space, self._obs)
-        actor, storage = self._actor_and_storage(model)
+        actor, storage = self._actor_and_storage(model, into)
         distribution = model.distribution
         shape = (self.num_steps, self.num_envs)
         noise = distribution.draw_noise(shape, self.generator, torch.device("cpu"))
@@ -353,22 +365,27 @@ class RolloutCollector(Collector):
         return rollout, self._finished(rollout, reports)
 
     def _actor_and_storage(
-        self, model: ActingModel | RecurrentModel
+        self, model: ActingModel | RecurrentModel, into: RolloutStorage | None
     ) -> tuple[Actor, RolloutStorage]:
         """Return the actor of `model`, and the storage for its rollouts; both are kept."""
-        if self._actor is None or self._storage is None or self._actor.model is not model:
+        if self._actor is None or self._actor.model is not model:
             memory = self._memory if self._actor is None else self._actor.hidden_state
             self._actor, self._memory = Actor(model, self.num_envs, self.device), None
             if memory is not None and memory.shape == self._actor.hidden_state.shape:
                 # Episodes continue where another model acts, such as the first that was not random.
                 self._actor.hidden_state = memory.to(self.device)
-            self._storage = RolloutStorage(
+            self._storage = None
+        if into is not None and self._storage_device is None:
+            self._storage = into
+        if self._storage is None:
+            columns = rollout_columns(
                 self.env.single_observation_space,
                 self.num_steps,
                 self.num_envs,
                 state_size=self._actor.state_size,
-                device=self._storage_device,
+                keeps_final_obs=self._storage_device is None,
             )
+            self._storage = RolloutStorage(columns, device=self._storage_device)
         return self._actor, self._storage
 
     # -- what the environments give and take -------------------------------------------------------

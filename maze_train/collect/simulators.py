@@ -89,7 +89,8 @@ class SimulatorCollector(RolloutCollector):
     def _write_final(self, step: int, storage: RolloutStorage, obs: TensorTree) -> None:
         """Keep last observations of a step; rows where no episode ended too."""
         if self._final_rows is None:
-            zeros = zeros_for(storage.space, (self.num_steps, self.num_envs))
+            shape = self.num_steps, self.num_envs
+            zeros = zeros_for(self.env.single_observation_space, shape)
             self._final_rows = tree_map(lambda x: x.to(storage.device), zeros)
         leaves = leaves_by_key(obs)
         for key, rows in leaves_by_key(self._final_rows).items():
@@ -101,9 +102,9 @@ class SimulatorCollector(RolloutCollector):
         Raises:
             EnvError: If an observation or a reward is not finite.
         """
-        # The memory of the storage is written by the next step already.
-        self._obs = tree_map(lambda x: x[-1].clone(), storage.obs)
         rollout = storage.rollout()
+        # The memory of the storage is written by the next step already.
+        self._obs = tree_map(lambda x: x[-1].clone(), rollout.obs)
         kept = rollout.ended if self.keeps_terminal_obs else rollout.truncated & ~rollout.terminated
         given = torch.tensor(self._final_given, device=kept.device)
         missing = kept & ~given[:, None]

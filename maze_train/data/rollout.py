@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -24,7 +24,8 @@ from maze_train.core.types import (
     on_device,
     tree_map,
 )
-from maze_train.spaces.tensors import as_tensors, zeros_for
+from maze_train.spaces.columns import Columns, Spec, column_name, leaves_of, padded
+from maze_train.spaces.describe import flat_spaces
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,76 +139,112 @@ class Rollout:
         return self if is_on(self.rewards, device) else on_device(self, device)
 
 
-class RolloutStorage:
-    """Memory for one rollout, allocated once and written in place.
+def rollout_columns(
+    observation_space: spaces.Space[Any],
+    num_steps: int,
+    num_envs: int,
+    *,
+    actions: TensorTree | None = None,
+    state_size: int = 0,
+    log_probs: tuple[int, ...] | None = None,
+    keeps_final_obs: bool = True,
+) -> Columns:
+    """Return the columns of a rollout in a `RolloutStorage`.
+
+    There is room for the worst case: an episode that ends in every step. Pages of memory that are
+    never written cost nothing.
 
     Args:
         observation_space: Flat observation space of one environment.
         num_steps: T.
         num_envs: B.
+        actions: One action of the agent, `[...]`; None: the first actions that are written.
         state_size: Size S of the recurrent state; 0: none.
+        log_probs: Shape of the log-probability of one action; None: there is no room for them.
+        keeps_final_obs: Whether final observations are written one by one.
+    """
+    steps, rows = (num_steps, num_envs), (num_steps + 1, num_envs)
+    floats, flags = np.dtype(np.float32), np.dtype(np.bool_)
+    most_ends = num_steps * num_envs if keeps_final_obs else 0
+    leaves = flat_spaces(observation_space)
+    columns: dict[str, Spec] = {
+        **Columns.of(leaves, "obs").batched(*rows),
+        "rewards": Spec(steps, floats),
+        **{name: Spec(steps, flags) for name in ("terminated", "truncated", "valid")},
+        **Columns.of(leaves, "final_obs").batched(most_ends),
+        "final_positions": Spec((most_ends,), np.dtype(np.int64)),
+    }
+    if actions is not None:
+        one = {key: action.cpu().numpy() for key, action in leaves_by_key(actions).items()}
+        columns |= Columns.like(one, "actions").batched(*steps)
+    if state_size:
+        columns["hidden_states"] = Spec((*rows, state_size), floats)
+    if log_probs is not None:
+        columns["log_probs"] = Spec((*steps, *log_probs), floats)
+    return Columns(columns)
+
+
+class RolloutStorage:
+    """Memory for one rollout, allocated once and written in place.
+
+    Args:
+        columns: Result of `rollout_columns`.
         device: Where it lies, if what is written are tensors; None: on the CPU, and observations,
             rewards and flags are arrays.
+        memory: Memory on the CPU, which other processes may see as well; None: new memory.
+        offset: First byte of the columns in `memory`.
 
     Attributes:
         precise_rewards: Rewards in double precision, `[T, B]`.
+        num_final_obs: Number K of final observations that were written.
+        has_gaps: Whether some rows are not transitions.
     """
 
     def __init__(
         self,
-        observation_space: spaces.Space[Any],
-        num_steps: int,
-        num_envs: int,
+        columns: Columns,
         *,
-        state_size: int = 0,
         device: torch.device | None = None,
+        memory: Any = None,
+        offset: int = 0,
     ) -> None:
-        self.space = observation_space
-        self.num_steps = num_steps
-        self.num_envs = num_envs
         self.device = device or torch.device("cpu")
-        shape, after = (num_steps, num_envs), (num_steps + 1, num_envs)
-        self.obs = self._zeros_for(after)
-        self.actions: TensorTree | None = None
+        arrays = columns.arrays(memory, offset)
+        self._columns = {k: torch.from_numpy(x).to(self.device) for k, x in arrays.items()}
+        self.rewards = self._columns["rewards"]
+        self.num_steps, self.num_envs = self.rewards.shape
+        self.num_final_obs, self.has_gaps = 0, False
         # Returns of episodes are sums in double precision, which MPS lacks.
         precise = torch.float32 if self.device.type == "mps" else torch.float64
-        with self.device:
-            self.rewards = torch.zeros(shape)
-            self.precise_rewards = torch.zeros(shape, dtype=precise)
-            self.terminated = torch.zeros(shape, dtype=torch.bool)
-            self.truncated = torch.zeros(shape, dtype=torch.bool)
-            self.valid = torch.ones(shape, dtype=torch.bool)
-            self.hidden_states = torch.zeros(*after, state_size) if state_size else None
+        self.precise_rewards = torch.zeros_like(self.rewards, dtype=precise)
         writable: Any = torch.Tensor.numpy if device is None else torch.Tensor.detach
         # Views made once: indexing a tensor by row costs more than the copy of a small row.
-        leaves = leaves_by_key(self.obs)
-        self._obs_arrays = [(key, writable(leaf)) for key, leaf in leaves.items()]
-        self._obs_rows = {key: leaf.unbind(0) for key, leaf in leaves.items()}
-        self._has_obs_keys = isinstance(self.obs, dict)
+        obs = leaves_of(self._columns, "obs")
+        self._has_obs_keys = "" not in obs
+        self._obs_arrays = [(key, writable(leaf)) for key, leaf in obs.items()]
+        self._obs_rows = {key: leaf.unbind(0) for key, leaf in obs.items()}
         self._reward_rows = list(writable(self.precise_rewards))
-        self._terminated_rows = list(writable(self.terminated))
-        self._truncated_rows = list(writable(self.truncated))
-        self._action_rows: list[dict[str, Tensor]] = []
-        self._any_invalid = False
-        self._final_positions: list[int] = []
-        self._final_obs: list[ArrayTree] = []
-        self._no_final_obs = self._zeros_for((0,))
+        self._terminated_rows = list(writable(self._columns["terminated"]))
+        self._truncated_rows = list(writable(self._columns["truncated"]))
+        self._final_obs = [
+            (k, writable(x)) for k, x in leaves_of(self._columns, "final_obs").items()
+        ]
+        self._final_positions = writable(self._columns["final_positions"])
+        self._action_rows = self._rows_of_actions()
 
-    def _zeros_for(self, shape: tuple[int, ...]) -> TensorTree:
-        return tree_map(lambda x: x.to(self.device), zeros_for(self.space, shape))
+    def _rows_of_actions(self) -> list[dict[str, Tensor]]:
+        columns = {key: x.unbind(0) for key, x in leaves_of(self._columns, "actions").items()}
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     @property
     def obs_nbytes(self) -> int:
         """Bytes of the observations."""
-        return sum(leaf.nbytes for leaf in leaves_by_key(self.obs).values())
+        return sum(leaf.nbytes for leaf in leaves_of(self._columns, "obs").values())
 
     def start(self, obs: ArrayTree | TensorTree) -> None:
         """Begin a rollout with the observation before its first action, `[B, ...]`."""
-        self._final_positions.clear()
-        self._final_obs.clear()
-        if self._any_invalid:
-            self.valid.fill_(True)
-            self._any_invalid = False
+        self.num_final_obs, self.has_gaps = 0, False
+        self._columns["valid"].fill_(True)
         self._write_obs(0, obs)
 
     def acting_obs(self, step: int) -> TensorTree:
@@ -218,21 +255,20 @@ class RolloutStorage:
 
     def write_hidden_state(self, step: int, state: Tensor) -> None:
         """Store what the policy remembers before the observations of a step, `[B, S]`."""
-        assert self.hidden_states is not None
-        self.hidden_states[step] = state
+        self._columns["hidden_states"][step] = state
 
     def write_actions(self, step: int, actions: TensorTree) -> None:
         """Store the actions of a step, `[B, ...]`."""
-        if self.actions is None:
-            steps = self.num_steps
-            self.actions = tree_map(
-                lambda x: x.new_zeros((steps, *x.shape), device=self.device), actions
-            )
-            columns = {key: leaf.unbind(0) for key, leaf in leaves_by_key(self.actions).items()}
-            rows = zip(*columns.values(), strict=True)
-            self._action_rows = [dict(zip(columns, row, strict=True)) for row in rows]
+        leaves = leaves_by_key(actions)
+        if not self._action_rows:
+            for key, leaf in leaves.items():
+                shape = (self.num_steps, *leaf.shape)
+                self._columns[column_name("actions", key)] = leaf.new_zeros(
+                    shape, device=self.device
+                )
+            self._action_rows = self._rows_of_actions()
         row = self._action_rows[step]
-        for key, action in leaves_by_key(actions).items():
+        for key, action in leaves.items():
             row[key].copy_(action)
 
     def write_step(
@@ -252,8 +288,8 @@ class RolloutStorage:
         self._terminated_rows[step][:] = terminated
         self._truncated_rows[step][:] = truncated
         if valid is not None:
-            self.valid.numpy()[step] = valid
-            self._any_invalid = True
+            self._columns["valid"].numpy()[step] = valid
+            self.has_gaps = True
         self._write_obs(step + 1, obs)
 
     def _write_obs(self, row: int, obs: ArrayTree | TensorTree) -> None:
@@ -263,31 +299,87 @@ class RolloutStorage:
 
     def write_final_obs(self, step: int, env: int, obs: ArrayTree) -> None:
         """Store the true last observation of an episode that ended at this step."""
-        self._final_positions.append(step * self.num_envs + env)
-        self._final_obs.append(tree_map(lambda x: x.copy(), obs))
+        leaves, row = leaves_by_key(obs), self.num_final_obs
+        for key, array in self._final_obs:
+            array[row] = leaves[key]
+        self._final_positions[row] = step * self.num_envs + env
+        self.num_final_obs += 1
 
     def rollout(self) -> Rollout:
         """The finished rollout; it shares memory with the storage until the next one begins."""
-        assert self.actions is not None
         self.rewards.copy_(self.precise_rewards)
-        return Rollout(
-            obs=self.obs,
-            actions=self.actions,
-            rewards=self.rewards,
-            terminated=self.terminated,
-            truncated=self.truncated,
-            final_obs=self._stacked_final_obs(),
-            final_positions=torch.from_numpy(np.array(self._final_positions, np.int64)),
-            valid=self.valid if self._any_invalid else None,
-            hidden_states=self.hidden_states,
-        )
+        return self.view(self.num_final_obs, self.has_gaps)
 
-    def _stacked_final_obs(self) -> TensorTree:
-        if not self._final_obs:
-            return self._no_final_obs
-        pieces = [leaves_by_key(as_tensors(self.space, obs)) for obs in self._final_obs]
-        leaves = {key: torch.stack([piece[key] for piece in pieces]) for key in pieces[0]}
-        return as_tree(leaves, "" not in leaves)
+    def view(self, num_final_obs: int, has_gaps: bool) -> Rollout:
+        """The rollout in this memory, which another process may have written.
+
+        Args:
+            num_final_obs: Final observations that were written.
+            has_gaps: Whether some rows are not transitions.
+        """
+        columns = dict(self._written(num_final_obs))
+        if not has_gaps:
+            del columns["valid"]
+        trees = {field.name: leaves_of(columns, field.name) for field in fields(Rollout)}
+        found: dict[str, Any] = {name: as_tree(x, "" not in x) for name, x in trees.items() if x}
+        return Rollout(**found)
+
+    def fill(self, rollout: Rollout) -> list[Array]:
+        """Copy the columns of a rollout that do not lie in this memory yet.
+
+        Args:
+            rollout: A rollout of the columns of this storage, on any device.
+
+        Returns:
+            The parts of the memory that the rollout takes.
+
+        Raises:
+            ShapeError: If a column has another shape.
+        """
+        self.num_final_obs, self.has_gaps = len(rollout.final_positions), rollout.valid is not None
+        found = self._written(self.num_final_obs)
+        for name, target in found:
+            column, _, key = name.partition("/")
+            tree = getattr(rollout, column)
+            leaf = tree[key] if key else tree
+            if column == "valid" and leaf is None:
+                continue
+            if leaf.shape != target.shape:
+                raise ShapeError(
+                    f"{name} of a rollout has the shape {list(leaf.shape)}, expected "
+                    f"{list(target.shape)}"
+                )
+            if leaf.data_ptr() != target.data_ptr():
+                target.copy_(leaf)
+        return [tensor.numpy() for _, tensor in found if tensor.numel()]
+
+    def _written(self, num_final_obs: int) -> list[tuple[str, Tensor]]:
+        """The columns, of final observations only those that were written."""
+        return [
+            (name, x[:num_final_obs] if name.startswith("final_") else x)
+            for name, x in self._columns.items()
+        ]
+
+
+PAGE = 4096
+"""Slots begin on their own pages, so that writing to one takes no memory of the others."""
+
+
+def slot_nbytes(columns: Columns) -> int:
+    """Return the bytes of memory of one slot."""
+    return padded(columns.nbytes, PAGE)
+
+
+def slots_in(memory: Any, columns: Columns) -> list[RolloutStorage]:
+    """Return as many slots, each for one rollout, as fit into memory.
+
+    Args:
+        memory: Has a writable `buffer` of `nbytes` bytes.
+        columns: Columns of the rollouts.
+    """
+    nbytes = slot_nbytes(columns)
+    offsets = range(0, memory.nbytes - nbytes + 1, nbytes)
+    return [RolloutStorage(columns, memory=memory.buffer, offset=offset) for offset in offsets]
 
 
 ENV_DIM = {

@@ -6,7 +6,16 @@ import pytest
 import torch
 from cases import sweep
 from rollouts_compared import assert_same_rollouts, columns_of
-from test_rollout_slots import KINDS, MIXED, Kind, T, every_kind, random_rollout, slots_of
+from test_rollout_slots import (
+    KINDS,
+    MIXED,
+    Kind,
+    T,
+    every_kind,
+    random_rollout,
+    slot_rollout,
+    slots_of,
+)
 
 from maze_train.core.errors import ShapeError
 from maze_train.core.types import tree_leaves, tree_map
@@ -75,15 +84,14 @@ def test_joined_rollouts_lie_side_by_side(kind, share, optional):
 @every_kind
 def test_a_joined_rollout_has_its_own_memory(kind):
     """Also a single one: slots are written again while the learner learns."""
-    layout = kind.layout()
-    _, slots = slots_of(layout, 2)
-    for seed, slot in enumerate(slots):
-        slot.write(random_rollout(kind, seed))
-    singles = [random_rollout(kind, seed) for seed in range(2)]
-    joined = join_rollouts([slot.rollout() for slot in slots])
-    single = join_rollouts([slots[0].rollout()])
+    _, slots = slots_of(kind.columns(), 2)
+    singles = [slot_rollout(kind, seed) for seed in range(2)]
+    for rollout, slot in zip(singles, slots, strict=True):
+        slot.fill(rollout)
+    views = [slot.view(slot.num_final_obs, slot.has_gaps) for slot in slots]
+    joined, single = join_rollouts(views), join_rollouts(views[:1])
     for slot in slots:
-        slot.write(random_rollout(kind, 7, share=1.0))
+        slot.fill(slot_rollout(kind, 7, share=1.0))
     assert_same_rollouts(single, singles[0])
     assert_same_rollouts(joined, join_rollouts(singles))
     places = {leaf.data_ptr() for leaf in columns_of(singles[0]).values()}

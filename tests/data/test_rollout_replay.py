@@ -13,7 +13,7 @@ from test_rollout_slots import KINDS, B, T, every_kind, random_rollout
 from maze_train.core.state import StatePart
 from maze_train.core.types import tree_leaves
 from maze_train.data.rollout import join_rollouts, select_envs
-from maze_train.data.rollout_slots import RolloutReplay
+from maze_train.data.rollout_replay import RolloutReplay
 from maze_train.data.state_files import dumps, loads
 
 BOX = KINDS["box"]

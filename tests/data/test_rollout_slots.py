@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import mmap
 import os
 from dataclasses import dataclass, field, replace
 
@@ -12,8 +11,9 @@ from reference_replay import Stream
 from rollouts_compared import assert_same_rollouts, columns_of
 
 from maze_train.core.errors import ShapeError
-from maze_train.data.rollout_slots import RolloutLayout
-from maze_train.workers.pool import map_shared, open_shared
+from maze_train.core.types import tree_map
+from maze_train.data.rollout import rollout_columns, slot_nbytes, slots_in
+from maze_train.workers.pool import SharedMemory
 
 T, B = 5, 3
 WHOLE_BOX = spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -31,10 +31,15 @@ class Kind:
     action: torch.Tensor | dict = field(default_factory=lambda: torch.tensor(0))
     state_size: int = 0
 
-    def layout(self, num_steps=T, num_envs=B):
-        """How they lie in a slot."""
-        return RolloutLayout(
-            self.space, self.action, num_steps, num_envs, state_size=self.state_size
+    def columns(self, num_steps=T, num_envs=B, *, optional=True):
+        """What lies in a slot."""
+        return rollout_columns(
+            self.space,
+            num_steps,
+            num_envs,
+            actions=self.action,
+            state_size=self.state_size,
+            log_probs=() if optional else None,
         )
 
 
@@ -67,97 +72,91 @@ def random_rollout(kind, seed=0, num_steps=T, num_envs=B, *, share=0.3, optional
     return replace(rollout, **more)
 
 
-def slots_of(layout, count=1):
+def slots_of(columns, count=1):
     """Slots one after the other, in memory that is full of other numbers."""
-    memory = mmap.mmap(-1, count * layout.nbytes)
-    memory.write(b"\x01" * count * layout.nbytes)
-    slots = [layout.slot(memory, i * layout.nbytes) for i in range(count)]
-    return memory, slots
+    memory = SharedMemory(count * slot_nbytes(columns))
+    memory.buffer.write(b"\x01" * memory.nbytes)
+    return memory, slots_in(memory, columns)
+
+
+def slot_rollout(*args, **settings):
+    """A random rollout, of which actors send the number of their weights separately."""
+    return replace(random_rollout(*args, **settings), weights_seq_no=None)
 
 
 @every_kind
 def test_a_slot_gives_back_what_was_written(kind):
     """All columns, whatever was there before; its neighbours stay as they were."""
-    layout = kind.layout()
-    memory, slots = slots_of(layout, 3)
-    neighbours = bytes(memory[: layout.nbytes]), bytes(memory[2 * layout.nbytes :])
     for share, optional in ((1.0, True), (0.2, False), (0.0, False), (0.4, True), (0.0, True)):
-        rollout = random_rollout(kind, int(10 * share), share=share, optional=optional)
-        count = len(rollout.final_positions)
-        assert count in {0.0: (0,), 1.0: (T * B,)}.get(share, range(1, T * B))
-        slots[1].write(rollout)
-        found = slots[1].rollout()
-        assert_same_rollouts(found, rollout)
-        assert (found.valid is None) is (found.log_probs is None) is (not optional)
-        assert (found.num_steps, found.num_envs) == (T, B)
-        assert found.num_samples == rollout.num_samples
-    assert (memory[: layout.nbytes], memory[2 * layout.nbytes :]) == neighbours
-    assert layout.nbytes % 4096 == 0
+        columns = kind.columns(optional=optional)
+        memory, (_, slot, _) = slots_of(columns, 3)
+        nbytes, buffer = slot_nbytes(columns), memory.buffer
+        neighbours = bytes(buffer[:nbytes]), bytes(buffer[2 * nbytes :])
+        for seed in range(2):
+            rollout = slot_rollout(kind, seed, share=share, optional=optional)
+            count = len(rollout.final_positions)
+            assert count in {0.0: (0,), 1.0: (T * B,)}.get(share, range(1, T * B))
+            written = slot.fill(rollout)
+            found = slots_in(memory, columns)[1].view(slot.num_final_obs, slot.has_gaps)
+            assert_same_rollouts(found, rollout)
+            assert (found.valid is None) is (found.log_probs is None) is (not optional)
+            assert (found.num_steps, found.num_envs) == (T, B)
+            assert found.num_samples == rollout.num_samples
+        assert (buffer[:nbytes], buffer[2 * nbytes :]) == neighbours
+        assert nbytes % 4096 == 0
+        leaves = [leaf for leaf in columns_of(found).values() if leaf.numel()]
+        sizes = {leaf.data_ptr(): leaf.nbytes for leaf in leaves}
+        assert sizes.items() <= {x.ctypes.data: x.nbytes for x in written}.items()
 
 
 @every_kind
 def test_the_rollout_of_a_slot_is_views(kind):
-    """Nothing that was written is copied when it is read."""
-    layout = kind.layout()
-    memory, (slot,) = slots_of(layout)
-    slot.write(random_rollout(kind))
-    base = np.frombuffer(memory, np.uint8).ctypes.data
-    for leaf in columns_of(slot.rollout()).values():
-        assert base <= leaf.data_ptr() < base + layout.nbytes
+    """Nothing that was written is copied, neither there again nor when it is read."""
+    columns = kind.columns()
+    memory, (slot,) = slots_of(columns)
+    slot.fill(slot_rollout(kind))
+    base = np.frombuffer(memory.buffer, np.uint8).ctypes.data
+    found = slot.view(slot.num_final_obs, slot.has_gaps)
+    for leaf in columns_of(found).values():
+        assert base <= leaf.data_ptr() < base + slot_nbytes(columns)
         assert (leaf.data_ptr() - base) % 64 == 0
+    versions = [leaf._version for leaf in columns_of(found).values()]
+    slot.fill(found)
+    assert [leaf._version for leaf in columns_of(found).values()] == versions
 
 
 def test_numbers_of_other_dtypes_are_converted():
-    """A model that computes in float64 has log-probabilities in it; slots have one layout."""
+    """A model that computes in float64 has log-probabilities in it; all slots have float32."""
     kind = KINDS["box"]
-    rollout = random_rollout(kind)
-    _, (slot,) = slots_of(kind.layout())
-    slot.write(replace(rollout, log_probs=rollout.log_probs.double()))
-    assert_same_rollouts(slot.rollout(), rollout)
+    rollout = slot_rollout(kind)
+    _, (slot,) = slots_of(kind.columns())
+    slot.fill(replace(rollout, log_probs=rollout.log_probs.double()))
+    assert_same_rollouts(slot.view(slot.num_final_obs, slot.has_gaps), rollout)
 
 
 @pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="counts pages of a memfd")
 def test_room_for_the_worst_case_is_not_taken():
     """Memory is taken for what was written only."""
     kind = Kind(spaces.Box(0, 255, (4, 60, 60), np.uint8))
-    layout = kind.layout(8, 4)
-    descriptor = open_shared(layout.nbytes)
-    slot = layout.slot(map_shared(os.dup(descriptor), layout.nbytes), 0)
-    rollout = random_rollout(kind, 0, 8, 4, share=0.0)
-    slot.write(rollout)
-    taken = os.fstat(descriptor).st_blocks * 512
-    os.close(descriptor)
-    assert rollout.obs.nbytes <= taken < layout.nbytes * 0.6
+    columns = kind.columns(8, 4)
+    memory = SharedMemory(slot_nbytes(columns))
+    (slot,) = slots_in(memory, columns)
+    rollout = slot_rollout(kind, 0, 8, 4, share=0.0)
+    slot.fill(rollout)
+    taken = os.fstat(memory.descriptor).st_blocks * 512
+    assert rollout.obs.nbytes <= taken < memory.nbytes * 0.6
 
 
-BOX, PAIR = "box", "dict, parts of actions"
-STATES = "box, float actions, states"
-ONE_MORE = torch.zeros(T * B + 1, dtype=torch.int64)
-OF = {name: random_rollout(KINDS[name]) for name in (BOX, PAIR, STATES)}
-WRONG = [
-    (BOX, random_rollout(KINDS[BOX], num_steps=T + 1), r"^obs .*\[7, 3, 2\].*\[6, 3, 2\]"),
-    (BOX, random_rollout(KINDS[BOX], num_envs=B + 1), r"^obs .*\[6, 4, 2\].*\[6, 3, 2\]"),
-    (PAIR, {"obs": OF[BOX].obs}, "^obs is in the rollout only: .*spaces, num_steps"),
-    (PAIR, {"obs": {**OF[PAIR].obs, "c": torch.zeros(T + 1, B)}}, r"^obs/c is in the rollout"),
-    (PAIR, {"obs": {**OF[PAIR].obs, "a": torch.zeros(T + 1, B, 1, 1)}}, "^obs/a "),
-    (PAIR, {"actions": {"gear": OF[PAIR].actions["gear"]}}, r"^actions/force is in the slot"),
-    (BOX, {"actions": torch.zeros(T, B, 1)}, "^actions "),
-    (BOX, {"final_obs": OF[BOX].final_obs[1:]}, "^final_obs "),
-    (BOX, {"final_positions": ONE_MORE}, r"^final_obs .*\[15, 2\]"),
-    (STATES, {"hidden_states": None}, "^hidden_states "),
-    (STATES, {"hidden_states": torch.zeros(T + 1, B, 3)}, "^hidden_states "),
-    (BOX, {"hidden_states": torch.zeros(T + 1, B, 4)}, "^hidden_states is in the rollout"),
-    (BOX, {"replayed": torch.zeros(B).bool()}, "^replayed is in the rollout"),
-    (BOX, {"valid": torch.zeros(B).bool()}, "^valid "),
-    (BOX, {"log_probs": torch.zeros(T, 1)}, "^log_probs "),
-]
-
-
-@pytest.mark.parametrize(("name", "rollout", "message"), WRONG)
-def test_rollouts_that_do_not_fit_are_refused(name, rollout, message):
+def test_rollouts_that_do_not_fit_are_refused():
     """Nothing is broadcast or cut; the message names the column."""
-    if isinstance(rollout, dict):
-        rollout = replace(OF[name], **rollout)
-    _, (slot,) = slots_of(KINDS[name].layout())
-    with pytest.raises(ShapeError, match=message):
-        slot.write(rollout)
+    kind = KINDS["dict, parts of actions"]
+    rollout = slot_rollout(kind)
+    _, (slot,) = slots_of(kind.columns())
+    for change, message in (
+        ({"obs": {**rollout.obs, "a": torch.zeros(T + 1, B, 1, 1)}}, "^obs/a .*3, 1, 1.*3, 1, 2"),
+        ({"actions": {**rollout.actions, "gear": torch.zeros(T, B, 1)}}, "^actions/gear "),
+        ({"final_obs": tree_map(lambda x: x[1:], rollout.final_obs)}, "^final_obs/a "),
+        ({"valid": torch.zeros(B).bool()}, "^valid "),
+    ):
+        with pytest.raises(ShapeError, match=message):
+            slot.fill(replace(rollout, **change))

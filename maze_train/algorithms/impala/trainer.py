@@ -14,7 +14,7 @@ from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.learner import ActorEvents, ActorTimeEvents
 from maze_train.collect.actors import Actors, DistributedActors, GatheredRollouts
 from maze_train.core.events import Statistics
-from maze_train.data.rollout_slots import RolloutReplay
+from maze_train.data.rollout_replay import RolloutReplay
 from maze_train.learner.config import Progress
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.training.build_context import close_quietly

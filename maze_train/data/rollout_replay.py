@@ -1,0 +1,85 @@
+"""Rollouts that are kept to be learned from again."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from maze_train.core.state import StatePart
+from maze_train.core.types import tree_map
+from maze_train.data.rollout import Rollout, join_rollouts, select_envs
+
+
+class RolloutReplay:
+    """Keeps the last rollouts of actors, and adds some of them to each new batch.
+
+    Args:
+        size: Rollouts of one actor that are kept. >= 1.
+        num_replayed: How many of them, drawn with replacement, are added to a batch. >= 1.
+        num_envs: Environments of one actor.
+        seed: Seed of what is drawn.
+
+    Source: Espeholt et al. (2018), arXiv:1802.01561, section 5.2.2 (experience replay).
+    """
+
+    def __init__(self, size: int, num_replayed: int, num_envs: int, seed: int) -> None:
+        self.num_replayed = num_replayed
+        self.num_envs = num_envs
+        self.generator = torch.Generator().manual_seed(seed)
+        self._rollouts: deque[tuple[int, Rollout]] = deque(maxlen=size)
+        self._added = 0
+
+    def __len__(self) -> int:
+        return len(self._rollouts)
+
+    def mix(self, rollout: Rollout) -> Rollout:
+        """New rollouts, and kept ones after them; the new ones are kept from now on.
+
+        Args:
+            rollout: Rollouts of actors side by side, in memory that no one writes to again.
+        """
+        batch = rollout
+        if self._rollouts:
+            picks = torch.randint(
+                len(self._rollouts), (self.num_replayed,), generator=self.generator
+            )
+            flags = torch.ones(self.num_envs, dtype=torch.bool)
+            kept = [replace(self._rollouts[i][1], replayed=flags) for i in picks.tolist()]
+            batch = join_rollouts([rollout, *kept])
+        for first in range(0, rollout.num_envs, self.num_envs):
+            piece = select_envs(rollout, slice(first, first + self.num_envs))
+            self._rollouts.append((self._added, piece))
+            self._added += 1
+        return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The kept rollouts, each as a separate part, and the random state."""
+        return {
+            "generator": self.generator.get_state(),
+            "added": self._added,
+            "rollouts": {
+                str(number): StatePart(str(number), partial(_columns, rollout))
+                for number, rollout in self._rollouts
+            },
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.generator.set_state(state["generator"])
+        self._added = state["added"]
+        self._rollouts.clear()
+        for number, part in state["rollouts"].items():
+            self._rollouts.append((int(number), Rollout(**part.read())))
+
+
+def _columns(rollout: Rollout) -> dict[str, Any]:
+    """Return copies of the columns by name, as tensors and plain values."""
+    return {field.name: _plain(getattr(rollout, field.name)) for field in fields(rollout)}
+
+
+def _plain(column: Any) -> Any:
+    return None if column is None else tree_map(torch.clone, column)
