@@ -71,8 +71,8 @@ def journal() -> Iterator[Row]:
             steps += 1
             if steps % 200 == 0:
                 kept.ended(range(1, 512))
-        chunks = sum(chunk.nbytes for _, parts in kept._chunks for chunk in parts.values())
-        yield f"{n:,} steps", (chunks + kept.nbytes) / 1e6, "MB"
+        recent = sum(rows.nbytes for rows in kept._recent.values())
+        yield f"{n:,} steps", (recent + kept.nbytes) / 1e6, "MB"
 
 
 def checkpoints() -> Iterator[Row]:
@@ -82,6 +82,8 @@ def checkpoints() -> Iterator[Row]:
         while steps < n:
             kept.record()
             steps += 1
+            if steps % 1000 == 0 and steps < n:
+                kept.state({"": np.zeros((8, 1))}, np.zeros(8))
         state = kept.state({"": np.zeros((8, 1))}, np.zeros(8))
         # The content of a part is written once.
         yield f"{n:,} steps", len(dumps(state, lambda path, part: part.version)) / 1e6, "MB"

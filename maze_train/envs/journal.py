@@ -10,11 +10,13 @@ here. A state consists of plain values and arrays.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
-from functools import partial
+from dataclasses import dataclass, field, fields
+from functools import cached_property, partial
+from itertools import chain
 from typing import Any
 
 import gymnasium
@@ -23,13 +25,6 @@ from gymnasium import wrappers as known
 
 from maze_train.core.errors import EnvError
 from maze_train.core.state import StatePart
-from maze_train.envs.journal_blocks import (
-    MERGED_BLOCKS,
-    Block,
-    blocks_from,
-    checked_columns,
-    merged,
-)
 from maze_train.envs.monitoring import gives_state, layers_of
 from maze_train.envs.vector import Array
 
@@ -149,12 +144,16 @@ def plain_copy(value: Any, path: str) -> Any:
     )
 
 
-CHUNK_BYTES = 2**18
-CHUNK_ROWS = (16, 1024)
-"""Fewest and most steps per chunk of memory."""
+RECENT_NBYTES, RECENT_STEPS = 2**18, (16, 1024)
+"""Size of the actions that are kept for all environments at once, and fewest and most steps."""
 
-RECENT_NBYTES = 2**20
-"""Size of the chunks after which they become a block."""
+PIECE_NBYTES = 2**20
+"""Size of the older actions that become a piece when a state is asked for."""
+
+MAX_NBYTES = 2**30
+"""Size of the actions of the running episodes that are kept at most."""
+
+NOT_KEPT = "its actions were not kept, because its episode is too long"
 
 
 ROUNDING = 1e-9
@@ -203,6 +202,8 @@ class EpisodeRecord:
     """Options of the reset at the base."""
     own: dict[str, Any] | None
     """State that the environment itself gave at the base, if it did."""
+    is_kept: bool
+    """Whether the actions are kept."""
     actions: dict[str, Array]
     """Actions since the base, [k, ...] per part."""
     obs: dict[str, Array]
@@ -229,34 +230,45 @@ class EpisodeRecord:
             found.append(Difference(text, is_rounding(np.array(reward), np.array(self.reward))))
         return min(found, key=lambda difference: difference.is_rounding, default=None)
 
-    def to_dict(self, index: int) -> dict[str, Any]:
-        """Plain values and arrays, for the environment of this index.
 
-        Raises:
-            EnvError: If the options of the reset are no such values.
-        """
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        values["options"] = plain_copy(self.options, f"reset options of environment {index}")
-        return values
+@dataclass(eq=False)
+class Piece:
+    """Earlier actions of running episodes, [k, ...] by environment and part; never changed."""
+
+    actions: dict[int, dict[str, Array]]
+
+    @cached_property
+    def version(self) -> str:
+        """Digest of the content."""
+        digest = hashlib.sha256(repr(list(self.actions)).encode())
+        for column in chain(*(parts.values() for parts in self.actions.values())):
+            digest.update(np.ascontiguousarray(column).reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()[:32]
 
 
 @dataclass(slots=True)
-class RecordStart:
-    """Start of the record of an environment."""
+class Base:
+    """Start of the record of an environment, and the actions since then."""
 
     episodes: int
-    step: int
-    """Step of the journal from which on the actions count."""
+    row: int
+    """Row of the recent actions from which on they count."""
     options: dict[str, Any] | None = None
     own: dict[str, Any] | None = None
+    pieces: list[Piece] = field(default_factory=list)
+    actions: list[dict[str, Array]] = field(default_factory=list)
+    """Actions after those of the pieces and before the recent ones, [k, ...] per part."""
+    nbytes: int = 0
+    """Size of both."""
+    is_kept: bool = True
 
 
 class Journal:
     """Keeps the actions of `n` environments since their bases, and counts their episodes.
 
-    One step costs one assignment per part of the actions. The actions of the last steps are kept
-    for all environments. Older ones are kept in blocks, for those environments alone whose records
-    reach back so far; a checkpoint writes each block once.
+    One step costs one assignment per part of the actions, because the actions of the last steps
+    are kept for all environments at once. Older ones are in lists, one per environment. When a
+    state is asked for, long lists become a piece, which a checkpoint writes once.
 
     Args:
         columns: The arrays in which the actions of a step lie, [n, ...] per part.
@@ -267,31 +279,26 @@ class Journal:
 
     def __init__(self, columns: Mapping[str, Array]) -> None:
         self._columns = dict(columns)
-        # The one object of each type: a state is the same wherever it was made.
-        self._dtypes = {key: np.dtype(column.dtype.str) for key, column in columns.items()}
-        nbytes = max(1, sum(column.nbytes for column in columns.values()))
-        self._rows = int(np.clip(CHUNK_BYTES // nbytes, *CHUNK_ROWS))
         self._n = len(next(iter(columns.values())))
-        self._valid = False
+        nbytes = max(1, sum(column.nbytes for column in columns.values()))
+        self._rows = int(np.clip(RECENT_NBYTES // nbytes, *RECENT_STEPS))
+        # The one object of each dtype, so that equal states are equal when pickled.
+        self._recent = {
+            key: np.empty((self._rows, *column.shape), np.dtype(column.dtype.str))
+            for key, column in columns.items()
+        }
+        self._pairs = [(self._recent[key], column) for key, column in columns.items()]
         self.begin(None)
 
     def begin(self, options: dict[str, Any] | None) -> None:
         """All environments start their first episodes."""
         with suppress(EnvError):  # It is reported when a state is asked for.
             options = plain_copy(options, "options")  # The environment may change its own.
-        self._restart()
+        self._first = self._row = 0
+        self._valid = True
         self.episodes = [1] * self._n
         self._episode_starts = [0] * self._n
-        self._bases = [RecordStart(1, 0, options) for _ in range(self._n)]
-
-    def _restart(self) -> None:
-        self._blocks: list[Block] = []
-        self._loaded: Block | None = None  # Actions of a state that were in no block.
-        self._chunks: list[tuple[int, dict[str, Array]]] = []
-        self._pairs: list[tuple[Array, Array]] = []
-        self._first = 0
-        self._row = 0
-        self._valid = True
+        self._bases = [Base(1, 0, options) for _ in range(self._n)]
 
     def invalidate(self) -> None:
         """Mark the record as invalid: it no longer says where the environments are."""
@@ -300,12 +307,11 @@ class Journal:
     def record(self) -> None:
         """Keep the actions of the step that was made."""
         row = self._row
-        if row == self._rows or not self._chunks:
-            self._next_chunk()
-            row = 0
-        for chunk, column in self._pairs:
-            chunk[row] = column
+        for recent, column in self._pairs:
+            recent[row] = column
         self._row = row + 1
+        if self._row == self._rows:
+            self._distribute()
 
     def ended(self, indices: Iterable[int], continuing: Sequence[int] = ()) -> None:
         """Episodes ended in the step that was recorded last, and new ones began.
@@ -315,49 +321,87 @@ class Journal:
             continuing: Those whose new episode continues the game of the old one, and cannot be
                 replayed alone.
         """
-        now = self._first + self._row
         for i in indices:
             self.episodes[i] += 1
-            self._episode_starts[i] = now
+            self._episode_starts[i] = self._first + self._row
             if i not in continuing:
-                self._bases[i] = RecordStart(self.episodes[i], now)
+                self._bases[i] = Base(self.episodes[i], self._row)
 
     def rebase(self, i: int, own: dict[str, Any]) -> None:
         """Let the record of an environment begin now, with the state that it gives of itself."""
-        self._bases[i] = RecordStart(self.episodes[i], self._first + self._row, own=own)
+        self._bases[i] = Base(self.episodes[i], self._row, own=own)
 
-    def load(self, records: Sequence[EpisodeRecord], blocks: Sequence[Block] = ()) -> None:
-        """Continue from records that all environments were put back by.
+    @property
+    def nbytes(self) -> int:
+        """Size of the actions of the running episodes, without the recent ones."""
+        return sum(base.nbytes for base in self._bases)
+
+    def state(self, obs: Mapping[str, Array], rewards: Array) -> dict[str, Any]:
+        """Records of all environments as plain values, and the pieces that they share.
 
         Args:
-            records: One per environment.
-            blocks: The blocks that hold the first of their actions, see `read_state`.
+            obs: The observations to act on, [n, ...] per leaf.
+            rewards: The last rewards, [n].
+
+        Raises:
+            EnvError: As for `record_of`, or if the options of a reset are no plain values.
         """
-        self._restart()
-        self.episodes = [record.episodes for record in records]
-        self._episode_starts = [-record.steps for record in records]
-        self._bases = [
-            RecordStart(record.base_episodes, -record.num_actions, record.options, record.own)
-            for record in records
-        ]
-        self._blocks = list(blocks)
-        first = blocks[-1].end if blocks else min(base.step for base in self._bases)
-        members = [i for i, base in enumerate(self._bases) if base.step < 0]
-        if first == 0 or not members:
-            return
-        columns = {}
-        for key, column in self._columns.items():
-            shape = (-first, len(members), *column.shape[1:])
-            columns[key] = np.zeros(shape, self._dtypes[key])
-            for place, i in enumerate(members):
-                actions = records[i].actions[key][first:]
-                columns[key][-first - len(actions) :, place] = actions
-        self._loaded = Block(first, members, columns)
+        self._distribute()
+        self._make_pieces()
+        envs: list[dict[str, Any]] = []
+        pieces: dict[str, Piece] = {}
+        for i, base in enumerate(self._bases):
+            record = self.record_of(i, obs, rewards, without_pieces=True)
+            values = {item.name: getattr(record, item.name) for item in fields(record)}
+            values["options"] = plain_copy(base.options, f"reset options of environment {i}")
+            envs.append({**values, "pieces": [piece.version for piece in base.pieces]})
+            pieces |= {piece.version: piece for piece in base.pieces}
+        parts = {key: StatePart(key, partial(dict, x.actions)) for key, x in pieces.items()}
+        return {"envs": envs, "pieces": parts}
+
+    def record_of(
+        self,
+        i: int,
+        obs: Mapping[str, Array],
+        rewards: Array,
+        *,
+        without_pieces: bool = False,
+    ) -> EpisodeRecord:
+        """Return the record from which an environment is put back.
+
+        Args:
+            i: The environment.
+            obs: The observations to act on, [n, ...] per leaf.
+            rewards: The last rewards, [n].
+            without_pieces: Whether to leave out the actions that are in pieces.
+
+        Raises:
+            EnvError: If the last step failed, or none of the environments was ever reset.
+        """
+        if not self._valid:
+            raise EnvError(
+                "the state of the environments is not known, because the last call failed: call "
+                "reset() or load_state_dict() first"
+            )
+        base = self._bases[i]
+        recent = {key: rows[base.row : self._row, i] for key, rows in self._recent.items()}
+        earlier = [] if without_pieces else [piece.actions[i] for piece in base.pieces]
+        return EpisodeRecord(
+            episodes=self.episodes[i],
+            base_episodes=base.episodes,
+            steps=self._first + self._row - self._episode_starts[i],
+            options=base.options,
+            own=base.own,
+            is_kept=base.is_kept,
+            actions=joined([*earlier, *base.actions, recent]),
+            obs={key: np.array(column[i]) for key, column in obs.items()},
+            reward=float(rewards[i]),
+        )
 
     def read_state(
         self, state: Any, obs: Mapping[str, Array]
-    ) -> tuple[int | None, list[EpisodeRecord], list[Block]]:
-        """Root seed, records and blocks of a state that was kept; no records before a reset.
+    ) -> tuple[int | None, list[EpisodeRecord], list[list[Piece]]]:
+        """Root seed, records and pieces of a state that was kept; no records before a reset.
 
         Args:
             state: Result of `MazeVectorEnv.state_dict`.
@@ -380,139 +424,91 @@ class Journal:
                 f"the state is one of {len(envs)} environments, but there are {n}: resume with as "
                 "many"
             )
-        blocks = blocks_from(state.get("blocks", {}), self._columns)
-        records = [record_from(env, i, self._columns, obs, blocks) for i, env in enumerate(envs)]
-        return root, records, blocks
+        known = pieces_from(state.get("pieces", {}), self._columns)
+        records = [record_from(env, i, self._columns, obs, known) for i, env in enumerate(envs)]
+        return root, records, [[known[name] for name in env["pieces"]] for env in envs]
 
-    def state(self, obs: Mapping[str, Array], rewards: Array) -> dict[str, Any]:
-        """Records of all environments as plain values, and the blocks that they share.
-
-        Args:
-            obs: The observations to act on, [n, ...] per leaf.
-            rewards: The last rewards, [n].
-
-        Raises:
-            EnvError: As for `record_of`, or if the options of a reset are no plain values.
-        """
-        self._tidy()
-        now, envs = self._first + self._row, []
-        start = self._blocks[-1].end if self._blocks else min(base.step for base in self._bases)
-        for i, base in enumerate(self._bases):
-            values = self.record_of(i, obs, rewards, since=start).to_dict(i)
-            if base.step < start:
-                values["shared"] = start - base.step
-            envs.append(values)
-        blocks: dict[str, Any] = {}
-        for block in self._blocks:
-            name = block.version  # not its number, which changes when an earlier one goes
-            while name in blocks:
-                name += "+"
-            part = StatePart(block.version, partial(dict, block.columns))
-            place = {"first": block.first - now, "level": block.level}
-            blocks[name] = {**place, "members": np.array(block.members), "columns": part}
-        return {"envs": envs, **({"blocks": blocks} if blocks else {})}
-
-    @property
-    def nbytes(self) -> int:
-        """Size of all blocks."""
-        return sum(column.nbytes for block in self._blocks for column in block.columns.values())
-
-    def record_of(
-        self, i: int, obs: Mapping[str, Array], rewards: Array, *, since: int | None = None
-    ) -> EpisodeRecord:
-        """Return the record from which an environment is put back.
+    def load(self, records: Sequence[EpisodeRecord], pieces: Sequence[list[Piece]]) -> None:
+        """Continue from records that all environments were put back by.
 
         Args:
-            i: The environment.
-            obs: The observations to act on, [n, ...] per leaf.
-            rewards: The last rewards, [n].
-            since: First step whose actions count; None: that of the base.
-
-        Raises:
-            EnvError: If the last step failed, or none of the environments was ever reset.
+            records: One per environment.
+            pieces: The pieces that hold the first of their actions, see `read_state`.
         """
-        if not self._valid:
-            raise EnvError(
-                "the state of the environments is not known, because the last call failed: call "
-                "reset() or load_state_dict() first"
+        self.begin(None)
+        self.episodes = [record.episodes for record in records]
+        self._episode_starts = [-record.steps for record in records]
+        for i, (record, its) in enumerate(zip(records, pieces, strict=True)):
+            earlier = sum(count_of(piece.actions[i]) for piece in its)
+            later = [{key: part[earlier:] for key, part in record.actions.items()}]
+            start = record.base_episodes, 0, record.options, record.own
+            self._bases[i] = Base(
+                *start, list(its), later, nbytes_of(record.actions), record.is_kept
             )
-        base = self._bases[i]
-        return EpisodeRecord(
-            episodes=self.episodes[i],
-            base_episodes=base.episodes,
-            steps=self._first + self._row - self._episode_starts[i],
-            options=base.options,
-            own=base.own,
-            actions={key: self._actions_of(i, key, since) for key in self._columns},
-            obs={key: np.array(column[i]) for key, column in obs.items()},
-            reward=float(rewards[i]),
-        )
 
-    def _actions_of(self, i: int, key: str, since: int | None) -> Array:
-        """The actions of environment i since its base, or a later step, [k, ...]."""
-        step, column = self._bases[i].step, self._columns[key]
-        step = step if since is None else max(step, since)
-        parts = [np.empty((0, *column.shape[1:]), self._dtypes[key])]
-        loaded = [] if self._loaded is None else [self._loaded]
-        for block in (*self._blocks, *loaded):
-            if block.end > step and i in block.places:
-                parts.append(block.columns[key][max(0, step - block.first) :, block.places[i]])
-        for first, chunk in self._chunks:
-            used = self._row if first == self._first else self._rows
-            parts.append(chunk[key][max(0, step - first) : used, i])
-        return np.concatenate(parts)
-
-    def _next_chunk(self) -> None:
+    def _distribute(self) -> None:
+        """Append the recent actions to the lists of their environments."""
+        for i, base in enumerate(self._bases):
+            if base.is_kept and base.row < self._row:
+                rows = {key: x[base.row : self._row, i].copy() for key, x in self._recent.items()}
+                base.actions.append(rows)
+                base.nbytes += nbytes_of(rows)
+            base.row = 0
         self._first += self._row
         self._row = 0
-        oldest = min(base.step for base in self._bases)
-        self._chunks = [kept for kept in self._chunks if kept[0] + self._rows > oldest]
-        nbytes = sum(chunk.nbytes for _, parts in self._chunks for chunk in parts.values())
-        if nbytes >= RECENT_NBYTES:
-            self._add_block()
-        chunk = {
-            key: np.empty((self._rows, *column.shape), self._dtypes[key])
-            for key, column in self._columns.items()
-        }
-        self._chunks.append((self._first, chunk))
-        self._pairs = [(chunk[key], column) for key, column in self._columns.items()]
+        while self.nbytes > MAX_NBYTES:
+            longest = max(self._bases, key=lambda base: base.nbytes)
+            longest.pieces, longest.actions = [], []
+            longest.nbytes, longest.is_kept = 0, False
 
-    def _add_block(self) -> None:
-        """Let a block take the place of the chunks, which are full."""
-        members = [i for i, base in enumerate(self._bases) if base.step < self._first]
-        columns = {
-            key: np.concatenate([chunk[key][:, members] for _, chunk in self._chunks])
-            for key in self._columns
-        }
-        block = Block(self._chunks[0][0], members, columns)
-        if self._loaded is not None and block.first == self._loaded.end:
-            block = merged([self._loaded, block], 0)
-        self._blocks.append(block)
-        self._loaded, self._chunks = None, []
-        self._tidy()
-        while len(last := self._blocks[-MERGED_BLOCKS:]) == MERGED_BLOCKS:
-            if last[0].level != last[-1].level:
-                break
-            self._blocks[-MERGED_BLOCKS:] = [merged(last, last[0].level + 1)]
-
-    def _tidy(self) -> None:
-        """Give back blocks that no record needs, and those parts that few of them need."""
-        kept = []
-        for block in self._blocks:
-            used = [i for i in block.members if self._bases[i].step < block.end]
-            if used:
-                kept.append(block.of(used) if 2 * len(used) <= len(block.members) else block)
-        self._blocks = kept
+    def _make_pieces(self) -> None:
+        """Let a piece take the place of long lists, and replace pieces that few episodes need."""
+        users: dict[Piece, list[int]] = {}
+        for i, base in enumerate(self._bases):
+            for piece in base.pieces:
+                users.setdefault(piece, []).append(i)
+        for piece, its in users.items():
+            if 2 * len(its) <= len(piece.actions):
+                smaller = Piece({i: piece.actions[i] for i in its})
+                for base in (self._bases[i] for i in its):
+                    base.pieces[base.pieces.index(piece)] = smaller
+        rest = {i: joined(base.actions) for i, base in enumerate(self._bases) if base.actions}
+        sizes = {i: nbytes_of(actions) for i, actions in rest.items()}
+        # Short lists are those of episodes that will not last, and would outlive them in a piece.
+        long = [i for i in rest if 2 * sizes[i] >= max(sizes.values())]
+        if sum(sizes[i] for i in long) >= PIECE_NBYTES:
+            new = Piece({i: rest[i] for i in long})
+            for base in (self._bases[i] for i in long):
+                base.pieces.append(new)
+                base.actions = []
 
 
-def _record_fields(given: Any, i: int) -> tuple[dict[str, Any], int]:
-    """Fields of the record of environment i, and how many of its actions are in blocks."""
-    expected = sorted(item.name for item in fields(EpisodeRecord))
-    values = dict(given) if isinstance(given, dict) else {}
-    shared = values.pop("shared", 0)
-    if sorted(values) != expected:
-        raise EnvError(f"the state of environment {i} is not one: expected the keys {expected}")
-    return values, shared
+def nbytes_of(actions: Mapping[str, Array]) -> int:
+    """Size of actions."""
+    return sum(part.nbytes for part in actions.values())
+
+
+def count_of(actions: Mapping[str, Array]) -> int:
+    """Number of actions, [k, ...] per part."""
+    return min(map(len, actions.values()), default=0)
+
+
+def joined(parts: Sequence[Mapping[str, Array]]) -> dict[str, Array]:
+    """Copies of actions [k, ...] per part, one after the other."""
+    return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
+
+
+def pieces_from(given: Any, columns: Mapping[str, Array]) -> dict[str, Piece]:
+    """The pieces of a state by name, checked."""
+    pieces: dict[str, Piece] = {}
+    for name, part in given.items() if isinstance(given, dict) else [("pieces", given)]:
+        content: Any = part.read() if isinstance(part, StatePart) else None
+        if not isinstance(content, dict):
+            raise EnvError(f"the actions that environments share are damaged: {name} is {part!r}")
+        pieces[name] = Piece(
+            {i: checked_columns(its, columns, "actions", True) for i, its in content.items()}
+        )
+    return pieces
 
 
 def record_from(
@@ -520,24 +516,52 @@ def record_from(
     i: int,
     actions: Mapping[str, Array],
     obs: Mapping[str, Array],
-    blocks: Sequence[Block],
+    known: Mapping[str, Piece],
 ) -> EpisodeRecord:
-    """The record of environment i, checked, with the actions that are in blocks."""
-    given, shared = _record_fields(given, i)
-    record = EpisodeRecord(**given)
+    """The record of environment i, checked, with the actions that are in pieces."""
+    expected = sorted(["pieces", *(item.name for item in fields(EpisodeRecord))])
+    if not isinstance(given, dict) or sorted(given) != expected:
+        raise EnvError(f"the state of environment {i} is not one: expected the keys {expected}")
+    record = EpisodeRecord(**{key: value for key, value in given.items() if key != "pieces"})
     counts = (record.steps, record.base_episodes - 1, record.episodes - record.base_episodes)
     for name in ("options", "own"):
         if not isinstance(given[name], dict | None):
             raise EnvError(f"{name} of environment {i} is {given[name]!r}: expected a dict or None")
     if type(record.reward) is not float or not all(type(k) is int and k >= 0 for k in counts):
         raise EnvError(f"the counts of environment {i} are damaged: {counts}, {record.reward!r}")
-    record.actions = checked_columns(record.actions, actions, f"actions of environment {i}", True)
+    tail = checked_columns(record.actions, actions, f"actions of environment {i}", True)
     record.obs = checked_columns(record.obs, obs, f"observation of environment {i}", False)
-    if shared:
-        its = [block for block in blocks if i in block.places]
-        if type(shared) is not int or not 0 < shared <= sum(block.rows for block in its):
-            raise EnvError(f"the counts of environment {i} are damaged: {shared!r} shared actions")
-        for key, tail in record.actions.items():
-            parts = [block.columns[key][:, block.places[i]] for block in its]
-            record.actions[key] = np.concatenate([np.concatenate(parts)[-shared:], tail])
+    names = given["pieces"]
+    if not isinstance(names, list) or not all(x in known and i in known[x].actions for x in names):
+        raise EnvError(f"the actions of environment {i} are damaged: pieces {names!r} are missing")
+    record.actions = joined([*(known[name].actions[i] for name in names), tail])
     return record
+
+
+def checked_columns(
+    given: Any, expected: Mapping[str, Array], name: str, any_length: bool
+) -> dict[str, Array]:
+    """Copies of arrays that fit those of the environments.
+
+    Raises:
+        EnvError: If a key, dtype or shape differs, or lengths do.
+    """
+    keys = sorted(given) if isinstance(given, dict) else given
+    if keys != sorted(expected):
+        raise EnvError(f"the {name} in the state have the keys {keys}, not {sorted(expected)}")
+    lengths = set()
+    for key, column in expected.items():
+        array: Any = given[key]
+        if not isinstance(array, (np.ndarray, np.generic)) or array.dtype != column.dtype:
+            kind = getattr(array, "dtype", type(array).__name__)
+            raise EnvError(f"the {name} in the state ({key!r}) are {kind}, not {column.dtype}")
+        shape = array.shape[1:] if any_length else array.shape
+        if shape != column.shape[1:] or (any_length and not array.ndim):
+            raise EnvError(
+                f"the {name} in the state ({key!r}) have shape {array.shape}, expected "
+                f"{('k', *column.shape[1:]) if any_length else column.shape[1:]}"
+            )
+        lengths.add(sum(array.shape[:1]) if any_length else 0)
+    if len(lengths) > 1:
+        raise EnvError(f"the {name} in the state differ in their lengths: {sorted(lengths)}")
+    return {key: np.array(given[key]) for key in expected}

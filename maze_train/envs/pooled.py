@@ -17,7 +17,7 @@ from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.envs.batch import StepBatch
-from maze_train.envs.journal import Difference, Journal
+from maze_train.envs.journal import MAX_NBYTES, Difference, Journal
 from maze_train.envs.monitoring import note_on_ignored_mask
 from maze_train.envs.stepped import ON_NON_FINITE
 from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepBuffers
@@ -173,9 +173,9 @@ MUCH_NBYTES = 10_000_000
 """Size of the actions of running episodes from which on a run says so."""
 
 LONG_EPISODES = (
-    "the actions of running episodes take more than 10 MB, which checkpoints keep and a resumed "
-    "run plays again: let the environment offer state_dict() and load_state_dict(), or set "
-    "env.max_episode_steps"
+    "the actions of running episodes take more than 10 MB, which checkpoints keep (up to "
+    f"{MAX_NBYTES >> 20:,} MB) and a resumed run plays again: let the environment offer "
+    "state_dict() and load_state_dict(), or set env.max_episode_steps"
 )
 
 
@@ -406,7 +406,7 @@ class PooledVectorEnv(MazeVectorEnv):
         Returns:
             `root_seed` and, in `envs`, one dict per environment: the fields of
             `maze_train.envs.journal.EpisodeRecord`. No seed and no dicts before the first reset.
-            The first actions of long episodes are in `blocks`, as parts that do not change.
+            The first actions of long episodes are in `pieces`, as parts that do not change.
 
         Raises:
             EnvError: If the state is not known because the last call failed, or holds something
@@ -429,7 +429,7 @@ class PooledVectorEnv(MazeVectorEnv):
     ) -> tuple[ArrayTree, npt.NDArray[np.bool_]]:
         """Put every environment where it was, see `MazeVectorEnv.load_state_dict`."""
         journal = self._checked_journal("load_state_dict()")
-        root, records, blocks = journal.read_state(state, self._buffers.obs)
+        root, records, pieces = journal.read_state(state, self._buffers.obs)
         began: npt.NDArray[np.bool_] = np.zeros(self.num_envs, np.bool_)
         self.root_seed = None
         if root is None:
@@ -454,7 +454,7 @@ class PooledVectorEnv(MazeVectorEnv):
                 "from those of an uninterrupted run (exact: false in summary.json)"
             )
         self.root_seed = root
-        journal.load(records, blocks)
+        journal.load(records, pieces)
         began[[i for i, problem in problems if not problem.is_rounding]] = True
         journal.ended(began.nonzero()[0].tolist())
         return self._observations(), began

@@ -22,6 +22,7 @@ from maze_train.envs.faults import (
     non_finite_rows,
 )
 from maze_train.envs.journal import (
+    NOT_KEPT,
     Difference,
     EpisodeRecord,
     load_own_state,
@@ -364,6 +365,8 @@ class EnvWorker(SteppedEnvs):
         seeds.episodes_started = record.base_episodes - 1
         self._let_go(i)
         seed = self._next_seed(i)
+        if not record.is_kept:
+            return Difference(NOT_KEPT)
         obs, info = env.reset(seed=seed, options=copy.deepcopy(record.options))
         checked_info(info)
         if record.own is not None:

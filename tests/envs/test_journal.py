@@ -27,6 +27,7 @@ from toy_envs import (
 
 from maze_train import EnvConfig, EnvFactory
 from maze_train.core.errors import EnvError
+from maze_train.core.state import StatePart
 from maze_train.envs import journal as journal_module
 from maze_train.envs import pooled
 from maze_train.envs.journal import Journal
@@ -401,19 +402,17 @@ def test_after_a_failed_call():
         vector.load_state_dict(state)
 
 
-@pytest.mark.parametrize("recent_nbytes", [2**20, 4000])
-def test_memory_is_given_back(monkeypatch, recent_nbytes):
-    """Chunks before the oldest base go; what is left tells every action since each base.
-
-    So do blocks, which take the place of few chunks here.
-    """
-    monkeypatch.setattr(journal_module, "RECENT_NBYTES", recent_nbytes)
+@pytest.mark.parametrize("interval", [3000, 20])
+def test_memory_is_given_back(monkeypatch, interval):
+    """Actions before each base go; what is left tells every action since, also after states."""
+    monkeypatch.setattr(journal_module, "RECENT_STEPS", (16, 16))
+    monkeypatch.setattr(journal_module, "PIECE_NBYTES", 1000)
     rng = np.random.default_rng(0)
     columns = {"a": np.zeros((4, 2)), "b": np.zeros(4, np.int64)}
+    obs = {"": np.zeros((4, 1))}
     journal = Journal(columns)
-    journal._rows = 16
-    since, longest = [[] for _ in range(4)], 0
-    for _ in range(2000):
+    since, num_pieces = [[] for _ in range(4)], 0
+    for step in range(2000):
         columns["a"][:] = rng.random((4, 2))
         columns["b"][:] = rng.integers(9, size=4)
         journal.record()
@@ -423,52 +422,59 @@ def test_memory_is_given_back(monkeypatch, recent_nbytes):
         journal.ended(ended)
         for i in ended:
             since[i] = []
-        longest = max(longest, *map(len, since))
-        assert len(journal._chunks) <= longest // 16 + 2
+        assert journal.nbytes <= sum(map(len, since)) * 24
+        if step % interval == 0:
+            num_pieces += len(journal.state(obs, np.zeros(4))["pieces"])
         i = int(rng.integers(4))
-        record = journal.record_of(i, {"": np.zeros(4)}, np.zeros(4))
+        record = journal.record_of(i, obs, np.zeros(4))
         given = [(*a, b) for a, b in zip(record.actions["a"], record.actions["b"], strict=True)]
         assert given == since[i]
         assert record.steps == len(given)
-    assert 32 < longest < 200
+    assert (num_pieces > 10) is (interval == 20)
 
 
 def test_an_endless_episode_keeps_its_own_actions_only(monkeypatch):
     """One of many environments that never ends costs what its actions take."""
-    monkeypatch.setattr(journal_module, "RECENT_NBYTES", 2**14)
+    monkeypatch.setattr(journal_module, "PIECE_NBYTES", 2**14)
     n, steps = 64, 5000
     column = np.zeros(n, np.int64)
+    obs = {"": np.zeros((n, 1))}
     journal = Journal({"": column})
-    journal._rows = 16
+    parts = set()
     for step in range(steps):
         column[:] = step
         journal.record()
         if step % 50 == 49:
             journal.ended(range(1, n))
-    kept = journal.nbytes + sum(chunk[""].nbytes for _, chunk in journal._chunks)
-    assert kept < 2 * (steps * 8 + 2**15)
+        if step % 99 == 98:
+            state = journal.state(obs, np.zeros(n))
+            assert state["envs"][0]["actions"][""].nbytes < 2**14
+            parts |= state["pieces"].keys()
+    assert journal.nbytes <= steps * 8 + 50 * n * 8
+    assert 0 < len(parts) < 9
     actions = journal.record_of(0, {"": np.zeros(n)}, np.zeros(n)).actions[""]
     assert actions.tolist() == list(range(steps))
 
 
 @pytest.mark.parametrize("lengths", [(10**9, 10**9, 7), (10**9, 400, 900)])
-def test_blocks_of_actions_are_parts_that_do_not_change(monkeypatch, lengths):
+def test_pieces_of_actions_are_parts_that_do_not_change(monkeypatch, lengths):
     """A later state shares them; a state without them, or with others, is refused."""
-    monkeypatch.setattr(journal_module, "RECENT_NBYTES", 2**10)
+    monkeypatch.setattr(journal_module, "RECENT_STEPS", (16, 16))
+    monkeypatch.setattr(journal_module, "PIECE_NBYTES", 2**10)
     factories = [partial(CountingEnv, length) for length in lengths]
     with here(factories) as one, here(factories) as two, here(factories) as three:
         notes = []
         one.notify = notes.append
         one.reset(seed=3)
-        one._journal._rows = two._journal._rows = 16
-        play(one, 1000)
-        assert len(one._journal._blocks) > 3
-        early = one.state_dict()
+        for _ in range(20):
+            play(one, 50)
+            early = one.state_dict()
+        assert len(early["pieces"]) > 3
         assert_same(two.load_state_dict(early)[0], one._observations())
         assert pickle.dumps(two.state_dict()) == pickle.dumps(early)
         play(one, 100)
         late = one.state_dict()
-        assert len(early["blocks"].keys() & late["blocks"].keys()) > len(early["blocks"]) // 2
+        assert len(early["pieces"].keys() & late["pieces"].keys()) > len(early["pieces"]) // 2
         assert_same(three.load_state_dict(late)[0], one._observations())
         assert_go_on_equally(one, [three], 30)
         play(two, 700)
@@ -478,15 +484,35 @@ def test_blocks_of_actions_are_parts_that_do_not_change(monkeypatch, lengths):
         monkeypatch.setattr(pooled, "MUCH_NBYTES", 100)
         one.state_dict()
         assert [note[:30] for note in notes] == ["the actions of running episode"]
-        name, *_ = late["blocks"]
+        name, *_ = late["pieces"]
+        wrong = ({99: {}}, {99: late["pieces"][name].read()[0]}, {0: {"": np.zeros((2, 2), int)}})
         for damaged in (
-            late["blocks"] | {name: 3},
-            late["blocks"] | {name: late["blocks"][name] | {"members": np.array([99])}},
-            {other: block for other, block in late["blocks"].items() if other != name},
+            late["pieces"] | {name: 3},
+            *(late["pieces"] | {name: StatePart(name, lambda x=x: x)} for x in wrong),
+            {other: piece for other, piece in late["pieces"].items() if other != name},
             {},
+            3,
         ):
-            with pytest.raises(EnvError, match=r"damaged|have shape"):
-                three.load_state_dict(late | {"blocks": damaged})
+            with pytest.raises(EnvError, match=r"damaged|have shape|have the keys"):
+                three.load_state_dict(late | {"pieces": damaged})
+
+
+def test_the_longest_episodes_are_not_kept(monkeypatch):
+    """Above the bound an episode cannot be resumed; the others, and later ones, can."""
+    monkeypatch.setattr(journal_module, "RECENT_STEPS", (16, 16))
+    monkeypatch.setattr(journal_module, "MAX_NBYTES", 2000)
+    factories = [partial(CountingEnv, 400), partial(CountingEnv, 20)]
+    with here(factories) as one, here(factories) as two:
+        one.reset(seed=3)
+        play(one, 300)
+        state = one.state_dict()
+        assert one._journal.nbytes < 2000
+        with pytest.raises(EnvError, match=r"environment 0 .* its actions were not kept"):
+            two.load_state_dict(state)
+        assert two.load_state_dict(state, allow_new_episodes=True)[1].tolist() == [True, False]
+        play(one, 105)
+        assert_same(two.load_state_dict(one.state_dict())[0], one._observations())
+        assert_go_on_equally(one, [two], 20)
 
 
 @pytest.mark.parametrize("make", PLACES)
@@ -513,12 +539,11 @@ def test_own_state_keeps_endless_episodes_short():
     """After `state_dict` the memory of earlier actions is given back."""
     with here([lambda: OwnStateEnv(10**9)]) as vector:
         vector.reset(seed=0)
-        vector._journal._rows = 16
         for _ in range(10):
             for _ in range(40):
                 vector.step([0])
             vector.state_dict()
-        assert len(vector._journal._chunks) <= 4
+            assert vector._journal.nbytes == 0
 
 
 @pytest.mark.parametrize("make", PLACES)

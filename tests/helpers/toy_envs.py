@@ -76,7 +76,7 @@ class JitterEnv(CountingEnv):
 
     def observe(self) -> Any:
         obs = super().observe()
-        obs[0] += os.getpid() * 1000 + id(self) % 1000 if self.t else 0
+        obs[0] += 1000 * (os.getpid() % 1000) + id(self) // 16 % 1000 if self.t else 0
         return obs
 
 
