@@ -132,6 +132,7 @@ from maze_train.data.datasets import minari_episodes as minari_episodes
 from maze_train.data.datasets import open_dataset as open_dataset
 from maze_train.data.datasets import save_minari as save_minari
 from maze_train.data.hindsight import HindsightReplayBuffer as HindsightReplayBuffer
+from maze_train.data.hindsight import PrioritizedHindsightReplayBuffer as PrioritizedHindsightReplayBuffer
 from maze_train.data.replay import BaseReplayBuffer as BaseReplayBuffer
 from maze_train.data.replay import PrioritizedReplayBuffer as PrioritizedReplayBuffer
 from maze_train.data.replay import Transition as Transition

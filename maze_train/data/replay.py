@@ -5,79 +5,30 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze_train.core.checks import check_at_least, check_between, check_one_of, check_positive
+from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
 from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key, send, tree_map
+from maze_train.data.relabelling import Hindsight
 from maze_train.data.replay_columns import STORAGES, ReplayLayout, Storage
-from maze_train.data.replay_memory import ENDS, FINAL_OBS, TERMINATED, VALID, ReplayMemory
+from maze_train.data.replay_memory import ReplayMemory
+from maze_train.data.replay_sampling import (
+    NStepWalker,
+    PrioritizedSampler,
+    SumTree,
+    UniformSampler,
+    Walk,
+)
 from maze_train.data.rollout import Rollout
-
-
-class SumTree:
-    """Priorities of N entries, all 0 at first, and sums of them in a binary tree.
-
-    Node i is the sum of nodes 2 i and 2 i + 1; nodes N to 2 N - 1 are the priorities. So the tree
-    is a function of the priorities, whatever the order of updates. Changing or finding k entries
-    takes O(k log N).
-
-    Args:
-        size: N, >= 1.
-    """
-
-    entry_nbytes = 2 * np.dtype(np.float64).itemsize
-    """Bytes of the nodes, by entry."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._nodes = np.zeros(2 * size)
-
-    @property
-    def total(self) -> float:
-        """Sum of all priorities."""
-        return float(self._nodes[1])
-
-    @property
-    def priorities(self) -> Array:
-        """A view of all priorities, `[N]` float64; `set` changes them."""
-        return self._nodes[self._size :]
-
-    def set(self, indices: Array, priorities: Array | float) -> None:
-        """Change priorities, finite and >= 0; of an index that comes twice, the last one stays."""
-        nodes = indices + self._size
-        self._nodes[nodes] = priorities
-        # Leaves lie on two levels: the shorter paths sum up the root once more.
-        for _ in range((2 * self._size - 1).bit_length() - 1):
-            nodes = np.maximum(nodes >> 1, 1)
-            self._nodes[nodes] = self._nodes[2 * nodes] + self._nodes[2 * nodes + 1]
-
-    def find(self, sums: Array) -> Array:
-        """The entries in whose share of [0, total) the numbers `[k]` fall.
-
-        The shares have the lengths of the priorities, in the order of the leaves from left to
-        right. An entry of priority 0 is never found, as long as the total is above 0.
-        """
-        nodes = np.ones(len(sums), np.int64)
-        for _ in range(self._size.bit_length() - 1):
-            nodes, sums = self._descend(nodes, sums)
-        inner = np.flatnonzero(nodes < self._size)
-        nodes[inner], _ = self._descend(nodes[inner], sums[inner])
-        return nodes - self._size
-
-    def _descend(self, nodes: Array, sums: Array) -> tuple[Array, Array]:
-        left = 2 * nodes
-        share = self._nodes[left]
-        # Rounding must not lead into a branch that is empty.
-        goes_right = (sums >= share) & (self._nodes[left + 1] > 0)
-        return left + goes_right, sums - goes_right * share
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,15 +154,6 @@ def as_rollout(transition: Transition) -> Rollout:
     )
 
 
-class Walk(NamedTuple):
-    """Sums of rewards, discounts after the last steps, their positions and flags, `[n]` each."""
-
-    rewards: Array
-    discounts: Array
-    last: Array
-    flags: Array
-
-
 class UniformReplayBuffer(BaseReplayBuffer):
     """The last transitions of B environments; each is equally likely to be sampled.
 
@@ -236,6 +178,8 @@ class UniformReplayBuffer(BaseReplayBuffer):
             observations and actions; the rest, a few bytes per transition, is in memory.
         directory: Where files are mapped from, needed for `disk`.
         device: Where samples are needed.
+        sampler: Makes what draws the samples.
+        relabelling: Makes what changes their goals; None: nothing does.
 
     Raises:
         ConfigError: If a setting is out of range.
@@ -255,9 +199,9 @@ class UniformReplayBuffer(BaseReplayBuffer):
         storage: Storage = "memory",
         directory: Path | None = None,
         device: torch.device | str = "cpu",
+        sampler: Callable[[ReplayMemory, torch.Generator], UniformSampler] = UniformSampler,
+        relabelling: Callable[[NStepWalker, torch.Generator], Hindsight] | None = None,
     ) -> None:
-        check_at_least("n_steps", n_steps, 1)
-        check_between("gamma", gamma, 0.0, 1.0)
         check_one_of("storage", storage, STORAGES)
         if storage == "disk" and directory is None:
             raise ConfigError("directory", "storage=disk needs a directory for its files", None)
@@ -275,8 +219,11 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self._generator = torch.Generator().manual_seed(seed)
         self._continues = False
         self._may_jump = False
-        self._steps = np.arange(n_steps)[:, None] * num_envs
-        self._powers = np.power(gamma, np.arange(n_steps + 1)).astype(np.float32)
+        self._walker = NStepWalker(self._memory, n_steps, gamma)
+        self._sampler = sampler(self._memory, self._generator)
+        self._relabelling = (
+            None if relabelling is None else relabelling(self._walker, self._generator)
+        )
 
     def __len__(self) -> int:
         return self._memory.num_valid
@@ -290,12 +237,22 @@ class UniformReplayBuffer(BaseReplayBuffer):
     def reserve(self, n_transitions: int) -> None:  # noqa: D102
         self._memory.reserve(-(-n_transitions // self.num_envs) + 1)
 
+    def use_environment(self, make_env: Callable[[], gymnasium.Env[Any, Any]]) -> None:
+        """Take from an environment what relabelling needs; nothing without relabelling.
+
+        Raises:
+            EnvError: If it lacks that.
+        """
+        if self._relabelling is not None:
+            self._relabelling.use_environment(make_env())
+
     def add_rollout(self, rollout: Rollout) -> None:
-        """Store the transitions of a rollout; rows that are not valid are never sampled.
+        """Store the transitions of a rollout; rows that are not transitions are never sampled.
 
         Raises:
             ShapeError: If the rollout has another number of environments, other shapes, or lacks
                 the last observation of a truncated episode.
+            EnvError: If rewards do not follow from goals, for relabelling.
         """
         if rollout.num_envs != self.num_envs:
             raise ShapeError(
@@ -332,14 +289,28 @@ class UniformReplayBuffer(BaseReplayBuffer):
         """
         if not len(self):
             raise TrainingError("the replay buffer is empty: add a rollout before sampling")
-        return self._gather(self._draw(n_samples))
+        positions = self._sampler.draw(n_samples)
+        walk = self._walker.walk(positions)
+        if self._relabelling is None:
+            return self._transitions(positions, walk)
+        samples, goals = self._relabelling.relabel(positions, walk)
+        batch = self._transitions(positions, walk)
+        self._relabelling.write_goals(batch.obs, batch.next_obs, samples, goals)
+        return batch
+
+    def update_priorities(self, indices: Tensor, errors: Tensor) -> None:  # noqa: D102
+        self._sampler.update(indices, errors)
+
+    def set_progress(self, fraction: float) -> None:  # noqa: D102
+        self._sampler.set_progress(fraction)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later samples depend on; Read `segments` before the buffer changes."""
+        """All that later samples depend on. Read `segments` before the buffer changes."""
         return {
             **self._memory.state_dict(),
             "continues": self._continues,
             "generator": self._generator.get_state(),
+            **self._sampler.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -353,16 +324,25 @@ class UniformReplayBuffer(BaseReplayBuffer):
         self._continues = state["continues"]
         self._may_jump = self.num_envs == 1  # the state does not say how it was filled
         self._generator.set_state(state["generator"])
+        self._sampler.load_state_dict(state)
+        if self._relabelling is not None:
+            self._relabelling.reload()
 
     def _add(self, rollout: Rollout) -> None:
+        if self._relabelling is not None:
+            self._relabelling.check(rollout)
+        before = self._memory.head
         self._memory.write(rollout, *self._place(rollout))
         self._continues = True
+        self._sampler.follow()
+        if self._relabelling is not None:
+            self._relabelling.follow(before)
 
     def _place(self, rollout: Rollout) -> tuple[int, bool]:
         """The row for the first step, and whether it holds the first observation already."""
         memory = self._memory
         if not self._continues:
-            # its own row for the observation before the interruption, if there is one.
+            # The observation before the interruption, if there is one, keeps its row.
             return memory.head + (memory.head > 0), False
         if not self._may_jump:
             return memory.head, True
@@ -374,42 +354,20 @@ class UniformReplayBuffer(BaseReplayBuffer):
         )
         return memory.head + (not goes_on and not memory.has_ended), goes_on
 
-    def _draw(self, n_samples: int) -> Array:
-        """Positions of transitions, `[n]`."""
-        memory = self._memory
-        count = memory.num_rows * self.num_envs
-        positions = self._draw_integers(count, n_samples)
-        if memory.num_valid < count:
-            while (gaps := np.flatnonzero(~self._is_valid(positions))).size:
-                positions[gaps] = self._draw_integers(count, gaps.size)
-        return positions
-
-    def _draw_integers(self, count: int, n_samples: int) -> Array:
-        drawn = torch.randint(count, (n_samples,), generator=self._generator).numpy()
-        return drawn + self._memory.oldest * self.num_envs
-
-    def _is_valid(self, positions: Array) -> Array:
-        flags = self._memory.flags.take(positions % self._memory.ring.size)
-        return (flags & VALID).astype(bool)
-
-    def _gather(self, positions: Array) -> Transitions:
-        return self._transitions(positions, self._walk(positions))
-
     def _transitions(self, positions: Array, walk: Walk) -> Transitions:
         memory, n_samples = self._memory, len(positions)
-        rewards, discounts, last, flags = walk
-        leaves = memory.observations(np.concatenate([positions, last + self.num_envs]))
-        (at_final,) = (flags & FINAL_OBS).nonzero()
+        leaves = memory.observations(np.concatenate([positions, walk.last + self.num_envs]))
+        (at_final,) = memory.has_final_obs(walk.end).nonzero()
         if at_final.size:
-            memory.put_final_obs(leaves, n_samples + at_final, last[at_final])
+            memory.put_final_obs(leaves, n_samples + at_final, walk.last[at_final])
         halves = {key: x.tensor_split(2) for key, x in self._on_device(leaves).items()}
         indices = positions % memory.ring.size
-        layout, weights = memory.layout, self._weights(indices)
+        layout, weights = memory.layout, self._sampler.weights(indices)
         return Transitions(
             obs=as_tree({key: half[0] for key, half in halves.items()}, layout.has_obs_keys),
             actions=as_tree(self._on_device(memory.actions(indices)), layout.has_action_keys),
-            rewards=self._send(rewards),
-            discounts=self._send(discounts),
+            rewards=self._send(walk.rewards),
+            discounts=self._send(walk.discounts),
             next_obs=as_tree({key: half[1] for key, half in halves.items()}, layout.has_obs_keys),
             indices=self._send(indices),
             weights=None if weights is None else self._send(weights),
@@ -421,56 +379,9 @@ class UniformReplayBuffer(BaseReplayBuffer):
     def _send(self, x: Array) -> Tensor:
         return send(torch.from_numpy(x), self._device)
 
-    def _weights(self, indices: Array) -> Array | None:
-        """Importance weights of samples `[n]`; None: all are 1."""
-        return None
-
-    def _walk(self, positions: Array) -> Walk:
-        """Walk up to n steps from positions `[n]`."""
-        if len(self._steps) == 1:  # what is sampled is a step
-            indices = positions % self._memory.ring.size
-            flags = self._memory.flags.take(indices)
-            discounts = self._powers[1] * ((flags & TERMINATED) == 0)
-            return Walk(self._memory.rewards.take(indices), discounts, positions, flags)
-        where, indices, flags, counts = self._steps_from(positions)
-        rewards = self._memory.rewards.take(indices)
-        return self._summed(where, counts, rewards, flags, flags & TERMINATED)
-
-    def _following(self, positions: Array) -> Array:
-        """Positions of the n steps from positions `[n]`, `[n_steps, n]`."""
-        return positions + self._steps
-
-    def _steps_from(self, positions: Array) -> tuple[Array, Array, Array, Array]:
-        """Positions, indices and flags of the n steps, and which count, `[n_steps, n]` each."""
-        memory, where = self._memory, self._following(positions)
-        indices = where % memory.ring.size
-        flags = memory.flags.take(indices)
-        # A row counts if it is a step, and no step before it was the last of an episode. The row of
-        # the newest observation is not a step, so rows behind it in the ring are out of reach.
-        counts = (flags & VALID) != 0
-        counts[1:] &= (flags[:-1] & ENDS) == 0
-        np.logical_and.accumulate(counts, axis=0, out=counts)
-        return where, indices, flags, counts
-
-    def _summed(
-        self, where: Array, counts: Array, rewards: Array, flags: Array, terminal: Array
-    ) -> Walk:
-        """Join the steps that count of walks; all arrays `[n_steps, n]`, first their positions."""
-        steps, samples = counts.sum(0), np.arange(counts.shape[1])
-        sums = np.where(counts, rewards * self._powers[:-1, None], 0).sum(0)
-        discounts = np.where(terminal[steps - 1, samples], 0, self._powers.take(steps))
-        last = (steps - 1, samples)
-        return Walk(sums, discounts, where[last], flags[last])
-
 
 class PrioritizedReplayBuffer(UniformReplayBuffer):
-    """A replay buffer that samples transitions in proportion to the errors of their predictions.
-
-        P(i) = p_i^alpha / Σ_j p_j^alpha,  p_i = |error_i| + epsilon
-        w_i = (N P(i))^-beta / max_j w_j
-
-    New transitions have the largest priority so far. Samples are stratified: one from each of n
-    shares of equal probability, in random order. The maximum of the weights is over the samples.
+    """A replay buffer with a `PrioritizedSampler`.
 
     Args:
         buffer_size: As for `UniformReplayBuffer`.
@@ -483,9 +394,6 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
 
     Raises:
         ConfigError: If a setting is out of range.
-
-    Source: Schaul et al. (2016), arXiv:1511.05952, eq. 1, section 3.4 and algorithm 1;
-    proportional variant.
     """
 
     entry_nbytes = SumTree.entry_nbytes
@@ -502,73 +410,5 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
         epsilon: float = 1e-6,
         **settings: Any,
     ) -> None:
-        check_at_least("alpha", alpha, 0.0)
-        check_between("beta", beta, 0.0, 1.0)
-        check_positive("epsilon", epsilon)
-        super().__init__(buffer_size, observation_space, actions, **settings)
-        self._alpha = alpha
-        self._beta = beta
-        self._epsilon = epsilon
-        self._progress = 0.0
-        self._largest = 1.0
-        self._tree = SumTree(self._memory.ring.size)
-
-    def update_priorities(self, indices: Tensor, errors: Tensor) -> None:
-        """Set the priorities of samples to `(|errors| + epsilon)^alpha`.
-
-        Args:
-            indices: `Transitions.indices`, `[n]`; where a row is no transition any more, nothing
-                changes.
-            errors: Errors of temporal differences, of any sign, `[n]`.
-
-        Raises:
-            TrainingError: If an error is not finite.
-        """
-        where = indices.cpu().numpy()
-        priorities = errors.detach().cpu().numpy().astype(np.float64)
-        priorities = (np.abs(priorities) + self._epsilon) ** self._alpha
-        if not np.isfinite(priorities).all():
-            raise TrainingError(
-                "an error of a temporal difference is not finite, so it gives no priority: lower "
-                "the learning rate, or clip or scale rewards"
-            )
-        valid = self._memory.flags[where] & VALID
-        self._tree.set(where, priorities * valid)
-        self._largest = max(self._largest, float(priorities.max(initial=0.0)))
-
-    def set_progress(self, fraction: float) -> None:
-        """Set beta between its first value (0) and 1 (1)."""
-        self._progress = fraction
-
-    def state_dict(self) -> dict[str, Any]:  # noqa: D102
-        return {
-            **super().state_dict(),
-            "priorities": self._tree.priorities.copy(),
-            "largest": self._largest,
-            "progress": self._progress,
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: D102
-        super().load_state_dict(state)
-        self._tree.set(np.arange(self._memory.ring.size), state["priorities"])
-        self._largest = state["largest"]
-        self._progress = state["progress"]
-
-    def _add(self, rollout: Rollout) -> None:
-        super()._add(rollout)
-        changed = self._memory.changed
-        self._tree.set(changed, (self._memory.flags[changed] & VALID) * self._largest)
-
-    def _draw(self, n_samples: int) -> Array:
-        shares = torch.rand(n_samples, dtype=torch.float64, generator=self._generator).numpy()
-        shares = (shares + np.arange(n_samples)) / n_samples * self._tree.total
-        # Shuffled, as otherwise a part of the samples would be from a part of the ring.
-        order = torch.randperm(n_samples, generator=self._generator).numpy()
-        return self._memory.positions(self._tree.find(shares)[order])
-
-    def _weights(self, indices: Array) -> Array:
-        beta = self._beta + (1.0 - self._beta) * self._progress
-        # N and the sum of all priorities cancel out.
-        priorities = self._tree.priorities[indices]
-        weights: Array = (priorities / priorities.min(initial=np.inf)) ** -beta
-        return weights.astype(np.float32)
+        sampler = partial(PrioritizedSampler, alpha=alpha, beta=beta, epsilon=epsilon)
+        super().__init__(buffer_size, observation_space, actions, sampler=sampler, **settings)

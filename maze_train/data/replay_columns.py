@@ -110,7 +110,7 @@ class ReplayLayout:
 
     def columns(self) -> dict[str, Spec]:
         """All columns by name."""
-        found = {"flags": Spec((), np.dtype(np.uint8)), "rewards": Spec((), np.dtype(np.float32))}
+        found = {"end": Spec((), np.dtype(np.uint8)), "rewards": Spec((), np.dtype(np.float32))}
         found |= {f"actions/{key}": spec for key, spec in self.actions.items()}
         for key, spec in self.obs.items():
             if key in self.frame_stack:

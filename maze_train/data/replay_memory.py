@@ -13,6 +13,7 @@ import torch
 
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError
 from maze_train.core.state import StatePart
+from maze_train.core.step_end import StepEnd, end_codes, has_ended, is_transition, is_truncated
 from maze_train.core.types import Array, Tensor, leaves_by_key, send
 from maze_train.data.replay_columns import (
     Column,
@@ -23,11 +24,9 @@ from maze_train.data.replay_columns import (
 )
 from maze_train.data.rollout import Rollout
 
-VALID, TERMINATED, TRUNCATED, FINAL_OBS = 1, 2, 4, 8
-"""Bits of the flags of a row: it is a transition; how it ended; the observation after it is not in
-the next row but stored separately."""
+NO_STEP = int(StepEnd.DROPPED)
+"""Code of rows without a step: that of the newest observation, and those that nothing is in."""
 
-ENDS = TERMINATED | TRUNCATED
 NONE = np.empty(0, np.int64)
 """No position."""
 
@@ -74,7 +73,7 @@ class ReplayMemory:
             )
             for name, spec in layout.columns().items()
         }
-        # Flags and the like are small, and read also where nothing was written.
+        # Ends and the like are small, and read also where nothing was written.
         self._large = [c for name, c in self._columns.items() if name.startswith(LARGE)]
         for column in self._columns.values():
             if column not in self._large:
@@ -85,7 +84,9 @@ class ReplayMemory:
             for name, specs in {"obs": layout.obs, "actions": layout.actions}.items()
         }
         self._changed = (range(0), range(0))
-        self.flags: Array = self._columns["flags"].entries.numpy()
+        self.end: Array = self._columns["end"].entries.numpy()
+        self.end[:] = NO_STEP
+        self.has_waiting = False
         self.rewards: Array = self._columns["rewards"].entries.numpy()
         self._actions = {key: self._columns[f"actions/{key}"] for key in layout.actions}
         self._whole = {
@@ -146,7 +147,7 @@ class ReplayMemory:
         obs, actions = leaves_by_key(rollout.obs), leaves_by_key(rollout.actions)
         # What is large goes from where it is to where it lies: it may never leave the device.
         rollout = replace(rollout, obs={}, actions={}).to(torch.device("cpu"))
-        flags, positions, picked = _flags(rollout, self.layout.keeps_terminal_obs)
+        end, positions, picked = self._ends_of(rollout)
         begin = max(0, rollout.num_steps - self.ring.rows)
         head = first + rollout.num_steps
         self._make_room(head + 1)
@@ -155,11 +156,11 @@ class ReplayMemory:
         for key, leaf in actions.items():
             self._actions[key].write(first + begin, leaf, begin)
         self._columns["rewards"].write(first + begin, rollout.rewards, begin)
-        self._columns["flags"].write(first + begin, torch.from_numpy(flags), begin)
+        self._columns["end"].write(first + begin, torch.from_numpy(end), begin)
         if len(positions):
             self._keep_final_obs(rollout, positions, picked, first, begin)
         self.head = head
-        self.num_valid += int(np.count_nonzero(flags[begin:] & VALID))
+        self.num_valid += int(np.count_nonzero(is_transition(end[begin:])))
         # Stacks that are dropped lie where the ring is written now.
         self._touch(expired.start, expired.stop)
         self._touch(first - 1, head + 1)
@@ -172,13 +173,21 @@ class ReplayMemory:
         parts = [np.arange(rows.start * num_envs, rows.stop * num_envs) for rows in self._changed]
         return np.concatenate(parts) % self.ring.size
 
+    def is_transition(self, positions: Array) -> Array:
+        """Whether the rows at positions `[k]` are transitions."""
+        return is_transition(self.end.take(positions % self.ring.size))
+
+    def has_final_obs(self, end: Array) -> Array:
+        """Whether the observation after a step that ended so is stored separately."""
+        return has_ended(end) if self.layout.keeps_terminal_obs else is_truncated(end)
+
     @property
     def has_ended(self) -> bool:
         """Whether the newest step of a lone environment was the last one of its episode.
 
         The head then holds an observation that no sample needs.
         """
-        return bool(self.flags[(self.head - 1) % self.ring.size] & ENDS)
+        return bool(has_ended(self.end[(self.head - 1) % self.ring.size]))
 
     def observations(
         self, positions: Array, keys: Iterable[str] | None = None
@@ -234,16 +243,44 @@ class ReplayMemory:
             raise ConfigError(
                 "replay buffer",
                 f"the saved one has another layout: {'; '.join(differences)}. Continue with the "
-                "settings and the environment that it was saved with, or start a new run",
+                "version, the settings and the environment that it was saved with, or start a new "
+                "run",
             )
         self.head = state["head"]
         self._make_room(self.head + 1)
-        self.flags[:] = 0
+        self.end[:] = NO_STEP
         self._versions[:] = 0
         segments = [self._load_segment(int(name), part) for name, part in state["segments"].items()]
         for name, kept in self._separate.items():
             kept.restore([_below(name, content) for content in segments])
-        self.num_valid = int((self.flags & VALID).sum())
+        self.num_valid = int(np.count_nonzero(is_transition(self.end)))
+        self.has_waiting = bool((self.end == StepEnd.WAITING).any())
+
+    def _ends_of(self, rollout: Rollout) -> tuple[Array, Array, Array]:
+        """The ends of the rows of a rollout, and which of its final observations are needed.
+
+        Returns:
+            Ends of the rows and of the head, `[T + 1, B]`; positions of the rows, increasing, whose
+            last observation is kept, `[K]`; which of `final_obs` these are, `[K]`.
+        """
+        end = np.full((rollout.num_steps + 1, rollout.num_envs), NO_STEP, np.uint8)
+        end[:-1] = rows = _codes(rollout)
+        if not rows.any():  # so are most rollouts of a few steps
+            return end, NONE, NONE
+        self.has_waiting = self.has_waiting or bool((rows == StepEnd.WAITING).any())
+        positions, needed = rollout.final_positions.numpy(), self.has_final_obs(rows)
+        missing = needed.copy()
+        missing.flat[positions] = False
+        if missing.any():
+            step, env = np.argwhere(missing)[0]
+            how = "truncated" if rows[step, env] == StepEnd.TRUNCATED else "terminated"
+            raise ShapeError(
+                f"step {step} of environment {env} was {how}: expected its last observation in "
+                "final_obs, and its position in final_positions"
+            )
+        order = np.argsort(positions)
+        order = order[needed.flat[positions[order]]]
+        return end, positions[order], order
 
     def _check(self, rollout: Rollout) -> None:
         for name, expected in self._shapes.items():
@@ -279,8 +316,8 @@ class ReplayMemory:
             return range(0)
         expired = range(self.oldest, min(new, self.head))
         indices = np.arange(expired.start * num_envs, expired.stop * num_envs) % self.ring.size
-        self.num_valid -= int(np.count_nonzero(self.flags[indices] & VALID))
-        self.flags[indices] = 0
+        self.num_valid -= int(np.count_nonzero(is_transition(self.end[indices])))
+        self.end[indices] = NO_STEP
         self._final_obs.drop_before(new * num_envs)
         for column in self._stacks.values():
             column.kept.drop_before((new - self.ring.margin) * num_envs)
@@ -340,40 +377,12 @@ def _below(prefix: str, content: dict[str, Array]) -> dict[str, Array]:
     }
 
 
-def _flags(rollout: Rollout, keeps_terminal: bool) -> tuple[Array, Array, Array]:
-    """The flags of a rollout, and which of its final observations are needed.
-
-    Args:
-        rollout: The rollout.
-        keeps_terminal: Whether those of terminated episodes are needed as well.
-
-    Returns:
-        Flags of the rows and of the head, `[T + 1, B]`; positions of the rows, increasing, whose
-        last observation is kept, `[K]`; which of `final_obs` these are, `[K]`.
-    """
-    shape = rollout.num_steps, rollout.num_envs
-    flags, positions = np.zeros((shape[0] + 1, shape[1]), np.uint8), rollout.final_positions.numpy()
-    terminated, truncated = rollout.terminated.numpy(), rollout.truncated.numpy()
-    has_ends = len(positions) > 0 or np.count_nonzero(terminated) or np.count_nonzero(truncated)
-    if rollout.valid is None and not has_ends:  # so are most rollouts of a few steps
-        flags[:-1] = VALID
-        return flags, NONE, NONE
-    valid = np.ones(shape, bool) if rollout.valid is None else rollout.valid.numpy()
-    terminated = terminated & valid
-    truncated = truncated & valid & ~terminated
-    at_final = np.zeros(shape, bool)
-    at_final.flat[positions] = True
-    at_final &= valid & (keeps_terminal | ~terminated)
-    missing = (truncated | (keeps_terminal & terminated)) & ~at_final
-    if missing.any():
-        step, env = np.argwhere(missing)[0]
-        how = "truncated" if truncated[step, env] else "terminated"
-        raise ShapeError(
-            f"step {step} of environment {env} was {how}: expected its last observation in "
-            "final_obs, and its position in final_positions"
-        )
-    ends = terminated * TERMINATED + truncated * TRUNCATED
-    flags[:-1] = valid * VALID + ends + at_final * FINAL_OBS
-    order = np.argsort(positions)
-    order = order[at_final.flat[positions[order]]]
-    return flags, positions[order], order
+def _codes(rollout: Rollout) -> Array:
+    """The ends of the rows of a rollout, `[T, B]`."""
+    truncated = rollout.truncated.numpy()
+    end = end_codes(rollout.terminated.numpy(), truncated)
+    if rollout.valid is not None:
+        ignored = ~rollout.valid.numpy()
+        end[ignored] = NO_STEP
+        end[ignored & truncated] = StepEnd.WAITING
+    return end

@@ -1,4 +1,4 @@
-"""Rollouts of several agents, split into those of their policies, and replay of their turns."""
+"""Rollouts of several agents, split into those of their policies."""
 
 from __future__ import annotations
 
@@ -6,12 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import numpy as np
 import torch
 
-from maze_train.core.types import Array, Tensor, TensorTree, tree_leaves, tree_map
-from maze_train.data.replay import UniformReplayBuffer
-from maze_train.data.replay_memory import ENDS
+from maze_train.core.types import Tensor, TensorTree, tree_leaves, tree_map
 from maze_train.data.rollout import Rollout
 from maze_train.spaces.agents import ACTS, AGENTS, REWARDS, TERMINATED, TRUNCATED
 from maze_train.spaces.tensors import (
@@ -90,6 +87,7 @@ class TurnSplitter:
             acted: T steps never end more than T turns of an agent.
         at_end: Whether rows that are not turns come before those that are, and show the observation
             of the next turn, so that the rollouts of a column continue where the one before ended.
+        keeps_terminal_obs: Whether rollouts have the last observations of terminated turns as well.
         centralized: Policies with a centralised critic: their observations have what all agents
             observe next to the own ones (`spaces.tensors.with_joint`).
     """
@@ -102,12 +100,14 @@ class TurnSplitter:
         *,
         as_steps: bool = False,
         at_end: bool = False,
+        keeps_terminal_obs: bool = False,
         centralized: Collection[str] = (),
     ) -> None:
         self._policies = {policy: list(agents) for policy, agents in policies.items() if agents}
         self._state_sizes = dict(state_sizes)
         self._multiple = multiple
         self._as_steps, self._at_end = as_steps, at_end
+        self._keeps_terminal_obs = keeps_terminal_obs
         self._centralized = {agent for policy in centralized for agent in policies[policy]}
         self._running: dict[str, _Steps] = {}
 
@@ -129,7 +129,7 @@ class TurnSplitter:
             rows = rollout.num_steps if self._as_steps else turns.num_rows
             if rows:
                 rows += -rows % self._multiple
-                found[policy] = turns.rollout(rows, self._at_end)
+                found[policy] = turns.rollout(rows, self._at_end, self._keeps_terminal_obs)
             for agent, running in zip(agents, turns.running(), strict=True):
                 if running is None:
                     self._running.pop(agent, None)
@@ -264,8 +264,8 @@ class _Turns:
         self.terminated = self._any(terminated)
         self.truncated = self._any(truncated) & ~self.terminated
         self.lost = self._any(lost)
-        self._end_times = self._sum(truncated * times[:-1])
-        """The step in which each truncated turn ended, `[N, C]`."""
+        self._end_times = self._sum((terminated | truncated) * times[:-1])
+        """The step in which each terminated or truncated turn ended, `[N, C]`."""
         self.is_running = (self._counts > 0) & ~all_acts[-1]
         if self._size:
             last = (self._counts - 1).clamp(min=0).unsqueeze(0)
@@ -280,7 +280,7 @@ class _Turns:
         """Turns that have ended, at most, in one column."""
         return int(self.complete.max())
 
-    def rollout(self, rows: int, at_end: bool) -> Rollout:
+    def rollout(self, rows: int, at_end: bool, keeps_terminal_obs: bool = False) -> Rollout:
         """Return the turns that have ended, filled up to a number of rows."""
         numbers = torch.arange(rows + 1).unsqueeze(1).expand(-1, len(self._columns))
         if at_end:
@@ -291,10 +291,12 @@ class _Turns:
         is_turn = (numbers >= 0) & (numbers < self.complete)
         lost = _at(self.lost, numbers) & is_turn
         valid = is_turn & ~lost
+        terminated = _at(self.terminated, numbers) & valid
         truncated = _at(self.truncated, numbers) & valid
+        has_final = terminated | truncated if keeps_terminal_obs else truncated
         obs: Any = self._taken("obs", times)
         # Agent by agent.
-        owners, at, envs = self._by_agent(truncated).transpose(0, 1).nonzero().unbind(1)
+        owners, at, envs = self._by_agent(has_final).transpose(0, 1).nonzero().unbind(1)
         columns = owners * self._num_envs + envs
         positions = at * len(self._columns) + columns
         ends = self._end_times[numbers[at, columns], columns]
@@ -313,7 +315,7 @@ class _Turns:
             obs=obs,
             actions=self._taken("actions", acted),
             rewards=_at(self.rewards, numbers) * valid,
-            terminated=_at(self.terminated, numbers) & valid,
+            terminated=terminated,
             truncated=truncated | ~is_turn,
             final_obs=final_obs,
             final_positions=positions,
@@ -407,40 +409,3 @@ def _at(rows: Tensor, numbers: Tensor) -> Tensor:
         return rows.new_zeros(numbers.shape)
     found = rows.gather(0, numbers.clamp(0, len(rows) - 1))
     return found.masked_fill((numbers < 0) | (numbers >= len(rows)), 0)
-
-
-WAITS = 16
-"""Bit of the flags of a row, next to those of `ReplayMemory`: the agent of the column does nothing
-in it, and continues in a later one."""
-
-
-class TurnReplayBuffer(UniformReplayBuffer):
-    """The last turns of agents with one policy; each is equally likely to be sampled.
-
-    Columns are agents in environments, and samples of several steps are of that many turns of one
-    agent, however many rows it waits in between. Rollouts are those of a `TurnSplitter` with
-    `at_end`.
-    """
-
-    def _add(self, rollout: Rollout) -> None:
-        super()._add(rollout)
-        memory = self._memory
-        if rollout.valid is not None:
-            waits = (~rollout.valid & rollout.truncated).numpy().flatten()
-            first = (memory.head - rollout.num_steps) * self.num_envs
-            where = first + np.flatnonzero(waits)
-            where = where[where >= memory.oldest * self.num_envs]
-            memory.flags[where % memory.ring.size] = WAITS
-
-    def _following(self, positions: Array) -> Array:
-        memory, where = self._memory, [positions]
-        for _ in self._steps[1:]:
-            after = where[-1] + self.num_envs
-            ends = memory.flags.take(where[-1] % memory.ring.size) & ENDS
-            waiting = np.flatnonzero(ends == 0)
-            while waiting.size:
-                flags = memory.flags.take(after[waiting] % memory.ring.size)
-                waiting = waiting[(flags & WAITS) != 0]
-                after[waiting] += self.num_envs
-            where.append(after)
-        return np.stack(where)

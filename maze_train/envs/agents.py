@@ -205,6 +205,14 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         """
         self.metadata = {**self.metadata, TEAMS: partition(teams, self.agents)}
 
+    def has_wrapper_attr(self, name: str) -> bool:
+        """Whether this environment, or the one with several agents, has an attribute."""
+        return hasattr(self, name) or hasattr(self.env, name)
+
+    def get_wrapper_attr(self, name: str) -> Any:
+        """Return an attribute of this environment, or of the one with several agents."""
+        return getattr(self if hasattr(self, name) else self.env, name)
+
     def render(self) -> Any:
         """Return what the environment renders."""
         return self.env.render()

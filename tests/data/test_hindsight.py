@@ -34,8 +34,8 @@ from maze_train import (
     train,
 )
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, SpaceError, TrainingError
-from maze_train.data.hindsight import HindsightReplayBuffer
-from maze_train.data.replay import UniformReplayBuffer
+from maze_train.data.hindsight import HindsightReplayBuffer, PrioritizedHindsightReplayBuffer
+from maze_train.data.replay import PrioritizedReplayBuffer, UniformReplayBuffer
 
 GAMMA = 0.9
 GOAL = spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -64,10 +64,11 @@ class EndingTask(Task):
 class GoalStream(Stream):
     """Random experience of a task; achieved goals are above 0, desired ones below."""
 
-    def __init__(self, rng, num_envs, task, ends=0.2, **settings):
+    def __init__(self, rng, num_envs, task, ends=0.2, waiting=0, **settings):
         self.task = task
         kinds = ("truncated", "ignored") if isinstance(task, EndingTask) else ("terminated", "both")
-        settings = {"kinds": (*kinds, "truncated", "ignored"), **settings}
+        kinds = (*kinds, "truncated", "ignored", *["waiting"] * waiting)
+        settings = {"kinds": kinds, **settings}
         super().__init__(rng, num_envs, SPACE, ends=ends, **settings)
 
     def new_obs(self):
@@ -81,6 +82,8 @@ class GoalStream(Stream):
 
     def step(self, env):
         step = super().step(env)
+        if step.waits:
+            return step
         goals = [self.led_to[key].astype(np.float64) for key in ("achieved_goal", "desired_goal")]
         step.reward = float(self.task.compute_reward(*goals, {}))
         if isinstance(self.task, EndingTask) and step.valid:
@@ -107,7 +110,8 @@ class ReferenceHindsight(ReferenceReplay):
             for row in range(first, len(self.steps)):
                 step = self.steps[row][env]
                 episode += [row] if step.valid else []
-                if row < last and (not step.valid or step.terminated or step.truncated):
+                goes_on = (step.valid or step.waits) and not (step.terminated or step.truncated)
+                if row < last and not goes_on:
                     found |= {(r, env): self.candidates(episode, r, env) for r in episode}
                     episode = []
             found |= {(row, env): [] for row in episode}
@@ -121,18 +125,12 @@ class ReferenceHindsight(ReferenceReplay):
         }[self.strategy]
         return [self.after(r, env)["achieved_goal"] for r in rows]
 
-    def after(self, row, env):
-        step = self.steps[row][env]
-        return self.steps[row + 1][env].obs if step.final_obs is None else step.final_obs
-
     def relabelled(self, row, env, goal):
         """Reward, discount and next observation for another goal."""
         reward, discount = 0.0, 1.0
-        for k in range(self.n_steps):
-            step = self.steps[row + k][env]
-            if not step.valid:
-                break
-            after = self.after(row + k, env)
+        for taken in self.rows_from(row, env):
+            step = self.steps[taken][env]
+            after = self.after(taken, env)
             goals = [x.astype(np.float64) for x in (after["achieved_goal"], goal)]
             reward += discount * self.task.compute_reward(*goals, {})
             discount *= self.gamma
@@ -142,7 +140,6 @@ class ReferenceHindsight(ReferenceReplay):
                 is_terminal = step.terminated
             if is_terminal:
                 discount = 0.0
-            if is_terminal or step.terminated or step.truncated:
                 break
         return reward, discount, {**after, "desired_goal": goal}
 
@@ -165,12 +162,10 @@ def run(run_dir, **settings):
 
 def make(rows=10, num_envs=1, n_steps=1, task=None, strategy="future", seed=0, **settings):
     """A buffer, its reference and experience for both."""
-    task = task or Task()
+    task, kind = task or Task(), settings.pop("kind", HindsightReplayBuffer)
     stream = GoalStream(np.random.default_rng(seed), num_envs, task, **settings.pop("stream", {}))
     settings = {"num_envs": num_envs, "n_steps": n_steps, "gamma": GAMMA, **settings}
-    buffer = HindsightReplayBuffer(
-        rows * num_envs, SPACE, BOX_ACTION, strategy=strategy, seed=seed, **settings
-    )
+    buffer = kind(rows * num_envs, SPACE, BOX_ACTION, strategy=strategy, seed=seed, **settings)
     buffer.use_environment(lambda: task)
     return buffer, ReferenceHindsight(rows, num_envs, n_steps, task, strategy), stream
 
@@ -209,17 +204,23 @@ CASE = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(
     num_envs=st.integers(1, 3),
     lengths=st.lists(st.integers(-1, 15), min_size=1, max_size=8),
+    kind=st.sampled_from([HindsightReplayBuffer, PrioritizedHindsightReplayBuffer]),
+    ends=st.sampled_from([{}, {"ends": 0.5, "waiting": 9}]),
     **CASE,
 )
-def test_every_sample_is_one_of_the_reference(lengths, **case):
-    """Ends of all kinds, ignored rows, interruptions, several turns of the ring."""
-    buffer, reference, stream = make(**case)
+def test_every_sample_is_one_of_the_reference(lengths, ends, **case):
+    """Ends of all kinds, ignored rows, interruptions, several turns of the ring.
+
+    With and without priorities, and for agents that wait while others act.
+    """
+    buffer, reference, stream = make(stream=ends, **case)
     for _ in added(buffer, reference, stream, lengths):
         assert_samples_are_right(buffer, reference, 40)
+        buffer.update_priorities(torch.arange(buffer._memory.ring.size), torch.tensor([0.5]))
 
 
 @settings(max_examples=40, deadline=None)
@@ -237,10 +238,11 @@ def test_single_transitions_are_relabelled_too(interrupts, **case):
         assert_samples_are_right(buffer, reference, 20)
 
 
+@pytest.mark.parametrize("waiting", [0, 3])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_goals_are_equally_likely(strategy):
+def test_goals_are_equally_likely(strategy, waiting):
     """Those that come into question, and k / (k + 1) of all samples get one."""
-    stream = {"ends": 0.15, "kinds": ("truncated",)}
+    stream = {"ends": 0.15 * (1 + waiting), "kinds": ("truncated", *["waiting"] * waiting)}
     buffer, reference, stream = make(
         30, 2, strategy=strategy, relabelled_per_original=3, stream=stream
     )
@@ -260,6 +262,31 @@ def test_goals_are_equally_likely(strategy):
             assert np.abs(np.array(shares) - 0.75 / len(goals)).max() < 0.07
             assert abs(sum(shares) - 0.75) < 0.07
     assert running > 0
+
+
+def test_priorities_choose_what_gets_a_goal():
+    """With the seed of a prioritized buffer, the same transitions with the same weights."""
+    buffer, _, stream = make(20, 2, kind=PrioritizedHindsightReplayBuffer)
+    settings = {"num_envs": 2, "gamma": GAMMA}
+    plain = PrioritizedReplayBuffer(40, SPACE, BOX_ACTION, **settings)
+    rollout = rollout_of(stream.steps(15), SPACE)
+    for owner in (buffer, plain):
+        owner.add_rollout(rollout)
+        owner.set_progress(0.5)
+        owner.update_priorities(torch.arange(12), torch.linspace(0, 9, 12))
+    found, expected = buffer.sample_batch(500), plain.sample_batch(500)
+    assert torch.equal(found.indices, expected.indices)
+    assert torch.equal(found.weights, expected.weights)
+    assert (found.obs["desired_goal"] > 0).any()
+    assert buffer.nbytes == plain.nbytes + 8 * buffer._memory.ring.size
+
+
+@pytest.mark.parametrize("buffer", ["her", "prioritized_her"])
+def test_goals_of_several_agents(buffer, tmp_path):
+    """Each learns from its own turns; what is stored is compared with their common function."""
+    env = {"_target_": "goal_envs.PairToGoals", "kwargs": {"ends": True, "length": 9}}
+    result = run(tmp_path / "run", env=env, algorithm={"replay_buffer": buffer}, total_steps=200)
+    assert 200 < result.history[-1]["replay/size"] < 400
 
 
 def test_no_goal_is_changed_if_none_is_asked_for():

@@ -5,11 +5,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference_replay import BOX, BOX_ACTION, added, assert_equal_to, everything, filled, rollout_of
+from reference_replay import (
+    BOX,
+    BOX_ACTION,
+    KINDS,
+    WITH_WAITING,
+    added,
+    assert_equal_to,
+    everything,
+    filled,
+    rollout_of,
+)
 
 from maze_train.core.errors import ConfigError, TrainingError
-from maze_train.data.replay import PrioritizedReplayBuffer, SumTree
+from maze_train.data.replay import PrioritizedReplayBuffer
 from maze_train.data.replay_columns import ReplayLayout
+from maze_train.data.replay_sampling import SumTree
 
 ALPHA, BETA = 0.7, 0.4
 
@@ -74,36 +85,38 @@ def make(rows=20, num_envs=2, lengths=(7, 30, 5), seed=0, **settings):
     num_envs=st.integers(1, 3),
     n_steps=st.integers(1, 3),
     lengths=st.lists(st.integers(-1, 15), min_size=1, max_size=8),
+    kinds=st.sampled_from([KINDS, WITH_WAITING]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_transitions_and_only_they_have_priorities(rows, num_envs, n_steps, lengths, seed):
+def test_transitions_and_only_they_have_priorities(rows, num_envs, n_steps, lengths, kinds, seed):
     """In every turn of the ring, with ignored rows, interruptions and updates in between."""
-    buffer, reference, stream = make(rows, num_envs, (), seed, n_steps=n_steps)
+    stream = {"kinds": kinds}
+    buffer, reference, stream = make(rows, num_envs, (), seed, n_steps=n_steps, stream=stream)
     for _ in added(buffer, reference, stream, lengths):
         whole = everything(buffer)
         assert_equal_to(whole, reference.transitions())
-        assert set(np.flatnonzero(buffer._tree.priorities)) == set(whole.indices.tolist())
+        assert set(np.flatnonzero(buffer._sampler.tree.priorities)) == set(whole.indices.tolist())
         if len(buffer):
             batch = buffer.sample_batch(10)
             assert set(batch.indices.tolist()) <= set(whole.indices.tolist())
             buffer.update_priorities(batch.indices, torch.randn(10))
             # Whoever learns late tells of rows that are gone.
             buffer.update_priorities(torch.arange(buffer._memory.ring.size), torch.tensor([1.0]))
-        assert set(np.flatnonzero(buffer._tree.priorities)) == set(whole.indices.tolist())
+        assert set(np.flatnonzero(buffer._sampler.tree.priorities)) == set(whole.indices.tolist())
 
 
 def test_new_transitions_have_the_largest_priority_so_far():
     """1 at first; later that of the largest error, even if it is gone."""
     buffer, reference, stream = make(lengths=(3,))
     first = everything(buffer).indices.numpy()
-    assert (buffer._tree.priorities[first] == 1.0).all()
+    assert (buffer._sampler.tree.priorities[first] == 1.0).all()
     buffer.update_priorities(torch.from_numpy(first[:2]), torch.tensor([-5.0, 0.1]))
     buffer.update_priorities(torch.from_numpy(first[:1]), torch.tensor([0.2]))
     for _ in added(buffer, reference, stream, (2,)):
         pass
     second = np.setdiff1d(everything(buffer).indices.numpy(), first)
     largest = (5.0 + 1e-6) ** ALPHA
-    assert np.allclose(buffer._tree.priorities[second], largest, rtol=1e-12)
+    assert np.allclose(buffer._sampler.tree.priorities[second], largest, rtol=1e-12)
 
 
 def test_frequencies_and_weights_follow_priorities():
@@ -163,7 +176,7 @@ def test_a_saved_buffer_goes_on_with_its_priorities():
 def test_memory_is_known_beforehand():
     """16 bytes per transition more than without priorities."""
     buffer, _, _ = make(lengths=())
-    assert buffer._tree._nodes.nbytes == 16 * 42
+    assert buffer._sampler.tree._nodes.nbytes == 16 * 42
     assert buffer.nbytes == ReplayLayout(40, BOX, BOX_ACTION, num_envs=2).nbytes + 16 * 42
 
 
@@ -178,8 +191,8 @@ def test_wrong_settings_are_refused(change):
 def test_an_error_that_is_not_finite_is_refused():
     """It would be sampled for ever; nothing changes."""
     buffer, _, _ = make()
-    indices, before = everything(buffer).indices[:3], buffer._tree.priorities.copy()
+    indices, before = everything(buffer).indices[:3], buffer._sampler.tree.priorities.copy()
     for value in (np.nan, np.inf):
         with pytest.raises(TrainingError, match="is not finite"):
             buffer.update_priorities(indices, torch.tensor([1.0, value, 2.0]))
-    assert np.array_equal(buffer._tree.priorities, before)
+    assert np.array_equal(buffer._sampler.tree.priorities, before)

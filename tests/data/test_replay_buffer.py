@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from reference_replay import (
     BOX,
     BOX_ACTION,
+    WITH_WAITING,
     Step,
     Stream,
     added,
@@ -22,6 +23,7 @@ from reference_replay import (
     rollout_of,
     transition_of,
 )
+from reference_replay import KINDS as ROWS
 
 import maze_train.data.replay_memory as replay_memory
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, TrainingError
@@ -57,10 +59,11 @@ def made(rows, num_envs, n_steps, kind, stacks, seed, **settings):
 @given(
     num_envs=st.integers(1, 4),
     lengths=st.lists(st.integers(-1, 15), min_size=1, max_size=8),
+    kinds=st.sampled_from([ROWS, WITH_WAITING]),
     **EXPERIENCE,
 )
 def test_every_transition_is_that_of_the_reference(lengths, **experience):
-    """Ends of all kinds, ignored rows, interruptions, several turns of the ring.
+    """Ends of all kinds, ignored rows, agents that wait, interruptions, several turns of the ring.
 
     Stacks of frames come back whatever episodes begin with, and however frames are skipped.
     """

@@ -12,8 +12,9 @@ import torch
 from cases import everyday
 from gymnasium import spaces
 
+from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.rollout import Rollout
-from maze_train.data.turns import TurnReplayBuffer, TurnSplitter
+from maze_train.data.turns import TurnSplitter
 from maze_train.functional.returns import discounts_and_lambdas, lambda_advantages
 from maze_train.learner.reward_scaling import RewardScaler
 
@@ -254,7 +255,7 @@ def test_samples_of_several_turns(lengths: list[int], size: int, acting: float) 
     for policy, agents in POLICIES.items():
         columns = NUM_ENVS * len(agents)
         settings: dict[str, Any] = {"num_envs": columns, "n_steps": 3, "gamma": 0.5}
-        buffer = TurnReplayBuffer(size, SPACE, torch.zeros((), dtype=torch.int64), **settings)
+        buffer = UniformReplayBuffer(size, SPACE, torch.zeros((), dtype=torch.int64), **settings)
         for rollout in found[policy]:
             buffer.add_rollout(rollout)
         batch = buffer.sample_batch(4000)

@@ -8,6 +8,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from maze_train import MultiAgentEnv, Turn
+
 REACH = 0.15
 """Distance within which a goal counts as reached."""
 
@@ -63,6 +65,41 @@ class PointToGoal(gymnasium.Env[Any, Any]):
             "achieved_goal": position,
             "desired_goal": self.goal.copy(),
         }
+
+
+class PairToGoals(MultiAgentEnv):
+    """Two such points; the right one moves in every second turn, or when it is left alone."""
+
+    possible_agents = ("left", "right")
+
+    def __init__(self, **settings: Any) -> None:
+        self.points = {agent: PointToGoal(**settings) for agent in self.possible_agents}
+        self.compute_reward = self.points["left"].compute_reward
+        self.compute_terminated = self.points["left"].compute_terminated
+
+    def observation_space(self, agent: str) -> Any:
+        return PointToGoal.observation_space
+
+    def action_space(self, agent: str) -> Any:
+        return PointToGoal.action_space
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
+        self.t = 0
+        seeds = np.random.default_rng(seed).integers(2**31, size=2).tolist()
+        points = zip(self.points.items(), seeds, strict=True)
+        self.seen = {agent: point.reset(seed=own)[0] for (agent, point), own in points}
+        return Turn({"left": self.seen["left"]})
+
+    def step(self, actions: dict[str, Any]) -> Turn:
+        self.t += 1
+        steps = {agent: self.points[agent].step(action) for agent, action in actions.items()}
+        self.seen |= {agent: step[0] for agent, step in steps.items()}
+        terminated = [agent for agent, step in steps.items() if step[2]]
+        truncated = [agent for agent, step in steps.items() if step[3] and not step[2]]
+        last = {agent: self.seen.pop(agent) for agent in (*terminated, *truncated)}
+        acting = self.seen if self.t % 2 or "left" not in self.seen else {"left": self.seen["left"]}
+        rewards = {agent: step[1] for agent, step in steps.items()}
+        return Turn({**last, **acting}, rewards, terminated, truncated)
 
 
 class NoReward(gymnasium.Env[Any, Any]):

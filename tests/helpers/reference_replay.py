@@ -24,6 +24,8 @@ DICT = spaces.Dict(
 BOX_ACTION = torch.zeros(2)
 FRAME = (2, 3)
 KINDS = ("terminated", "truncated", "both", "ignored")
+WITH_WAITING = (*KINDS, "waiting", "waiting", "waiting", "waiting")
+"""Also rows in which an agent waits, as a `TurnSplitter` gives them."""
 DICT_ACTION = {"move": torch.zeros((), dtype=torch.int64), "turn": torch.zeros(3)}
 SPACES = {"box": (BOX, BOX_ACTION), "dict": (DICT, DICT_ACTION)}
 
@@ -39,6 +41,7 @@ class Step:
     truncated: bool = False
     final_obs: dict | None = None
     valid: bool = False
+    waits: bool = False
 
 
 class ReferenceReplay:
@@ -73,21 +76,32 @@ class ReferenceReplay:
         """obs, action, reward, discount, next_obs of the steps from a row on."""
         start = self.steps[row][env]
         reward, discount = 0.0, 1.0
-        for k in range(self.n_steps):
-            step = self.steps[row + k][env]
-            if not step.valid:
-                next_obs = step.obs
-                break
+        for taken in self.rows_from(row, env):
+            step = self.steps[taken][env]
             reward += discount * step.reward
             discount *= self.gamma
-            next_obs = (
-                self.steps[row + k + 1][env].obs if step.final_obs is None else step.final_obs
-            )
+            next_obs = self.after(taken, env)
             if step.terminated:
                 discount = 0.0
+        return start.obs, start.action, reward, discount, next_obs
+
+    def rows_from(self, row, env):
+        """Rows of up to n steps, which end with the episode; those in between are waiting."""
+        found = []
+        while len(found) < self.n_steps:
+            step = self.steps[row][env]
+            if not step.valid and not step.waits:
+                break
+            found += [row] if step.valid else []
             if step.terminated or step.truncated:
                 break
-        return start.obs, start.action, reward, discount, next_obs
+            row += 1
+        return found
+
+    def after(self, row, env):
+        """The observation after a step."""
+        step = self.steps[row][env]
+        return self.steps[row + 1][env].obs if step.final_obs is None else step.final_obs
 
 
 class Stream:
@@ -149,6 +163,9 @@ class Stream:
         if self.rng.random() < self.ends:
             kind = self.rng.choice(self.kinds)
         step = Step(self.obs[env], self.new_action(), float(self.rng.normal()))
+        if kind == "waiting":  # its observation is that of the next turn
+            step.waits = True
+            return step
         step.valid = kind != "ignored"
         step.terminated = kind in ("terminated", "both")
         step.truncated = kind in ("truncated", "both")
@@ -205,8 +222,8 @@ def rollout_of(rows, space=BOX, action=BOX_ACTION):
     steps = rows[:-1]
     has_obs_keys, has_action_keys = isinstance(space, spaces.Dict), isinstance(action, dict)
 
-    def column(name, dtype):
-        return torch.tensor([[getattr(step, name) for step in row] for row in steps], dtype=dtype)
+    def column(read, dtype):
+        return torch.tensor([[read(step) for step in row] for row in steps], dtype=dtype)
 
     finals = [
         (t * len(row) + env, step.final_obs)
@@ -219,13 +236,13 @@ def rollout_of(rows, space=BOX, action=BOX_ACTION):
     final_obs = tree_map(lambda x: x[0, :0], obs)
     if finals:
         final_obs = tree_map(lambda x: x[0], stacked([[obs for _, obs in finals]], has_obs_keys))
-    valid = column("valid", torch.bool)
+    valid = column(lambda step: step.valid, torch.bool)
     return Rollout(
         obs=obs,
         actions=stacked([[step.action for step in row] for row in steps], has_action_keys),
-        rewards=column("reward", torch.float32),
-        terminated=column("terminated", torch.bool),
-        truncated=column("truncated", torch.bool),
+        rewards=column(lambda step: step.reward, torch.float32),
+        terminated=column(lambda step: step.terminated, torch.bool),
+        truncated=column(lambda step: step.truncated or step.waits, torch.bool),
         final_obs=final_obs,
         final_positions=torch.tensor([position for position, _ in finals], dtype=torch.int64),
         valid=None if valid.all() else valid,
@@ -287,7 +304,8 @@ def everything(buffer):
     """All transitions of a buffer, in the order of rows and environments."""
     memory = buffer._memory
     positions = np.arange(memory.oldest * buffer.num_envs, memory.head * buffer.num_envs)
-    return buffer._gather(positions[buffer._is_valid(positions)])
+    positions = positions[memory.is_transition(positions)]
+    return buffer._transitions(positions, buffer._walker.walk(positions))
 
 
 def assert_equal_to(found, expected):

@@ -261,6 +261,12 @@ OF_AGENTS: dict[str, dict[str, Any]] = {
         "algorithm.initial_action_repeat": 5,
     },
     "td3": {**FEW, "env": {"_target_": "agent_envs.Pushers"}},
+    "sac, hindsight by priority": {
+        **FEW,
+        "env": {"_target_": "goal_envs.PairToGoals", "kwargs": {"length": 6, "ends": True}},
+        "algorithm.replay_buffer": "prioritized_her",
+        "algorithm.n_step_returns": 2,
+    },
     "impala": {"algorithm.broadcast_interval": 2},
     "impala, replay": {**RECURRENT, "algorithm.replay_size": 3},
     "impala, centralised, replay": {**CENTRALIZED, "algorithm.replay_size": 3},

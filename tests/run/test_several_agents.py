@@ -198,10 +198,6 @@ def test_names_of_agents_that_look_like_patterns() -> None:
             r"policies_to_train = \['first'\]: es trains all policies that are not frozen",
         ),
         (
-            {"algorithm": "sac", "algorithm.replay_buffer": "prioritized"},
-            r"algorithm\.replay_buffer = .*: turns of several agents are drawn uniformly; expected",
-        ),
-        (
             {"algorithm": "sac", "algorithm.initial_demonstration_trajectories": "data"},
             r"initial_demonstration_trajectories = '.*data': is for one agent.*expected null",
         ),

@@ -20,6 +20,7 @@ BUFFERS = MappingProxyType(
         "uniform": UNIFORM,
         "prioritized": "maze_train.data.replay.PrioritizedReplayBuffer",
         "her": "maze_train.data.hindsight.HindsightReplayBuffer",
+        "prioritized_her": "maze_train.data.hindsight.PrioritizedHindsightReplayBuffer",
     }
 )
 """Replay buffers by name."""
@@ -37,6 +38,8 @@ RESERVED_SETTINGS = MappingProxyType(
         "frame_stack": "the environment",
         "observation_space": "the environment",
         "actions": "the environment",
+        "sampler": "the class of the buffer",
+        "relabelling": "the class of the buffer",
     }
 )
 """Arguments of replay buffers, and what they are made from."""
@@ -86,8 +89,8 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     gives `maze_train.Trajectory` objects. null: none."""
 
     replay_buffer: dict[str, Any] | str = field(default_factory=lambda: {TARGET: UNIFORM})
-    """Replay buffer: `uniform`, `prioritized` or `her` (hindsight), or its class with arguments,
-    such as `{_target_: maze_train.PrioritizedReplayBuffer, alpha: 0.6}`."""
+    """Replay buffer: `uniform`, `prioritized`, `her` (hindsight) or `prioritized_her`, or its class
+    with arguments, such as `{_target_: maze_train.PrioritizedReplayBuffer, alpha: 0.6}`."""
 
     replay_buffer_size: int = 1_000_000
     """Transitions that the replay buffer holds; then the oldest ones are replaced. It takes room

@@ -19,14 +19,13 @@ from maze_train.collect.fixed_policies import GivenPolicy, RandomAgents, RandomP
 from maze_train.core.errors import ConfigError, DatasetError, SpaceError, TrainingError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import notify
-from maze_train.core.targets import TARGET, Given, build_target, locate
+from maze_train.core.targets import TARGET, build_target, locate
 from maze_train.core.types import TensorTree, tree_map
 from maze_train.data.datasets import open_dataset
-from maze_train.data.replay import BaseReplayBuffer, Transitions, UniformReplayBuffer
+from maze_train.data.replay import BaseReplayBuffer, Transitions
 from maze_train.data.replay_columns import ReplayLayout
 from maze_train.data.rollout import Rollout
 from maze_train.data.trajectories import trajectories_as_rollout
-from maze_train.data.turns import TurnReplayBuffer
 from maze_train.distributions.base import Distribution
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.vector import MazeVectorEnv
@@ -294,11 +293,9 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                 configuration names is not of the right kind.
         """
         acting: Any = model
-        self._buffer_node = self.algorithm.replay_buffer_node
         has_agents = agent_spaces(*self.spaces) is not None
         if has_agents:
             self._check_for_agents()
-            self._buffer_node = {**self._buffer_node, TARGET: Given(TurnReplayBuffer)}
         demonstrations = self._demonstrations(acting)
         self._sources = self._sources_of(acting, demonstrations)
         self._check_buffers_fit()
@@ -315,14 +312,10 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     def _check_for_agents(self) -> None:
         """Refuse settings that are for one agent."""
-        config = self.algorithm
-        if locate(self._buffer_node[TARGET]) is not UniformReplayBuffer:
-            problem = "turns of several agents are drawn uniformly; expected uniform"
-            raise ConfigError("algorithm.replay_buffer", problem, self._buffer_node)
         for key in ("initial_demonstration_trajectories", "initial_sampling_policy"):
-            if getattr(config, key) is not None:
+            if getattr(self.algorithm, key) is not None:
                 problem = "is for one agent, the environment has several; expected null"
-                raise ConfigError(f"algorithm.{key}", problem, getattr(config, key))
+                raise ConfigError(f"algorithm.{key}", problem, getattr(self.algorithm, key))
 
     def _sources_of(self, model: Any, demonstrations: Rollout | None) -> dict[str, Source]:
         """Sources of experience by module id: one fills the replay buffer of each module."""
@@ -348,10 +341,11 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         if self.context.checkpoint.is_on:
             size = readable_nbytes(self._buffer_nbytes)
             notify(f"checkpoints hold the replay buffer, which grows to {size}")
-        collector = self.make_collector(self.algorithm.n_rollout_steps, acting, at_end=True)
-        collector.keeps_terminal_obs |= any(
-            own.keeps_terminal_obs for own in self._buffers.values()
+        kept = self.keeps_terminal_obs
+        collector = self.make_collector(
+            self.algorithm.n_rollout_steps, acting, at_end=True, keeps_terminal_obs=kept
         )
+        collector.keeps_terminal_obs |= kept
         return {
             "collector": collector,
             "replay_buffers": self._buffers,
@@ -426,18 +420,20 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         return min(size, reached * num_agents)
 
     @property
+    def _buffer_class(self) -> Any:
+        """Class of the replay buffers."""
+        key = f"algorithm.replay_buffer.{TARGET}"
+        return locate(self.algorithm.replay_buffer_node[TARGET], key)
+
+    @property
     def keeps_terminal_obs(self) -> bool:
         """Whether the replay buffer stores them."""
-        key = f"algorithm.replay_buffer.{TARGET}"
-        buffer_class = locate(self.algorithm.replay_buffer_node[TARGET], key)
-        return bool(getattr(buffer_class, "keeps_terminal_obs", False))
+        return bool(getattr(self._buffer_class, "keeps_terminal_obs", False))
 
     @property
     def _buffer_nbytes(self) -> int:
         """Bytes of the replay buffers in the end."""
-        key = f"algorithm.replay_buffer.{TARGET}"
-        buffer_class = locate(self._buffer_node[TARGET], key)
-        entry_nbytes, nbytes = int(getattr(buffer_class, "entry_nbytes", 0)), 0
+        entry_nbytes, nbytes = int(getattr(self._buffer_class, "entry_nbytes", 0)), 0
         for source in self._sources.values():
             layout = ReplayLayout(
                 source.size,
@@ -492,7 +488,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         config = self.algorithm
         try:
             buffer: BaseReplayBuffer = build_target(
-                self._buffer_node,
+                config.replay_buffer_node,
                 config.replay_buffer_size,
                 source.observation_space,
                 source.actions,

@@ -1,0 +1,341 @@
+"""Hindsight: samples of a replay buffer with goals that the agent reached later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeAlias
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+
+from maze_train.core.checks import check_at_least, check_one_of
+from maze_train.core.errors import EnvError, SpaceError, TrainingError
+from maze_train.core.step_end import is_followed_by_new, is_terminated, is_transition
+from maze_train.core.types import Array, TensorTree, leaves_by_key
+from maze_train.data.replay_sampling import NStepWalker, Walk
+from maze_train.data.rollout import Rollout
+
+ACHIEVED, DESIRED = GOALS = ("achieved_goal", "desired_goal")
+
+Strategy: TypeAlias = Literal["future", "final", "episode"]
+STRATEGIES = ("future", "final", "episode")
+
+MOST_DIFFERENCES = 1e-4
+"""Share of the steps whose reward may be another one than the environment gave: goals are stored as
+float32, which may move one over the edge of a threshold."""
+
+
+class GoalTask:
+    """Rewards and ends of an environment as functions of goals.
+
+    `compute_reward(achieved, desired, {})` gets goals `[n, ...]` in the data type of their space,
+    and gives n rewards. `compute_terminated(achieved, desired, {})`, where there is one, gets the
+    goals of one step, and says whether it ends the episode. Both are looked for in the wrappers of
+    the environment, the outermost first, and may depend on nothing else.
+
+    Args:
+        env: The environment.
+        dtype: Data type of goals.
+
+    Raises:
+        EnvError: If the environment has no `compute_reward`.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any], dtype: np.dtype[Any]) -> None:
+        self._name = type(env.unwrapped).__name__
+        self._dtype = dtype
+        if not env.has_wrapper_attr("compute_reward"):
+            raise EnvError(
+                "hindsight replay needs an environment with compute_reward(achieved_goal, "
+                f"desired_goal, info), which {self._name} does not have: give it one, or use "
+                "another replay buffer"
+            )
+        self._compute_reward = env.get_wrapper_attr("compute_reward")
+        self._compute_terminated: Callable[[Array, Array, dict[str, Any]], Any] | None = None
+        if env.has_wrapper_attr("compute_terminated"):
+            self._compute_terminated = env.get_wrapper_attr("compute_terminated")
+
+    def rewards(self, achieved: Array, desired: Array) -> Array:
+        """Rewards of n steps by the goals `[n, ...]` after them, `[n]` float32.
+
+        Raises:
+            EnvError: If the environment raises, or gives something else than n finite numbers.
+        """
+        goals = achieved.astype(self._dtype), desired.astype(self._dtype)
+        try:
+            rewards = np.asarray(self._compute_reward(*goals, {}), np.float32)
+        except Exception as error:
+            raise self._failed("compute_reward", error) from error
+        if rewards.shape != (len(achieved),) or not np.isfinite(rewards).all():
+            raise EnvError(
+                f"compute_reward of {self._name} gave {rewards} for goals of shape "
+                f"{list(achieved.shape)}: expected {len(achieved)} finite numbers, one for each"
+            )
+        return rewards
+
+    def terminal(self, achieved: Array, desired: Array) -> Array | None:
+        """Whether n steps end the episode, `[n]` bool; None: the goals do not say.
+
+        Raises:
+            EnvError: If the environment raises.
+        """
+        if self._compute_terminated is None:
+            return None
+        goals = zip(achieved.astype(self._dtype), desired.astype(self._dtype), strict=True)
+        try:
+            return np.array([bool(self._compute_terminated(*pair, {})) for pair in goals], bool)
+        except Exception as error:
+            raise self._failed("compute_terminated", error) from error
+
+    def _failed(self, function: str, error: Exception) -> EnvError:
+        return EnvError(
+            f"{function} of {self._name} raised {type(error).__name__}: {error}; it is called with "
+            "goals and an empty info"
+        )
+
+
+class Hindsight:
+    """Gives most samples of a buffer a goal which their episode reached.
+
+    Of a sample from an episode that is over, the desired goal is replaced with probability
+    k / (k + 1) by the achieved goal after another step of the episode: a later one or its own
+    (`future`), the last one (`final`), or any (`episode`); all that come into question are equally
+    likely. Rewards are those of `compute_reward` for this goal. A step is terminal where
+    `compute_terminated` says so; without that function it stays what it was. Samples of several
+    steps have one goal, drawn for the first of them. Samples of running episodes keep their goals,
+    and so does the last share of 1 / (k + 1).
+
+    An episode that is lost or interrupted is over with its last step, and of one whose first steps
+    are overwritten the others count.
+
+    Args:
+        walker: Walks through the memory of the buffer.
+        generator: Random numbers of the buffer.
+        observation_space: See `HindsightReplayBuffer`.
+        strategy: Where goals come from.
+        relabelled_per_original: k, samples with another goal for each one with its own. >= 0.
+
+    Raises:
+        ConfigError: If a setting is out of range.
+        SpaceError: If observations have no goals.
+
+    Source: Andrychowicz et al. (2017), arXiv:1707.01495, algorithm 1 and section 4.5.
+    """
+
+    entry_nbytes = 2 * np.dtype(np.int32).itemsize
+    """Bytes of a transition in addition to its columns."""
+
+    def __init__(
+        self,
+        walker: NStepWalker,
+        generator: torch.Generator,
+        *,
+        observation_space: spaces.Space[Any],
+        strategy: Strategy,
+        relabelled_per_original: float,
+    ) -> None:
+        check_one_of("strategy", strategy, STRATEGIES)
+        check_at_least("relabelled_per_original", relabelled_per_original, 0)
+        self._goal_dtype = goal_dtype(observation_space)
+        self._walker, self._generator = walker, generator
+        self._memory = walker.memory
+        self._strategy = strategy
+        self._share = relabelled_per_original / (relabelled_per_original + 1)
+        self._task: GoalTask | None = None
+        self._num_compared = self._num_different = 0
+        # Rows from each to the last and to the first step of its episode, by index; -1 to the
+        # last: it is running.
+        self._after, self._before = np.zeros((2, self._memory.ring.size), np.int32)
+        self._begin = np.zeros(self._memory.ring.num_envs, np.int64)
+        self._num_followed = 0
+
+    def use_environment(self, env: gymnasium.Env[Any, Any]) -> None:
+        """Take the functions of an environment that rewards are computed with.
+
+        Raises:
+            EnvError: If it has no `compute_reward`.
+        """
+        self._task = GoalTask(env, self._goal_dtype)
+
+    def check(self, rollout: Rollout) -> None:
+        """Refuse last observations that are not finite, whether or not the episode terminated.
+
+        With another goal the step may not be terminal, so that the value of its observation counts.
+
+        Raises:
+            EnvError: Naming the leaf.
+        """
+        for key, leaf in leaves_by_key(rollout.final_obs).items():
+            if not leaf.isfinite().all():
+                raise EnvError(
+                    f"the last observation of an episode is not finite in {key!r}: hindsight "
+                    "replay also learns from those of terminated episodes, so let the environment "
+                    "return finite numbers there"
+                )
+
+    def follow(self, before: int) -> None:
+        """Take note of what was written since `before` was the head.
+
+        Raises:
+            TrainingError: If there is no environment yet.
+            EnvError: If goals do not explain rewards and ends.
+        """
+        self._after[self._memory.changed] = -1
+        self._follow_episodes()
+        self._compare(before)
+
+    def reload(self) -> None:
+        """Take note of a memory with another content."""
+        self._begin[:] = self._num_followed = self._memory.oldest
+        self._after[:] = -1
+        self._follow_episodes()
+
+    def relabel(self, positions: Array, walk: Walk) -> tuple[Array, Array]:
+        """Draw goals for samples at positions `[n]`, and change their walks in place.
+
+        Returns:
+            The samples with another goal, `[m]`, and their goals, `[m, ...]`.
+        """
+        samples, goal_steps = self._draw_goals(positions)
+        goals, _ = self._goals_after(goal_steps)
+        if samples.size:
+            replacement = self._walk_towards(positions[samples], goals)
+            for column, replaced in zip(walk, replacement, strict=True):
+                column[samples] = replaced
+        return samples, goals
+
+    @staticmethod
+    def write_goals(obs: TensorTree, next_obs: TensorTree, samples: Array, goals: Array) -> None:
+        """Write the goals that `relabel` gave into observations."""
+        where, desired = torch.from_numpy(samples), torch.from_numpy(goals)
+        for tree in (obs, next_obs):
+            leaf = leaves_by_key(tree)[DESIRED]
+            leaf[where.to(leaf.device)] = desired.to(leaf.device)
+
+    def _follow_episodes(self) -> None:
+        """Note which of the new rows belong to one episode, where it is over."""
+        memory, ring, oldest = self._memory, self._memory.ring, self._memory.oldest
+        first = max(self._num_followed, oldest)
+        slots = np.arange(first, memory.head) % ring.num_slots
+        ends = memory.end.reshape(ring.num_slots, ring.num_envs)[slots]
+        for k, env in np.argwhere(is_followed_by_new(ends)):
+            rows = np.arange(max(self._begin[env], oldest), first + k + 1)
+            indices = rows % ring.num_slots * ring.num_envs + env
+            steps = np.flatnonzero(is_transition(memory.end[indices]))
+            if steps.size:
+                self._before[indices[steps]] = steps - steps[0]
+                self._after[indices[steps]] = steps[-1] - steps
+            self._begin[env] = first + k + 1
+        self._num_followed = memory.head
+
+    def _compare(self, first: int) -> None:
+        """Refuse rewards and ends, of rows from the first on, that goals do not explain."""
+        memory, num_envs = self._memory, self._memory.ring.num_envs
+        positions = np.arange(max(first, memory.oldest) * num_envs, memory.head * num_envs)
+        positions = positions[memory.is_transition(positions)]
+        if not positions.size:
+            return
+        indices = positions % memory.ring.size
+        stored, ended = memory.rewards[indices], is_terminated(memory.end[indices])
+        achieved, desired = self._goals_after(positions)
+        rewards, terminal = self._judged(achieved, desired, ended)
+        same = np.isclose(rewards, stored, rtol=1e-4, atol=1e-5) & (terminal == ended)
+        self._num_compared += len(positions)
+        self._num_different += int((~same).sum())
+        if self._num_different > 2 + MOST_DIFFERENCES * self._num_compared:
+            k = np.flatnonzero(~same)[-1]
+            raise EnvError(
+                f"a step to the achieved goal {achieved[k]} with the desired goal {desired[k]} had "
+                f"the reward {stored[k]:g} and terminated={bool(ended[k])}, but for these goals "
+                f"the environment gives {rewards[k]:g} and {bool(terminal[k])}: hindsight replay "
+                "needs rewards that follow from goals alone. Leave out wrappers that change "
+                "rewards, ends or goals, or give the outermost one compute_reward and "
+                "compute_terminated"
+            )
+
+    def _draw_goals(self, positions: Array) -> tuple[Array, Array]:
+        """Samples that get another goal, `[m]`, and the positions of the steps that reach it."""
+        memory, ring = self._memory, self._memory.ring
+        is_chosen, place = self._draw(2, len(positions))
+        after = self._after[positions % ring.size]
+        samples = np.flatnonzero((is_chosen < self._share) & (after >= 0))
+        first, after = positions[samples], after[samples].astype(np.int64)
+        if self._strategy == "final":
+            return samples, first + after * ring.num_envs
+        before = np.zeros_like(after)
+        if self._strategy == "episode":
+            before = self._before[first % ring.size]
+            before = np.minimum(before, first // ring.num_envs - memory.oldest)
+
+        def goal_steps(which: Array, place: Array) -> Array:
+            rows = (place * (before + after + 1)[which]).astype(np.int64) - before[which]
+            reached: Array = first[which] + rows * ring.num_envs
+            return reached
+
+        steps = goal_steps(np.arange(len(samples)), place[samples])
+        if memory.has_waiting:
+            while (waiting := np.flatnonzero(~memory.is_transition(steps))).size:
+                steps[waiting] = goal_steps(waiting, self._draw(waiting.size))
+        return samples, steps
+
+    def _draw(self, *shape: int) -> Array:
+        drawn: Array = torch.rand(shape, dtype=torch.float64, generator=self._generator).numpy()
+        return drawn
+
+    def _walk_towards(self, positions: Array, goals: Array) -> Walk:
+        """Walk up to n steps from positions `[m]`, with other goals `[m, ...]`."""
+        steps = self._walker.steps_from(positions)
+        numbers, samples = np.nonzero(steps.counts)
+        counts = steps.counts.copy()
+        rewards, terminal = np.zeros(counts.shape, np.float32), np.zeros(counts.shape, bool)
+        achieved, _ = self._goals_after(steps.where[numbers, samples])
+        ended = is_terminated(steps.end[counts])
+        rewards[counts], terminal[counts] = self._judged(achieved, goals[samples], ended)
+        # No reward counts after a step that ends the episode.
+        counts[1:] &= ~np.logical_or.accumulate(terminal, axis=0)[:-1]
+        return self._walker.join(steps._replace(counts=counts), rewards, terminal)
+
+    def _judged(self, achieved: Array, desired: Array, ended: Array) -> tuple[Array, Array]:
+        """Rewards of steps to goals, and whether they are terminal, `[k]` each.
+
+        Args:
+            achieved: Goals that the steps reached, `[k, ...]`.
+            desired: Goals that they are judged by.
+            ended: Whether they were terminal when they were made, `[k]`.
+        """
+        if self._task is None:
+            problem = "the replay buffer knows no environment: call use_environment(make_env) first"
+            raise TrainingError(problem)
+        terminal = self._task.terminal(achieved, desired)
+        return self._task.rewards(achieved, desired), ended if terminal is None else terminal
+
+    def _goals_after(self, positions: Array) -> tuple[Array, Array]:
+        """Achieved and desired goals after the steps at positions `[k]`, `[k, ...]` each."""
+        memory = self._memory
+        leaves = memory.observations(positions + memory.ring.num_envs, GOALS)
+        end = memory.end[positions % memory.ring.size]
+        at_final = np.flatnonzero(memory.has_final_obs(end))
+        if at_final.size:
+            memory.put_final_obs(leaves, at_final, positions[at_final])
+        return leaves[ACHIEVED].cpu().numpy(), leaves[DESIRED].cpu().numpy()
+
+
+def goal_dtype(observation_space: spaces.Space[Any]) -> np.dtype[Any]:
+    """The data type of goals.
+
+    Raises:
+        SpaceError: If the observations have none, or the two goals are unlike.
+    """
+    parts: dict[str, spaces.Space[Any]] = {}
+    if isinstance(observation_space, spaces.Dict):
+        parts = dict(observation_space.spaces)
+    found = [(parts[key].shape, parts[key].dtype) for key in GOALS if key in parts]
+    if len(found) != len(GOALS) or found[0] != found[1]:
+        raise SpaceError(
+            "hindsight replay needs Dict observations with arrays achieved_goal and desired_goal "
+            f"of one shape and data type, the observation space is {observation_space}: take an "
+            "environment with goals, or the buffer uniform or prioritized"
+        )
+    return np.dtype(found[0][1])
