@@ -127,12 +127,12 @@ from maze_train.core.errors import WorkerError as WorkerError
 from maze_train.core.events import Event as Event
 from maze_train.core.events import EventInterface as EventInterface
 from maze_train.core.events import Statistics as Statistics
-from maze_train.data.datasets import load_minari as load_minari
-from maze_train.data.datasets import minari_episodes as minari_episodes
 from maze_train.data.datasets import open_dataset as open_dataset
-from maze_train.data.datasets import save_minari as save_minari
 from maze_train.data.hindsight import HindsightReplayBuffer as HindsightReplayBuffer
 from maze_train.data.hindsight import PrioritizedHindsightReplayBuffer as PrioritizedHindsightReplayBuffer
+from maze_train.data.minari import load_minari as load_minari
+from maze_train.data.minari import minari_episodes as minari_episodes
+from maze_train.data.minari import save_minari as save_minari
 from maze_train.data.replay import BaseReplayBuffer as BaseReplayBuffer
 from maze_train.data.replay import PrioritizedReplayBuffer as PrioritizedReplayBuffer
 from maze_train.data.replay import Transition as Transition

@@ -25,8 +25,9 @@ from trajectory_cases import (
 )
 
 from maze_train.core.errors import DatasetError, MissingExtraError, ShapeError, SpaceError
-from maze_train.data import datasets as minari_data
-from maze_train.data.datasets import load_minari, minari_episodes, open_dataset, save_minari
+from maze_train.data import minari as minari_data
+from maze_train.data.datasets import open_dataset
+from maze_train.data.minari import load_minari, minari_episodes, save_minari
 from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.data.trajectory_files import TrajectoryWriter
@@ -34,7 +35,6 @@ from maze_train.spaces.describe import flatten_value
 
 minari = pytest.importorskip("minari", reason="needs the extra minari")
 EpisodeBuffer = pytest.importorskip("minari.data_collector").EpisodeBuffer
-MinariStorage = pytest.importorskip("minari.dataset.minari_storage").MinariStorage
 
 NAME = "own/folder/test-v3"
 
@@ -123,7 +123,7 @@ def test_minari_reads_what_is_written(root):
     expected = in_memory(NESTED, NESTED, [3, 2])
     path = save_minari(expected, NAME, author="Ada", description="two episodes")
     assert path == root / NAME
-    with pytest.raises(DatasetError, match="exists: choose another name or version"):
+    with pytest.raises(DatasetError, match="already exists"):
         save_minari(in_memory(lengths=[5]), NAME)
     assert minari.list_local_datasets()[NAME]["author"] == ["Ada"]
     found = minari.load_dataset(NAME)
@@ -316,7 +316,7 @@ def test_a_missing_extra(monkeypatch):
         patch.setitem(sys.modules, "minari", None)
         with pytest.raises(MissingExtraError, match="reading a Minari data set"):
             open_dataset(f"minari:{NAME}")
-    monkeypatch.setattr(MinariStorage, "new", lambda data_path, env_spec=None: None)
+    monkeypatch.setattr(minari, "create_dataset_from_buffers", lambda dataset_id, buffer: None)
     with pytest.raises(MissingExtraError, match=r"'minari>=0\.5\.4'"):
         save_minari(in_memory(), NAME)
 

@@ -1,0 +1,286 @@
+"""Data sets of Minari, read and written by its public interface.
+
+Minari keeps its data sets in the folder that the environment variable `MINARI_DATASETS_PATH` names,
+`~/.minari/datasets` without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
+
+from maze_train.core.errors import DatasetError, MissingExtraError, ShapeError, SpaceError
+from maze_train.core.targets import import_extra
+from maze_train.core.types import tree_map
+from maze_train.data.trajectories import DatasetMetadata, Trajectory
+from maze_train.data.trajectory_dataset import TrajectoryDataset
+from maze_train.spaces.describe import FlatView, flatten_value, unflatten_value
+
+DATASET_ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]/)?[-_\w]+-v[0-9]+")
+DETAILS = ("algorithm_name", "author", "author_email", "code_permalink", "description")
+OWN = "maze_train"
+"""Under this key of the metadata, Minari keeps what only this package knows."""
+
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, OSError)
+"""Errors of Minari and h5py for data that are damaged or of another version."""
+
+
+def load_minari(dataset_id: str) -> TrajectoryDataset:
+    """Read a Minari data set of this machine into memory.
+
+    All of it is kept there, once. One that is too large for that is converted once, from
+    `minari_episodes` by a `TrajectoryWriter`, and mapped from then on: see docs/trajectories.md.
+
+    Nested observations and actions become flat mappings, seeds come along. `metadata.env` has the
+    `id` and the `env_spec` of the environment where Minari knows them, `metadata.policy` what it
+    knows of the author.
+
+    Args:
+        dataset_id: Such as `D4RL/door/human-v2`.
+
+    Raises:
+        DatasetError: If there is no such data set, it cannot be read, holds no episodes, or an
+            episode that is no `Trajectory`.
+        SpaceError: If a space has a leaf that the package cannot describe (Text, Graph ...).
+        ShapeError: If observations or actions do not have the shape of their space.
+        MissingExtraError: If Minari or what it reads with is not installed.
+    """
+    metadata, episodes = minari_episodes(dataset_id)
+    return TrajectoryDataset.from_trajectories(episodes, metadata, f"minari:{dataset_id}")
+
+
+def minari_episodes(dataset_id: str) -> tuple[DatasetMetadata, Iterator[Trajectory]]:
+    """Read a local Minari data set, episode by episode.
+
+    Args:
+        dataset_id: Such as `D4RL/door/human-v2`.
+
+    Returns:
+        Spaces, environment and policy; and the episodes, each read when it is asked for.
+
+    Raises:
+        DatasetError: See `load_minari`, as for the others; also while episodes are read.
+        SpaceError: If a space has a leaf that the package cannot describe.
+        ShapeError: If observations or actions do not have the shape of their space.
+        MissingExtraError: If Minari or what it reads with is not installed.
+    """
+    minari = import_extra("minari", "minari", "reading a Minari data set")
+    _check_id(dataset_id)
+    name = f"minari:{dataset_id}"
+    try:
+        source = minari.load_dataset(dataset_id, download=False)
+        known = source.storage.metadata
+        ends = list(source.storage.get_episode_metadata(source.episode_indices))
+    except FileNotFoundError as error:
+        raise DatasetError(
+            f"{name} is not on this machine: 'minari list local' lists those that are, and 'minari "
+            f"download {dataset_id}' gets one"
+        ) from error
+    except (ImportError, *UNREADABLE) as error:
+        if isinstance(error, ImportError):
+            import_extra("h5py", "minari", f"reading {name}")
+        raise DatasetError(f"{name} cannot be read: {error!r}") from error
+    views = FlatView(source.observation_space), FlatView(source.action_space)
+    metadata = DatasetMetadata(
+        source.observation_space, source.action_space, *_origin(dataset_id, known)
+    )
+    seeds = [None if end.get("seed") is None else int(end["seed"]) for end in ends]
+    return metadata, _episodes(name, source, views, seeds)
+
+
+def _origin(dataset_id: str, known: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the known settings of environment and policy."""
+    own = known.get(OWN)
+    if isinstance(own, dict) and all(isinstance(own.get(key), dict) for key in ("env", "policy")):
+        return own["env"], own["policy"]
+    env: dict[str, Any] = {}
+    if known.get("env_spec") is not None:
+        spec = json.loads(known["env_spec"])
+        env = {"id": spec.get("id"), "env_spec": spec}
+    policy: dict[str, Any] = {"minari": dataset_id}
+    for key in DETAILS:
+        if (value := known.get(key)) is not None:
+            policy[key] = sorted(value) if isinstance(value, set) else value
+    return env, policy
+
+
+def _episodes(
+    name: str, source: Any, views: tuple[FlatView, FlatView], seeds: list[int | None]
+) -> Iterator[Trajectory]:
+    """The episodes of a data set, one after the other."""
+    episodes = iter(source.iterate_episodes())
+    for seed in seeds:
+        try:
+            episode = next(episodes)
+        except (*UNREADABLE, StopIteration) as error:
+            raise DatasetError(f"{name} cannot be read: {error!r}") from error
+        label = f"{name}: episode {episode.id}"
+        flags = [np.asarray(x, bool) for x in (episode.terminations, episode.truncations)]
+        if any(flag[:-1].any() for flag in flags):
+            raise DatasetError(
+                f"{label} continues after a step that terminated or truncated it: cut it into "
+                f"episodes with Minari before"
+            )
+        try:
+            yield Trajectory(
+                obs=tree_map(np.asarray, flatten_value(views[0], episode.observations)),
+                actions=tree_map(np.asarray, flatten_value(views[1], episode.actions)),
+                rewards=np.asarray(episode.rewards),
+                terminated=bool(flags[0][-1:].any()),
+                truncated=bool(flags[1][-1:].any()),
+                seed=seed,
+            )
+        except (ShapeError, SpaceError, ValueError) as error:
+            raise DatasetError(f"{label} is no trajectory: {error}") from error
+
+
+def save_minari(
+    dataset: TrajectoryDataset,
+    dataset_id: str,
+    *,
+    algorithm_name: str | None = None,
+    author: str | None = None,
+    author_email: str | None = None,
+    code_permalink: str | None = None,
+    description: str | None = None,
+) -> Path:
+    """Write a Minari data set (HDF5, images without loss); nothing is left of one that failed.
+
+    Args:
+        dataset: The episodes.
+        dataset_id: `<name>-v<number>`, with folders before the name if wanted.
+        algorithm_name: Algorithm of the policy that acted.
+        author: Author of the data set.
+        author_email: How to reach them.
+        code_permalink: Where the code lies.
+        description: A sentence. Details that are missing (None) are copied from `metadata.policy`
+            where it has a text under the same key.
+
+    Returns:
+        Its directory.
+
+    Raises:
+        DatasetError: If there is one of this name, the name is malformed, or it cannot be written.
+        SpaceError: If a key of a Dict space cannot be kept by HDF5.
+        MissingExtraError: If Minari (0.5.4 or newer) or h5py is not installed.
+    """
+    purpose = "writing a Minari data set"
+    minari = import_extra("minari", "minari", purpose)
+    import_extra("h5py", "minari", purpose)
+    create = minari.create_dataset_from_buffers
+    if "jpeg_encoding" not in inspect.signature(create).parameters:  # images with loss
+        raise MissingExtraError("minari>=0.5.4", "minari", purpose)
+    _check_id(dataset_id)
+    metadata = dataset.metadata
+    for space in (metadata.observation_space, metadata.action_space):
+        _check_keys(space)
+    for number, seed in enumerate(dataset.seeds):
+        if seed is not None and not -(2**63) <= seed < 2**64:
+            raise DatasetError(f"seed {seed} of episode {number}: HDF5 keeps 64 bits")
+    given = (algorithm_name, author, author_email, code_permalink, description)
+    texts = {
+        key: value if value is not None else metadata.policy.get(key)
+        for key, value in zip(DETAILS, given, strict=True)
+    }
+    path: Path | None = None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it asks for the details that are missing
+            storage = create(
+                dataset_id,
+                [],
+                observation_space=metadata.observation_space,
+                action_space=metadata.action_space,
+                data_format="hdf5",
+                jpeg_encoding=False,
+                **{key: text for key, text in texts.items() if isinstance(text, str)},
+            ).storage
+        path = Path(storage.data_path).parent
+        spec = _env_spec(metadata.env)
+        own = {OWN: {"env": metadata.env, "policy": metadata.policy}}
+        storage.update_metadata(own if spec is None else {**own, "env_spec": spec.to_json()})
+        storage.update_episodes(_buffers(dataset))
+    except BaseException as error:
+        if path is not None:
+            shutil.rmtree(path, ignore_errors=True)
+        if isinstance(error, UNREADABLE):
+            raise DatasetError(f"minari:{dataset_id} could not be written: {error}") from error
+        raise
+    return path
+
+
+def _buffers(dataset: TrajectoryDataset) -> Iterator[Any]:
+    """The episodes as Minari takes them."""
+    buffer = importlib.import_module("minari.data_collector").EpisodeBuffer
+    views = FlatView(dataset.metadata.observation_space), FlatView(dataset.metadata.action_space)
+    for trajectory in dataset:
+        flags = np.zeros((2, trajectory.num_steps), np.bool_)
+        flags[:, -1] = trajectory.terminated, trajectory.truncated
+        yield buffer(
+            seed=trajectory.seed,
+            observations=unflatten_value(views[0], trajectory.obs),
+            actions=unflatten_value(views[1], trajectory.actions),
+            rewards=trajectory.rewards,
+            terminations=flags[0],
+            truncations=flags[1],
+            infos={},
+        )
+
+
+def _env_spec(env: dict[str, Any]) -> EnvSpec | None:
+    """The environment as Gymnasium describes it; None if that is another one, or not possible.
+
+    Wrappers of ours are not known there, and change observations or actions.
+    """
+    if isinstance(env.get("env_spec"), dict):
+        return EnvSpec.from_json(json.dumps(env["env_spec"]))
+    env_id, kwargs, limit = env.get("id"), env.get("kwargs"), env.get("max_episode_steps")
+    if not isinstance(env_id, str) or env_id not in gymnasium.registry or env.get("wrappers"):
+        return None
+    if env_id.startswith("ALE/") and env.get("preprocessing") in ("auto", "atari"):
+        return None
+    spec = deepcopy(gymnasium.registry[env_id])
+    spec.kwargs.update(kwargs if isinstance(kwargs, dict) else {})
+    if isinstance(limit, int):
+        spec.max_episode_steps = limit
+    try:
+        spec.to_json()
+    except (TypeError, ValueError):  # made by a function, or with arguments that are objects
+        return None
+    return spec
+
+
+def _check_keys(space: spaces.Space[Any]) -> None:
+    """Refuse keys that would be something else in a file of HDF5."""
+    if isinstance(space, spaces.Dict):
+        for key, part in space.spaces.items():
+            if not isinstance(key, str) or "/" in key or "\0" in key or key in (".", ".."):
+                raise SpaceError(
+                    f"the key {key!r} of {space} cannot be kept in a Minari data set: expected a "
+                    f"string without '/'"
+                )
+            _check_keys(part)
+    elif isinstance(space, spaces.Tuple):
+        for part in space.spaces:
+            _check_keys(part)
+
+
+def _check_id(dataset_id: str) -> None:
+    if not DATASET_ID.fullmatch(dataset_id):
+        raise DatasetError(
+            f"{dataset_id!r} is no name of a Minari data set: expected <name>-v<number>, such as "
+            f"cartpole/random-v0"
+        )
