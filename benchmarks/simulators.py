@@ -137,7 +137,7 @@ def measure_backend(env: dict[str, Any], work: Work) -> dict[str, float]:
 def measured(settings: dict[str, Any], work: Work) -> dict[str, float]:
     """Rate of PPO, the share of collection, and what simulator and network take of that."""
     from maze_train import Statistics, TrainerServices, load_config
-    from maze_train.collect.collector import Actor
+    from maze_train.nets.acting import Acted, Actor
     from maze_train.run.pipeline import prepare
     from maze_train.run.runner import TrainingRunner
 
@@ -151,18 +151,18 @@ def measured(settings: dict[str, Any], work: Work) -> dict[str, float]:
             "seed": 0,
         }
     )
-    acting, params = 0.0, Actor.params
+    acting, act = 0.0, Actor.act
 
-    def timed_params(actor: Actor, obs: Any) -> torch.Tensor:
+    def timed_act(actor: Actor, obs: Any, noise: Any, deterministic: bool) -> Acted:
         nonlocal acting
         began = time.perf_counter()
-        found = params(actor, obs)
+        found = act(actor, obs, noise, deterministic)
         acting += time.perf_counter() - began
         return found
 
     with (
         TrainingRunner(prepare(config)) as training,
-        patch.object(Actor, "params", timed_params),
+        patch.object(Actor, "act", timed_act),
     ):
         trainer = training.builder.build(TrainerServices())
         for _ in range(2):

@@ -191,7 +191,7 @@ def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) 
         RunDirectoryError: If no policy was saved there, or a file is damaged.
     """
     saved = read_saved_policy(run_dir, trust, objects=objects)
-    return TrainedPolicy(saved.make_model(), saved.observation_space, saved.action_space)  # type: ignore[arg-type]  # an ActingModel
+    return TrainedPolicy(saved.make_model(), saved.observation_space, saved.action_space)
 
 
 def make_env(

@@ -21,6 +21,8 @@ from maze_train.core.types import Array, Tensor, tree_map
 from maze_train.data.rollout import rollout_columns, slots_in
 from maze_train.envs.stepped import close_all
 from maze_train.envs.vector import MazeVectorEnv
+from maze_train.nets.acting import acting
+from maze_train.nets.joint import JointModel
 from maze_train.spaces.columns import Columns
 from maze_train.spaces.describe import flat_space
 from maze_train.workers.places import Portable
@@ -251,7 +253,7 @@ class ActorPolicy:
     returns_states: bool = False
     """Whether each rollout comes with the state of its actor after it."""
 
-    def columns(self, model: Any, observation_space: Any, num_envs: int) -> Columns:
+    def columns(self, model: nn.Module, observation_space: Any, num_envs: int) -> Columns:
         """Return the columns of the rollouts of an actor.
 
         Args:
@@ -259,15 +261,14 @@ class ActorPolicy:
             observation_space: That of one environment.
             num_envs: Environments of an actor.
         """
-        mode = model.distribution.mode(torch.zeros(1, model.distribution.param_size))
-        agents = getattr(model, "agents", ())
-        log_probs = (len(agents),) if agents else ()
+        own = acting(model)
+        log_probs = (len(own.agents),) if isinstance(own, JointModel) else ()
         return rollout_columns(
             flat_space(observation_space),
             self.num_steps,
             num_envs,
-            actions=tree_map(lambda x: x[0].cpu(), mode),
-            state_size=int(getattr(model, "state_size", 0)),
+            actions=tree_map(lambda x: x[0].cpu(), own.example_actions()),
+            state_size=own.state_size,
             log_probs=log_probs if self.records_log_probs else None,
         )
 
@@ -363,7 +364,7 @@ class ActorWorker:
         """
         self._context.seed_generators(seeds[0][0])
         self._policy = policy
-        self._model: Any = policy.make_model.value()
+        self._model = policy.make_model.value()
         self._weights = WeightsReader(self._model, weights.buffer)
         first = next(iter(self._envs.values()))
         columns = policy.columns(self._model, first.env_observation_space, first.num_envs)

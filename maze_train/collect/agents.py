@@ -35,6 +35,7 @@ from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.stepped import EnvSlots, EpisodeError
 from maze_train.envs.vector import zeroed_columns
+from maze_train.nets.acting import acts
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import LegalChoices, random_action
 from maze_train.workers.places import ThisProcess
@@ -305,13 +306,6 @@ def model_of(policy: Any) -> nn.Module | None:
         if isinstance(model, nn.Module) and acts(model):
             return model
     return None
-
-
-def acts(model: nn.Module) -> bool:
-    """Whether a module is an `ActingModel` or `RecurrentModel`."""
-    return hasattr(model, "distribution") and (
-        hasattr(model, "policy_params") or hasattr(model, "policy_step")
-    )
 
 
 def spaces_of_policy(policy: Any) -> tuple[Any, Any]:

@@ -6,131 +6,23 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from maze_train.collect.episodes import EpisodeTracker, FinishedEpisodes
 from maze_train.core.errors import EnvError
-from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, is_on, send, tree_map
+from maze_train.core.types import Array, Tensor, TensorTree, is_on, send, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage, rollout_columns
 from maze_train.data.turns import TurnSplitter
-from maze_train.distributions.base import ActionSampler, Distribution
 from maze_train.envs.batch import StepBatch
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.nets.acting import Actor, as_arrays
 from maze_train.nets.joint import JointModel
 from maze_train.spaces.tensors import check_resolution, large_floats
-
-
-class ActingModel(Protocol):
-    """Model that gives the parameters of an action distribution."""
-
-    @property
-    def distribution(self) -> ActionSampler:
-        """The family of action distributions."""
-        ...
-
-    def policy_params(self, obs: TensorTree) -> Tensor:
-        """Distribution parameters for observations."""
-        ...
-
-
-class RecurrentModel(Protocol):
-    """Recurrent model: its attribute `state_size` is above 0."""
-
-    state_size: int
-    """Size S of the recurrent state of one environment."""
-
-    @property
-    def distribution(self) -> ActionSampler:
-        """The family of action distributions."""
-        ...
-
-    def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Distribution parameters for observations, and the recurrent state `[n, S]` after them."""
-        ...
-
-
-class Actor:
-    """Asks a model for distribution parameters, and keeps the hidden state of each environment.
-
-    Args:
-        model: The model; asked for its weights as they are at each step.
-        num_envs: Number of environments n.
-        device: Where the model lives.
-    """
-
-    def __init__(
-        self,
-        model: ActingModel | RecurrentModel,
-        num_envs: int,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self.model = model
-        self.state_size = int(getattr(model, "state_size", 0))
-        self.hidden_state = torch.zeros(num_envs, self.state_size, device=device)
-
-    def params(self, obs: TensorTree) -> Tensor:
-        """Distribution parameters for the next observations, `[n, param_size]`."""
-        if not self.state_size:
-            return cast("ActingModel", self.model).policy_params(obs)
-        params, self.hidden_state = cast("RecurrentModel", self.model).policy_step(
-            obs, self.hidden_state
-        )
-        return params
-
-    def forget(self, which: Array | Tensor) -> None:
-        """Clear the recurrent state of environments in which an episode ended, `[n]` bool."""
-        if isinstance(which, torch.Tensor):  # to look into it would wait for the device
-            self.hidden_state = self.hidden_state.masked_fill(which[:, None], 0.0)
-        elif self.state_size and which.any():
-            rows = torch.from_numpy(which).to(self.hidden_state.device)
-            if hasattr(self.model, "end_episodes"):
-                self.model.end_episodes(self.hidden_state[rows])
-            self.hidden_state = self.hidden_state.clone()
-            self.hidden_state[rows] = 0.0
-
-
-def draws(distribution: ActionSampler, deterministic: bool) -> bool:
-    """Whether actions need random numbers; those of a policy `random` always do."""
-    return not deterministic or bool(getattr(distribution, "always_draws", False))
-
-
-def chosen_actions(
-    distribution: Any, params: Tensor, noise: Tensor | None, deterministic: bool
-) -> TensorTree:
-    """Actions as the agent has them.
-
-    Args:
-        distribution: The family of action distributions.
-        params: Its parameters, `[n, param_size]`.
-        noise: Random numbers, `[n, noise_size]`; None where `draws` says that none are needed.
-        deterministic: Whether the most likely actions are taken instead of sampled ones.
-    """
-    found: TensorTree
-    if noise is None:
-        found = distribution.mode(params)
-    elif deterministic:
-        found = distribution.mode(params, noise)
-    else:
-        found = distribution.sample(params, noise)
-    return found
-
-
-def env_actions(distribution: ActionSampler, actions: TensorTree) -> ArrayTree:
-    """Actions as `env.step` receives them: clipped or squashed to the space, as arrays."""
-    return tree_map(lambda x: x.cpu().numpy(), distribution.to_env(actions))
-
-
-def device_of(model: ActingModel | RecurrentModel) -> torch.device:
-    """Device of a model."""
-    if hasattr(model, "parameters"):
-        for param in model.parameters():
-            device: torch.device = param.device
-            return device
-    return torch.device("cpu")
 
 
 class OneModule:
@@ -158,8 +50,8 @@ def turns_of(model: JointModel, **settings: Any) -> TurnSplitter:
         model: The policies, and who acts with which.
         **settings: All other arguments of `TurnSplitter`.
     """
-    centralized = getattr(model, "centralized", ())
-    return TurnSplitter(model.members, model.state_sizes, centralized=centralized, **settings)
+    sizes, centralized = model.state_sizes, model.centralized
+    return TurnSplitter(model.members, sizes, centralized=centralized, **settings)
 
 
 class Collector(ABC):
@@ -167,8 +59,7 @@ class Collector(ABC):
 
     Attributes:
         turns: Makes the rollouts of modules from that of all steps.
-        records_log_probs: Whether rollouts have the log-probabilities of their actions; the model
-            needs a `Distribution` then.
+        records_log_probs: Whether rollouts have the log-probabilities of their actions.
         keeps_terminal_obs: Whether rollouts have the last observations of terminated episodes as
             well.
         env_s: Seconds that the last rollout spent in the environments, or waiting for them.
@@ -197,7 +88,7 @@ class Collector(ABC):
         self.turns = turns_of(model, **settings)
 
     def collect(
-        self, model: ActingModel | RecurrentModel, meanwhile: Callable[[], object] | None = None
+        self, model: nn.Module, meanwhile: Callable[[], object] | None = None
     ) -> tuple[dict[str, Rollout], FinishedEpisodes]:
         """Collect one rollout.
 
@@ -214,7 +105,7 @@ class Collector(ABC):
 
     @abstractmethod
     def collect_steps(
-        self, model: ActingModel | RecurrentModel, meanwhile: Callable[[], object] | None = None
+        self, model: nn.Module, meanwhile: Callable[[], object] | None = None
     ) -> tuple[Rollout, FinishedEpisodes]:
         """Collect T steps of all environments, with the observations and actions of all agents."""
 
@@ -285,6 +176,7 @@ class RolloutCollector(Collector):
         self._on_step = on_step or (lambda: None)
         self._obs: Any = None
         self._memory: Tensor | None = None
+        self._model: nn.Module | None = None
         self._actor: Actor | None = None
         self._storage: RolloutStorage | None = None
 
@@ -296,7 +188,7 @@ class RolloutCollector(Collector):
     @torch.no_grad()
     def collect_steps(
         self,
-        model: ActingModel | RecurrentModel,
+        model: nn.Module,
         meanwhile: Callable[[], object] | None = None,
         into: RolloutStorage | None = None,
     ) -> tuple[Rollout, FinishedEpisodes]:
@@ -321,9 +213,8 @@ class RolloutCollector(Collector):
             if self._storage_device is None:
                 large = large_floats(self.env.single_observation_space, self._obs)
         actor, storage = self._actor_and_storage(model, into)
-        distribution = model.distribution
         shape = (self.num_steps, self.num_envs)
-        noise = distribution.draw_noise(shape, self.generator, torch.device("cpu"))
+        noise = actor.model.draw_noise(shape, self.generator, torch.device("cpu"))
         noise_rows = send(noise, self.device).unbind(0)
         moves = not is_on(storage.rewards, self.device)
         reports = FinishedEpisodes()
@@ -336,12 +227,11 @@ class RolloutCollector(Collector):
                 obs = tree_map(lambda x: send(x, self.device), obs)
             if actor.state_size:
                 storage.write_hidden_state(step, actor.hidden_state)
-            params = actor.params(obs)
+            acted = actor.act(obs, noise_rows[step], False)
             if self.records_log_probs:
-                kept_params.append(params)
-            actions = distribution.sample(params, noise_rows[step])
-            storage.write_actions(step, actions)
-            sent = self._sent(distribution, actions)
+                kept_params.append(acted.params)
+            storage.write_actions(step, acted.actions)
+            sent = self._sent(acted.env_actions)
             began = time.perf_counter()
             self._begin_step(sent)
             if meanwhile is not None and step == self.num_steps - 1:
@@ -356,19 +246,18 @@ class RolloutCollector(Collector):
         rollout = self._rollout(storage)
         if kept_params:
             # All at once, while the weights are those that acted: step by step it would cost more.
-            log_probs = cast("Distribution", distribution).log_prob(
-                torch.stack(kept_params).to(storage.device), rollout.actions
-            )
-            rollout = replace(rollout, log_probs=log_probs)
+            params = torch.stack(kept_params).to(storage.device)
+            rollout = replace(rollout, log_probs=actor.model.log_probs(params, rollout.actions))
         reports.steps = rollout.num_samples
         reports.worker_restarts = self.env.worker_restarts - restarts_before
         return rollout, self._finished(rollout, reports)
 
     def _actor_and_storage(
-        self, model: ActingModel | RecurrentModel, into: RolloutStorage | None
+        self, model: nn.Module, into: RolloutStorage | None
     ) -> tuple[Actor, RolloutStorage]:
         """Return the actor of `model`, and the storage for its rollouts; both are kept."""
-        if self._actor is None or self._actor.model is not model:
+        if self._actor is None or self._model is not model:
+            self._model = model
             memory = self._memory if self._actor is None else self._actor.hidden_state
             self._actor, self._memory = Actor(model, self.num_envs, self.device), None
             if memory is not None and memory.shape == self._actor.hidden_state.shape:
@@ -399,9 +288,9 @@ class RolloutCollector(Collector):
         """The first observations of new episodes."""
         return self.env.reset(seed=seed)[0]
 
-    def _sent(self, distribution: ActionSampler, actions: TensorTree) -> Any:
-        """Actions as the environments take them."""
-        return env_actions(distribution, actions)
+    def _sent(self, actions: TensorTree) -> Any:
+        """Actions of the environments, where these take them."""
+        return as_arrays(actions)
 
     def _begin_step(self, actions: Any) -> None:
         """Begin a step of the environments."""

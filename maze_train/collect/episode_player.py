@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from maze_train.collect.collector import chosen_actions, draws, env_actions
 from maze_train.collect.recording import (
     EpisodeRecording,
     VideoWriter,
@@ -27,14 +26,14 @@ from maze_train.core.checks import check_at_least
 from maze_train.core.errors import EnvError
 from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, tree_leaves, tree_map
 from maze_train.data.trajectories import Trajectory
-from maze_train.distributions.base import Distribution
 from maze_train.envs.batch import SUCCESS, numbers_of
 from maze_train.envs.stepped import EnvSlots, EpisodeError
 from maze_train.learner.modules import torch_threads
+from maze_train.nets.acting import ActingModel, acting, as_arrays
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.joint import JointModel
 from maze_train.nets.policy_model import PolicyModel
-from maze_train.nets.population import build_population, row_blocks
+from maze_train.nets.population import Population, build_population, row_blocks
 from maze_train.spaces.agents import ACTS, AGENT_RETURNS, agent_spaces
 from maze_train.spaces.tensors import as_tensors
 
@@ -109,17 +108,17 @@ STEPS_PER_DRAW = 64
 """Steps of an episode for which the noise of actions is drawn at once."""
 
 
-def num_reals(distribution: Distribution) -> int:
+def num_reals(model: ActingModel) -> int:
     """Number of real numbers in an action, as the agent has it."""
-    example = distribution.mode(torch.zeros(1, distribution.param_size))
-    return sum(leaf.numel() for leaf in tree_leaves(example) if leaf.is_floating_point())
+    leaves = tree_leaves(model.example_actions())
+    return sum(leaf.numel() for leaf in leaves if leaf.is_floating_point())
 
 
 class MemberActions:
     """Chooses the actions of members, each with its own random numbers.
 
     Args:
-        distribution: The family of action distributions.
+        model: What acts.
         count: Number of members at a time.
         deterministic: Whether the most likely action is taken instead of a sampled one.
         noise_stddev: Deviation of normal noise that is added to real-valued actions as the agent
@@ -128,17 +127,17 @@ class MemberActions:
 
     def __init__(
         self,
-        distribution: Distribution,
+        model: ActingModel,
         count: int,
         *,
         deterministic: bool = True,
         noise_stddev: float = 0.0,
     ) -> None:
-        self._distribution = distribution
+        self._model = model
         self._noise_stddev = noise_stddev
         self._deterministic = deterministic
-        self._num_sampled = distribution.noise_size if draws(distribution, deterministic) else 0
-        self._num_added = num_reals(distribution) if noise_stddev else 0
+        self._num_sampled = 0 if deterministic and not model.is_random else model.noise_size
+        self._num_added = num_reals(model) if noise_stddev else 0
         size = self._num_sampled + self._num_added
         self._noise = torch.zeros(count, STEPS_PER_DRAW, size) if size else None
         self._steps = np.zeros(count, np.int64)
@@ -159,26 +158,27 @@ class MemberActions:
         generators = self._generators
         generators[i], generators[j] = generators[j], generators[i]
 
-    def choose(self, params: Tensor, count: int) -> ArrayTree:
+    def choose(self, population: Population, obs: TensorTree, count: int) -> ArrayTree:
         """Actions of the first members, as the environment takes them.
 
         Args:
-            params: Distribution parameters, `[n, param_size]`.
-            count: Number of members that matter, at most n.
+            population: The members.
+            obs: Their observations, `[row_blocks(count), ...]`.
+            count: Number of members that matter.
 
         Returns:
-            Actions, `[n, ...]`.
+            Actions, `[row_blocks(count), ...]`.
         """
-        distribution = self._distribution
         if self._noise is None:
-            return env_actions(distribution, distribution.mode(params))
-        noise = torch.zeros(len(params), self._noise.shape[2])
+            return as_arrays(population.act(count, obs, None, self._deterministic).env_actions)
+        noise = torch.zeros(row_blocks(count), self._noise.shape[2])
         noise[:count] = self._next_noise(count)
         own = noise[:, : self._num_sampled] if self._num_sampled else None
-        actions = chosen_actions(distribution, params, own, self._deterministic)
-        if self._num_added:
-            actions = self._with_added(actions, noise[:, self._num_sampled :])
-        return env_actions(distribution, actions)
+        acted = population.act(count, obs, own, self._deterministic)
+        if not self._num_added:
+            return as_arrays(acted.env_actions)
+        actions = self._with_added(acted.actions, noise[:, self._num_sampled :])
+        return as_arrays(self._model.to_env(actions))
 
     def _next_noise(self, count: int) -> Tensor:
         """The noise of this step, `[count, size]`."""
@@ -186,7 +186,7 @@ class MemberActions:
         at = self._steps[:count] % STEPS_PER_DRAW
         for row in (at == 0).nonzero()[0].tolist():
             generator = self._generators[row]
-            drawn = self._distribution.draw_noise((STEPS_PER_DRAW,), generator)
+            drawn = self._model.draw_noise((STEPS_PER_DRAW,), generator)
             self._noise[row, :, : self._num_sampled] = drawn[:, : self._num_sampled]
             self._noise[row, :, self._num_sampled :] = torch.randn(
                 STEPS_PER_DRAW, self._num_added, generator=generator
@@ -213,18 +213,18 @@ class PopulationAgent(SlotAgent):
     Actions do not depend on other episodes, nor on the row, to the bit; see `nets.population`.
 
     Args:
-        model: An `ActingModel` or `RecurrentModel` that is a module, on the CPU.
+        model: The model, on the CPU.
         rows: Number of slots, >= 1.
         deterministic: Whether the most likely action is taken instead of a sampled one.
         noise_stddev: See `MemberActions`.
     """
 
     def __init__(
-        self, model: Any, rows: int, deterministic: bool, noise_stddev: float = 0.0
+        self, model: nn.Module, rows: int, deterministic: bool, noise_stddev: float = 0.0
     ) -> None:
         self._population = build_population(model, rows)
         self._actions = MemberActions(
-            model.distribution, rows, deterministic=deterministic, noise_stddev=noise_stddev
+            acting(model), rows, deterministic=deterministic, noise_stddev=noise_stddev
         )
 
     def begin(self, row: int, task: EpisodeTask) -> None:
@@ -236,7 +236,7 @@ class PopulationAgent(SlotAgent):
         """Actions of the first slots, see `SlotAgent`."""
         obs = self._observe(count, slots)
         with torch.no_grad(), torch_threads(1):  # several may add up in another order
-            return self._actions.choose(self._population.params(count, obs), count)
+            return self._actions.choose(self._population, obs, count)
 
     def _observe(self, count: int, slots: EnvSlots) -> TensorTree:
         """Observations as networks read them, with the rows of whole blocks, `[n, ...]`."""

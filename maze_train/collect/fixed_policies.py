@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -12,19 +12,32 @@ from gymnasium import Space
 from gymnasium.spaces import Box
 from torch import nn
 
-from maze_train.collect.agents import UserPolicy, acts, built_policy, check_are_new
+from maze_train.collect.agents import UserPolicy, built_policy, check_are_new
 from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.core.targets import build_target, is_target
-from maze_train.core.types import Device, Shape, Tensor, TensorTree, as_tree, tree_leaves, tree_map
+from maze_train.core.types import (
+    Array,
+    Device,
+    Shape,
+    Tensor,
+    TensorTree,
+    as_tree,
+    tree_leaves,
+    tree_map,
+)
 from maze_train.distributions.base import Constant, Distribution
 from maze_train.distributions.gaussian import BoxBounds, VectorLayout
 from maze_train.distributions.mapping import distribution_for
 from maze_train.envs.agents import nearest_to_zero
-from maze_train.nets.joint import JointModel, acting_alone
+from maze_train.nets.acting import Acted, ActingModel, acts, example_of
+from maze_train.nets.joint import JointModel, by_number
 from maze_train.nets.policy_model import ActionMasking, build_masking
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.spaces.describe import FlatView, flat_spaces, unflatten_value
 from maze_train.spaces.masks import checked_actions, mask_layout
+
+if TYPE_CHECKING:
+    from typing import Self
 
 LEAST_UNIFORM = 2.0**-25
 """Half of the step between uniform float32 numbers, taken for a draw of 0."""
@@ -38,8 +51,40 @@ class BatchPolicy(Protocol):
         ...
 
 
-class RandomPolicy:
-    """An `ActingModel` whose actions are uniform over the action space.
+class FixedPolicy(ActingModel):
+    """Base of policies without weights and probabilities, which never learn.
+
+    Args:
+        distribution: The family of the actions.
+
+    Attributes:
+        distribution: Gives actions the form in which the agent has them.
+    """
+
+    def __init__(self, distribution: Distribution) -> None:
+        super().__init__()
+        self.distribution = distribution
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Itself: there are no weights, and a custom policy may not be copyable."""
+        return self
+
+    def to_env(self, actions: Any) -> TensorTree:
+        """Actions of the agent as `env.step` takes them."""
+        return self.distribution.to_env(actions)
+
+    def example_actions(self) -> TensorTree:
+        """One action as the agent has it, `[1, ...]`."""
+        return example_of(self.distribution)
+
+    def _acted(self, actions: TensorTree, hidden_state: Tensor) -> Acted:
+        """What was done, from the actions as the agent has them."""
+        params = hidden_state.new_empty((len(hidden_state), 0))
+        return Acted(actions, self.to_env(actions), hidden_state, params)
+
+
+class RandomPolicy(FixedPolicy):
+    """Actions are uniform over the action space.
 
     Numbers of a Box are those of `gymnasium.spaces.Box.sample`, in units of the environment:
     uniform between two bounds, normal without bounds, and exponential from the only bound on.
@@ -51,10 +96,9 @@ class RandomPolicy:
         masking: Rules out illegal actions, which a part of the observations names, or None.
         repeat: Steps for which the random numbers of an action are held, >= 1. The action is then
             held as well, unless it is not legal any more.
-
-    Attributes:
-        distribution: Draws the actions.
     """
+
+    is_random = True
 
     def __init__(
         self,
@@ -64,27 +108,72 @@ class RandomPolicy:
         *,
         repeat: int = 1,
     ) -> None:
-        self.distribution = _UniformActions(distribution, action_space, repeat)
-        self._param_size = distribution.param_size
-        self._masking = masking
+        super().__init__(distribution)
+        self._masking, self._repeat = masking, repeat
+        self._held: Tensor | None = None
+        self._age = 0
+        spaces = flat_spaces(action_space)
+        self._boxes = {k: _UniformBox(leaf) for k, leaf in spaces.items() if isinstance(leaf, Box)}
+        self._noise_sizes = [
+            self._boxes[key].size if key in self._boxes else part.noise_size
+            for key, part in distribution.parts.items()
+        ]
 
-    def policy_params(self, obs: TensorTree) -> Tensor:
-        """Logits of 0, without those of illegal actions, [n, param_size], for n observations."""
-        leaf = tree_leaves(obs)[0]
-        params = torch.zeros(len(leaf), self._param_size, device=leaf.device)
-        return params if self._masking is None else self._masking.apply(params, obs)
+    @property
+    def noise_size(self) -> int:
+        """Number of random numbers of one action."""
+        return sum(self._noise_sizes)
 
-    def state_dict(self) -> dict[str, Any]:
+    def draw_noise(
+        self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
+    ) -> Tensor:
+        """Uniform numbers in [0, 1) for boxes, the noise of the family for all else."""
+        draws = [
+            torch.rand((*shape, self._boxes[key].size), generator=generator, device=device)
+            if key in self._boxes
+            else part.draw_noise(shape, generator, device)
+            for key, part in self.distribution.parts.items()
+        ]
+        noise = torch.cat(draws, dim=-1)
+        if self._repeat == 1:
+            return noise
+        for row in noise:
+            if self._held is None or self._age == self._repeat:
+                self._held, self._age = row.clone(), 0
+            row.copy_(self._held)
+            self._age += 1
+        return noise
+
+    def act(
+        self, obs: TensorTree, hidden_state: Tensor, noise: Tensor | None, deterministic: bool
+    ) -> Acted:
+        """Draw actions, whether `deterministic` or not; see `ActingModel`."""
+        assert noise is not None, "random actions need noise"
+        family = self.distribution
+        logits = torch.zeros(len(noise), family.param_size, device=tree_leaves(obs)[0].device)
+        if self._masking is not None:
+            logits = self._masking.apply(logits, obs)
+        own_noise = noise.split_with_sizes(self._noise_sizes, -1)
+        triples = zip(family.parts.items(), family.split(logits), own_noise, strict=True)
+        actions: dict[str, Any] = {
+            key: part.from_env(self._boxes[key].numbers(drawn))
+            if key in self._boxes
+            else part.sample(own, drawn)
+            for (key, part), own, drawn in triples
+        }
+        return self._acted(as_tree(actions, "" not in actions), hidden_state)
+
+    def policy_state(self) -> dict[str, Any]:
         """The random numbers that are held, and for how many steps they were."""
-        return {"held": self.distribution.held, "age": self.distribution.age}
+        return {"held": self._held, "age": self._age}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_policy_state(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
-        self.distribution.held, self.distribution.age = state["held"], state["age"]
+        self._held, self._age = state["held"], state["age"]
 
 
-class GivenPolicy:
-    """An `ActingModel` that wraps a policy in terms of the environment.
+class GivenPolicy(FixedPolicy):
+    """Wraps a policy in terms of the environment.
 
     The policy gets copies of the observations as arrays, in the form and the data type that the
     environment gives them (float64 was rounded to float32). It does not learn where episodes end.
@@ -94,9 +183,6 @@ class GivenPolicy:
         distribution: The family of the actions.
         observation_space: Observation space of one environment, as the environment gives it.
         action_space: Its action space.
-
-    Attributes:
-        distribution: Turns what the policy returned into actions of the agent.
     """
 
     def __init__(
@@ -106,18 +192,25 @@ class GivenPolicy:
         observation_space: Space[Any],
         action_space: Space[Any],
     ) -> None:
-        self.distribution = _GivenActions(distribution, action_space)
+        super().__init__(distribution)
         self._policy = policy
         self._observation, self._action = FlatView(observation_space), FlatView(action_space)
+        self._layouts = {k: VectorLayout(leaf) for k, leaf in flat_spaces(action_space).items()}
 
-    def policy_params(self, obs: TensorTree) -> Tensor:
-        """Actions of the policy for n observations, part by part, float64, [n, D].
+    def act(
+        self, obs: TensorTree, hidden_state: Tensor, noise: Tensor | None, deterministic: bool
+    ) -> Acted:
+        """Ask the policy; see `ActingModel`.
 
         Raises:
             ShapeError: If a part of the actions does not have one row per observation, in the shape
                 of its space.
             SpaceError: If a part is missing, or holds something that is no action.
         """
+        return self._acted(self._in_form(self._asked_actions(obs), obs), hidden_state)
+
+    def _asked_actions(self, obs: TensorTree) -> Array:
+        """Actions of the policy for n observations, part by part, float64, [n, D]."""
         leaves = obs if isinstance(obs, dict) else {"": obs}
         arrays = {
             key: leaves[key].cpu().numpy().astype(space.dtype)
@@ -136,85 +229,28 @@ class GivenPolicy:
             ).reshape(n, -1)
             for key, part in parts.items()
         ]
-        return torch.from_numpy(np.concatenate(rows, axis=1, dtype=np.float64))
+        found: Array = np.concatenate(rows, axis=1, dtype=np.float64)
+        return found
 
-    def state_dict(self) -> dict[str, Any]:
+    def _in_form(self, given: Array, obs: TensorTree) -> TensorTree:
+        """Actions as the agent has them, on the device of the observations."""
+        sizes = [layout.size for layout in self._layouts.values()]
+        pieces = torch.from_numpy(given).split_with_sizes(sizes, -1)
+        pairs = zip(self._layouts.items(), pieces, strict=True)
+        actions = {key: layout.to_box(piece) for (key, layout), piece in pairs}
+        found = self.distribution.from_env(as_tree(actions, "" not in actions))
+        device = tree_leaves(obs)[0].device
+        return tree_map(lambda x: x.to(device), found)
+
+    def policy_state(self) -> dict[str, Any]:
         """The state of the policy, if it has one."""
         state: dict[str, Any] = getattr(self._policy, "state_dict", dict)()
         return state
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_policy_state(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         if hasattr(self._policy, "load_state_dict"):
             self._policy.load_state_dict(state)
-
-
-class _UniformActions:
-    """Uniform actions of a family, see `RandomPolicy`."""
-
-    always_draws = True
-
-    def __init__(
-        self, distribution: Distribution, action_space: Space[Any], repeat: int = 1
-    ) -> None:
-        self.held: Tensor | None = None
-        """Random numbers of the last step, if they are held for several."""
-        self.age = 0
-        """Steps for which they were held."""
-        self._repeat = repeat
-        self._family = distribution
-        self._parts = distribution.parts
-        spaces = flat_spaces(action_space)
-        self._boxes = {k: _UniformBox(leaf) for k, leaf in spaces.items() if isinstance(leaf, Box)}
-        self._noise_sizes = [
-            self._boxes[key].size if key in self._boxes else part.noise_size
-            for key, part in self._parts.items()
-        ]
-        self.param_size, self.noise_size = distribution.param_size, sum(self._noise_sizes)
-
-    def draw_noise(
-        self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
-    ) -> Tensor:
-        """Uniform numbers in [0, 1) for boxes, the noise of the family for all else."""
-        draws = [
-            torch.rand((*shape, self._boxes[key].size), generator=generator, device=device)
-            if key in self._boxes
-            else part.draw_noise(shape, generator, device)
-            for key, part in self._parts.items()
-        ]
-        noise = torch.cat(draws, dim=-1)
-        if self._repeat == 1:
-            return noise
-        for row in noise:
-            if self.held is None or self.age == self._repeat:
-                self.held, self.age = row.clone(), 0
-            row.copy_(self.held)
-            self.age += 1
-        return noise
-
-    def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
-        """The actions that `noise` selects."""
-        own_params = self._family.split(params)
-        own_noise = noise.split_with_sizes(self._noise_sizes, -1)
-        actions: dict[str, Any] = {
-            key: part.from_env(self._boxes[key].numbers(draws))
-            if key in self._boxes
-            else part.sample(logits, draws)
-            for (key, part), logits, draws in zip(
-                self._parts.items(), own_params, own_noise, strict=True
-            )
-        }
-        return as_tree(actions, "" not in actions)
-
-    def mode(self, params: Tensor, noise: Tensor | None = None) -> TensorTree:
-        """An action, all of which are equally probable: of `noise`, or the middle of intervals."""
-        if noise is None:
-            noise = params.new_full((*params.shape[:-1], self.noise_size), 0.5)
-        return self.sample(params, noise)
-
-    def to_env(self, actions: Any) -> TensorTree:
-        """As the family does it."""
-        return self._family.to_env(actions)
 
 
 class _UniformBox:
@@ -249,58 +285,6 @@ class _UniformBox:
         values: Tensor = torch.where(is_bounded, low * (1.0 - u) + high * u, one_sided)
         values = torch.where(is_unbounded, torch.special.ndtri(u), values)
         return self._bounds.fit(self._layout.to_box(values.floor() if self._is_integer else values))
-
-
-class _GivenActions:
-    """Actions of a family from those of the environment, which the params hold."""
-
-    def __init__(self, distribution: Distribution, action_space: Space[Any]) -> None:
-        self._family = distribution
-        self._layouts = {k: VectorLayout(leaf) for k, leaf in flat_spaces(action_space).items()}
-        self.param_size = sum(layout.size for layout in self._layouts.values())
-        self.noise_size = 0
-
-    def draw_noise(
-        self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
-    ) -> Tensor:
-        """Nothing, [*shape, 0]."""
-        return torch.empty((*shape, 0), device=device)
-
-    def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
-        """The given actions, as the agent has them."""
-        return self.mode(params)
-
-    def mode(self, params: Tensor) -> TensorTree:
-        """The given actions, as the agent has them."""
-        pieces = params.split_with_sizes([layout.size for layout in self._layouts.values()], -1)
-        pairs = zip(self._layouts.items(), pieces, strict=True)
-        actions = {key: layout.to_box(piece) for (key, layout), piece in pairs}
-        return self._family.from_env(as_tree(actions, "" not in actions))
-
-    def to_env(self, actions: Any) -> TensorTree:
-        """As the family does it."""
-        return self._family.to_env(actions)
-
-
-class FixedPolicy(nn.Module):
-    """An `ActingModel` without weights as a module, which can be one of several policies.
-
-    Args:
-        policy: The acting model.
-    """
-
-    def __init__(self, policy: RandomPolicy | GivenPolicy) -> None:
-        super().__init__()
-        self._policy = policy
-        self.distribution: Any = policy.distribution
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> FixedPolicy:
-        """Itself: there are no weights, and the object of a user may not be copyable."""
-        return self
-
-    def policy_params(self, obs: TensorTree) -> Tensor:
-        """Parameters of the actions, float32 on the device of the observations."""
-        return self._policy.policy_params(obs).to(tree_leaves(obs)[0].device, torch.float32)
 
 
 class PerRow:
@@ -340,7 +324,7 @@ class PerRow:
         return actions[""] if self._action.is_single else self._action.build(actions)
 
 
-class StatefulPolicy(FixedPolicy):
+class StatefulPolicy(GivenPolicy):
     """Policies of a user with a method `reset`, one for each agent in each running episode.
 
     They are asked in turns of their agents only, and reset where an episode begins. The recurrent
@@ -362,44 +346,47 @@ class StatefulPolicy(FixedPolicy):
         action_space: Space[Any],
     ) -> None:
         asked: list[UserPolicy] = []
-        super().__init__(per_row(asked, observation_space, action_space))
-        leaves = FlatView(action_space).leaves.values()
+        spaces = observation_space, action_space
+        super().__init__(PerRow(asked, *spaces), distribution_for(action_space), *spaces)
+        self._asked = asked
+        leaves = self._action.leaves.values()
         self._of_waiting = np.concatenate([nearest_to_zero(leaf).ravel() for leaf in leaves])
-        self._make, self._asked = make_policy, asked
+        self._make = make_policy
         self._policies: list[UserPolicy] = []
         self._free: list[int] = []
 
-    def policy_params(self, obs: TensorTree) -> Tensor:
-        """Parameters of the actions where each observation is the first one of an episode."""
-        first = torch.zeros(len(tree_leaves(obs)[0]), 1)
-        params, state = self.turn_step(obs, first, first == 0)
-        self.end_episodes(state)
-        return params
+    def act(
+        self, obs: TensorTree, hidden_state: Tensor, noise: Tensor | None, deterministic: bool
+    ) -> Acted:
+        """Ask the policies of all agents; see `ActingModel`."""
+        everyone = torch.ones(len(hidden_state), dtype=torch.bool)
+        return self.act_in_turns(obs, hidden_state, noise, deterministic, everyone)
 
-    def turn_step(self, obs: TensorTree, state: Tensor, acts: Tensor) -> tuple[Tensor, Tensor]:
-        """Parameters of the actions, and the recurrent state `[n, 1]` after `obs`.
-
-        Args:
-            obs: Observations of n agents.
-            state: Their recurrent states.
-            acts: Whether they act, `[n]`.
-        """
-        numbers = state[:, 0].long().tolist()
+    def act_in_turns(
+        self,
+        obs: TensorTree,
+        hidden_state: Tensor,
+        noise: Tensor | None,
+        deterministic: bool,
+        acts: Tensor,
+    ) -> Acted:
+        """Ask the policies of agents that act; see `ActingModel`."""
+        numbers = hidden_state[:, 0].long().tolist()
         while len(self._policies) < max(numbers):  # those of a checkpoint
             self._add()
         rows = acts.nonzero()[:, 0].tolist()
         for row in rows:
             numbers[row] = numbers[row] or self._begin()
         self._asked[:] = [self._policies[numbers[row] - 1] for row in rows]
-        waiting = torch.from_numpy(self._of_waiting).to(state.device, torch.float32)
-        params = waiting.repeat(len(numbers), 1)
+        given = np.tile(self._of_waiting.astype(np.float64), (len(numbers), 1))
         if rows:
-            params[rows] = super().policy_params(tree_map(lambda x: x[rows], obs))
-        return params, state.new_tensor(numbers)[:, None]
+            given[rows] = self._asked_actions(tree_map(lambda x: x[rows], obs))
+        state = hidden_state.new_tensor(numbers)[:, None]
+        return self._acted(self._in_form(given, obs), state)
 
-    def end_episodes(self, states: Tensor) -> None:
+    def on_episode_end(self, hidden_state: Tensor) -> None:
         """Take policies back, by the recurrent states of their agents, `[k, 1]`."""
-        self._free += [number for number in states[:, 0].long().tolist() if number]
+        self._free += [number for number in hidden_state[:, 0].long().tolist() if number]
 
     def _begin(self) -> int:
         """Reset a policy that is free; returns its number."""
@@ -421,19 +408,11 @@ class StatefulPolicy(FixedPolicy):
         self._policies.append(added)
 
 
-def per_row(
-    policies: list[UserPolicy], observation_space: Space[Any], action_space: Space[Any]
-) -> GivenPolicy:
-    """The acting model of policies that take single observations, see `PerRow`."""
-    spaces = observation_space, action_space
-    return GivenPolicy(PerRow(policies, *spaces), distribution_for(action_space), *spaces)
-
-
-def random_policy(observation_space: Space[Any], action_space: Space[Any]) -> FixedPolicy:
+def random_policy(observation_space: Space[Any], action_space: Space[Any]) -> RandomPolicy:
     """A policy whose actions are uniform over the legal ones, see `RandomPolicy`."""
     distribution = distribution_for(action_space)
     masking = build_masking(distribution, mask_layout(observation_space, action_space))
-    return FixedPolicy(RandomPolicy(distribution, action_space, masking))
+    return RandomPolicy(distribution, action_space, masking)
 
 
 def fixed_policy(
@@ -467,7 +446,7 @@ def fixed_policy(
         return found
     policy = UserPolicy(found, key)
     if not policy.is_reset:
-        return FixedPolicy(per_row([policy], *spaces))
+        return GivenPolicy(PerRow([policy], *spaces), distribution_for(action_space), *spaces)
     try:
         inspect.signature(found.reset).bind()
     except TypeError as error:
@@ -476,7 +455,7 @@ def fixed_policy(
     return StatefulPolicy(make, *spaces)
 
 
-class RandomAgents:
+class RandomAgents(JointModel):
     """A model in which the agents whose policy learns act as a `RandomPolicy`, the others with it.
 
     It is recurrent if one of these policies is: the recurrent state of all agents is that of the
@@ -496,27 +475,24 @@ class RandomAgents:
         learns: Callable[[str], bool],
         repeat: int = 1,
     ) -> None:
-        self._random: dict[str, RandomPolicy] = {}
+        random: dict[str, RandomPolicy] = {}
         acting: dict[str, Any] = {}
         for agent, policy in model.agents.items():
             own: Any = model.by_policy[policy]
             if learns(policy):
                 space = spaces.actions[agent]
-                random = RandomPolicy(own.distribution, space, own.masking, repeat=repeat)
-                self._random[agent], own = random, FixedPolicy(random)
+                own = RandomPolicy(own.distribution, space, own.masking, repeat=repeat)
+                random[agent] = own
             acting[agent] = own
-        joint = acting_alone(acting)
-        self.members, self.distribution = model.members, joint.distribution
-        self.state_size, self.state_sizes = joint.state_size, joint.state_sizes
-        self.policy_params, self.policy_step = joint.policy_params, joint.policy_step
-        self.end_episodes = joint.end_episodes
+        super().__init__(*by_number(acting))
+        self.members, self._random = model.members, random
 
-    def state_dict(self) -> dict[str, Any]:
+    def policy_state(self) -> dict[str, Any]:
         """The state of each random policy, by agent."""
-        return {agent: policy.state_dict() for agent, policy in self._random.items()}
+        return {agent: policy.policy_state() for agent, policy in self._random.items()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_policy_state(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
         for agent, policy in self._random.items():
             if agent in state:  # else its policy did not learn
-                policy.load_state_dict(state[agent])
+                policy.load_policy_state(state[agent])

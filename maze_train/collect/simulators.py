@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from maze_train.collect.collector import Actor, RolloutCollector
+from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import EnvError
 from maze_train.core.notices import notify
 from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage
-from maze_train.distributions.base import ActionSampler
 from maze_train.envs.backends import distinct_seeds
 from maze_train.envs.batch import SUCCESS
 from maze_train.envs.vector import MazeVectorEnv
+from maze_train.nets.acting import Actor
 from maze_train.simulators.simulator import Simulator
 from maze_train.spaces.tensors import zeros_for
 
@@ -53,9 +53,9 @@ class SimulatorCollector(RolloutCollector):
         """The first observations of new episodes, those that `ForeignVectorEnv` would begin."""
         return tree_map(torch.clone, self.simulator.reset(distinct_seeds(seed, 1)[0]))
 
-    def _sent(self, distribution: ActionSampler, actions: TensorTree) -> TensorTree:
+    def _sent(self, actions: TensorTree) -> TensorTree:
         """Actions on the device of the simulator."""
-        return tree_map(lambda x: x.to(self.simulator.device), distribution.to_env(actions))
+        return tree_map(lambda x: x.to(self.simulator.device), actions)
 
     def _begin_step(self, actions: TensorTree) -> None:
         """Keep the actions: the simulator steps in `_finish_step`."""

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -43,41 +43,6 @@ and the number h. A family that has it defines `log_prob_and_entropy_by_hand`.""
 
 Actions: TypeAlias = Any
 """An argument that holds actions: a `TensorTree`, which each family narrows to what it takes."""
-
-
-class ActionSampler(Protocol):
-    """Source of actions: every `Distribution`, and the policy that first fills a replay buffer."""
-
-    def draw_noise(
-        self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
-    ) -> Tensor:
-        """Random numbers for `sample`, float32; drawn once for a whole rollout.
-
-        Args:
-            shape: Leading dimensions, such as (T, B).
-            generator: Source of randomness, on `device`; None means torch's global one.
-            device: Where to put the numbers; None means torch's default device.
-
-        Returns:
-            Noise, [*shape, noise_size].
-        """
-        ...
-
-    def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
-        """The actions that `noise` selects, as the agent has them."""
-        ...
-
-    def mode(self, params: Tensor) -> TensorTree:
-        """The most probable actions, as the agent has them.
-
-        If a family has the attribute `always_draws = True`, its actions are random in any case, and
-        it takes the noise of `draw_noise` as a second argument.
-        """
-        ...
-
-    def to_env(self, actions: Any) -> TensorTree:
-        """The actions as `env.step` takes them."""
-        ...
 
 
 class Constant:
@@ -163,7 +128,16 @@ class Distribution(ABC):
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Random numbers for `sample`, float32, see `ActionSampler`."""
+        """Random numbers for `sample`, float32.
+
+        Args:
+            shape: Leading dimensions, such as (T, B).
+            generator: Source of randomness, on `device`; None means torch's global one.
+            device: Where to put the numbers; None means torch's default device.
+
+        Returns:
+            Noise, [*shape, noise_size].
+        """
         size = (*shape, self.noise_size)
         noise = torch.empty(size, dtype=torch.float32, device=device)
         self._fill(noise, generator)

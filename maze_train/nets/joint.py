@@ -21,8 +21,9 @@ from torch import nn
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import Seeds
-from maze_train.core.types import Device, Shape, Tensor, TensorTree
+from maze_train.core.types import Device, Shape, Tensor, TensorTree, tree_map
 from maze_train.distributions.base import Distribution
+from maze_train.nets.acting import Acted, ActingModel, DistributionPolicy, acting
 from maze_train.nets.actor_critic import ActorCriticModel, build_critic
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.normalization import ObservationNormalizer
@@ -43,91 +44,170 @@ from maze_train.spaces.tensors import (
 )
 
 
-class AgentsDistribution:
-    """Independent actions of several agents, by name.
+class JointModel(ActingModel):
+    """Acts for all agents of an environment, each with the policy that it is given.
 
-    Parameters, noise and actions are those of each agent, one after the other. Agents that have one
-    and the same distribution are computed in one call.
+    Observations are those of `maze_train.spaces.agents`. Agents with the same policy are asked for
+    in one batch. Noise, parameters and recurrent states are those of each agent, one after the
+    other; the recurrent state of an agent stays as it is while the agent does not act.
 
     Args:
-        parts: The distribution of each agent.
+        policies: Models by the id of their policy.
+        agents: Id of the policy of each agent.
+
+    Attributes:
+        members: Agents of each policy.
     """
 
-    def __init__(self, parts: Mapping[str, Distribution]) -> None:
-        self.parts = dict(parts)
-        self.param_sizes = [part.param_size for part in parts.values()]
-        self.param_size = sum(self.param_sizes)
-        self._noise_sizes = [part.noise_size for part in parts.values()]
-        self.noise_size = sum(self._noise_sizes)
-        self.always_draws = any(getattr(part, "always_draws", False) for part in parts.values())
-        """Whether an agent acts at random also where the most probable actions are asked for."""
-        groups: dict[int, tuple[Any, list[str]]] = {}
-        for agent, part in parts.items():
-            groups.setdefault(id(part), (part, []))[1].append(agent)
-        self._groups = list(groups.values())
+    def __init__(self, policies: Mapping[str, nn.Module], agents: Mapping[str, str]) -> None:
+        super().__init__()
+        self.policies = nn.ModuleDict(policies)
+        self.agents = dict(agents)
+        self.members: dict[str, list[str]] = {
+            policy: [agent for agent, own in agents.items() if own == policy] for policy in policies
+        }
+        self._groups = self.members
+        # In a dict, so that weights have no second name.
+        self._acting = {policy: acting(own) for policy, own in policies.items()}
+        models = {agent: self._acting[policy] for agent, policy in agents.items()}
+        self.state_sizes = {agent: own.state_size for agent, own in models.items()}
+        self._noise_sizes = [own.noise_size for own in models.values()]
+        self._param_sizes = [own.param_size for own in models.values()]
+        self.is_random = any(own.is_random for own in models.values())
+
+    @property
+    def state_size(self) -> int:
+        """Size S of the recurrent state of all agents of one environment; 0: none."""
+        return sum(self.state_sizes.values())
+
+    @property
+    def noise_size(self) -> int:
+        """Number of random numbers of the actions of all agents."""
+        return sum(self._noise_sizes)
+
+    @property
+    def param_size(self) -> int:
+        """Number of distribution parameters of all agents."""
+        return sum(self._param_sizes)
+
+    @property
+    def centralized(self) -> list[str]:
+        """Ids of the policies with a centralised critic."""
+        return [k for k, own in self.policies.items() if isinstance(own, CentralizedActorCritic)]
+
+    @property
+    def by_policy(self) -> dict[str, nn.Module]:
+        """The models by the id of their policy."""
+        return dict(self.policies.items())
+
+    def states_by_agent(self, states: Tensor) -> dict[str, Tensor]:
+        """The part of each agent of recurrent states `[..., S]`."""
+        return self._split(states, list(self.state_sizes.values()))
 
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Random numbers for `sample`, `[*shape, noise_size]`."""
-        draws = [part.draw_noise(shape, generator, device) for part in self.parts.values()]
-        return torch.cat(draws, dim=-1)
+        """Random numbers of the policies of all agents; see `ActingModel`."""
+        models = [self._acting[policy] for policy in self.agents.values()]
+        return torch.cat([own.draw_noise(shape, generator, device) for own in models], dim=-1)
 
-    def sample(self, params: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        """The actions that `noise` selects, as the agents have them."""
-        given = self._by_agent(params), self._noises(noise)
-        return _flat(self._of_each(lambda part, own, drawn: part.sample(own, drawn), *given))
+    def act(
+        self, obs: TensorTree, hidden_state: Tensor, noise: Tensor | None, deterministic: bool
+    ) -> Acted:
+        """Choose actions of all agents; see `ActingModel`."""
+        return joint_acted(self.act_by_agent(obs, hidden_state, noise, deterministic))
 
-    def mode(self, params: Tensor, noise: Tensor | None = None) -> dict[str, Tensor]:
-        """The most probable actions, as the agents have them; see `always_draws` for `noise`."""
+    def act_by_agent(
+        self, obs: TensorTree, hidden_state: Tensor, noise: Tensor | None, deterministic: bool
+    ) -> dict[str, Acted]:
+        """What each agent does; see `act`."""
+        leaves = cast("dict[str, Tensor]", obs)
+        parts = parts_by_name(part_of(leaves, AGENTS))
+        states, noises = self.states_by_agent(hidden_state), self.noises_by_agent(noise)
+        found: dict[str, Acted] = {}
+        for policy, agents in self._groups.items():
+            if not agents:
+                continue
+            model = self._acting[policy]
+            own = joined([parts[agent] for agent in agents])
+            given = torch.cat([states[agent] for agent in agents])
+            drawn = [noises[agent] for agent in agents]
+            own_noise = None if drawn[0] is None else torch.cat(cast("list[Tensor]", drawn))
+            if model.state_size:
+                who = self._who_acts(leaves, agents)
+                acted = model.act_in_turns(own, given, own_noise, deterministic, who)
+            else:
+                acted = model.act(own, given, own_noise, deterministic)
+            rows = (_of_each_agent(tree, len(agents)) for tree in acted)
+            found.update(zip(agents, map(Acted._make, zip(*rows, strict=True)), strict=True))
+        return {agent: found[agent] for agent in self.agents}
+
+    def noises_by_agent(self, noise: Tensor | None) -> Mapping[str, Tensor | None]:
+        """The part of each agent of noise `[..., noise_size]`."""
         if noise is None:
-            return _flat(self._of_each(lambda part, own: part.mode(own), self._by_agent(params)))
+            return dict.fromkeys(self.agents)
+        return self._split(noise, self._noise_sizes)
 
-        def chosen(part: Any, own: Tensor, drawn: Tensor) -> TensorTree:
-            draws = getattr(part, "always_draws", False)
-            found: TensorTree = part.sample(own, drawn) if draws else part.mode(own)
-            return found
+    def on_episode_end(self, hidden_state: Tensor) -> None:
+        """Notify the policies of all agents; see `ActingModel`."""
+        for agent, own in self.states_by_agent(hidden_state).items():
+            self._acting[self.agents[agent]].on_episode_end(own)
 
-        return _flat(self._of_each(chosen, self._by_agent(params), self._noises(noise)))
+    def log_probs(self, params: Tensor, actions: Mapping[str, Tensor]) -> Tensor:
+        """Log-probabilities of the actions of A agents, `[..., A]`; 0 where there are none."""
+        own_params = self._split(params, self._param_sizes)
+        given = own_params, parts_by_name(actions)
+        found = self._of_each(lambda own, params, taken: own.log_probs(params, taken), *given)
+        return torch.stack(cast("list[Tensor]", list(found.values())), dim=-1)
 
     def to_env(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The actions as the environment takes them."""
-        return _flat(self._of_each(lambda part, own: part.to_env(own), parts_by_name(actions)))
+        return _flat(self._of_each(lambda own, taken: own.to_env(taken), parts_by_name(actions)))
 
-    def log_prob(self, params: Tensor, actions: Mapping[str, Tensor]) -> Tensor:
-        """Log-probabilities of the actions of A agents, `[..., A]`.
+    def example_actions(self) -> dict[str, Tensor]:
+        """One action of all agents, `[1, ...]`."""
+        owners = self.agents.items()
+        return _flat({agent: self._acting[own].example_actions() for agent, own in owners})
 
-        Zeros where actions have none, as those of policies that act at random and never learn.
-        """
-
-        def of_one(part: Any, own: Tensor, taken: Any) -> TensorTree:
-            if not hasattr(part, "log_prob"):
-                return own.new_zeros(own.shape[:-1])
-            found: Tensor = part.log_prob(own, taken)
-            return found
-
-        found = self._of_each(of_one, self._by_agent(params), parts_by_name(actions))
-        return torch.stack(cast("list[Tensor]", list(found.values())), dim=-1)
-
-    def split(self, params: Tensor) -> tuple[Tensor, ...]:
-        """The params of every agent, each [..., param_size of the agent]."""
-        return torch.split(params, self.param_sizes, dim=-1)
-
-    def _by_agent(self, params: Tensor) -> dict[str, Tensor]:
-        return dict(zip(self.parts, self.split(params), strict=True))
-
-    def _noises(self, noise: Tensor) -> dict[str, Tensor]:
-        return dict(zip(self.parts, torch.split(noise, self._noise_sizes, dim=-1), strict=True))
+    def parts(self, params: Tensor) -> dict[str, tuple[Distribution, Tensor]]:
+        """The distribution of each agent that has one, and its params."""
+        pairs = self._split(params, self._param_sizes).items()
+        models = {agent: self._acting[policy] for agent, policy in self.agents.items()}
+        return {
+            agent: (own.distribution, given)
+            for agent, given in pairs
+            if isinstance(own := models[agent], DistributionPolicy)
+        }
 
     def _of_each(
         self, function: Callable[..., TensorTree], *given: Mapping[str, TensorTree]
     ) -> dict[str, TensorTree]:
-        """Results of `function(distribution, ...)` by agent, of arguments by agent."""
+        """Results of `function(model, ...)` by agent, of arguments by agent."""
         found: dict[str, TensorTree] = {}
-        for part, agents in self._groups:
-            own = [stacked([trees[agent] for agent in agents]) for trees in given]
-            found.update(zip(agents, unstacked(function(part, *own)), strict=True))
-        return {agent: found[agent] for agent in self.parts}
+        for policy, agents in self._groups.items():
+            if agents:
+                own = [stacked([trees[agent] for agent in agents]) for trees in given]
+                results = unstacked(function(self._acting[policy], *own))
+                found.update(zip(agents, results, strict=True))
+        return {agent: found[agent] for agent in self.agents}
+
+    def _split(self, tensor: Tensor, sizes: list[int]) -> dict[str, Tensor]:
+        return dict(zip(self.agents, torch.split(tensor, sizes, dim=-1), strict=True))
+
+    def _who_acts(self, obs: dict[str, Tensor], agents: Sequence[str]) -> Tensor:
+        """Whether some agents act, one after the other in all environments, `[len(agents) * n]`."""
+        numbers = {agent: i for i, agent in enumerate(self.agents)}
+        return obs[ACTS].bool()[:, [numbers[agent] for agent in agents]].T.flatten()
+
+
+def joint_acted(found: Mapping[str, Acted]) -> Acted:
+    """What agents do, by name, as one."""
+    return Acted(
+        _flat({agent: acted.actions for agent, acted in found.items()}),
+        _flat({agent: acted.env_actions for agent, acted in found.items()}),
+        torch.cat([acted.hidden_state for acted in found.values()], dim=-1),
+        torch.cat([acted.params for acted in found.values()], dim=-1),
+    )
 
 
 def _flat(trees: Mapping[str, TensorTree]) -> dict[str, Tensor]:
@@ -138,127 +218,30 @@ def _flat(trees: Mapping[str, TensorTree]) -> dict[str, Tensor]:
     return found
 
 
-class JointModel(nn.Module):
-    """Acts for all agents of an environment, each with the policy that it is given.
-
-    Observations are those of `maze_train.spaces.agents`. Agents with the same policy are asked for
-    in one batch. The recurrent state of an agent stays as it is while the agent does not act.
-
-    Args:
-        policies: Models by the id of their policy.
-        agents: Id of the policy of each agent.
-    """
-
-    def __init__(self, policies: Mapping[str, nn.Module], agents: Mapping[str, str]) -> None:
-        super().__init__()
-        self.policies = nn.ModuleDict(policies)
-        self.agents = dict(agents)
-        self.members: dict[str, list[str]] = {
-            policy: [agent for agent, own in agents.items() if own == policy] for policy in policies
-        }
-        self.distribution = AgentsDistribution(
-            {agent: self._policy(policy).distribution for agent, policy in agents.items()}
-        )
-        self.state_sizes: dict[str, int] = {
-            agent: int(getattr(self._policy(policy), "state_size", 0))
-            for agent, policy in agents.items()
-        }
-
-    @property
-    def state_size(self) -> int:
-        """Size S of the recurrent state of all agents of one environment; 0: none."""
-        return sum(self.state_sizes.values())
-
-    @property
-    def centralized(self) -> list[str]:
-        """Ids of the policies with a centralised critic."""
-        return [key for key, own in self.policies.items() if getattr(own, "is_centralized", False)]
-
-    @property
-    def by_policy(self) -> dict[str, nn.Module]:
-        """The models by the id of their policy."""
-        return dict(self.policies.items())
-
-    def states_by_agent(self, states: Tensor) -> dict[str, Tensor]:
-        """The part of each agent of memories `[..., S]`."""
-        parts = torch.split(states, list(self.state_sizes.values()), dim=-1)
-        return dict(zip(self.agents, parts, strict=True))
-
-    def forward(self, obs: TensorTree) -> Tensor:
-        """The same as `policy_params`."""
-        return self.policy_params(obs)
-
-    def policy_params(self, obs: TensorTree) -> Tensor:
-        """Parameters of the actions of all agents, `[n, param_size]`, of feedforward models."""
-        assert not self.state_size, "this model is recurrent: call policy_step"
-        return self._params(obs, {})[0]
-
-    def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Parameters `[n, param_size]`, and the recurrent state `[n, S]` after `obs`."""
-        before = self.states_by_agent(state)
-        params, after = self._params(obs, before)
-        acts = cast("dict[str, Tensor]", obs)[ACTS].bool()
-        kept = [
-            torch.where(acts[:, i, None], after[agent], old) if agent in after else old
-            for i, (agent, old) in enumerate(before.items())
-        ]
-        return params, torch.cat(kept, dim=-1)
-
-    def end_episodes(self, states: Tensor) -> None:
-        """Notify policies of ended episodes, given the recurrent states of these, `[k, S]`."""
-        for agent, own in self.states_by_agent(states).items():
-            policy = self._policy(self.agents[agent])
-            if hasattr(policy, "end_episodes"):
-                policy.end_episodes(own)
-
-    def _params(
-        self, obs: TensorTree, states: Mapping[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Parameters of all agents, and the recurrent state after `obs` of those that have one."""
-        parts = parts_by_name(part_of(cast("dict[str, Tensor]", obs), AGENTS))
-        params: dict[str, Tensor] = {}
-        after: dict[str, Tensor] = {}
-        for policy, agents in self.members.items():
-            if not agents:
-                continue
-            model = self._policy(policy)
-            own = joined([parts[agent] for agent in agents])
-            if getattr(model, "state_size", 0):
-                state = torch.cat([states[agent] for agent in agents])
-                if hasattr(model, "turn_step"):
-                    found, state = model.turn_step(own, state, self._acting(obs, agents))
-                else:
-                    found, state = model.policy_step(own, state)
-                after.update(zip(agents, _of_each_agent(state, agents), strict=True))
-            else:
-                found = model.policy_params(own)
-            params.update(zip(agents, _of_each_agent(found, agents), strict=True))
-        return torch.cat([params[agent] for agent in self.agents], dim=-1), after
-
-    def _acting(self, obs: TensorTree, agents: Sequence[str]) -> Tensor:
-        """Whether some agents act, one after the other in all environments, `[len(agents) * n]`."""
-        numbers = {agent: i for i, agent in enumerate(self.agents)}
-        acts = cast("dict[str, Tensor]", obs)[ACTS].bool()
-        return acts[:, [numbers[agent] for agent in agents]].T.flatten()
-
-    def _policy(self, policy: str) -> Any:
-        return self.policies[policy]
-
-
 def acting_alone(models: Mapping[str, nn.Module]) -> JointModel:
-    """The model in which each agent acts with its own model.
+    """The model in which each agent acts with its own model; see `by_number`."""
+    return JointModel(*by_number(models))
+
+
+def members_of(model: nn.Module) -> Mapping[str, list[str]]:
+    """Agents of each policy of a joint model; empty for a model of one agent."""
+    return model.members if isinstance(model, JointModel) else {}
+
+
+def by_number(models: Mapping[str, nn.Module]) -> tuple[dict[str, nn.Module], dict[str, str]]:
+    """Models by number, and the number of that of each agent.
 
     Args:
         models: Models by agent; PyTorch cannot name modules as agents may be named.
     """
     numbers = {agent: str(i) for i, agent in enumerate(models)}
-    return JointModel({numbers[agent]: own for agent, own in models.items()}, numbers)
+    return {numbers[agent]: own for agent, own in models.items()}, numbers
 
 
-def _of_each_agent(rows: Tensor, agents: list[str]) -> tuple[Tensor, ...]:
+def _of_each_agent(rows: TensorTree, count: int) -> list[TensorTree]:
     """The rows of agents that were asked for in one batch."""
     # Unlike `chunk`, which compares sizes, this can be exported for any number of environments.
-    return rows.reshape(len(agents), -1, rows.shape[-1]).unbind()
+    return unstacked(tree_map(lambda x: torch.unflatten(x, 0, (count, -1)), rows))
 
 
 OWN = "own"
@@ -388,8 +371,6 @@ class CentralizedActorCritic(ActorCriticModel):
     To act, it reads the observation of its agent. To learn, it reads those that a `TurnSplitter`
     gives it, which have the observations of all agents next to the own one.
     """
-
-    is_centralized = True
 
     def inputs(self, obs: TensorTree) -> TensorTree:
         """Inputs of the policy: the own observation without masks, normalised."""

@@ -17,6 +17,7 @@ from maze_train.core.types import Tensor, TensorTree
 from maze_train.distributions.base import Distribution
 from maze_train.distributions.categorical import Categorical, MultiCategorical, impossible_logit
 from maze_train.distributions.mapping import KEY, distribution_for
+from maze_train.nets.acting import DistributionPolicy
 from maze_train.nets.blocks import MLP
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.normalization import ObservationNormalizer
@@ -258,7 +259,7 @@ CRITIC_SETTINGS = (
 """Settings of a model that describe its critic."""
 
 
-class PolicyModel(nn.Module):
+class PolicyModel(DistributionPolicy):
     """A policy, with or without hidden layers before recurrent layers.
 
     Observations go through the normaliser, the trunk and the recurrent layers, if there are any, to
@@ -319,6 +320,8 @@ class PolicyModel(nn.Module):
 
     def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
         """Action parameters `[n, param_size]`, and the recurrent state `[n, S]` after `obs`."""
+        if self.rnn is None:
+            return self.policy_params(obs), state
         features, state = self._remembering(obs, state)
         return self._masked(self.policy(features), obs), state
 

@@ -22,12 +22,14 @@ import torch
 from torch import nn
 
 from maze_train.core.types import Array, Tensor, TensorTree, tree_map
+from maze_train.nets.acting import Acted, ActingModel, acted_with, acting
 from maze_train.nets.blocks import MLP, activation, is_hooked
+from maze_train.nets.joint import JointModel, joint_acted
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import Policy, PolicyModel
 from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
 from maze_train.spaces.agents import AGENTS
-from maze_train.spaces.tensors import part_of
+from maze_train.spaces.tensors import joined, part_of
 
 View: TypeAlias = Callable[[torch.Tensor], Array]
 
@@ -60,7 +62,7 @@ class Population(ABC):
     of the call.
 
     Args:
-        model: The policy, an `ActingModel` or `RecurrentModel`, on the CPU.
+        model: The policy, on the CPU; see `nets.acting`.
         rows: Number of rows, at least that of the copies.
 
     Attributes:
@@ -87,15 +89,17 @@ class Population(ABC):
             offset += p.numel() * self._dtype.itemsize
 
     @abstractmethod
-    def params(self, count: int, obs: TensorTree) -> Tensor:
-        """Distribution parameters of the first copies.
+    def act(self, count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
+        """Choose the actions of the first copies; see `ActingModel`.
 
         Args:
             count: Number of copies that matter; results of further rows mean nothing.
             obs: The observation of each copy, `[row_blocks(count), ...]`.
+            noise: Random numbers, `[row_blocks(count), noise_size]`, or None.
+            deterministic: Whether to take the most likely actions instead of sampled ones.
 
         Returns:
-            Parameters, `[row_blocks(count), param_size]`.
+            The actions, with `row_blocks(count)` rows.
         """
 
     def forget(self, row: int) -> None:  # noqa: B027 (not all are recurrent)
@@ -148,8 +152,8 @@ class BatchedPolicy:
             and (model.trunk is None or is_plain(model.trunk))
         )
 
-    def params(self, count: int, obs: TensorTree) -> Tensor:
-        """Distribution parameters of the first copies, see `Population.params`."""
+    def act(self, count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
+        """Choose the actions of the first copies, see `Population.act`."""
         model, rows = self.model, row_blocks(count)
         inputs: Any = model.inputs(obs)
         # Some kernels of OpenBLAS read what was left on the stack into lanes that they do not use,
@@ -161,7 +165,10 @@ class BatchedPolicy:
         if self._free is not None:
             outputs = np.concatenate([outputs, self._free[:rows]], axis=1)
         params = torch.from_numpy(outputs)
-        return params if model.masking is None else model.masking.apply(params, obs)
+        if model.masking is not None:
+            params = model.masking.apply(params, obs)
+        state = torch.zeros(rows, 0)
+        return acted_with(model.distribution, params, state, noise, deterministic)
 
 
 class BatchedPopulation(Population):
@@ -174,7 +181,6 @@ class BatchedPopulation(Population):
 
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__(model, row_blocks(count))
-        self._agents: Mapping[str, str] | None = getattr(model, "agents", None)
         self._policies = {
             policy: BatchedPolicy(own, self._view) for policy, own in policies_of(model).items()
         }
@@ -184,23 +190,25 @@ class BatchedPopulation(Population):
         """Whether a model is of that kind."""
         return all(map(BatchedPolicy.fits, policies_of(model).values()))
 
-    def params(self, count: int, obs: TensorTree) -> Tensor:
-        """Distribution parameters of the first copies, of all agents; see `Population.params`."""
-        if self._agents is None:
-            return self._policies[""].params(count, obs)
+    def act(self, count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
+        """Choose the actions of the first copies, of all agents; see `Population.act`."""
+        model = self.model
+        if not isinstance(model, JointModel):
+            return self._policies[""].act(count, obs, noise, deterministic)
         assert isinstance(obs, dict)
-        parts = part_of(obs, AGENTS)
-        found = [
-            self._policies[policy].params(count, part_of(parts, agent))
-            for agent, policy in self._agents.items()
-        ]
-        return torch.cat(found, dim=-1)
+        parts, noises = part_of(obs, AGENTS), model.noises_by_agent(noise)
+        found = {
+            agent: self._policies[policy].act(
+                count, part_of(parts, agent), noises[agent], deterministic
+            )
+            for agent, policy in model.agents.items()
+        }
+        return joint_acted(found)
 
 
 def policies_of(model: nn.Module) -> Mapping[str, nn.Module]:
     """The policies of a `JointModel` by their id; another model by an empty one."""
-    found: Mapping[str, nn.Module] = getattr(model, "by_policy", {"": model})
-    return found
+    return model.by_policy if isinstance(model, JointModel) else {"": model}
 
 
 class RowPopulation(Population):
@@ -214,38 +222,36 @@ class RowPopulation(Population):
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__(model, count)
         normalizer = find_normalizer(model)
-        self.state_size = int(getattr(model, "state_size", 0))
-        self._state = torch.zeros(count, 1, self.state_size)
+        self._acting = acting(model)
+        self._state = torch.zeros(count, 1, self._acting.state_size)
         # Everything else is that of the model, also when it changes.
         kept = [p for p in model.parameters() if id(p) not in self._offsets]
         shared: dict[int, Any] = {id(x): x for x in (*kept, *model.buffers(), normalizer)}
-        self._copies: list[Any] = []
+        self._copies: list[ActingModel] = []
         for row in range(count):
             own = copy.deepcopy(model, dict(shared))
             for param, mine in zip(model.parameters(), own.parameters(), strict=True):
                 if id(param) in self._offsets:
                     mine.data = torch.from_numpy(self._view(param))[row]
-            self._copies.append(own)
+            self._copies.append(acting(own))
 
-    def params(self, count: int, obs: TensorTree) -> Tensor:
-        """Distribution parameters of the first copies, see `Population.params`."""
-        results: list[Tensor] = []
+    def act(self, count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
+        """Choose the actions of the first copies, see `Population.act`."""
+        results: list[Acted] = []
         for i in range(count):
             # A copy begins at a cache line, wherever the row begins.
             row = tree_map(lambda x, i=i: x[i : i + 1].clone(), obs)  # type: ignore[misc]
-            if self.state_size:
-                state = self._state[i].clone()
-                params, self._state[i] = self._copies[i].policy_step(row, state)
-            else:
-                params = self._copies[i].policy_params(row)
-            results.append(params)
-        filler = torch.zeros_like(results[0]).expand(row_blocks(count) - count, -1)
-        return torch.cat([*results, filler])
+            drawn = None if noise is None else noise[i : i + 1].clone()
+            acted = self._copies[i].act(row, self._state[i].clone(), drawn, deterministic)
+            self._state[i] = acted.hidden_state
+            results.append(acted)
+        fillers = [results[0]] * (row_blocks(count) - count)
+        columns = zip(*results, *fillers, strict=True)
+        return Acted._make(joined(column) for column in columns)
 
     def forget(self, row: int) -> None:
         """Clear the recurrent state of a copy."""
-        if hasattr(self.model, "end_episodes"):
-            self.model.end_episodes(self._state[row])
+        self._acting.on_episode_end(self._state[row])
         self._state[row] = 0.0
 
     def swap(self, i: int, j: int) -> None:

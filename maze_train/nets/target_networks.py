@@ -13,6 +13,7 @@ from torch import nn
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.types import TensorTree
+from maze_train.nets.acting import DistributionPolicy
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import ActionMasking, readable
@@ -47,7 +48,7 @@ class TargetNetwork:
                 buffer.copy_(value)
 
 
-class ModelWithTargets(nn.Module):
+class ModelWithTargets(DistributionPolicy):
     """Base of models whose networks have targets.
 
     Args:

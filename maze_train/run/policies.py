@@ -25,7 +25,6 @@ from maze_train.collect.agents import (
     model_of,
     spaces_of_policy,
 )
-from maze_train.collect.collector import ActingModel, RecurrentModel
 from maze_train.collect.episode_player import ModelAgent, SlotAgent
 from maze_train.collect.episodes import return_of_team
 from maze_train.collect.fixed_policies import fixed_policy
@@ -383,7 +382,7 @@ class OpponentEvaluator(RolloutEvaluator):
         super().__init__(make_env, n_episodes, **kwargs)
         self._opponents, self._teams, self._seats = opponents, teams, seats
 
-    def evaluate(self, policy: ActingModel | RecurrentModel) -> dict[str, float]:
+    def evaluate(self, policy: nn.Module) -> dict[str, float]:
         """Play; metrics are `<prefix>/vs_<name>/return_mean`, `win_rate` and so on."""
         metrics: dict[str, float] = {}
         with generators_kept(), torch.no_grad():

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 from torch import nn
 
-from maze_train.collect.league import make_snapshots
 from maze_train.config.resuming import FILES, checkpoint_name, digests_of_files
 from maze_train.config.writing import (
     CHECKPOINTS,
@@ -173,6 +172,8 @@ class TrainingRunner:
         with fitting(checkpoint):
             state = checkpoint.state["learners"]["learner"]
             if learner.modules.keys() != state["modules"].keys():
+                from maze_train.training.league import make_snapshots  # few runs have leagues
+
                 make_snapshots(learner, state["modules"])
             learner.load_state_dict(state)
         return learner

@@ -21,7 +21,6 @@ from gymnasium.spaces import Box
 from torch import nn
 
 from maze_train.collect.agents import RolloutGenerator
-from maze_train.collect.collector import Actor, chosen_actions
 from maze_train.collect.fixed_policies import FixedPolicy
 from maze_train.config.commands import ExportConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
@@ -33,6 +32,8 @@ from maze_train.core.notices import warn
 from maze_train.core.targets import import_extra
 from maze_train.core.types import Array, Tensor, as_tree, leaves_by_key
 from maze_train.data.trajectories import Trajectory
+from maze_train.nets.acting import acting
+from maze_train.nets.policy_model import PolicyModel
 from maze_train.run.base_policy import CRITIC_PARTS
 from maze_train.run.saved_policies import read_saved_policy
 from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
@@ -208,9 +209,9 @@ class PolicyStep(nn.Module):
     def __init__(self, policy: TrainedPolicy) -> None:
         super().__init__()
         _check_networks(policy.model)
-        model: Any = copy.deepcopy(policy.model)
-        self.model = model.cpu().eval().requires_grad_(False)
-        for module in modules_of(self.model).values():
+        model = copy.deepcopy(policy.model)
+        self.model = acting(model.cpu().eval().requires_grad_(False))
+        for module in modules_of(model).values():
             for name in (*CRITIC_PARTS, TARGET_POLICY):
                 module._modules.pop(name, None)
             # Numbers such as the share of random actions: they are constants from now on.
@@ -220,9 +221,9 @@ class PolicyStep(nn.Module):
                     setattr(module, name, buffer.item())
         space = flat_space(policy.observation_space)
         zeros: dict[str, Tensor] = leaves_by_key(zeros_for(space, (1,)))
-        self._family: Any = model.distribution
-        self.state_size = int(getattr(model, "state_size", 0))
-        self.keys = [key for key in zeros if key not in getattr(model, "critic_keys", ())]
+        self.state_size = self.model.state_size
+        hidden = model.critic_keys if isinstance(model, PolicyModel) else ()
+        self.keys = [key for key in zeros if key not in hidden]
         if agent_spaces(policy.observation_space, policy.action_space) is not None:
             read = (AGENTS, ACTS) if self.state_size else (AGENTS,)
             self.keys = [key for key in zeros if key.partition("/")[0] in read]
@@ -233,21 +234,20 @@ class PolicyStep(nn.Module):
         """Outputs by name."""
         leaves = leaves_by_key(part_of(inputs, OBS))
         obs = {key: leaves[key].to(dtype) for key, dtype in self._dtypes.items()}
-        actor = Actor(self.model, 0)
-        actor.hidden_state = inputs.get(STATE, actor.hidden_state)
-        params = actor.params(as_tree(obs, has_keys=not self._is_single))
-        family = self._family
-        actions = family.to_env(chosen_actions(family, params, None, deterministic=True))
-        parts = dict(zip(family.parts, family.split(params), strict=True))
-        outputs = {**with_name(ACTION, actions), **with_name(PARAMS, parts.get("", parts))}
+        state = inputs.get(STATE, torch.zeros(len(next(iter(obs.values()))), 0))
+        acted = self.model.act(as_tree(obs, has_keys=not self._is_single), state, None, True)
+        parts = {key: own for key, (_, own) in self.model.parts(acted.params).items()}
+        action, params = with_name(ACTION, acted.env_actions), parts.get("", parts)
+        outputs = {**action, **with_name(PARAMS, params)}
         if self.state_size:
-            outputs[NEXT_STATE] = actor.hidden_state
+            outputs[NEXT_STATE] = acted.hidden_state
         return outputs
 
     @property
     def families(self) -> dict[str, str]:
         """Name of the distribution of each part of an action."""
-        return {key: type(part).__name__ for key, part in self._family.parts.items()}
+        zeros = torch.zeros(1, self.model.param_size)
+        return {key: type(part).__name__ for key, (part, _) in self.model.parts(zeros).items()}
 
     def inputs(self, leaves: Mapping[str, Any], state: Tensor) -> dict[str, Tensor]:
         """Inputs by name of observations by leaf, arrays `[n, ...]`, and of a memory `[n, S]`."""
@@ -461,7 +461,7 @@ def run_export(config: ExportConfig) -> Export:
         RunDirectoryError: If there is no policy, or it is damaged.
     """
     saved = read_saved_policy(config.run, config.trust)
-    policy = TrainedPolicy(saved.make_model(), *saved.spaces)  # type: ignore[arg-type]  # an ActingModel
+    policy = TrainedPolicy(saved.make_model(), *saved.spaces)
     observations = None
     try:
         uses = (*PARTS_OF_POLICY, *PARTS_OF_ENV)

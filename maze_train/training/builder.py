@@ -12,7 +12,7 @@ from torch import nn
 
 from maze_train.collect.actor_collector import ActorCollector
 from maze_train.collect.actors import Actors
-from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
+from maze_train.collect.collector import Collector
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.targets import locate
 from maze_train.core.types import Array
@@ -20,8 +20,8 @@ from maze_train.envs.factory import env_name
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learner import Learner
+from maze_train.nets.joint import JointModel
 from maze_train.nets.normalization import ObservationNormalizer
-from maze_train.spaces.agents import agent_spaces
 from maze_train.training.build_context import BuildContext, build_vector_env, close_quietly
 from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
 from maze_train.training.evaluators import Evaluator, RolloutEvaluator
@@ -211,7 +211,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return evaluator
 
     def make_collector(
-        self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
+        self, num_steps: int, acting: nn.Module, stream: str = "", **turns: Any
     ) -> Collector:
         """A collector on the environments of this process, or on actors.
 
@@ -227,9 +227,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             if context.envs_per_actor
             else context.make_collector(self.env, num_steps, stream)
         )
-        if agent_spaces(*self.spaces) is not None:
-            joint: Any = acting
-            collector.split_turns(joint, **turns)
+        if isinstance(acting, JointModel):
+            collector.split_turns(acting, **turns)
         return collector
 
     def _actor_collector(self, num_steps: int, acting: Any, stream: str) -> ActorCollector:
@@ -290,7 +289,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         self,
         normalizers: Mapping[str, ObservationNormalizer | None],
         num_steps: int,
-        acting: ActingModel | RecurrentModel,
+        acting: nn.Module,
     ) -> None:
         """Gather statistics of observations before training, unless there are enough already.
 

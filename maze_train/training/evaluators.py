@@ -10,22 +10,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.collect.collector import (
-    ActingModel,
-    Actor,
-    RecurrentModel,
-    chosen_actions,
-    device_of,
-    draws,
-    env_actions,
-)
 from maze_train.collect.config import SNAPSHOT
 from maze_train.collect.episodes import TrainingEpisodeEvents, spread
 from maze_train.core.checks import check_at_least, check_one_of
@@ -37,6 +28,8 @@ from maze_train.core.types import Array, Tensor, tree_map
 from maze_train.envs.batch import SUCCESS, EpisodeEnd, asked_keys, numbers_of
 from maze_train.envs.factory import guard_note
 from maze_train.envs.vector import MazeVectorEnv
+from maze_train.nets.acting import Actor, as_arrays
+from maze_train.nets.joint import JointModel
 from maze_train.spaces.tensors import as_tensors
 from maze_train.training.config import EvaluationConfig
 from maze_train.training.generators import generators_kept
@@ -80,7 +73,7 @@ class MultiEvaluator(Evaluator):
     def __init__(self, evaluators: Sequence[Evaluator]) -> None:
         self.evaluators = list(evaluators)
 
-    def evaluate(self, policy: ActingModel | RecurrentModel) -> dict[str, float]:
+    def evaluate(self, policy: nn.Module) -> dict[str, float]:
         """The metrics of all evaluators.
 
         Raises:
@@ -160,7 +153,7 @@ class RolloutEvaluator(Evaluator):
         self._env: MazeVectorEnv | None = None
         self._own_states: Sequence[dict[str, Any] | None] | None = None
 
-    def evaluate(self, policy: ActingModel | RecurrentModel) -> dict[str, float]:
+    def evaluate(self, policy: nn.Module) -> dict[str, float]:
         """Play the episodes; metrics are `<prefix>/episode_return_mean`, `..._std` and so on."""
         with generators_kept(), torch.no_grad():
             returns, lengths, reported = self._play(policy, self._environments())
@@ -200,9 +193,7 @@ class RolloutEvaluator(Evaluator):
         if self._env is not None and self._env.offers_own_state:
             self.close()
 
-    def _play(
-        self, policy: ActingModel | RecurrentModel, env: MazeVectorEnv
-    ) -> tuple[Array, Array, dict[str, Array]]:
+    def _play(self, policy: nn.Module, env: MazeVectorEnv) -> tuple[Array, Array, dict[str, Array]]:
         """Return the returns and lengths of n episodes, and values of other metrics by name.
 
         Values that an episode does not report are NaN.
@@ -213,7 +204,8 @@ class RolloutEvaluator(Evaluator):
         episode = np.arange(num_envs)
         running_return, running_length = np.zeros(num_envs), np.zeros(num_envs)
         generator = torch.Generator().manual_seed(self._seed)
-        actor = Actor(policy, num_envs, device_of(policy))
+        # A custom evaluator may hand on the policy that it was given.
+        actor = Actor(policy.model if isinstance(policy, TrainedPolicy) else policy, num_envs)
         obs, _ = env.reset(seed=self._seed)
         lost = 0
         while (episode < n).any():
@@ -260,14 +252,9 @@ class RolloutEvaluator(Evaluator):
     def _act(self, actor: Actor, env: MazeVectorEnv, obs: Any, generator: torch.Generator) -> Any:
         device = actor.hidden_state.device
         tensors = as_tensors(env.single_observation_space, obs)
-        params = actor.params(tree_map(lambda x: x.to(device), tensors))
-        distribution = actor.model.distribution
-        noise = None
-        if draws(distribution, self.deterministic):
-            noise = distribution.draw_noise((env.num_envs,), generator, torch.device("cpu"))
-            noise = noise.to(device)
-        actions = chosen_actions(distribution, params, noise, self.deterministic)
-        return env_actions(distribution, actions)
+        noise = actor.model.noise_for(env.num_envs, generator, self.deterministic, device)
+        sent = tree_map(lambda x: x.to(device), tensors)
+        return as_arrays(actor.act(sent, noise, self.deterministic).env_actions)
 
     def close(self) -> None:
         """Close the environments."""
@@ -397,7 +384,7 @@ def final_test(
 
 
 def _test(evaluator: Evaluator, selection: BestModelSelection, epoch: int) -> dict[str, float]:
-    metrics = evaluator.evaluate(cast("ActingModel", selection.model))
+    metrics = evaluator.evaluate(selection.model)
     return {"epoch": epoch, **{name.partition("/")[2]: x for name, x in metrics.items()}}
 
 
@@ -574,7 +561,7 @@ def check_metric(metric: str, present: set[str], model: nn.Module) -> None:
     known, events = set(present), TrainingEpisodeEvents
     if events.episodes.tag not in present:  # no episode has ended yet
         known |= {event.tag for event in events.events()}
-        for agent in getattr(model, "agents", ()):
+        for agent in model.agents if isinstance(model, JointModel) else ():
             known |= {events.episode_return_mean.of_owner(agent).tag}
             known |= {events.success_rate.of_owner(agent).tag}
         if metric.startswith(events.info.tag):

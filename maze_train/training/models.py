@@ -212,8 +212,7 @@ def learner_with_frozen(
 
 def modules_of(model: nn.Module) -> dict[str, Any]:
     """The modules of a model by id: the policies of several agents, or the model itself."""
-    by_policy: dict[str, Any] = getattr(model, "by_policy", {DEFAULT_MODULE: model})
-    return by_policy
+    return model.by_policy if isinstance(model, JointModel) else {DEFAULT_MODULE: model}
 
 
 def states_by_module(

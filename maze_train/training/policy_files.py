@@ -18,21 +18,15 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.spaces import Discrete, MultiDiscrete
+from torch import nn
 
-from maze_train.collect.collector import (
-    ActingModel,
-    Actor,
-    RecurrentModel,
-    chosen_actions,
-    device_of,
-    draws,
-    env_actions,
-)
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.core.files import atomic_write, read_regular
 from maze_train.core.types import Array, TensorTree, tree_leaves, tree_map
 from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.envs.vector import as_array, row_writer
+from maze_train.nets.acting import Actor, acting, as_arrays, device_of
+from maze_train.nets.policy_model import PolicyModel
 from maze_train.spaces.describe import (
     MAX_NUMBERS,
     FlatView,
@@ -196,7 +190,7 @@ class TrainedPolicy:
 
     def __init__(
         self,
-        model: ActingModel | RecurrentModel,
+        model: nn.Module,
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
         seed: int = 0,
@@ -206,7 +200,7 @@ class TrainedPolicy:
         self.action_space = action_space
         self._flat_space = flat_space(observation_space)
         self._view = FlatView(observation_space)
-        hidden = getattr(model, "critic_keys", ())
+        hidden = model.critic_keys if isinstance(model, PolicyModel) else ()
         self._acting_view = FlatView(observation_space, hidden) if hidden else self._view
         self._masks = mask_layout(observation_space, action_space)
         self._generator = torch.Generator().manual_seed(seed)
@@ -248,15 +242,9 @@ class TrainedPolicy:
                 legal.
         """
         obs, batched = self._read(observation, self._acting_view)
-        params = self._actor_for(obs).params(obs)
-        distribution = self.model.distribution
-        noise = None
-        if draws(distribution, deterministic):
-            noise = distribution.draw_noise(
-                tuple(params.shape[:1]), self._generator, torch.device("cpu")
-            ).to(params.device)
-        actions = chosen_actions(distribution, params, noise, deterministic)
-        result = env_actions(distribution, actions)
+        actor, n = self._actor_for(obs), len(tree_leaves(obs)[0])
+        noise = actor.model.noise_for(n, self._generator, deterministic, actor.hidden_state.device)
+        result = as_arrays(actor.act(obs, noise, deterministic).env_actions)
         if not batched:
             result = tree_map(lambda x: x[0], result)
         return unflatten_value(self.action_space, result)
@@ -307,12 +295,13 @@ class TrainedPolicy:
         """
         obs, batched = self._read(observation, self._acting_view)
         actor = self._actor_for(obs)
-        memory = actor.hidden_state
-        params, actor.hidden_state = actor.params(obs), memory
-        family: Any = self.model.distribution
+        memory, model, n = actor.hidden_state, actor.model, len(actor.hidden_state)
+        # Random opponents need noise to act, which changes no probability.
+        noise = model.noise_for(n, torch.Generator(), True, memory.device)
+        params = model.act(obs, memory, noise, True).params
         found = {
             key: part.choice_probs(own)[0].cpu().numpy()[slice(None) if batched else 0]
-            for (key, part), own in zip(family.parts.items(), family.split(params), strict=True)
+            for key, (part, own) in model.parts(params).items()
         }
         return found.get("", found)
 
@@ -333,7 +322,8 @@ class TrainedPolicy:
         # The first dimension is that of the batch: of the one that was given, or of one.
         parts = {key: column[0] for key, column in columns.items()} if lead else columns
         self._check_values(parts)
-        tensors, device = as_tensors(self._flat_space, parts.get("", parts)), device_of(self.model)
+        tensors = as_tensors(self._flat_space, parts.get("", parts))
+        device = device_of(acting(self.model))
         return tree_map(lambda x: x.to(device), tensors), bool(lead)
 
     def _check_values(self, parts: dict[str, Any]) -> None:
@@ -351,7 +341,7 @@ class TrainedPolicy:
         """Return the actor for a batch; for another number of environments a new one is made."""
         n = len(tree_leaves(obs)[0])
         if self._actor is None or len(self._actor.hidden_state) != n:
-            self._actor = Actor(self.model, n, device_of(self.model))
+            self._actor = Actor(self.model, n)
         return self._actor
 
     def _leading_shape(self, parts: dict[str, Array]) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from update_problems import (
 
 from maze_train import ConfigError, ModelConfig, load_policy
 from maze_train.core.targets import TARGET, Given
+from maze_train.nets.acting import Actor
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
@@ -138,11 +139,12 @@ def test_each_agent_has_its_own() -> None:
         for k, x in random_obs(build_space(), (5,), generator).items()
     }
     obs["acts"] = torch.ones(5, 2)
-    params = joint.policy_params(obs)
+    actor = Actor(joint, 5)
+    params = actor.act(obs, None, True).params
     changed = {key: leaf + 1 if "known" in key else leaf for key, leaf in obs.items()}
-    assert torch.equal(joint.policy_params(changed), params)
+    assert torch.equal(actor.act(changed, None, True).params, params)
     changed["agents/b/camera"] = obs["agents/b/camera"] + 1
-    assert not torch.equal(joint.policy_params(changed), params)
+    assert not torch.equal(actor.act(changed, None, True).params, params)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "impala"])

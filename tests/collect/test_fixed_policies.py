@@ -14,15 +14,16 @@ from actor_envs import ActorEnv, number_of
 from gymnasium import spaces
 
 from maze_train import SequentialVectorEnv
-from maze_train.collect.collector import Actor, RolloutCollector, chosen_actions, draws, env_actions
+from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.fixed_policies import GivenPolicy, RandomPolicy, fixed_policy, random_policy
-from maze_train.collect.league import LeagueModel
 from maze_train.core.errors import ConfigError, ShapeError, SpaceError
 from maze_train.core.types import leaves_by_key, tree_leaves, tree_map
 from maze_train.distributions.mapping import distribution_for
+from maze_train.nets.acting import Actor, as_arrays
 from maze_train.nets.joint import JointModel
 from maze_train.spaces.describe import flatten_value, unflatten_value
 from maze_train.spaces.tensors import part_of
+from maze_train.training.league import LeagueModel
 
 SEEN = spaces.Box(-1.0, 1.0, (2,), np.float32)
 ACTIONS = [
@@ -34,6 +35,7 @@ ACTIONS = [
     spaces.Dict({"go": spaces.Box(0, 9, (2,), np.int64), "say": spaces.Discrete(3)}),
 ]
 N = 400
+CPU = torch.device("cpu")
 SAMPLES = 20_000
 
 
@@ -42,12 +44,9 @@ def actions_of(policy: Any, obs: Any, deterministic: bool) -> Any:
     model: Any = JointModel({"a": policy}, {"agent": "a"})
     obs = {f"agents/agent/{key}" if key else "agents/agent": x for key, x in obs.items()}
     obs["acts"] = torch.ones(N, 1)
-    noise = None
-    if draws(model.distribution, deterministic):
-        noise = model.distribution.draw_noise((N,), torch.Generator().manual_seed(1))
-    params = model.policy_params(obs)
-    found = chosen_actions(model.distribution, params, noise, deterministic)
-    return part_of(env_actions(model.distribution, found), "agent")  # type: ignore[arg-type]
+    noise = model.noise_for(N, torch.Generator().manual_seed(1), deterministic, CPU)
+    acted = Actor(model, N).act(obs, noise, deterministic)
+    return part_of(as_arrays(acted.env_actions), "agent")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("space", ACTIONS, ids=str)
@@ -148,8 +147,8 @@ def test_a_policy_that_is_reset_hears_where_episodes_begin() -> None:
             acts = generator.integers(2, size=(2, 2))
             obs = {f"agents/{agent}": acts[:, i : i + 1] for i, agent in enumerate(model.agents)}
             seen: Any = {key: torch.tensor(x).expand(2, 2).float() for key, x in obs.items()}
-            params = actor.params({**seen, "acts": torch.tensor(acts)})
-            found = env_actions(actor.model.distribution, actor.model.distribution.mode(params))
+            acted = actor.act({**seen, "acts": torch.tensor(acts)}, None, True)
+            found = as_arrays(acted.env_actions)
             count += acts
             for i, agent in enumerate(model.agents):
                 chosen = found[agent] if isinstance(found, dict) else ()
@@ -161,10 +160,11 @@ def test_a_policy_that_is_reset_hears_where_episodes_begin() -> None:
     again = Actor(counting(), 2)
     again.hidden_state = actors[0].hidden_state.clone()
     ones = torch.ones(2, 2)
-    found = again.params({"agents/first": ones, "agents/second": ones, "acts": ones})
-    assert found.tolist() == [[1.0, 1.0]] * 2  # in a run that continues they start over
-    first = model.by_policy["a"].policy_params(torch.ones(3, 2))
-    assert first.tolist() == [[1.0]] * 3
+    obs = {"agents/first": ones, "agents/second": ones, "acts": ones}
+    sent: Any = again.act(obs, None, True).env_actions  # in a run that continues they start over
+    assert [sent[agent].tolist() for agent in ("first", "second")] == [[1, 1]] * 2
+    alone: Any = Actor(model.by_policy["a"], 3).act(torch.ones(3, 2), None, True).env_actions
+    assert alone.tolist() == [1] * 3
 
 
 @pytest.mark.parametrize(
@@ -177,23 +177,22 @@ def test_a_policy_that_is_reset_hears_where_episodes_begin() -> None:
 def test_policies_that_can_not_be_reset_are_refused(name: str, problem: str) -> None:
     """Key, value, remedy."""
     ones = torch.ones(2, 2)
+    obs = {"agents/first": ones, "agents/second": ones, "acts": ones}
     with pytest.raises(ConfigError, match=problem):
-        Actor(counting(name), 2).params({"agents/first": ones, "agents/second": ones, "acts": ones})
+        Actor(counting(name), 2).act(obs, None, True)
 
 
 # -- one agent ---------------------------------------------------------------------------------
 
 INF = np.inf
-CPU = torch.device("cpu")
 
 
 def draw(policy, obs, seed=0):
     """Actions of a policy for observations: those of the agent, and of the environment."""
-    actor, generator = policy.distribution, torch.Generator().manual_seed(seed)
     n = len(tree_leaves(obs)[0])
-    noise = actor.draw_noise((n,), generator, CPU)
-    actions = actor.sample(policy.policy_params(obs), noise)
-    return actions, tree_map(lambda x: x.numpy(), actor.to_env(actions))
+    noise = policy.draw_noise((n,), torch.Generator().manual_seed(seed), CPU)
+    acted = Actor(policy, n).act(obs, noise, False)
+    return acted.actions, as_arrays(acted.env_actions)
 
 
 def random_actions(space, overrides=None, n=SAMPLES, seed=0):
@@ -242,9 +241,9 @@ def test_a_box_with_the_widest_bounds():
     for bound in (limit, INF):
         space = spaces.Box(-bound, bound, (1,), np.float32)
         policy = RandomPolicy(distribution_for(space), space)
-        actions = policy.distribution.sample(torch.zeros(3, 2), ends)
-        assert actions.isfinite().all()
-        sent = policy.distribution.to_env(actions).numpy()
+        acted = Actor(policy, 3).act(torch.zeros(3, 2), ends, False)
+        assert acted.actions.isfinite().all()
+        sent = acted.env_actions.numpy()
         assert all(space.contains(action) for action in sent)
         if bound == limit:
             np.testing.assert_allclose(sent / limit, [[-1.0], [0.0], [1.0]], atol=1e-6)
@@ -357,7 +356,7 @@ def test_the_generator_decides():
         torch.manual_seed(len(noises))
         before = torch.get_rng_state()
         generator = torch.Generator().manual_seed(seed)
-        noises.append(policy.distribution.draw_noise((7, 3), generator, CPU))
+        noises.append(policy.draw_noise((7, 3), generator, CPU))
         assert torch.equal(torch.get_rng_state(), before)
     assert noises[0].shape[:2] == (7, 3)
     assert torch.equal(noises[0], noises[1])
@@ -367,21 +366,10 @@ def test_the_generator_decides():
 def test_every_tensor_stays_on_its_device():
     """The device meta refuses to mix with others, as a GPU does."""
     policy = RandomPolicy(distribution_for(NESTED, {"Box": "squashed_gaussian"}), NESTED)
-    params = policy.policy_params({"a": torch.zeros(3, 2, device="meta")})
-    noise = policy.distribution.draw_noise((3,), torch.Generator(), CPU).to("meta")
-    actions = policy.distribution.sample(params, noise)
-    assert {part.device.type for part in actions.values()} == {"meta"}
-    sent = policy.distribution.to_env(actions)
-    assert {part.device.type for part in sent.values()} == {"meta"}
-
-
-def test_one_action_stands_for_all():
-    """Where no chance is wanted: the middle of intervals, and a legal choice."""
-    policy = RandomPolicy(distribution_for(NESTED), NESTED)
-    actor = policy.distribution
-    actions = actor.to_env(actor.mode(policy.policy_params({"a": torch.zeros(2, 3)})))
-    assert actions["arm/0"].tolist() == [[-0.5, -0.5]] * 2
-    assert actions["gear"].tolist() == [1, 1]
+    noise = policy.draw_noise((3,), torch.Generator(), CPU).to("meta")
+    acted = Actor(policy, 3, "meta").act({"a": torch.zeros(3, 2, device="meta")}, noise, False)
+    for actions in (acted.actions, acted.env_actions):
+        assert {part.device.type for part in actions.values()} == {"meta"}
 
 
 class Recording:
@@ -505,7 +493,7 @@ def test_what_given_policies_may_not_return(space, returned, error, words):
         Recording(lambda obs: returned), distribution_for(space), observation_space, space
     )
     with pytest.raises(error, match=rf"^Recording\.act\(\).*{words}"):
-        policy.policy_params(torch.zeros(3, 1))
+        Actor(policy, 3).act(torch.zeros(3, 1), None, True)
 
 
 @pytest.mark.parametrize(
@@ -524,10 +512,9 @@ def test_what_given_policies_may_return(space, returned):
     policy = GivenPolicy(
         Recording(lambda obs: returned), distribution, spaces.Box(0, 1, (1,)), space
     )
-    params = policy.policy_params(torch.zeros(3, 1))
-    actor = policy.distribution
-    assert actor.draw_noise((4, 3), None, CPU).shape == (4, 3, 0)
-    sent = actor.to_env(actor.sample(params, actor.draw_noise((3,), None, CPU)))
+    assert policy.draw_noise((4, 3), None, CPU).shape == (4, 3, 0)
+    noise = policy.draw_noise((3,), None, CPU)
+    sent = Actor(policy, 3).act(torch.zeros(3, 1), noise, False).env_actions
     returned = flatten_value(space, returned)
     for key, part in (sent if isinstance(sent, dict) else {"": sent}).items():
         wanted = np.asarray(returned[key] if key else returned, np.float64)

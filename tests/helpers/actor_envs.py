@@ -18,6 +18,7 @@ from maze_train.collect.collector import RolloutCollector
 from maze_train.core.seeding import Seeds
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.envs.wrappers import ObservationStackWrapper
+from maze_train.nets.acting import Actor
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 
@@ -253,10 +254,9 @@ def slow_log_probs(rollout, model):
     rows = []
     for t in range(len(rollout.rewards)):
         obs = tree_map(lambda x, t=t: x[t], rollout.obs)
-        if rollout.hidden_states is None:
-            params = model.policy_params(obs)
-        else:
-            params, _ = model.policy_step(obs, rollout.hidden_states[t])
-        actions = tree_map(lambda x, t=t: x[t], rollout.actions)
-        rows.append(model.distribution.log_prob(params, actions))
+        actor = Actor(model, rollout.num_envs)
+        if rollout.hidden_states is not None:
+            actor.hidden_state = rollout.hidden_states[t]
+        params = actor.act(obs, None, True).params
+        rows.append(actor.model.log_probs(params, tree_map(lambda x, t=t: x[t], rollout.actions)))
     return torch.stack(rows)

@@ -35,7 +35,7 @@ CONTEXT.set_forkserver_preload(
 NOT_COMPARED = {"wall_time_s", "_epoch_began_s"}
 
 MOMENTS: dict[str, tuple[str, str]] = {
-    "rollout": ("maze_train.collect.collector", "env_actions"),
+    "rollout": ("maze_train.collect.collector", "as_arrays"),
     "playing": ("maze_train.training.outcome:Interruption", "check"),
     "update": ("maze_train.learner.learner:Learner", "apply_gradients"),
     "evaluation": ("maze_train.training.evaluators:RolloutEvaluator", "_act"),

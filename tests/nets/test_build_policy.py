@@ -12,9 +12,9 @@ from gymnasium import spaces
 from own_networks import Remembers, Rule, Wrapper, own
 from torch import nn
 
-from maze_train.collect.collector import Actor
 from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.distributions.mapping import distribution_for
+from maze_train.nets.acting import Actor
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
 from maze_train.nets.blocks import ImageEncoder
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
@@ -168,11 +168,8 @@ def test_images(settings, has_trunk, encoders):
 
 
 def test_models_with_and_without_memory_are_told_apart():
-    """Each of the two methods says which of them is the right one."""
-    plain = build_policy(model_config("plain"), BOX, TURN, 0)
-    assert plain.state_size == 0
-    with pytest.raises(AssertionError, match="call policy_params"):
-        plain.policy_step(observations(BOX), torch.zeros(N, 0))
+    """The method without a recurrent state is not for recurrent models."""
+    assert build_policy(model_config("plain"), BOX, TURN, 0).state_size == 0
     memory = build_policy(model_config("memory"), BOX, TURN, 0)
     assert memory.state_size == 2 * 2 * 7
     with pytest.raises(AssertionError, match="call policy_step"):
@@ -322,8 +319,8 @@ def test_a_wrapper_of_a_memory():
     model = wrap(own("Remembers"), "memory")
     actor = Actor(model, N)
     obs = observations(BOX)
-    actor.params(obs)
-    params = actor.params(obs)
+    actor.act(obs, None, True)
+    params = actor.act(obs, None, True).params
     assert actor.hidden_state[:, -1].tolist() == [2.0] * N
     torch.testing.assert_close(params, 2 * acts(wrap(None, "memory"), obs)[1])
 
@@ -358,7 +355,6 @@ WRONG = {
         (named("Changes", how="a list"), f" = 'list': {PARAMS}"),
         (named("Changes", how="fails"), ": policy_params on .*Box.* failed: RuntimeError: shape"),
         (named("OddState"), ": policy_params on .* failed: .*'large'"),
-        (own("Remembers"), ": policy_step on .* failed: .*: call policy_params"),
     ],
     "memory": [
         (own("Wrapper"), ": policy_params on .* failed: .*: call policy_step"),

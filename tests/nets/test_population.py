@@ -14,6 +14,7 @@ from gymnasium import spaces
 from own_networks import own
 
 from maze_train.core.types import tree_leaves, tree_map
+from maze_train.nets.acting import Actor
 from maze_train.nets.config import (
     ACTIVATIONS,
     ModelConfig,
@@ -29,7 +30,7 @@ from maze_train.nets.population import (
     find_normalizer,
     row_blocks,
 )
-from maze_train.spaces.agents import ACTS, AgentSpaces
+from maze_train.spaces.agents import AgentSpaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import sampled_for
 from maze_train.training.models import build_joint_model
@@ -177,17 +178,10 @@ def plain_params(model, weights, obs):
     """What the model itself gives with some weights for a row of observations, step by step."""
     own = copy.deepcopy(model)
     torch.nn.utils.vector_to_parameters(torch.from_numpy(weights.copy()), trained(own))
-    state, results = torch.zeros(1, getattr(model, "state_size", 0)), []
+    actor, results = Actor(own, 1), []
     with torch.no_grad():
         for t in range(STEPS):
-            row = tree_map(lambda x, t=t: x[t : t + 1], obs)
-            if state.numel():
-                params, state = own.policy_step(row, state)
-            else:
-                # Of agents that do not act a joint model gives zeros.
-                if isinstance(row, dict) and ACTS in row:
-                    row[ACTS] = torch.ones_like(row[ACTS])
-                params = own.policy_params(row)
+            params = actor.act(tree_map(lambda x, t=t: x[t : t + 1], obs), None, True).params
             results.append(params[0].clone())
     return torch.stack(results)
 
@@ -226,7 +220,7 @@ class Copies:
         else:
             obs = torch.stack(leaves)
         with torch.no_grad():
-            params = population.params(len(numbers), obs)
+            params = population.act(len(numbers), obs, None, True).params
         assert len(params) == row_blocks(len(numbers))
         return params[: len(numbers)].clone()
 

@@ -185,10 +185,11 @@ def test_a_memory_is_empty_where_an_episode_begins(mode):
 def test_policies_hear_the_end_of_all_episodes_that_began():
     """Also of those that still run when the last one that counts has ended."""
 
-    class Numbered:
+    class Numbered(torch.nn.Module):
         state_size, distribution = 1, make_model().distribution
 
         def __init__(self):
+            super().__init__()
             self.began, self.running = 0, set()
 
         def policy_step(self, obs, state):

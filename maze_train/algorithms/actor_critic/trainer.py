@@ -10,9 +10,8 @@ import torch
 from torch import nn
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
+from maze_train.collect.collector import Collector
 from maze_train.collect.config import OpponentsConfig
-from maze_train.collect.league import LeagueCollector, leagues_of
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 from maze_train.core.targets import locate
@@ -40,7 +39,7 @@ class ActorCritic(Trainer):
 
     model: ActorCriticModel
 
-    def __init__(self, *args: Any, collector: Collector | LeagueCollector) -> None:
+    def __init__(self, *args: Any, collector: Collector) -> None:
         super().__init__(*args)
         self.collector = collector
 
@@ -101,12 +100,15 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         policies = self.context.policies.items()
         opponents = {key: own.opponents for key, own in policies if own.opponents is not None}
         if opponents:
-            return {"collector": self._league_collector(collector, acting, opponents)}
+            collector = self._league_collector(collector, acting, opponents)
         return {"collector": collector}
 
     def _league_collector(
         self, collector: Collector, model: JointModel, opponents: Mapping[str, OpponentsConfig]
-    ) -> LeagueCollector:
+    ) -> Collector:
+        # Few runs have leagues.
+        from maze_train.training.league import LeagueCollector, leagues_of
+
         context = self.context
         if context.envs_per_actor:
             policy, own = next(iter(opponents.items()))
@@ -120,7 +122,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         return LeagueCollector(collector, model, leagues, self.learners, length, teams, saved)
 
     def make_collector(
-        self, num_steps: int, acting: ActingModel | RecurrentModel, stream: str = "", **turns: Any
+        self, num_steps: int, acting: nn.Module, stream: str = "", **turns: Any
     ) -> Collector:
         """A collector on the environments of this process, with the rows that the loss needs."""
         learner_class = locate(self.algorithm.learner_class, "algorithm.learner_class")

@@ -42,6 +42,7 @@ from maze_train.envs.factory import env_name
 from maze_train.learner.learner import Learner
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.learner.steps import LearnerEvents
+from maze_train.nets.joint import members_of
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import PolicyModel
 from maze_train.spaces.agents import agent_spaces
@@ -309,7 +310,8 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
             for policy, own in modules_of(model).items()
             if is_trainable(policy, context.policies, context.policies_to_train)
         }
-        self._members = {policy: _members(model, policy) for policy in models}
+        members = members_of(model)
+        self._members = {policy: members.get(policy, []) for policy in models}
         for policy, data in self._taken_data(models).items():
             own, agents = models[policy], self._members[policy]
             spaces: tuple[Any, Any] = self.spaces if several is None else several.of(agents[0])
@@ -491,12 +493,6 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
             )
             self.context.closing.callback(loaders[policy].close)
         return {"loaders": loaders, "fingerprints": fingerprints(self.dataset)}
-
-
-def _members(model: nn.Module, policy: str) -> Sequence[str]:
-    """The agents of one of several policies; none: there is one agent."""
-    members: dict[str, list[str]] = getattr(model, "members", {})
-    return members.get(policy, ())
 
 
 def _training_name(tag: str, policy: str) -> str:

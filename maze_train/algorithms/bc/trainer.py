@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from maze_train.algorithms.bc.learner import BCBatch, BCLoss, ImitationEvents, ImitationMetrics
-from maze_train.collect.collector import device_of
 from maze_train.core.errors import TrainingError
 from maze_train.core.events import Statistics
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.data.transition_data import BatchLoader, TransitionData
 from maze_train.learner.config import Progress
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.nets.acting import device_of
 from maze_train.training.evaluators import Evaluator
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import modules_of

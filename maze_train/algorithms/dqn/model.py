@@ -121,9 +121,14 @@ class DQNModel(ModelWithTargets):
         super().__init__(normalizer, masking)
         self.policy = policy
         self.target_policy = self.target_of(policy)
-        self.distribution = distribution
+        self._distribution = distribution
         self.num_quantiles = num_quantiles
         self.register_buffer("epsilon", torch.ones(()))
+
+    @property
+    def distribution(self) -> Categorical:
+        """The family of the actions."""
+        return self._distribution
 
     def action_values(self, outputs: Tensor) -> Tensor:
         """Values of all actions, `[..., n]`, from outputs of the network."""

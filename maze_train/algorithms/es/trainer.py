@@ -29,6 +29,8 @@ from maze_train.core.events import Statistics
 from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.learner.config import Progress, scheduled_value
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.nets.acting import acting
+from maze_train.nets.joint import JointModel, members_of
 from maze_train.nets.policy_model import Policy
 from maze_train.nets.population import find_normalizer
 from maze_train.training.build_context import BuildContext, close_quietly
@@ -87,7 +89,7 @@ class ESTrainer(Trainer):
 
     def _populations(self, pairs: list[ESRolloutResult]) -> dict[str, EvaluatedPopulation]:
         """The evaluated population that each policy learns from."""
-        table, members = self.rollouts.noise_table, getattr(self.model, "members", {})
+        table, members = self.rollouts.noise_table, members_of(self.model)
         found, offset = {}, 0
         for policy, size in self._sizes.items():
             found[policy] = EvaluatedPopulation(pairs, table, members.get(policy, ()), offset)
@@ -241,10 +243,9 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
 
     def prepare(self, model: nn.Module) -> None:
         """Build the learner, and let the population know the policy."""
-        policy: Any = model
-        if hasattr(model, "members"):
+        if isinstance(model, JointModel):
             self._check_agents(model)
-        if self.algorithm.action_noise_stddev and not num_reals(policy.distribution):
+        if self.algorithm.action_noise_stddev and not num_reals(acting(model)):
             raise ConfigError(
                 "algorithm.action_noise_stddev",
                 f"no part of {self.spaces[1]} is a real number; expected 0",

@@ -17,6 +17,7 @@ from maze_train.core.events import Statistics
 from maze_train.data.rollout_replay import RolloutReplay
 from maze_train.learner.config import Progress
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.nets.joint import members_of
 from maze_train.training.build_context import close_quietly
 from maze_train.training.builder import build_actors
 from maze_train.training.events import TimeEvents
@@ -145,8 +146,8 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
             info_keys=context.info_keys,
         )
         context.closing.callback(close_quietly, actors)
-        config, members = self.algorithm, getattr(model, "members", None)
-        columns = {key: len(agents) for key, agents in (members or {}).items() if agents}
+        config, members = self.algorithm, members_of(model)
+        columns = {key: len(agents) for key, agents in members.items() if agents}
         replay = {
             key: RolloutReplay(
                 config.replay_size,

@@ -31,6 +31,7 @@ from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.config import Progress, Schedule, scheduled_value
 from maze_train.learner.modules import DEFAULT_MODULE
+from maze_train.nets.joint import JointModel
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import ActionMasking
 from maze_train.nets.population import find_normalizer
@@ -188,7 +189,7 @@ class OffPolicy(Trainer):
             **super().state_dict(),
             "collector": self.collector.state_dict(),
             "replay_buffer": {key: own.state_dict() for key, own in self.replay_buffers.items()},
-            "initial_policy": self._initial_policy.state_dict(),
+            "initial_policy": self._initial_policy.policy_state(),
             "transitions": (self._stored, self._learned_from, self.gradient_steps),
         }
 
@@ -197,7 +198,7 @@ class OffPolicy(Trainer):
         saved = states_by_module(state["replay_buffer"], self.replay_buffers)
         for key, buffer in self.replay_buffers.items():
             buffer.load_state_dict(saved[key])
-        self._initial_policy.load_state_dict(state["initial_policy"])
+        self._initial_policy.load_policy_state(state["initial_policy"])
         self._stored, self._learned_from, self.gradient_steps = state["transitions"]
         lost = torch.from_numpy(self.collector.load_state_dict(state["collector"]))
         self.exact = self.exact and self.collector.is_exact
@@ -321,18 +322,19 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         """Sources of experience by module id: one fills the replay buffer of each module."""
         space: Any = self.env.single_observation_space
         num_envs = self.env.num_envs
-        if not hasattr(model, "members"):
+        if not isinstance(model, JointModel):
             size = self._reached_size(demonstrations)
             return {DEFAULT_MODULE: Source(model, space, num_envs, size)}
+        models: dict[str, Any] = model.by_policy
         return {
             policy: Source(
-                model.by_policy[policy],
+                models[policy],
                 flat_space_of(space, agents[0]),
                 num_envs * len(agents),
                 self._reached_size(None, len(agents)),
             )
             for policy, agents in model.members.items()
-            if agents and hasattr(model.by_policy[policy], "update_targets")  # else it never learns
+            if agents and hasattr(models[policy], "update_targets")  # else it never learns
         }
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
@@ -361,19 +363,19 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     def _build_initial_policy(self, model: Any) -> RandomPolicy | GivenPolicy | RandomAgents:
         """Build the policy that acts until the buffer is filled."""
-        distribution, (observation_space, action_space) = model.distribution, self.spaces
+        observation_space, action_space = self.spaces
         node, repeat = self.algorithm.initial_sampling_policy, self.algorithm.initial_action_repeat
         several = agent_spaces(observation_space, action_space)
         if several is not None:
             learns = self.learners.first.may_learn
             return RandomAgents(model, several, learns, repeat)
         if node is None:
-            return RandomPolicy(distribution, action_space, model.masking, repeat=repeat)
+            return RandomPolicy(model.distribution, action_space, model.masking, repeat=repeat)
         key = "algorithm.initial_sampling_policy"
         given = build_target(node, key=key)
         if not callable(getattr(given, "act", None)):
             raise ConfigError(key, "expected an object with a method act(observations)", node)
-        return GivenPolicy(given, distribution, observation_space, action_space)
+        return GivenPolicy(given, model.distribution, observation_space, action_space)
 
     # -- demonstrations ----------------------------------------------------------------------------
 

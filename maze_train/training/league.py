@@ -8,17 +8,19 @@ from functools import partial
 from typing import Any, cast
 
 import torch
+from torch import nn
 
-from maze_train.collect.collector import ActingModel, Collector, RecurrentModel
+from maze_train.collect.collector import Collector
 from maze_train.collect.config import SNAPSHOT, OpponentsConfig
 from maze_train.collect.episodes import FinishedEpisodes, return_of_team
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, EventInterface, Statistics
-from maze_train.core.types import Array, Tensor, TensorTree, tree_map
+from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, tree_map
 from maze_train.data.rollout import Rollout
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learner import Learner
-from maze_train.nets.joint import JointModel
+from maze_train.nets.acting import Acted, acting
+from maze_train.nets.joint import JointModel, joint_acted
 from maze_train.spaces.agents import ACTS, AGENTS
 from maze_train.spaces.tensors import part_of
 
@@ -224,11 +226,11 @@ def teams_with(members: Sequence[str], teams: Sequence[Sequence[str]]) -> list[S
     return [team for team in teams if not set(team).isdisjoint(members)]
 
 
-class LeagueModel:
+class LeagueModel(JointModel):
     """Acts for all agents, with snapshots in the seats that leagues drew for them.
 
-    The memory of an environment has one more number per agent, its seat, which is drawn where an
-    episode begins, since the recurrent state is zero there.
+    The recurrent state of an environment has one more number per agent, its seat, which is drawn
+    where an episode begins, since the recurrent state is zero there.
 
     Args:
         model: The policies that learn, and who acts with which.
@@ -236,45 +238,50 @@ class LeagueModel:
     """
 
     def __init__(self, model: JointModel, leagues: Sequence[League]) -> None:
-        self.model, self.leagues = model, leagues
-        self.distribution = model.distribution
-        self.state_size = model.state_size + len(model.agents)
+        super().__init__(model.by_policy, model.agents)
+        self.leagues = leagues
         self._seats: list[Tensor] = []
 
-    def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Action parameters `[n, param_size]`, and the recurrent state `[n, S]` after `obs`."""
-        model = self.model
-        sizes = [model.state_size, len(model.agents)]
-        memory, seats = torch.split(state, sizes, dim=-1)
+    @property
+    def state_size(self) -> int:
+        """Size S of the recurrent state of all agents of one environment, with their seats."""
+        return super().state_size + len(self.agents)
+
+    def act(
+        self, obs: TensorTree, hidden_state: Tensor, noise: Tensor | None, deterministic: bool
+    ) -> Acted:
+        """Choose actions of all agents; see `ActingModel`."""
+        before, seats = self._without_seats(hidden_state)
         seats = self._drawn(seats)
         self._seats.append(seats.cpu())
-        before = model.states_by_agent(memory)
-        if model.state_size:
-            params, memory = model.policy_step(obs, memory)
-        else:
-            params = model.policy_params(obs)
-        pieces = torch.split(params, model.distribution.param_sizes, dim=-1)
-        after = model.states_by_agent(memory)
+        found = self.act_by_agent(obs, before, noise, deterministic)
         leaves = cast("dict[str, Tensor]", obs)
-        parts = part_of(leaves, AGENTS)
-        agents = list(model.agents)
+        parts, agents = part_of(leaves, AGENTS), list(self.agents)
+        states, noises = self.states_by_agent(before), self.noises_by_agent(noise)
         for league in self.leagues:
             for i in league.agents:
                 agent, acts = agents[i], leaves[ACTS][:, i].bool()
                 for seat in sorted(set(seats[:, i].tolist()) - {OWN}):
-                    snapshot, rows = league.module(int(seat)), seats[:, i] == seat
-                    own = _rows(part_of(parts, agent), rows)
-                    if not model.state_sizes[agent]:
-                        pieces[i][rows] = snapshot.policy_params(own)
-                        continue
-                    old = before[agent][rows]
-                    pieces[i][rows], new = snapshot.policy_step(own, old)
-                    after[agent][rows] = torch.where(acts[rows].unsqueeze(1), new, old)
-        return params, torch.cat([memory, seats], dim=-1)
+                    rows, drawn = seats[:, i] == seat, noises[agent]
+                    own = acting(league.module(int(seat))).act_in_turns(
+                        _rows(part_of(parts, agent), rows),
+                        states[agent][rows],
+                        None if drawn is None else drawn[rows],
+                        deterministic,
+                        acts[rows],
+                    )
+                    found[agent] = _with_rows(found[agent], rows, own)
+        acted = joint_acted(found)
+        return acted._replace(hidden_state=torch.cat([acted.hidden_state, seats], dim=-1))
 
-    def end_episodes(self, states: Tensor) -> None:
-        """See `JointModel`."""
-        self.model.end_episodes(states[:, : self.model.state_size])
+    def on_episode_end(self, hidden_state: Tensor) -> None:
+        """Notify the policies of all agents; see `ActingModel`."""
+        super().on_episode_end(self._without_seats(hidden_state)[0])
+
+    def _without_seats(self, hidden_state: Tensor) -> tuple[Tensor, ...]:
+        """The recurrent states of the policies, and the seats."""
+        count = len(self.agents)
+        return torch.split(hidden_state, [self.state_size - count, count], dim=-1)
 
     def _drawn(self, seats: Tensor) -> Tensor:
         """The seats, with new ones where episodes begin."""
@@ -296,6 +303,18 @@ class LeagueModel:
 
 def _rows(tree: TensorTree, rows: Tensor) -> TensorTree:
     return tree_map(lambda leaf: leaf[rows], tree)
+
+
+def _with_rows(acted: Acted, rows: Tensor, own: Acted) -> Acted:
+    """What was done, with `own` in some rows."""
+    places = rows.nonzero().squeeze(1)
+
+    def written(tree: Any, other: Any) -> Any:
+        others = leaves_by_key(other)
+        leaves = {k: x.index_copy(0, places, others[k]) for k, x in leaves_by_key(tree).items()}
+        return leaves.get("", leaves)
+
+    return Acted._make(map(written, acted, own))
 
 
 def make_snapshot(learners: LearnerGroup | Learner[Any, Any, Any], module_id: str) -> Any:
@@ -349,7 +368,7 @@ class LeagueEpisodes(FinishedEpisodes):
             statistics.record(events.snapshots.of_owner(league.policy), count)
 
 
-class LeagueCollector:
+class LeagueCollector(Collector):
     """Collects rollouts in which snapshots of policies play as well, whose turns are left out.
 
     Args:
@@ -373,6 +392,7 @@ class LeagueCollector:
         teams: Sequence[Sequence[str]],
         module_ids: Iterable[str] = (),
     ) -> None:
+        super().__init__()
         self._teams = teams
         self._collector, self._leagues, self._learners = collector, leagues, learners
         self._acting = LeagueModel(model, leagues)
@@ -380,17 +400,20 @@ class LeagueCollector:
         self._epoch_length, self._rollouts = epoch_length, 0
         make_snapshots(learners, module_ids)
 
-    @property
-    def env_s(self) -> float:
-        """See `Collector`."""
-        return self._collector.env_s
+    def collect_steps(
+        self, model: nn.Module, meanwhile: Callable[[], object] | None = None
+    ) -> tuple[Rollout, FinishedEpisodes]:
+        """The steps of all agents; the recurrent state ends with the seats."""
+        found = self._collector.collect_steps(self._acting, meanwhile)
+        self.env_s = self._collector.env_s
+        return found
 
     def collect(
-        self, model: ActingModel | RecurrentModel
+        self, model: nn.Module, meanwhile: Callable[[], object] | None = None
     ) -> tuple[dict[str, Rollout], FinishedEpisodes]:
         """The turns of the policies that learn, and the episodes."""
         self._add_snapshots()
-        rollout, episodes = self._collector.collect_steps(self._acting)
+        rollout, episodes = self.collect_steps(model, meanwhile)
         self._rollouts += 1
         seats = self._acting.take_seats()
         assert rollout.hidden_states is not None

@@ -13,7 +13,12 @@ from torch import nn
 
 from maze_train.collect.config import OpponentsConfig
 from maze_train.collect.episodes import FinishedEpisodes
-from maze_train.collect.league import (
+from maze_train.core.errors import ConfigError
+from maze_train.core.events import Statistics
+from maze_train.data.rollout import Rollout
+from maze_train.distributions.mapping import distribution_for
+from maze_train.nets.joint import JointModel
+from maze_train.training.league import (
     OWN,
     League,
     LeagueCollector,
@@ -21,11 +26,6 @@ from maze_train.collect.league import (
     LeagueModel,
     leagues_of,
 )
-from maze_train.core.errors import ConfigError
-from maze_train.core.events import Statistics
-from maze_train.data.rollout import Rollout
-from maze_train.distributions.mapping import distribution_for
-from maze_train.nets.joint import JointModel
 
 
 def league(*added: float, **settings: Any) -> League:
@@ -176,19 +176,22 @@ def test_each_seat_has_the_actions_and_the_memory_of_its_policy(state_size: int)
     acts = torch.tensor([[1.0, 0.0]]).expand(n, 2)
     obs: Any = {"agents/a": torch.zeros(n, 1), "agents/b": torch.zeros(n, 1), "acts": acts}
     state = torch.zeros(n, acting.state_size)
-    params, after = acting.policy_step(obs, state)
+    acted = acting.act(obs, state, None, True)
+    chosen: Any = torch.stack([acted.actions["a"], acted.actions["b"]], 1)  # type: ignore[index]
+    after = acted.hidden_state
     seats = after[:, -2:]
     assert set(seats.flatten().tolist()) == {1.0, 2.0, 3.0}
-    chosen = params.view(n, 2, 4).argmax(-1)
     assert chosen.equal(seats.long())
+    assert acted.params.view(n, 2, 4).argmax(-1).equal(chosen)
     if state_size:
         assert after[:, :2].equal(seats[:, :1].expand(n, 2))
         assert not after[:, 2:4].any()
-    again, later = acting.policy_step(obs, after)
-    assert again.equal(params)
+    again = acting.act(obs, after, None, True)
+    later = again.hidden_state
+    assert again.params.equal(acted.params)
     assert later[:, -2:].equal(seats)
     later[:10] = 0.0
-    _, new = acting.policy_step(obs, later)
+    new = acting.act(obs, later, None, True).hidden_state
     assert new[10:, -2:].equal(seats[10:])
     assert not new[:10, -2:].equal(seats[:10])
     assert acting.take_seats().shape == (3, n, 2)
@@ -202,12 +205,16 @@ class Steps:
         self.seats: list[torch.Tensor] = []
         self.learns = torch.zeros(0)
 
-    def collect_steps(self, acting: LeagueModel) -> tuple[Rollout, FinishedEpisodes]:
+    env_s = 0.0
+
+    def collect_steps(
+        self, acting: LeagueModel, meanwhile: Any
+    ) -> tuple[Rollout, FinishedEpisodes]:
         obs = {"agents/a": torch.zeros(20, 1), "agents/b": torch.zeros(20, 1)}
         obs["acts"] = torch.ones(20, 2)
         states = [torch.zeros(20, acting.state_size)]
         for step in range(3):
-            after = acting.policy_step(obs, states[-1])[1]
+            after = acting.act(obs, states[-1], None, True).hidden_state
             self.seats.append(after[:, -2:])
             states.append(after * (step != 1))
         ended = torch.tensor([False, True, False])[:, None].expand(3, 20)
