@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import prod
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -15,12 +14,16 @@ from gymnasium import spaces
 from maze_train.core.errors import DatasetError, ShapeError, SpaceError
 from maze_train.core.types import Array, ArrayTree, TensorTree, leaves_by_key, tree_leaves, tree_map
 from maze_train.data.rollout import Rollout
+from maze_train.spaces.columns import Columns, Spec, column_name, leaves_of
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.masks import checked_actions
 from maze_train.spaces.tensors import zeros_for
 
 GROUPS = ("obs", "actions", "rewards")
 REWARD = spaces.Box(-np.inf, np.inf, (), np.float64)
+
+Leaves: TypeAlias = Mapping[str, spaces.Space[Any]]
+"""Spaces of one row of arrays by name, see `leaf_spaces`."""
 
 
 @dataclass(frozen=True)
@@ -81,82 +84,54 @@ class Trajectory:
         return float(self.rewards.sum(dtype=np.float64))
 
 
-def _name(group: str, key: str) -> str:
-    return f"{group}/{key}" if key else group
-
-
-def arrays_of(episodes: Any) -> dict[str, Array]:
-    """The arrays of a `Trajectory` or `TrajectoryPart` by name; `trees_of` is the inverse."""
+def arrays_of(episodes: Trajectory | TrajectoryPart) -> dict[str, Array]:
+    """The arrays of episodes by name; `trees_of` is the inverse."""
+    trees = {"obs": episodes.obs, "actions": episodes.actions, "rewards": episodes.rewards}
     return {
-        _name(group, key): leaf
-        for group in GROUPS
-        for key, leaf in leaves_by_key(getattr(episodes, group)).items()
+        column_name(group, key): leaf
+        for group, tree in trees.items()
+        for key, leaf in leaves_by_key(tree).items()
     }
 
 
 def trees_of(arrays: Mapping[str, Array]) -> dict[str, Any]:
     """Observations, actions and rewards from arrays by name."""
-    trees: dict[str, Any] = {group: {} for group in GROUPS}
-    for name, array in arrays.items():
-        group, _, key = name.partition("/")
-        if key:
-            trees[group][key] = array
-        else:
-            trees[group] = array
-    return trees
+    return {
+        group: arrays[group] if group in arrays else leaves_of(arrays, group) for group in GROUPS
+    }
 
 
-@dataclass(frozen=True)
-class LeafSpec:
-    """One array of a part: a leaf of observations or actions, or the rewards."""
-
-    group: str
-    """`obs`, `actions` or `rewards`."""
-
-    space: spaces.Space[Any]
-    """Space of one row."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Data type of the rows, in the byte order of the machine."""
-        dtype: np.dtype[Any] = np.dtype(self.space.dtype).newbyteorder("=")
-        return dtype
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of one row."""
-        return tuple(self.space.shape or ())
-
-    @property
-    def is_checked(self) -> bool:
-        """Whether values have to lie in the space: actions and discrete observations."""
-        return self.group == "actions" or not isinstance(self.space, spaces.Box)
-
-    def array_shape(self, lengths: Iterable[int]) -> tuple[int, ...]:
-        """Shape for episodes of these lengths: T rows each, for observations T + 1."""
-        return (sum(length + (self.group == "obs") for length in lengths), *self.shape)
-
-
-def leaf_specs(
+def leaf_spaces(
     observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
-) -> dict[str, LeafSpec]:
-    """The arrays of an episode by name, such as `obs` or, for a leaf of a Dict, `obs/goal`.
+) -> dict[str, spaces.Space[Any]]:
+    """The spaces of one row of the arrays of an episode by name: `obs`, or `obs/goal` for a leaf.
 
     Raises:
         SpaceError: If a space cannot be flattened.
     """
-    specs = {
-        _name(group, key): LeafSpec(group, leaf)
+    found = {
+        column_name(group, key): leaf
         for group, space in (("obs", observation_space), ("actions", action_space))
         for key, leaf in flat_spaces(space).items()
     }
-    return {**specs, "rewards": LeafSpec("rewards", REWARD)}
+    return {**found, "rewards": REWARD}
+
+
+def row_columns(leaves: Leaves) -> Columns:
+    """The columns of one row, in the byte order of the machine."""
+    columns = Columns.of(leaves, stored=False)
+    return Columns({k: Spec(s.shape, s.dtype.newbyteorder("=")) for k, s in columns.items()})
+
+
+def is_checked(name: str, leaf: spaces.Space[Any]) -> bool:
+    """Whether values have to lie in the space: actions and discrete observations."""
+    return name.startswith("actions") or not isinstance(leaf, spaces.Box)
 
 
 def check_shapes(
     name: str,
     arrays: Mapping[str, Array],
-    specs: Mapping[str, LeafSpec],
+    columns: Columns,
     lengths: Sequence[int],
 ) -> None:
     """Refuse arrays that are not those of the spaces, for episodes of some lengths.
@@ -164,24 +139,23 @@ def check_shapes(
     Raises:
         ShapeError: If names or shapes are others.
     """
-    if arrays.keys() != specs.keys():
-        raise ShapeError(f"{name} has the arrays {list(arrays)}, expected {list(specs)}")
-    for key, spec in specs.items():
-        found, shape = list(arrays[key].shape), list(spec.array_shape(lengths))
+    if arrays.keys() != columns.keys():
+        raise ShapeError(f"{name} has the arrays {list(arrays)}, expected {list(columns)}")
+    for key, spec in columns.items():
+        rows = sum(lengths) + len(lengths) * key.startswith("obs")
+        found, shape = list(arrays[key].shape), [rows, *spec.shape]
         if found != shape:
             raise ShapeError(f"{name}: {key} has the shape {found}, expected {shape}")
 
 
-def checked_trajectory(
-    trajectory: Trajectory, specs: Mapping[str, LeafSpec], name: str
-) -> Trajectory:
+def checked_trajectory(trajectory: Trajectory, leaves: Leaves, name: str) -> Trajectory:
     """Copy an episode into the data types of its spaces.
 
     Floats may lose digits to the data type of the space; integers have to stay the same.
 
     Args:
         trajectory: The episode.
-        specs: The arrays of the data set.
+        leaves: See `leaf_spaces`.
         name: Name in messages.
 
     Raises:
@@ -190,13 +164,14 @@ def checked_trajectory(
             type, or an action or a discrete observation is not one of its space.
     """
     arrays = {key: np.asarray(array) for key, array in arrays_of(trajectory).items()}
-    check_shapes(name, arrays, specs, [trajectory.num_steps])
-    arrays = {key: arrays[key] for key in specs}  # those of an episode may be in another order
-    for key, spec in specs.items():
+    columns = row_columns(leaves)
+    check_shapes(name, arrays, columns, [trajectory.num_steps])
+    arrays = {key: arrays[key] for key in leaves}  # those of an episode may be in another order
+    for key, leaf in leaves.items():
         label, array = f"{name}: {key}", arrays[key]
-        if spec.is_checked:
-            array = checked_actions(label, array, len(array), spec.space)
-        arrays[key] = _converted(array, spec.dtype, label)
+        if is_checked(key, leaf):
+            array = checked_actions(label, array, len(array), leaf)
+        arrays[key] = _converted(array, columns[key].dtype, label)
     return Trajectory(
         **trees_of(arrays),
         terminated=bool(trajectory.terminated),
@@ -261,7 +236,7 @@ def trajectories_as_rollout(
     if not episodes:
         return None
     shape = (-(-sum(episode.num_steps for episode in episodes) // num_envs), num_envs)
-    specs = leaf_specs(observation_space, action_space)
+    leaves = leaf_spaces(observation_space, action_space)
     obs = zeros_for(observation_space, (shape[0] + 1, num_envs))
     actions: TensorTree | None = None
     rewards = torch.zeros(shape)
@@ -271,7 +246,7 @@ def trajectories_as_rollout(
     stop = 0
     for number, episode in enumerate(episodes):
         start, stop = stop, stop + episode.num_steps
-        own = checked_trajectory(episode, specs, f"trajectory {number}")
+        own = checked_trajectory(episode, leaves, f"trajectory {number}")
         own_obs = tree_map(torch.from_numpy, own.obs)
         own_actions = from_env(tree_map(torch.from_numpy, own.actions))
         if actions is None:
@@ -346,12 +321,12 @@ class DatasetMetadata:
     """Settings of the policy that acted, as plain values."""
 
     def __post_init__(self) -> None:
-        leaf_specs(self.observation_space, self.action_space)
+        leaf_spaces(self.observation_space, self.action_space)
 
     @property
-    def specs(self) -> dict[str, LeafSpec]:
-        """The arrays of a part by name."""
-        return leaf_specs(self.observation_space, self.action_space)
+    def leaves(self) -> dict[str, spaces.Space[Any]]:
+        """See `leaf_spaces`."""
+        return leaf_spaces(self.observation_space, self.action_space)
 
 
 @dataclass(frozen=True, eq=False)
@@ -463,14 +438,14 @@ def joined_parts(
         ShapeError: See `checked_trajectory`, as for the next.
         SpaceError: If numbers do not fit the spaces.
     """
-    specs = metadata.specs
+    leaves = metadata.leaves
     collected: list[Trajectory] = []
     nbytes, number = 0, -1
     for number, trajectory in enumerate(trajectories):
         if not isinstance(trajectory, Trajectory):
             kind = type(trajectory).__name__
             raise DatasetError(f"{name}: item {number} is a {kind}: expected a Trajectory")
-        collected.append(checked_trajectory(trajectory, specs, f"{name}: trajectory {number}"))
+        collected.append(checked_trajectory(trajectory, leaves, f"{name}: trajectory {number}"))
         nbytes += collected[-1].nbytes
         if nbytes >= PART_NBYTES:
             part = joined(collected, metadata, name)
@@ -482,7 +457,7 @@ def joined_parts(
         raise DatasetError(f"{name} holds no episodes: expected at least one")
 
 
-def check_part(part: TrajectoryPart, specs: Mapping[str, LeafSpec]) -> None:
+def check_part(part: TrajectoryPart, leaves: Leaves) -> None:
     """Refuse a part whose arrays are not those of the spaces and lengths; contents are not read.
 
     Raises:
@@ -494,37 +469,37 @@ def check_part(part: TrajectoryPart, specs: Mapping[str, LeafSpec]) -> None:
             f"{part.name}: expected one length >= 1, one seed and two flags for each of at least "
             f"one episode"
         )
-    arrays = arrays_of(part)
+    arrays, columns = arrays_of(part), row_columns(leaves)
     try:
-        check_shapes(part.name, arrays, specs, part.lengths.tolist())
+        check_shapes(part.name, arrays, columns, part.lengths.tolist())
     except ShapeError as error:
         raise DatasetError(str(error)) from error
-    for name, spec in specs.items():
+    for name, spec in columns.items():
         if (dtype := arrays[name].dtype) != spec.dtype:
             raise DatasetError(f"{part.name}: {name} is {dtype}, expected {spec.dtype}")
 
 
-def check_content(part: TrajectoryPart, specs: Mapping[str, LeafSpec]) -> None:
+def check_content(part: TrajectoryPart, leaves: Leaves) -> None:
     """Read a part, and refuse numbers that are not finite, or are not among a space.
 
     Raises:
         DatasetError: Naming the array and the row.
     """
     for name, array in arrays_of(part).items():
-        spec = specs[name]
-        step = max(1, CHECKED_NBYTES // max(1, prod(spec.shape) * spec.dtype.itemsize))
+        leaf, is_float = leaves[name], array.dtype.kind == "f"
+        step = max(1, CHECKED_NBYTES * len(array) // max(1, array.nbytes))
         for row in range(0, len(array), step):
             block = array[row : row + step]
-            if spec.dtype.kind == "f" and not np.isfinite(block).all():
+            if is_float and not np.isfinite(block).all():
                 row += int(np.argwhere(~np.isfinite(block))[0, 0])
                 raise DatasetError(
                     f"{part.name}: {name}[{row}] = {array[row]}: expected finite numbers"
                 )
-            if spec.is_checked:
+            if is_checked(name, leaf):
                 try:
-                    checked_actions(name, block, len(block), spec.space)
+                    checked_actions(name, block, len(block), leaf)
                 except SpaceError as error:
                     raise DatasetError(
                         f"{part.name}, counted from row {row}: {error}; the data set does not fit "
-                        f"its own space of {spec.group}"
+                        f"its own space of {name.partition('/')[0]}"
                     ) from error

@@ -49,9 +49,9 @@ class TrajectoryDataset(Sequence[Trajectory]):
         self.metadata = metadata
         if not self.parts:
             raise DatasetError("a data set without episodes: expected at least one part")
-        specs = metadata.specs
+        leaves = metadata.leaves
         for part in self.parts:
-            check_part(part, specs)
+            check_part(part, leaves)
         counts = np.cumsum([part.num_episodes for part in self.parts])
         self._stops: list[int] = counts.tolist()
 
@@ -90,10 +90,10 @@ class TrajectoryDataset(Sequence[Trajectory]):
         try:
             content = read_content(path)
             metadata = metadata_of(path, content)
-            specs = metadata.specs
+            leaves = metadata.leaves
             for file, entry in part_files(path, content):
                 try:
-                    parts.append(read_part(file, entry, specs, mmap=mmap, verify=verify))
+                    parts.append(read_part(file, entry, leaves, mmap=mmap, verify=verify))
                 except DatasetError as error:
                     if on_damaged == "raise":
                         raise DatasetError(

@@ -35,7 +35,7 @@ from maze_train.core.types import Array
 from maze_train.data.trajectories import (
     PART_NBYTES,
     DatasetMetadata,
-    LeafSpec,
+    Leaves,
     Trajectory,
     TrajectoryPart,
     arrays_of,
@@ -223,14 +223,14 @@ def append_part(
 
 
 def read_part(
-    path: Path, entry: Any, specs: Mapping[str, LeafSpec], *, mmap: bool, verify: bool
+    path: Path, entry: Any, leaves: Leaves, *, mmap: bool, verify: bool
 ) -> TrajectoryPart:
     """The part in a file.
 
     Args:
         path: The file.
         entry: Its entry in `dataset.json`, see `part_files`.
-        specs: The arrays of the data set.
+        leaves: See `leaf_spaces`.
         mmap: Whether a file of `MAPPED_NBYTES` and more is mapped into memory, and read where it
             is used. All arrays are then read-only.
         verify: Whether contents are read, and compared with the digest and the spaces.
@@ -242,8 +242,8 @@ def read_part(
     try:
         arrays, about = _read_arrays(path, entry, mmap=mmap, verify=verify)
         ends = {key: arrays.pop(key) for key in ("lengths", "terminated", "truncated")}
-        if arrays.keys() != specs.keys():
-            raise ValueError(f"has the arrays {list(arrays)}, expected {list(specs)}")
+        if arrays.keys() != leaves.keys():
+            raise ValueError(f"has the arrays {list(arrays)}, expected {list(leaves)}")
         part = TrajectoryPart(
             **trees_of(arrays),
             lengths=ends["lengths"].astype(np.int64),
@@ -263,9 +263,9 @@ def read_part(
         raise DatasetError(f"{path}: cannot be read: {error}") from error
     except MALFORMED as error:
         raise DatasetError(f"{path}: not the content of a part: {error!r}") from error
-    check_part(part, specs)
+    check_part(part, leaves)
     if verify:
-        check_content(part, specs)
+        check_content(part, leaves)
     return part
 
 
@@ -354,7 +354,7 @@ class TrajectoryWriter:
         self.metadata = metadata
         self._part_nbytes = part_nbytes
         self._part_seconds = part_seconds
-        self._specs = metadata.specs
+        self._leaves = metadata.leaves
         self._episodes: list[Trajectory] = []
         self._nbytes = 0
         self._oldest_at = 0.0
@@ -417,7 +417,7 @@ class TrajectoryWriter:
         if self._closed:
             raise DatasetError(f"the writer of {self.directory} is closed: open another one")
         name = f"trajectory {self.num_episodes}"
-        episode = checked_trajectory(trajectory, self._specs, name)
+        episode = checked_trajectory(trajectory, self._leaves, name)
         now = monotonic()
         if not self._episodes:
             self._oldest_at = now

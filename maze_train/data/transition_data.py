@@ -16,7 +16,13 @@ import torch
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import TrainingError
 from maze_train.core.types import Array, Tensor, TensorTree, tree_leaves, tree_map
-from maze_train.data.trajectories import TrajectoryPart, arrays_of, leaf_specs, trees_of
+from maze_train.data.trajectories import (
+    TrajectoryPart,
+    arrays_of,
+    leaf_spaces,
+    row_columns,
+    trees_of,
+)
 from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.masks import checked_actions
@@ -95,8 +101,9 @@ class TransitionData:
             spaces = several.of(agents[0])
             columns = {agent: several.agents.index(agent) for agent in agents}
         self._space = flat_space(spaces[0])
-        specs = leaf_specs(*spaces).items()
-        self._specs = {name: spec for name, spec in specs if spec.group != "rewards"}
+        self._leaves = leaf_spaces(*spaces)
+        del self._leaves["rewards"]
+        self._columns = row_columns(self._leaves)
         self._from_env = from_env
         self._pieces = _pieces(dataset.parts, episodes, columns)
         ends = np.cumsum([len(piece.steps) for piece in self._pieces], dtype=np.int64)
@@ -164,20 +171,17 @@ class TransitionData:
     def _read(self, numbers: Array) -> tuple[TensorTree, TensorTree]:
         """Transitions from the arrays of the data set."""
         where = np.searchsorted(self._starts, numbers, side="right") - 1
-        arrays = {
-            name: np.empty((len(numbers), *spec.shape), spec.dtype)
-            for name, spec in self._specs.items()
-        }
+        arrays = self._columns.batched(len(numbers)).arrays()
         for k in np.unique(where):
             piece, chosen = self._pieces[k], where == k
             rows = numbers[chosen] - self._starts[k]
             recorded = arrays_of(piece.part)
-            for name, spec in self._specs.items():
-                own_rows = piece.obs_rows if spec.group == "obs" else piece.steps
-                arrays[name][chosen] = recorded[name][own_rows[rows]]
-        for name, spec in self._specs.items():
-            if spec.group == "actions":  # of files that were not verified
-                checked_actions(name, arrays[name], len(numbers), spec.space)
+            for name, array in arrays.items():
+                own_rows = piece.obs_rows if name.startswith("obs") else piece.steps
+                array[chosen] = recorded[name][own_rows[rows]]
+        for name, leaf in self._leaves.items():
+            if name.startswith("actions"):  # of files that were not verified
+                checked_actions(name, arrays[name], len(numbers), leaf)
         trees = trees_of(arrays)
         actions = tree_map(torch.from_numpy, trees["actions"])
         return as_tensors(self._space, trees["obs"]), self._from_env(actions)
