@@ -25,6 +25,7 @@ from maze_train.envs.factory import EnvFactory
 from maze_train.learner.learner import Learner
 from maze_train.run.parts import TrainingResult
 from maze_train.run.pipeline import configure, prepare
+from maze_train.run.restored import restored_learner
 from maze_train.run.rollout import RolloutResult, RolloutRunner
 from maze_train.run.rollout_report import RolloutSummary, summarise
 from maze_train.run.runner import TrainingRunner
@@ -170,7 +171,7 @@ def load_learner(
     refuse_import()
     own = {} if env is None else {"env._target_": EnvFactory.from_any(env).config.target}
     changes = {"runner": "dev", "trust": list(trust), **changes, **own, "resume": str(run_dir)}
-    return TrainingRunner(prepare(configure(changes, changes))).restored_learner()
+    return restored_learner(prepare(configure(changes, changes)))
 
 
 def load_policy(run_dir: str | Path, trust: Sequence[str] = (), **objects: Any) -> TrainedPolicy:

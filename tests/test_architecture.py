@@ -50,7 +50,7 @@ NAMES_PARTS = (f"{PACKAGE}.algorithms.td3.model",)
 """Modules besides settings that name parts by text: those that fill in a setting."""
 
 STARTS_QUICKLY = (
-    *("cli", "jobs", "config.", "run.pipeline", "workers.places"),
+    *("cli", "jobs", "config.", "run.pipeline", "run.assembly", "workers.places"),
     *("envs.factory", "envs.foreign"),
 )
 """Modules that import late: they run before PyTorch is needed, and whether it is needed or not."""

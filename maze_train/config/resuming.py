@@ -2,63 +2,34 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import PARTS, named_option, values_by_field
+from maze_train.config.results import (
+    FIXED,
+    are_texts,
+    content_digest,
+    digests_of_run,
+    leaves,
+    matters,
+    place_of_name,
+)
 from maze_train.config.stored import check_given, read_settings, settings_of_run
 from maze_train.config.train_config import AUTO, RunnerConfig, TrainConfig
-from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, config_to_dict
+from maze_train.config.writing import CONFIG_FILE, checkpoint_name, config_to_dict
 from maze_train.core.checks import absolute_path
-from maze_train.core.conversion import TUPLE, is_within
+from maze_train.core.conversion import is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError
-from maze_train.core.files import LOCK, read_regular
 from maze_train.core.notices import notify
 from maze_train.core.targets import TARGET, Given, has_no_name
 from maze_train.tracking.tracker import aligned
-from maze_train.training.config import RANDOM, RANDOM_OPPONENT
+from maze_train.training.config import RANDOM_OPPONENT
 
 if TYPE_CHECKING:
     from maze_train.training.checkpoint_files import CheckpointInfo
-
-
-FREE = (
-    "algorithm.device",
-    "algorithm.n_epochs",
-    "algorithm.on_damaged",
-    "algorithm.on_non_finite",
-    "algorithm.patience",
-    "algorithm.replay_buffer_storage",
-    "algorithm.storage",
-    "callbacks",
-    "checkpoint",
-    "evaluation.dump_interval",
-    "evaluation.final_episodes",
-    "learner_group",
-    "moved",
-    "resume",
-    "run_dir",
-    "runner",
-    "total_steps",
-    "tracking",
-    "trust",
-)
-"""Settings, and sections of settings, that may differ: where a run takes place, how long, and what
-it writes."""
-
-FILES = "files.json"
-"""File of a run with the digests of the files that its settings name."""
-
-MOST_HASHED_NBYTES, MOST_FILES_NBYTES = 1 << 26, 1 << 20
-"""Most bytes of which a digest is made, and of the file that keeps them."""
-
-FIXED = ("runner.concurrency", "runner.envs_per_actor", "runner.fast_dev_run")
-"""Settings within these that may not."""
 
 
 def run_to_resume(config: TrainConfig) -> Path | None:
@@ -78,13 +49,6 @@ def run_to_resume(config: TrainConfig) -> Path | None:
         problem = f"resume continues in {directory}: leave run_dir out"
         raise ConfigError("run_dir", problem, config.run_dir)
     return directory
-
-
-def checkpoint_name(resume: str | None) -> str | None:
-    """Name of the checkpoint if `resume` names one; None: the newest."""
-    path = Path(resume or "")
-    is_run = (path / CONFIG_FILE).is_file()
-    return path.name if path.parent.name == CHECKPOINTS and not is_run else None
 
 
 def directory_of(resume: str) -> Path:
@@ -163,7 +127,7 @@ def continued(
     evaluation, before = config.evaluation, stored.evaluation.opponents
     if not (evaluation.opponents or evaluation.metric) and before == RANDOM_OPPONENT:
         config = replace(config, evaluation=replace(evaluation, opponents=before))
-    before, now = _leaves(config_to_dict(stored)), _leaves(config_to_dict(config))
+    before, now = leaves(config_to_dict(stored)), leaves(config_to_dict(config))
     changed = _without_sections(
         [
             key
@@ -172,7 +136,7 @@ def continued(
             and not _is_given_again(before.get(key), now.get(key))
         ]
     )
-    refused = [key for key in changed if checkpoint is not None and _matters(key, config)]
+    refused = [key for key in changed if checkpoint is not None and matters(key, config)]
     known = digests_of_run(directory) if refused else {}
     refused = [
         key
@@ -184,8 +148,8 @@ def continued(
     table = _table(before, now, {**dict.fromkeys(refused, "refused"), **dict.fromkeys(free, "")})
     if refused:
         key = refused[0]
-        names = before.get(key), now.get(key)
-        is_place = isinstance(names[0], str) and isinstance(names[1], str) and _place_of(names[1])
+        old, new = before.get(key), now.get(key)
+        is_place = isinstance(old, str) and isinstance(new, str) and place_of_name(new)
         hint = f"; moved=[{key}] if it is the same at another place" if is_place else ""
         others = f"; all that differ:{table}" if len(refused + free) > 1 else ""
         raise ConfigError(
@@ -214,71 +178,12 @@ def has_moved(
         moved: Settings of which the user says so.
     """
     names = [before, now]
-    if not all(isinstance(name, str) or _are_texts(name) for name in names):
+    if not all(isinstance(name, str) or are_texts(name) for name in names):
         return False
     if is_within(key, moved):
-        return all(map(_place_of, [now] if isinstance(now, str) else now))
+        return all(map(place_of_name, [now] if isinstance(now, str) else now))
     digest = content_digest(now)
     return bool(digest) and digest in (known.get(key), content_digest(before))
-
-
-def _are_texts(value: Any) -> bool:
-    return (
-        isinstance(value, list) and bool(value) and all(isinstance(entry, str) for entry in value)
-    )
-
-
-def _place_of(name: str) -> Path | None:
-    """The file or directory that a text names, also that of `<run>@<version>` and `<run>:<policy>`.
-
-    None: it names none. Words such as `auto` are no names of files.
-    """
-    for place in (name, name.rpartition("@")[0], name.rpartition(":")[0]):
-        if (os.sep in place or Path(place).suffix) and Path(place).exists():
-            return Path(place)
-    return None
-
-
-def content_digest(names: str | list[str]) -> str:
-    """SHA-256 of the files that a setting names; empty: it names none, or they are large."""
-    digest, left = hashlib.sha256(), MOST_HASHED_NBYTES
-    for name in [names] if isinstance(names, str) else names:
-        try:
-            root = _place_of(name)
-            if root is None:
-                return ""
-            is_file = root.is_file()
-            paths = [root] if is_file else sorted(root.rglob("*")) if root.is_dir() else []
-            files = [path for path in paths if path.is_file() and path.name != LOCK]
-            left -= sum(path.stat().st_size for path in files)
-            if not files or left < 0:
-                return ""
-            for path in files:
-                name = "" if is_file else path.relative_to(root).as_posix()
-                digest.update(f"{name}\n".encode())
-                digest.update(hashlib.sha256(path.read_bytes()).digest())
-        except OSError:
-            return ""
-    return digest.hexdigest()
-
-
-def digests_of_files(config: TrainConfig) -> dict[str, str]:
-    """Digests of the files and runs that settings name which may not change on resume."""
-    found = {
-        key: content_digest(value)
-        for key, value in _leaves(config_to_dict(config)).items()
-        if (isinstance(value, str) or _are_texts(value)) and _matters(key, config)
-    }
-    return {key: digest for key, digest in found.items() if digest}
-
-
-def digests_of_run(directory: Path) -> dict[str, str]:
-    """The digests that a run kept when it began; none if they cannot be read."""
-    try:
-        found = json.loads(read_regular(directory / FILES, MOST_FILES_NBYTES))
-        return {str(key): str(digest) for key, digest in found.items()}
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return {}
 
 
 def _check_limits(config: TrainConfig, checkpoint: CheckpointInfo, changed: list[str]) -> None:
@@ -321,27 +226,3 @@ def _without_sections(changed: list[str]) -> list[str]:
     targets = [key for key in changed if key.endswith(f".{TARGET}")]
     sections = tuple(key.removesuffix(TARGET) for key in targets)
     return [*targets, *(key for key in changed if key in FIXED or not key.startswith(sections))]
-
-
-def _matters(key: str, config: TrainConfig) -> bool:
-    if key in FIXED:
-        return True
-    if key == "evaluation.concurrency":
-        # Random numbers are drawn for all at once.
-        sources = [own.source for own in config.policies.values()]
-        is_random = RANDOM in (*sources, *config.evaluation.opponents.values())
-        return is_random or not config.evaluation.deterministic
-    return not is_within(key, FREE)
-
-
-def _leaves(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The settings by dotted name; lists and tuples are settings, too."""
-    found: dict[str, Any] = {}
-    for key, value in node.items():
-        if isinstance(value, Mapping) and TUPLE in value:
-            value = value[TUPLE]  # once stored as a list
-        if isinstance(value, Mapping):
-            found.update(_leaves(value, f"{prefix}{key}."))
-        else:
-            found[f"{prefix}{key}"] = value
-    return found

@@ -32,6 +32,13 @@ MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 250_000, 50, 1_000
 """Bounds of a file, of mappings and lists within each other, and of the digits of a number."""
 
 
+def checkpoint_name(resume: str | None) -> str | None:
+    """Name of the checkpoint if `resume` names one; None: the newest."""
+    path = Path(resume or "")
+    is_run = (path / CONFIG_FILE).is_file()
+    return path.name if path.parent.name == CHECKPOINTS and not is_run else None
+
+
 def config_to_dict(config: Any) -> dict[str, Any]:
     """A configuration dataclass as plain values for YAML.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,16 +10,15 @@ from traceback import walk_tb
 from typing import TYPE_CHECKING
 
 from maze_train.config.overrides import shell_word
-from maze_train.config.resuming import checkpoint_name, continued
+from maze_train.config.resuming import continued
 from maze_train.config.signature import is_signed
 from maze_train.config.stored import given_in_python, modules_to_trust
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import CONFIG_FILE, config_text, writable
+from maze_train.config.writing import checkpoint_name, config_text
 from maze_train.core.errors import RunDirectoryError
-from maze_train.core.files import new_directory, remove_leftovers
 from maze_train.core.notices import warn
 from maze_train.core.targets import arguments_for
-from maze_train.run.parts import BEST, METRICS, SUMMARY
+from maze_train.run.parts import METRICS
 from maze_train.run.saved_policies import weights_that_differ
 from maze_train.tracking.tracker import MetricsRow, read_rows
 
@@ -30,75 +28,70 @@ if TYPE_CHECKING:
     from maze_train.training.trainer import Trainer
 
 
-RESULTS = (METRICS, BEST, SUMMARY, "policies", "plots", "profile", "events.out.tfevents.*")
-"""Files and directories of a run in addition to its configuration and its checkpoints."""
-
-
-def take_up(
-    store: CheckpointStore, run_dir: Path, config: TrainConfig, compared: CheckpointInfo | None
-) -> Checkpoint | None:
-    """Load the checkpoint from which a run continues, and remove what killed processes left.
-
-    Without a checkpoint a run begins again, and what it has written so far is put aside; in an
-    empty directory there is nothing to do. The run directory must be locked.
+class CheckpointContinuation:
+    """Continues a run from one of its checkpoints.
 
     Args:
-        store: The checkpoints of the run.
-        run_dir: Directory of the run.
         config: Configuration of the run; `resume` may name a checkpoint.
         compared: The checkpoint whose settings were compared with the configuration.
-
-    Raises:
-        ConfigError: If another checkpoint is loaded, because files of that one are damaged, and its
-            settings do not allow the run to resume.
-        RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
     """
-    for directory in (run_dir, run_dir / BEST):
-        remove_leftovers(directory)
-    store.clean()
-    checkpoint = store.load(checkpoint_name(config.resume))
-    if checkpoint is None:
-        put_aside(run_dir)
-    else:
-        if compared is None or compared.path != checkpoint.path:
-            continued(config, run_dir, checkpoint)
-        store.point_to(checkpoint)
-    return checkpoint
 
+    def __init__(self, config: TrainConfig, compared: CheckpointInfo | None) -> None:
+        self._config, self._compared = config, compared
 
-def put_aside(run_dir: Path) -> None:
-    """Move the results of a run that begins again into a directory below it, if there are any.
+    def checkpoint(self, store: CheckpointStore, run_dir: Path) -> Checkpoint | None:
+        """Load the checkpoint at which the run continues; None: it has none.
 
-    Its settings stay until those of the new run take their place, so that it can begin once more.
+        Args:
+            store: The checkpoints of the run.
+            run_dir: Directory of the run, which must be locked.
 
-    Raises:
-        ConfigError: If they cannot be moved.
-    """
-    found = [path for name in RESULTS for path in sorted(run_dir.glob(name))]
-    if not found or not (run_dir / CONFIG_FILE).exists():
-        return
-    with writable("run_dir", run_dir):
-        aside = new_directory(run_dir / "before")
-        shutil.copy(run_dir / CONFIG_FILE, aside)
-        for path in found:
-            path.rename(aside / path.name)
-    warn(
-        f"{run_dir} has no checkpoint: the run begins again, at step 0; what it had "
-        f"written is in {aside}"
-    )
+        Raises:
+            ConfigError: If another checkpoint is loaded, because files of that one are damaged, and
+                its settings do not allow the run to resume.
+            RunDirectoryError: If all are damaged, or the one that is named is damaged or missing.
+        """
+        checkpoint, compared = store.load(checkpoint_name(self._config.resume)), self._compared
+        if checkpoint is not None:
+            if compared is None or compared.path != checkpoint.path:
+                continued(self._config, run_dir, checkpoint)
+            store.point_to(checkpoint)
+        return checkpoint
 
+    def load(self, trainer: Trainer, checkpoint: Checkpoint) -> None:
+        """Give the trainer the state of the checkpoint.
 
-def load_checkpoint(trainer: Trainer, checkpoint: Checkpoint) -> None:
-    """Continue from a checkpoint.
+        Raises:
+            RunDirectoryError: If it is that of another algorithm or of other networks.
+        """
+        with fitting(checkpoint):
+            saved = by_name(checkpoint.state["learners"]["learner"]["modules"])
+            if differing := weights_that_differ(saved, by_name(trainer.learners.get_weights())):
+                raise does_not_fit(checkpoint, f"weights differ: {differing}")
+            trainer.load_state_dict(checkpoint.state)
 
-    Raises:
-        RunDirectoryError: If it is that of another algorithm or of other networks.
-    """
-    with fitting(checkpoint):
-        saved = by_name(checkpoint.state["learners"]["learner"]["modules"])
-        if differing := weights_that_differ(saved, by_name(trainer.learners.get_weights())):
-            raise does_not_fit(checkpoint, f"weights differ: {differing}")
-        trainer.load_state_dict(checkpoint.state)
+    def past_rows(self, run_dir: Path, checkpoint: Checkpoint) -> tuple[MetricsRow, ...]:
+        """Return the metrics up to the checkpoint.
+
+        A damaged table is set aside: the checkpoint is whole, and the run continues without it.
+
+        Args:
+            run_dir: Directory of the run.
+            checkpoint: The checkpoint.
+        """
+        table = run_dir / METRICS
+        try:
+            rows = read_rows(table, checkpoint.epoch)
+        except RunDirectoryError as error:
+            aside = table.with_suffix(".damaged.csv")
+            os.replace(table, aside)
+            kept = f"it is kept as {aside.name}, and a new one begins after {checkpoint.path.name}"
+            warn(f"{error}; {kept}")
+            return ()
+        if self._config.tracking.csv and len(rows) < checkpoint.epoch:
+            missing = f"{checkpoint.epoch - len(rows)} of {checkpoint.epoch} epochs"
+            warn(f"metrics.csv lacks {missing} before {checkpoint.path.name}")
+        return tuple(rows)
 
 
 @contextmanager
@@ -162,28 +155,3 @@ def how_to_go_on(run_dir: Path | None, config: TrainConfig) -> str:
         return f"to continue: train({arguments_for(given)}, resume={str(run_dir)!r}{trust})"
     trust = f" trust=[{','.join(modules)}]" if modules else ""
     return f"to continue: maze-run {shell_word('resume', str(run_dir))}{trust}"
-
-
-def past_rows(run_dir: Path, resumed: Checkpoint, is_kept: bool) -> tuple[MetricsRow, ...]:
-    """The metrics of a run up to the checkpoint from which it is continued.
-
-    A table that is damaged is set aside: the checkpoint is whole, and the run continues without it.
-
-    Args:
-        run_dir: Directory of the run.
-        resumed: The checkpoint.
-        is_kept: Whether the run writes metrics.csv; then missing rows are reported.
-    """
-    table = run_dir / "metrics.csv"
-    try:
-        rows = read_rows(table, resumed.epoch)
-    except RunDirectoryError as error:
-        aside = table.with_suffix(".damaged.csv")
-        os.replace(table, aside)
-        kept = f"it is kept as {aside.name}, and a new one begins after {resumed.path.name}"
-        warn(f"{error}; {kept}")
-        return ()
-    if is_kept and len(rows) < resumed.epoch:
-        missing = f"{resumed.epoch - len(rows)} of {resumed.epoch} epochs"
-        warn(f"metrics.csv lacks {missing} before {resumed.path.name}")
-    return tuple(rows)

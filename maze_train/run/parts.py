@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE, config_text, writable
 from maze_train.core.errors import ConfigError
-from maze_train.core.files import new_directory, read_regular
+from maze_train.core.files import new_directory, read_regular, remove_leftovers
 from maze_train.core.folders import check_held, make_folders
-from maze_train.core.notices import notify
+from maze_train.core.notices import notify, warn
 from maze_train.tracking.tracker import FAILURES, Tracker
 from maze_train.training.outcome import TrainingSummary
 
 if TYPE_CHECKING:
-    from maze_train.run.pipeline import PreparedRun
+    from maze_train.run.prepared import PreparedRun
+    from maze_train.training.checkpoints import CheckpointStore
     from maze_train.training.evaluators import BestModelSelection
     from maze_train.training.policy_files import TrainedPolicy
     from maze_train.training.trainer import Trainer
@@ -80,6 +82,39 @@ class TrainingResult:
 
 
 BEST, METRICS, SUMMARY = "best", "metrics.csv", "summary.json"
+
+
+RESULTS = (METRICS, BEST, SUMMARY, "policies", "plots", "profile", "events.out.tfevents.*")
+"""Files and directories of a run in addition to its configuration and its checkpoints."""
+
+
+def clear(store: CheckpointStore, run_dir: Path) -> None:
+    """Remove what killed processes left in a run directory, which must be locked."""
+    for directory in (run_dir, run_dir / BEST):
+        remove_leftovers(directory)
+    store.clean()
+
+
+def put_aside(run_dir: Path) -> None:
+    """Move the results of a run that begins again into a directory below it, if there are any.
+
+    Its settings stay until those of the new run take their place, so that it can begin once more.
+
+    Raises:
+        ConfigError: If they cannot be moved.
+    """
+    found = [path for name in RESULTS for path in sorted(run_dir.glob(name))]
+    if not found or not (run_dir / CONFIG_FILE).exists():
+        return
+    with writable("run_dir", run_dir):
+        aside = new_directory(run_dir / "before")
+        shutil.copy(run_dir / CONFIG_FILE, aside)
+        for path in found:
+            path.rename(aside / path.name)
+    warn(
+        f"{run_dir} has no checkpoint: the run begins again, at step 0; what it had "
+        f"written is in {aside}"
+    )
 
 
 def check_is_free(run_dir: str | Path | None) -> None:

@@ -13,38 +13,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from maze_train.config.loading import load_config
-from maze_train.config.resuming import checkpoint_name, continued, run_to_resume, stored_settings
 from maze_train.config.train_config import AUTO, TrainConfig
-from maze_train.config.writing import CHECKPOINTS
+from maze_train.config.writing import CHECKPOINTS, checkpoint_name
 from maze_train.core.seeding import draw_seed
 from maze_train.nets.config import ModelConfig
+from maze_train.run.assembly import features_of
+from maze_train.run.prepared import PreparedRun
 from maze_train.training.config import TRIAL_STEPS
-
-if TYPE_CHECKING:
-    from maze_train.run.base_policy import BasePolicy
-    from maze_train.training.checkpoints import CheckpointInfo
-
-
-@dataclass(frozen=True)
-class PreparedRun:
-    """A checked configuration, and what the run begins with."""
-
-    config: TrainConfig
-    """The configuration, with a seed and all defaults."""
-
-    resumed_dir: Path | None = None
-    """Directory of the run that is continued; None: a new run."""
-
-    checkpoint: CheckpointInfo | None = None
-    """Checkpoint at which the run continues; None: it begins at step 0."""
-
-    bases: tuple[BasePolicy, ...] = ()
-    """Policies whose weights training starts from; none: new weights, or those of a checkpoint."""
 
 
 def configure(values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> TrainConfig:
@@ -61,6 +41,8 @@ def configure(values: Mapping[str, Any], changes: Mapping[str, Any] | None = Non
     """
     resume = values.get("resume")
     if changes is not None and resume not in (None, AUTO):
+        from maze_train.config.resuming import stored_settings
+
         values = stored_settings(str(resume), changes)
     return load_config(values)
 
@@ -74,7 +56,11 @@ def prepare(config: TrainConfig) -> PreparedRun:
         RunDirectoryError: If the configuration of the run that is continued is damaged.
     """
     config = config.with_defaults()
-    directory, bases = run_to_resume(config), []
+    directory, bases = None, []
+    if config.resume is not None:
+        from maze_train.config.resuming import run_to_resume
+
+        directory = run_to_resume(config)
     sources = [policy for policy, own in config.policies.items() if own.run is not None]
     for policy in [*[None] * (config.base_run is not None), *sources]:
         # Imported here, as below: an error in a configuration is reported before PyTorch is needed.
@@ -85,6 +71,7 @@ def prepare(config: TrainConfig) -> PreparedRun:
         bases.append(base)
     config, checkpoint = shortened(config), None
     if directory is not None:
+        from maze_train.config.resuming import continued
         from maze_train.training.checkpoints import CheckpointStore
 
         store = CheckpointStore(directory / CHECKPOINTS)
@@ -92,7 +79,8 @@ def prepare(config: TrainConfig) -> PreparedRun:
         config = continued(config, directory, checkpoint)
     if config.seed is None:
         config = replace(config, seed=draw_seed())
-    return PreparedRun(config, directory, checkpoint, () if checkpoint else tuple(bases))
+    features = partial(features_of, config, directory, checkpoint)
+    return PreparedRun(config, features, directory, checkpoint, () if checkpoint else tuple(bases))
 
 
 def shortened(config: TrainConfig) -> TrainConfig:

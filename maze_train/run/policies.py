@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import gymnasium
-import numpy as np
-import torch
 from torch import nn
 
 from maze_train.collect.agents import (
     RANDOM,
     PolicyAgent,
     RandomAgent,
-    UniformPolicy,
     agent_maker,
     built_policy,
     check_policy_spaces,
@@ -26,29 +21,20 @@ from maze_train.collect.agents import (
     spaces_of_policy,
 )
 from maze_train.collect.episode_player import ModelAgent, SlotAgent
-from maze_train.collect.episodes import return_of_team
 from maze_train.collect.fixed_policies import fixed_policy
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import ConfigError, RunDirectoryError
-from maze_train.core.notices import notify
-from maze_train.core.seeding import EpisodeSeeds, Seeds
 from maze_train.core.targets import TARGET, Given, build_target, is_target
-from maze_train.core.types import Array
 from maze_train.envs.config import EnvConfig
-from maze_train.envs.factory import EnvFactory
 from maze_train.envs.stepped import EnvSlots
-from maze_train.envs.vector import MazeVectorEnv
-from maze_train.nets.joint import JointModel, acting_alone
+from maze_train.nets.joint import JointModel
 from maze_train.run.saved_policies import SavedPolicy, read_saved_policy, read_source, score_of
-from maze_train.spaces.agents import REWARDS, AgentSpaces, agent_spaces, matching, teams_in
+from maze_train.spaces.agents import AgentSpaces, agent_spaces, matching
 from maze_train.spaces.describe import check_same_spaces
-from maze_train.training.builder import AlgorithmBuilder
-from maze_train.training.config import RANDOM_OPPONENT, PolicyConfig
-from maze_train.training.evaluators import RolloutEvaluator
-from maze_train.training.generators import generators_kept
-from maze_train.training.models import check_id, is_trainable, modules_of, policies_of_agents
+from maze_train.training.config import PolicyConfig
+from maze_train.training.models import check_id, modules_of, policies_of_agents
 
 
 @dataclass(frozen=True)
@@ -351,178 +337,3 @@ def _agent_of(
 ) -> SlotAgent:
     models = {policy: named.make_model() for policy, named in policies.items()}
     return ModelAgent(JointModel(models, owners), len(slots), deterministic)
-
-
-class OpponentEvaluator(RolloutEvaluator):
-    """Plays n episodes in the seats of each team against each opponent, and reports who won.
-
-    The policies that are judged play all agents of one team, which is a single agent unless the
-    environment has teams. An opponent plays all other agents that it can; the rest keep their
-    policies. The sum of the returns of a team counts: larger than those of all teams in which the
-    opponent plays is a win, smaller than any of them a loss, and else it is a draw.
-
-    Args:
-        make_env: See `RolloutEvaluator`.
-        n_episodes: Episodes in the seats of each team against each opponent, >= 1.
-        opponents: The models by agent that an opponent can play, by its name.
-        teams: Agents of each team.
-        seats: Teams that the policies which are judged play, one at a time.
-        **kwargs: Further arguments of `RolloutEvaluator`.
-    """
-
-    def __init__(
-        self,
-        make_env: Callable[[int], MazeVectorEnv],
-        n_episodes: int,
-        opponents: Mapping[str, Mapping[str, nn.Module]],
-        teams: Sequence[Sequence[str]],
-        seats: Sequence[Sequence[str]],
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(make_env, n_episodes, **kwargs)
-        self._opponents, self._teams, self._seats = opponents, teams, seats
-
-    def evaluate(self, policy: nn.Module) -> dict[str, float]:
-        """Play; metrics are `<prefix>/vs_<name>/return_mean`, `win_rate` and so on."""
-        metrics: dict[str, float] = {}
-        with generators_kept(), torch.no_grad():
-            env = self._environments()
-            for name, models in self._opponents.items():
-                results = [
-                    self._play_seat(seat, policy, models, env)
-                    for seat in self._seats
-                    if models.keys() - set(seat)
-                ]
-                means, own, best = map(np.concatenate, zip(*results, strict=True))
-                found = {
-                    "return_mean": means.mean(),
-                    "win_rate": (own > best).mean(),
-                    "draw_rate": (own == best).mean(),
-                    "loss_rate": (own < best).mean(),
-                }
-                start = f"{self.prefix}/vs_{name}"
-                metrics.update({f"{start}/{key}": float(value) for key, value in found.items()})
-        return metrics
-
-    def _play_seat(
-        self, seat: Sequence[str], policy: Any, models: Mapping[str, nn.Module], env: MazeVectorEnv
-    ) -> tuple[Array, Array, Array]:
-        """Mean return of the agents of a team, its return, and the best one of others, `[n]`."""
-        own = {agent: policy.by_policy[owner] for agent, owner in policy.agents.items()}
-        others = models.keys() - set(seat)
-        chosen = {agent: models[agent] if agent in others else own[agent] for agent in own}
-        *_, reported = self._play(acting_alone(chosen), env)
-        returns = {agent: reported[f"{agent}/episode_return_mean"] for agent in own}
-        total = return_of_team(seat, returns)
-        against = [return_of_team(team, returns) for team in self._teams if others & set(team)]
-        return total / len(seat), total, np.max(against, axis=0)
-
-
-MOST_TURNS, ENOUGH = 1_000, 10
-"""Turns that are played to see whether rewards cancel, and those with rewards that say it."""
-
-CANCELLED = (
-    "note: what one agent gains others lose, so the mean return over agents says nothing: "
-    "evaluation plays against random as well, and eval/vs_random/return_mean selects the best "
-    "policy. evaluation.opponents names others; evaluation.metric=eval/episode_return_mean: none"
-)
-
-
-def with_random_opponent(config: TrainConfig) -> TrainConfig:
-    """Let evaluation play against random, where no setting says what selects the best policy.
-
-    That is so in environments where the rewards of several agents cancel, which a few random
-    episodes show.
-
-    Args:
-        config: The configuration, which is returned as it is where they do not.
-    """
-    settings = config.evaluation
-    is_chosen = settings.opponents or settings.metric or not settings.n_episodes
-    if is_chosen or config.env.backend != "gymnasium":
-        return config
-    make_env, found = EnvFactory(config.env).for_evaluation(), False
-    # An error comes again where it belongs.
-    with suppress(Exception), generators_kept(), closing(make_env()) as env:
-        found = rewards_cancel(env, Seeds(config.seed or 0).integer("opponents"))
-    if not found:
-        return config
-    notify(CANCELLED)
-    return replace(config, evaluation=replace(settings, opponents=dict(RANDOM_OPPONENT)))
-
-
-def rewards_cancel(env: gymnasium.Env[Any, Any], seed: int) -> bool:
-    """Whether the rewards of several agents add up to 0 in every turn of some random episodes.
-
-    Args:
-        env: An environment; with one agent, or one team, they do not.
-        seed: Root seed of the episodes, >= 0.
-    """
-    spaces = env.observation_space, env.action_space
-    several = agent_spaces(*spaces)
-    if several is None or len(teams_in(env.metadata, several.agents)) < 2:
-        return False
-    policy, is_over, n_found = UniformPolicy(*spaces), True, 0
-    policy.reset(seed)
-    seeds = EpisodeSeeds(seed, 0, 1)
-    for _ in range(MOST_TURNS):
-        if is_over:
-            obs, _ = env.reset(seed=seeds.next())
-        obs, _, terminated, truncated, _ = env.step(policy.act(obs))
-        is_over = terminated or truncated
-        rewards = obs[REWARDS].astype(np.float64)
-        if abs(rewards.sum()) > 1e-6 * np.abs(rewards).sum():
-            return False
-        n_found += bool(rewards.any())
-        if n_found == ENOUGH:
-            break
-    return n_found > 0
-
-
-def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> OpponentEvaluator:
-    """The evaluator that `evaluation.opponents` asks for.
-
-    Raises:
-        ConfigError: If there is one agent, or an opponent is not a policy or does not fit.
-    """
-    settings, spaces = config.evaluation, agent_spaces(*builder.spaces)
-    if spaces is None or len(spaces.agents) < 2:
-        problem = "the environment has one agent; leave it out"
-        raise ConfigError("evaluation.opponents", problem, list(settings.opponents))
-    owners = policies_of_agents(spaces, config.policies)
-    with closing(builder.context.env_factory.for_evaluation()()) as env:
-        teams = teams_in(env.metadata, spaces.agents)
-    seats = [
-        team
-        for team in teams
-        if any(
-            is_trainable(owners[agent], config.policies, config.policies_to_train) for agent in team
-        )
-    ]
-    opponents = {}
-    for name, source in settings.opponents.items():
-        key = f"evaluation.opponents.{name}"
-        named = {
-            agent: resolve(source, key, spaces.of(agent), agent, config) for agent in spaces.agents
-        }
-        opponents[name] = {
-            agent: policy.make_model().to(builder.context.device)
-            for agent, policy in named.items()
-            if policy.fits
-        }
-        if not any(opponents[name].keys() - set(seat) for seat in seats):
-            problem = (
-                "no agent other than one that learns can play it, in another team; agents: "
-                f"{', '.join(named)}"
-            )
-            raise ConfigError(key, problem, source)
-    return OpponentEvaluator(
-        lambda num_envs: builder.context.make_env(num_envs, training=False),
-        settings.n_episodes,
-        opponents,
-        teams,
-        seats,
-        concurrency=settings.concurrency,
-        seed=builder.context.seeds.integer("opponents"),
-        deterministic=settings.deterministic,
-    )

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 from maze_train.collect.examination import Findings, examine, notes, replay_difference
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import MazeTrainError
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.pooled import NEW_EPISODES
+from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.trainer import Contexts
+from maze_train.workers.places import ThisProcess
 from maze_train.workers.probe import Probe
 
 LIMIT_S = 30.0
@@ -76,28 +79,36 @@ class ExaminationContexts(Contexts):
                 self._notify(line)
 
 
-def is_examined(config: TrainConfig) -> bool:
-    """Whether a new run examines its environment.
+def examined(
+    config: TrainConfig,
+    contexts: Contexts,
+    builder: AlgorithmBuilder[Any],
+    notify: Callable[[str], None],
+) -> Contexts:
+    """Return the contexts of a run in which its environment is examined.
 
-    It does not build more environments than the run does by itself: there may be one machine.
+    Args:
+        config: Configuration of the run.
+        contexts: Its other contexts.
+        builder: Builder of the algorithm.
+        notify: Prints a line.
     """
-    is_single = config.runner.concurrency == 1 and config.evaluation.n_episodes == 0
-    return (
-        config.runner.check_repeatability == "auto"
-        and sys.platform == "linux"  # elsewhere a process cannot be forked safely
-        and not (is_single or config.runner.fast_dev_run)
-        and config.algorithm.learns_from == "env"
-        and config.env.backend == "gymnasium"
-    )
+    place = builder.context.place
+    num_envs, n_episodes = builder.num_envs, config.evaluation.n_episodes
+    workers = place.num_workers(num_envs)
+    num_eval_envs = min(n_episodes, config.evaluation.concurrency or num_envs)
+    counts = (num_envs, num_eval_envs, 0 if isinstance(place, ThisProcess) else workers)
+    is_put_back = config.checkpoint.is_on and not config.checkpoint.allow_new_episodes
+    work = partial(examination, builder.context.env_factory, counts, is_put_back)
+    return ExaminationContexts(contexts, work, notify)
 
 
 def examination(
-    config: TrainConfig, factory: EnvFactory, counts: tuple[int, int, int], is_resumed_exactly: bool
+    factory: EnvFactory, counts: tuple[int, int, int], is_resumed_exactly: bool
 ) -> list[str]:
     """Examine an environment; returns lines for the user.
 
     Args:
-        config: Configuration of the run.
         factory: Builds an environment.
         counts: Numbers of training environments, evaluation environments, and worker processes; 0:
             all environments are in one process.

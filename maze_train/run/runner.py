@@ -8,42 +8,41 @@ import os
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from torch import nn
 
-from maze_train.config.resuming import FILES, checkpoint_name, digests_of_files
+from maze_train.config.results import FILES, digests_of_files
 from maze_train.config.writing import (
     CHECKPOINTS,
+    checkpoint_name,
     config_text,
     config_to_dict,
     writable,
     write_config,
 )
-from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.errors import ConfigError
 from maze_train.core.files import atomic_write, exclusive
 from maze_train.core.notices import notify
 from maze_train.core.seeding import Seeds
 from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
-from maze_train.learner.learner import Learner
 from maze_train.learner.modules import torch_threads
-from maze_train.run.checkpoints import fitting, how_to_go_on, load_checkpoint, past_rows, take_up
 from maze_train.run.notes import TimeLimitNote, end_notes, start_notes
 from maze_train.run.parts import (
     SUMMARY,
     TrainingResult,
     check_is_free,
+    clear,
     make_run_dir,
     missing_results,
+    put_aside,
     stop_reason_of,
     tell_stop,
 )
-from maze_train.run.pipeline import PreparedRun
-from maze_train.run.policies import opponent_evaluator, with_random_opponent
-from maze_train.run.repeatability import ExaminationContexts, examination, is_examined
+from maze_train.run.prepared import PreparedRun
 from maze_train.spaces.agents import agent_spaces
 from maze_train.tracking.tracker import (
     EVAL_RETURN,
@@ -72,7 +71,6 @@ from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.outcome import LIMITS, Interruption, Limits, TrainingSummary
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
 from maze_train.training.trainer import Contexts, Trainer, TrainerServices
-from maze_train.workers.places import ThisProcess
 
 
 class TrainingRunner:
@@ -93,6 +91,7 @@ class TrainingRunner:
     def __init__(self, prepared: PreparedRun) -> None:
         self.prepared = prepared
         self.config = prepared.config
+        self.features = prepared.features()
         self.resumed_dir = prepared.resumed_dir
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
@@ -133,13 +132,13 @@ class TrainingRunner:
             dataset=config.runner.dataset,
             is_trial=config.runner.fast_dev_run,
             has_checkpoint=self.prepared.checkpoint is not None,
-            read_checkpoint=self._read_checkpoint,
+            read_checkpoint=self.read_checkpoint,
             closing=self._closing,
             notify=self._notify_once,
         )
 
-    def _read_checkpoint(self) -> Checkpoint | None:
-        """Read the checkpoint from which the run continues."""
+    def read_checkpoint(self) -> Checkpoint | None:
+        """Read the checkpoint from which the run continues; None: there is none."""
         if self.resumed_dir is None:
             return None
         store = CheckpointStore(self.resumed_dir / CHECKPOINTS)
@@ -154,29 +153,6 @@ class TrainingRunner:
     def close(self) -> None:
         """Close all environments and evaluators; calling it again does nothing."""
         self._closing.close()
-
-    def restored_learner(self) -> Learner[Any, Any, Any]:
-        """Return the learner with the state of the checkpoint from which the run continues.
-
-        Raises:
-            RunDirectoryError: If there is no checkpoint, or all are damaged.
-        """
-        checkpoint, builder = self._read_checkpoint(), self.builder
-        if checkpoint is None:
-            raise RunDirectoryError(f"{self.resumed_dir} has no checkpoint, which holds a learner")
-        with self, generators_kept():
-            model = builder.build_model()
-            if self.config.algorithm.learns_from == "dataset":
-                builder.prepare(model)  # the loss depends on the data
-            learner = builder.build_learner(model)
-        with fitting(checkpoint):
-            state = checkpoint.state["learners"]["learner"]
-            if learner.modules.keys() != state["modules"].keys():
-                from maze_train.training.league import make_snapshots  # few runs have leagues
-
-                make_snapshots(learner, state["modules"])
-            learner.load_state_dict(state)
-        return learner
 
     # -- the run ---------------------------------------------------------------------------------
 
@@ -252,23 +228,11 @@ class TrainingRunner:
             mode=self.selection_mode,
             settings=self.config_text,
         )
-        reason = stop_reason_of(run_dir)
-        resumed = take_up(store, run_dir, config, self.prepared.checkpoint)
-        if resumed is not None and reason not in ("", *FAILURES, *LIMITS):
-            notify(f"note: a callback had ended this run: {reason}; it continues all the same")
-        if resumed is None and (digests := digests_of_files(config)):
-            with writable("run_dir", run_dir), atomic_write(run_dir / FILES) as file:
-                file.write(json.dumps(digests, indent=1).encode())
-        write_config(run_dir, self.config_text)
+        resumed = self._take_up(store, run_dir)
         selection = self._build_model_selection(model, run_dir)
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
-        contexts = RunContexts(
-            run_dir,
-            deterministic=config.runner.deterministic,
-            detect_anomaly=config.runner.detect_anomaly,
-            profile=config.tracking.profile,
-        )
-        clock = UpdateClock(self._examined(contexts, resumed), self._notify_once)
+        contexts = self._contexts(run_dir, is_new=resumed is None)
+        clock = UpdateClock(contexts, self._notify_once)
         interruption = Interruption(clock.remaining)
         services = TrainerServices(
             tracker=tracker,
@@ -289,8 +253,8 @@ class TrainingRunner:
         )
         trainer = self.builder.build_trainer(model, services)
         trainer.learners.first.watch = clock.watch
-        if resumed is not None:
-            load_checkpoint(trainer, resumed)
+        if self.features.continuation is not None and resumed is not None:
+            self.features.continuation.load(trainer, resumed)
         with interruption:
             summary = self._train(trainer, tracker, selection)
         rows = tracker.history[len(tracker.run_info.past_rows) :]
@@ -304,19 +268,34 @@ class TrainingRunner:
             self._notify_once(note)
         return TrainingResult(run_dir, summary, tracker.history, policy, missing)
 
-    def _examined(self, contexts: Contexts, resumed: Checkpoint | None) -> Contexts:
-        """The contexts of a new run, in which its environment is examined."""
-        config, builder = self.config, self.builder
-        if resumed is not None or not is_examined(config):
+    def _take_up(self, store: CheckpointStore, run_dir: Path) -> Checkpoint | None:
+        """Prepare the run directory, and load the checkpoint at which the run continues."""
+        reason = stop_reason_of(run_dir)
+        clear(store, run_dir)
+        continuation, resumed = self.features.continuation, None
+        if continuation is not None:
+            resumed = continuation.checkpoint(store, run_dir)
+        if resumed is None:
+            put_aside(run_dir)
+            if digests := digests_of_files(self.config):
+                with writable("run_dir", run_dir), atomic_write(run_dir / FILES) as file:
+                    file.write(json.dumps(digests, indent=1).encode())
+        elif reason not in ("", *FAILURES, *LIMITS):
+            notify(f"note: a callback had ended this run: {reason}; it continues all the same")
+        write_config(run_dir, self.config_text)
+        return resumed
+
+    def _contexts(self, run_dir: Path, *, is_new: bool) -> Contexts:
+        """The contexts of training; those of a new run may examine its environment."""
+        contexts = RunContexts(
+            run_dir,
+            deterministic=self.config.runner.deterministic,
+            detect_anomaly=self.config.runner.detect_anomaly,
+            profile=self.config.tracking.profile,
+        )
+        if self.features.examine is None or not is_new:
             return contexts
-        place = builder.context.place
-        num_envs, n_episodes = builder.num_envs, config.evaluation.n_episodes
-        workers = place.num_workers(num_envs)
-        num_eval_envs = min(n_episodes, config.evaluation.concurrency or num_envs)
-        counts = (num_envs, num_eval_envs, 0 if isinstance(place, ThisProcess) else workers)
-        is_put_back = config.checkpoint.is_on and not config.checkpoint.allow_new_episodes
-        work = partial(examination, config, builder.context.env_factory, counts, is_put_back)
-        return ExaminationContexts(contexts, work, self._notify_once)
+        return self.features.examine(contexts, self.builder, self._notify_once)
 
     def _train(
         self, trainer: Trainer, tracker: Tracker, selection: BestModelSelection
@@ -341,7 +320,7 @@ class TrainingRunner:
                 summary = replace(trainer.summary(), final_test=tests)
                 tracker.finish(summary.as_dict())
                 if trainer.stop_reason in FAILURES:
-                    tell_stop(trainer, how_to_go_on(self.run_dir, self.config))
+                    tell_stop(trainer, self.features.how_to_continue(self.run_dir, self.config))
         return summary
 
     def _test(self, trainer: Trainer, selection: BestModelSelection) -> dict[str, dict[str, float]]:
@@ -370,7 +349,7 @@ class TrainingRunner:
 
     def _judge_by_opponents(self) -> None:
         """Let evaluation play against random, where returns of agents cancel."""
-        self.config = config = with_random_opponent(self.config)
+        self.config = config = self.features.with_random_opponent(self.config)
         self.config_text = config_text(config)
         builder = self.builder
         builder.context = replace(builder.context, evaluation=config.evaluation)
@@ -389,7 +368,7 @@ class TrainingRunner:
                 self._closing.callback(evaluator.close)
             evaluators = [*evaluators, *own]
         if self.config.evaluation.opponents:
-            evaluators.append(opponent_evaluator(self.config, self.builder))
+            evaluators.append(self.features.opponent_evaluator(self.config, self.builder))
         if len(evaluators) > 1:
             return MultiEvaluator(evaluators)
         return evaluators[0] if evaluators else None
@@ -408,6 +387,7 @@ class TrainingRunner:
         )
 
     def _run_info(self, run_dir: Path, resumed: Checkpoint | None) -> RunInfo:
+        continuation = self.features.continuation
         config = self.config
         title = f"{config.algorithm.name.upper()} on {self.builder.task_name}"
         if resumed is not None:
@@ -416,7 +396,7 @@ class TrainingRunner:
             run_dir=run_dir,
             title=title,
             name=config.tracking.name,
-            past_rows=(past_rows(run_dir, resumed, config.tracking.csv) if resumed else ()),
+            past_rows=continuation.past_rows(run_dir, resumed) if continuation and resumed else (),
             # From its beginning if there was no checkpoint yet.
             resumed_at_step=(resumed.env_steps if resumed else 0) if self.resumed_dir else None,
             config=config_to_dict(config),

@@ -34,8 +34,8 @@ from maze_train.core.notices import notify, say, tell_traceback
 from maze_train.core.plain_yaml import dump_yaml, load_yaml
 from maze_train.core.targets import TARGET, locate
 from maze_train.envs.factory import EnvFactory
+from maze_train.run.opponents import with_random_opponent
 from maze_train.run.pipeline import configure, prepare
-from maze_train.run.policies import with_random_opponent
 from maze_train.run.runner import TrainingRunner
 from maze_train.tools.runs import task_name
 from maze_train.tools.search_report import (

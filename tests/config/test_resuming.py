@@ -14,16 +14,9 @@ from maze_train.algorithms.bc.config import BCAlgorithmConfig
 from maze_train.algorithms.off_policy.config import OffPolicyConfig
 from maze_train.config.loading import load_config
 from maze_train.config.options import list_options
-from maze_train.config.resuming import (
-    _leaves,
-    _matters,
-    checkpoint_name,
-    continued,
-    digests_of_files,
-    run_to_resume,
-    stored_settings,
-)
-from maze_train.config.writing import config_text, config_to_dict
+from maze_train.config.results import digests_of_files, leaves, matters
+from maze_train.config.resuming import continued, run_to_resume, stored_settings
+from maze_train.config.writing import checkpoint_name, config_text, config_to_dict
 from maze_train.core.errors import ConfigError, RunDirectoryError
 
 BASE: dict[str, Any] = {
@@ -85,7 +78,7 @@ def test_settings_that_may_differ(algorithm):
     data = {"bc": "runner.dataset", "sacfd": "algorithm.initial_demonstration_trajectories"}
     more = {data[algorithm]: "x"} if algorithm in data else {}
     config = load_config({**BASE, "algorithm": algorithm, **more})
-    free = {key for key in _leaves(config_to_dict(config)) if not _matters(key, config)}
+    free = {key for key in leaves(config_to_dict(config)) if not matters(key, config)}
     of_sections = {key for key in free if key.startswith(SECTIONS)}
     own = [keys for kind, keys in OF_KIND.items() if isinstance(config.algorithm, kind)]
     assert free - of_sections == SHARED.union(*own)

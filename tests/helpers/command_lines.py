@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from maze_train.cli import main
-from maze_train.run.pipeline import PreparedRun
+from maze_train.run.prepared import PreparedRun
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from functools import partial
+from pathlib import Path
 
 
 class CommandLine:
@@ -57,7 +58,7 @@ def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
         module = ModuleType(f"maze_train.run.{where}")
         setattr(module, name, command_line.runner_of)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr("maze_train.jobs.prepare", PreparedRun)
+    monkeypatch.setattr("maze_train.jobs.prepare", partial(PreparedRun, features=object))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)

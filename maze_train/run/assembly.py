@@ -1,0 +1,80 @@
+"""Chooses the optional parts of a run by its settings: only the parts that it uses are imported."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from maze_train.config.train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from maze_train.run.features import Features
+    from maze_train.training.builder import AlgorithmBuilder
+    from maze_train.training.checkpoints import CheckpointInfo
+    from maze_train.training.evaluators import Evaluator
+
+
+def features_of(
+    config: TrainConfig, resumed_dir: Path | None, checkpoint: CheckpointInfo | None
+) -> Features:
+    """Return the optional parts that a run uses.
+
+    Args:
+        config: Its configuration.
+        resumed_dir: Directory of the run that is continued; None: a new run.
+        checkpoint: Checkpoint at which it continues; None: it begins at step 0.
+    """
+    from maze_train.run.features import Features
+
+    examine: Any = None
+    if checkpoint is None and is_examined(config):
+        from maze_train.run.repeatability import examined
+
+        examine = partial(examined, config)
+    continuation = None
+    if resumed_dir is not None:
+        from maze_train.run.checkpoints import CheckpointContinuation
+
+        continuation = CheckpointContinuation(config, checkpoint)
+    return Features(
+        examine=examine,
+        with_random_opponent=_with_random_opponent,
+        opponent_evaluator=_opponent_evaluator,
+        continuation=continuation,
+        how_to_continue=_how_to_continue,
+    )
+
+
+def is_examined(config: TrainConfig) -> bool:
+    """Whether a new run examines its environment.
+
+    It does not build more environments than the run does by itself: there may be one machine.
+    """
+    is_single = config.runner.concurrency == 1 and config.evaluation.n_episodes == 0
+    return (
+        config.runner.check_repeatability == "auto"
+        and sys.platform == "linux"  # elsewhere a process cannot be forked safely
+        and not (is_single or config.runner.fast_dev_run)
+        and config.algorithm.learns_from == "env"
+        and config.env.backend == "gymnasium"
+    )
+
+
+def _with_random_opponent(config: TrainConfig) -> TrainConfig:
+    from maze_train.run.opponents import with_random_opponent
+
+    return with_random_opponent(config)
+
+
+def _opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> Evaluator:
+    from maze_train.run.opponents import opponent_evaluator
+
+    return opponent_evaluator(config, builder)
+
+
+def _how_to_continue(run_dir: Path | None, config: TrainConfig) -> str:
+    from maze_train.run.checkpoints import how_to_go_on
+
+    return how_to_go_on(run_dir, config)

@@ -1,0 +1,36 @@
+"""The learner of a run, restored from one of its checkpoints."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from maze_train.core.errors import RunDirectoryError
+from maze_train.learner.learner import Learner
+from maze_train.run.checkpoints import fitting
+from maze_train.run.prepared import PreparedRun
+from maze_train.run.runner import TrainingRunner
+from maze_train.training.generators import generators_kept
+from maze_train.training.league import make_snapshots
+
+
+def restored_learner(prepared: PreparedRun) -> Learner[Any, Any, Any]:
+    """Return the learner of a run with the state of the checkpoint at which it continues.
+
+    Raises:
+        RunDirectoryError: If there is no checkpoint, or all are damaged.
+    """
+    runner = TrainingRunner(prepared)
+    checkpoint, builder = runner.read_checkpoint(), runner.builder
+    if checkpoint is None:
+        raise RunDirectoryError(f"{runner.resumed_dir} has no checkpoint, which holds a learner")
+    with runner, generators_kept():
+        model = builder.build_model()
+        if runner.config.algorithm.learns_from == "dataset":
+            builder.prepare(model)  # the loss depends on the data
+        learner = builder.build_learner(model)
+    with fitting(checkpoint):
+        state = checkpoint.state["learners"]["learner"]
+        if learner.modules.keys() != state["modules"].keys():
+            make_snapshots(learner, state["modules"])
+        learner.load_state_dict(state)
+    return learner
