@@ -4,25 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
 from maze_train.core.checks import check_at_least
 from maze_train.core.events import Statistics
-from maze_train.core.types import Tensor
-from maze_train.learner.components import check_chosen
 from maze_train.learner.config import LearnerGroupConfig, Progress
 from maze_train.learner.learner import Learner
-from maze_train.learner.modules import DEFAULT_MODULE, Chosen, ModuleSource, torch_threads
+from maze_train.learner.learners import Learners, Result
+from maze_train.learner.modules import DEFAULT_MODULE, ModuleSource, torch_threads
 from maze_train.learner.others import OtherLearners
 from maze_train.learner.update_queue import UpdateQueue
 from maze_train.workers.places import Place
 
-Result = TypeVar("Result")
 
-
-class LearnerGroup:
+class LearnerGroup(Learners):
     """The learners of a trainer: one in this process, and further ones in their own processes.
 
     All get the same experience, and have the same weights and the same state to the bit. Each
@@ -52,8 +49,7 @@ class LearnerGroup:
     ) -> None:
         if isinstance(settings, int):
             settings = LearnerGroupConfig(n_learners=settings)
-        self.settings = settings
-        self._first = learner
+        super().__init__(learner, settings)
         self._queue: UpdateQueue | None = None
         self._others: OtherLearners | None = None
         if settings.n_learners > 1:
@@ -63,11 +59,6 @@ class LearnerGroup:
     def n_learners(self) -> int:
         """Number of learners."""
         return self.settings.n_learners
-
-    @property
-    def weights_seq_no(self) -> int:
-        """Updates that the weights have seen."""
-        return self._first.weights_seq_no
 
     @property
     def first(self) -> Learner[Any, Any, Any]:
@@ -151,8 +142,6 @@ class LearnerGroup:
         if self._others is not None:
             self._others.shutdown()
 
-    # -- modules, state --------------------------------------------------------------------------
-
     def add_module(
         self,
         module_id: str,
@@ -168,53 +157,14 @@ class LearnerGroup:
             ConfigError: As there, or if several learners cannot train it.
         """
         how: dict[str, Any] = {"frozen": frozen, "like": like, "overrides": overrides}
-        added = self.first.add_module(module_id, module, **how)
+        added = super().add_module(module_id, module, **how)
         if self._others is not None:
             try:
                 self._others.check_modules()
             except Exception:
                 self.first.remove_module(module_id)
                 raise
-        self._change()
         return added
-
-    def remove_module(self, module_id: str) -> nn.Module:
-        """Remove a module from every learner, and return that of the first one."""
-        removed = self.first.remove_module(module_id)
-        self._change()
-        return removed
-
-    @property
-    def policies_to_train(self) -> Chosen:
-        """The modules that learn: ids, or a function of id and experience; None: all.
-
-        Setting an unknown id raises a ConfigError.
-        """
-        return self.first.policies_to_train
-
-    @policies_to_train.setter
-    def policies_to_train(self, chosen: Chosen) -> None:
-        check_chosen(self.first.modules, chosen)
-        self.first.policies_to_train = chosen
-        self._change()
-
-    def get_weights(self) -> dict[str, dict[str, Tensor]]:
-        """Copies of the weights by module."""
-        return self.first.get_weights()
-
-    def set_weights(self, weights: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Write weights into the modules of every learner."""
-        self.first.set_weights(weights)
-        self._change()
-
-    def state_dict(self) -> dict[str, Any]:
-        """State of the learners, which is the same for all of them."""
-        return {"learner": self.first.state_dict()}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`, of any number of learners."""
-        self.first.load_state_dict(state["learner"])
-        self._change()
 
     def _change(self) -> None:
         """Make the other learners equal to the first one, which was changed, before they run."""

@@ -348,8 +348,7 @@ class OtherLearners:
     Args:
         learner: The first learner.
         settings: Settings of the group, of several learners.
-        place: Where the workers of the run live; None: in this process, and the learners in
-            processes of this machine.
+        place: Where the workers of the run live; None: in this process.
 
     Attributes:
         are_equal: Whether they have the state of the first learner; where not, they get it before
@@ -370,7 +369,7 @@ class OtherLearners:
         self.are_equal = False
         self._learner = learner
         self._threads = settings.n_cpus_per_learner
-        self._place = LocalProcesses() if place is None else place.for_learners()
+        self._place = (place.for_learners() if place else None) or LocalProcesses()
         self._parcels: Parcels | None = None
         self._meeting: MeetingPlace | None = None
         args, kwargs = learner.made_from

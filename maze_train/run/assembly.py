@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Any
 from maze_train.config.train_config import TrainConfig
 
 if TYPE_CHECKING:
+    from maze_train.envs.vector import MazeVectorEnv
     from maze_train.run.features import Features
     from maze_train.training.builder import AlgorithmBuilder
     from maze_train.training.checkpoints import CheckpointInfo
     from maze_train.training.evaluators import Evaluator
+    from maze_train.training.features import BuildFeatures
 
 
 def features_of(
@@ -39,12 +41,40 @@ def features_of(
 
         continuation = CheckpointContinuation(config, checkpoint)
     return Features(
+        building=_build_features(config),
+        make_native_env=_make_native_env,
         examine=examine,
         with_random_opponent=_with_random_opponent,
         opponent_evaluator=_opponent_evaluator,
         continuation=continuation,
         how_to_continue=_how_to_continue,
     )
+
+
+def _build_features(config: TrainConfig) -> BuildFeatures:
+    from maze_train.training.features import BuildFeatures
+
+    found: dict[str, Any] = {}
+    if config.learner_group.n_learners > 1 or config.learner_group.queue_size:
+        from maze_train.learner.group import LearnerGroup
+
+        found["make_group"] = LearnerGroup
+    if config.runner.envs_per_actor:
+        from maze_train.training.actors import PARTS
+
+        found["actors"] = PARTS
+    if config.env.backend != "gymnasium":
+        from maze_train.collect.simulators import collector_class
+        from maze_train.envs.foreign import make_foreign_env
+
+        found |= {"make_vector_env": make_foreign_env, "collector_class": collector_class}
+    return BuildFeatures(**found)
+
+
+def _make_native_env(*args: Any, **kwargs: Any) -> MazeVectorEnv:
+    from maze_train.envs.foreign import make_foreign_env
+
+    return make_foreign_env(*args, **kwargs)
 
 
 def is_examined(config: TrainConfig) -> bool:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from maze_train.config.train_config import TrainConfig
+from maze_train.envs.vector import MazeVectorEnv
 from maze_train.tracking.tracker import MetricsRow
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.checkpoints import Checkpoint, CheckpointStore
 from maze_train.training.evaluators import Evaluator
+from maze_train.training.features import BuildFeatures
 from maze_train.training.trainer import Contexts, Trainer
 
 
@@ -34,6 +36,13 @@ class Continuation(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class Features:
     """Optional parts of a run."""
+
+    building: BuildFeatures
+    """Optional parts of the algorithm."""
+
+    make_native_env: Callable[..., MazeVectorEnv]
+    """Makes the vector form of registered environments, to compare speeds; see
+    `make_foreign_env`."""
 
     examine: Callable[[Contexts, AlgorithmBuilder[Any], Callable[[str], None]], Contexts] | None
     """Adds the examination of the environment to the contexts of a run; the last argument prints a

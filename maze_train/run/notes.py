@@ -15,14 +15,11 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.vector.utils import batch_space
 
-from maze_train.collect.actors import Actors
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import EnvError, MazeTrainError
 from maze_train.core.targets import TARGET, locate
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import GUARD_STEPS, env_name
-from maze_train.envs.foreign import make_foreign_env
-from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.spaces.describe import (
     choice_sizes,
@@ -162,6 +159,7 @@ def end_notes(
     info_keys: Sequence[str],
     builder: AlgorithmBuilder[Any],
     policy: TrainedPolicy,
+    make_native_env: Callable[..., MazeVectorEnv],
 ) -> Iterator[str]:
     """The lines that a run ends with.
 
@@ -170,13 +168,14 @@ def end_notes(
         info_keys: Keys of infos that are to be metrics.
         builder: What the run was built with.
         policy: The policy of the run.
+        make_native_env: Makes the vector form of an environment.
     """
     names = {name for row in rows for name in row}
     for key in info_keys:
         if rows and not names & {f"train/info/{key}", f"eval/info/{key}"}:
             yield f"tracking.info_keys: no episode ended with a number under {key!r} in its info"
     if sum(row.get("time/epoch_s", 0.0) for row in rows) >= LEAST_RUN_S:
-        yield from speed_notes(rows, builder, policy)
+        yield from speed_notes(rows, builder, policy, make_native_env)
 
 
 def lacks_time_limit(config: EnvConfig) -> bool:
@@ -203,7 +202,10 @@ def is_float_image(space: spaces.Space[Any]) -> bool:
 
 
 def speed_notes(
-    rows: Sequence[Mapping[str, float]], builder: AlgorithmBuilder[Any], policy: TrainedPolicy
+    rows: Sequence[Mapping[str, float]],
+    builder: AlgorithmBuilder[Any],
+    policy: TrainedPolicy,
+    make_native_env: Callable[..., MazeVectorEnv],
 ) -> Iterator[str]:
     """The lines about the speed of a run.
 
@@ -214,24 +216,22 @@ def speed_notes(
         rows: Metrics of the epochs of this process.
         builder: Has the environments of the run, which are stepped, and its settings.
         policy: The policy, on the CPU.
+        make_native_env: Makes the vector form of an environment.
     """
     env_s, collect_s, whole_s = (sum(row.get(name, 0.0) for row in rows) for name in TIMES)
-    source = builder.source
-    if isinstance(source, Actors):
-        if not source.pool.workers:
-            yield from worker_notes(
-                collect_s, whole_s, source.busy_s, len(source.slices), "collected rollouts"
-            )
+    if builder.has_actors:
+        if use := builder.worker_use():
+            yield from worker_notes(collect_s, whole_s, *use, "collected rollouts")
         return
     if not env_s:
         return
     with suppress(EnvError):  # Workers that are gone must not cost a finished training.
-        if isinstance(source, PooledVectorEnv) and not source.envs:
-            yield from worker_notes(env_s, whole_s, source.busy_s(), source.n_workers)
+        if use := builder.worker_use():
+            yield from worker_notes(env_s, whole_s, *use)
     with suppress(MazeTrainError):  # which must not cost a finished training
         if builder.context.device.type == "cpu":
             yield from policy_notes(collect_s - env_s, whole_s, policy, builder.num_envs)
-        yield from native_notes(env_s, whole_s, builder)
+        yield from native_notes(env_s, whole_s, builder, make_native_env)
 
 
 def policy_notes(
@@ -256,19 +256,25 @@ def policy_notes(
         )
 
 
-def native_notes(env_s: float, whole_s: float, builder: AlgorithmBuilder[Any]) -> Iterator[str]:
+def native_notes(
+    env_s: float,
+    whole_s: float,
+    builder: AlgorithmBuilder[Any],
+    make_native_env: Callable[..., MazeVectorEnv],
+) -> Iterator[str]:
     """The line where the environment has a vector form that is faster.
 
     Args:
         env_s: Seconds that stepping environments took.
         whole_s: Seconds of the run.
         builder: Has the environments of the run, which are stepped.
+        make_native_env: Makes the vector form of an environment.
     """
     config = builder.context.env
     if not (is_worth_it(env_s, whole_s) and has_vector_form(config)):
         return
     native = replace(config, backend="native")
-    with closing(make_foreign_env(native, builder.num_envs, training=True)) as env:
+    with closing(make_native_env(native, builder.num_envs, training=True)) as env:
         native_s, run_s = seconds_to_step(env), seconds_to_step(builder.env)
     if is_worth_it(env_s * (1 - native_s / run_s), whole_s):
         yield (

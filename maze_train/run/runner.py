@@ -130,6 +130,7 @@ class TrainingRunner:
             total_steps=config.total_steps or 0,
             info_keys=config.tracking.info_keys,
             dataset=config.runner.dataset,
+            features=self.features.building,
             is_trial=config.runner.fast_dev_run,
             has_checkpoint=self.prepared.checkpoint is not None,
             read_checkpoint=self.read_checkpoint,
@@ -264,7 +265,9 @@ class TrainingRunner:
         seed = self.seeds.integer("acting")
         acting: Any = model.cpu()
         policy = TrainedPolicy(acting, *self.builder.spaces, seed)
-        for note in end_notes(rows, config.tracking.info_keys, self.builder, policy):
+        for note in end_notes(
+            rows, config.tracking.info_keys, self.builder, policy, self.features.make_native_env
+        ):
             self._notify_once(note)
         return TrainingResult(run_dir, summary, tracker.history, policy, missing)
 

@@ -12,14 +12,12 @@ import torch
 from gymnasium import Env
 
 from maze_train.collect.collector import RolloutCollector
-from maze_train.collect.simulators import collector_class
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import Seeds
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, cap_on_episodes
 from maze_train.envs.faults import own_processes
-from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.config import LearnerGroupConfig
@@ -35,6 +33,7 @@ from maze_train.training.config import (
     PolicyConfig,
 )
 from maze_train.training.contexts import available_memory, readable_nbytes
+from maze_train.training.features import BuildFeatures
 from maze_train.workers.places import Place
 
 
@@ -45,6 +44,7 @@ def build_vector_env(
     on_non_finite: Any,
     first_env: int = 0,
     *,
+    make_other: Callable[..., MazeVectorEnv] | None = None,
     training: bool = True,
     max_episode_steps: int = 0,
     can_be_restored: bool = True,
@@ -60,6 +60,7 @@ def build_vector_env(
         place: Where their workers live.
         on_non_finite: Reaction to a bad number.
         first_env: Number of the first environment in messages.
+        make_other: Makes the environments where the backend is another one; see `BuildFeatures`.
         training: Whether rewards and ends of episodes may be changed, as in training.
         max_episode_steps: Steps after which environments of another backend cut an episode;
             0: never.
@@ -68,8 +69,8 @@ def build_vector_env(
         device: Device of a simulator.
         info_keys: Keys of last infos whose numbers will be asked for.
     """
-    if config.backend != "gymnasium":
-        env: MazeVectorEnv = make_foreign_env(
+    if make_other is not None:
+        env = make_other(
             config,
             len(factories),
             training=training,
@@ -130,6 +131,7 @@ class BuildContext(Generic[Config]):
         is_trial: Whether the run is a short trial of everything.
         has_checkpoint: Whether the run continues from a checkpoint, which brings the experience.
         read_checkpoint: Reads that checkpoint; None without a checkpoint.
+        features: Optional parts that the settings ask for.
         closing: Closes the objects registered here at the end of the run.
         notify: Prints a line for the user.
     """
@@ -152,6 +154,7 @@ class BuildContext(Generic[Config]):
     info_keys: Sequence[str] = ()
     dataset: str | dict[str, Any] | None = None
     learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
+    features: BuildFeatures = field(default_factory=BuildFeatures)
     is_trial: bool = False
     has_checkpoint: bool = False
     read_checkpoint: Callable[[], Checkpoint | None] = lambda: None
@@ -180,6 +183,7 @@ class BuildContext(Generic[Config]):
                 self.env,
                 self.place,
                 self.algorithm.on_non_finite_step,
+                make_other=self.features.make_vector_env,
                 training=training,
                 max_episode_steps=limit,
                 keeps_terminal_obs=keeps_terminal_obs,
@@ -220,7 +224,9 @@ class BuildContext(Generic[Config]):
         """
         steps = min(num_steps, TRIAL_STEPS) if self.is_trial else num_steps
         check_fits(env, steps)
-        return collector_class(env)(
+        find_class = self.features.collector_class
+        collector_class = RolloutCollector if find_class is None else find_class(env)
+        return collector_class(
             env,
             steps,
             env_seed=self.seeds.integer(f"{stream}episodes"),

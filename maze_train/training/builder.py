@@ -7,54 +7,26 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-import torch
 from torch import nn
 
-from maze_train.collect.actor_collector import ActorCollector
-from maze_train.collect.actors import Actors
 from maze_train.collect.collector import Collector
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.targets import locate
-from maze_train.core.types import Array
 from maze_train.envs.factory import env_name
+from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.vector import MazeVectorEnv
-from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learner import Learner
+from maze_train.learner.learners import Learners
 from maze_train.nets.joint import JointModel
 from maze_train.nets.normalization import ObservationNormalizer
-from maze_train.training.build_context import BuildContext, build_vector_env, close_quietly
-from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
+from maze_train.training.build_context import BuildContext, close_quietly
+from maze_train.training.config import AlgorithmConfig
 from maze_train.training.evaluators import Evaluator, RolloutEvaluator
 from maze_train.training.models import learner_maker, make_model, modules_of
 from maze_train.training.trainer import Trainer, TrainerServices
-from maze_train.workers.places import ThisProcess
 
 MOST_IDLE = 100
 """Rollouts in a row without a turn of those that lack statistics, after which training ends."""
-
-
-def build_actors(
-    context: BuildContext[Any], num_actors: int, num_envs: int, **workers: Any
-) -> Actors:
-    """Build actors, closed at the end of the run.
-
-    Args:
-        context: Settings, environment and services of the run.
-        num_actors: How many.
-        num_envs: Environments of each.
-        **workers: Further arguments of `Actors`.
-    """
-    make_env = partial(
-        build_vector_env,
-        [context.env_factory] * num_envs,
-        context.env,
-        ThisProcess(),
-        context.algorithm.on_non_finite_step,
-        info_keys=context.info_keys,
-    )
-    actors = Actors(make_env, num_actors, num_envs, context.place, **workers)
-    context.closing.callback(close_quietly, actors)
-    return actors
 
 
 Config = TypeVar("Config", bound=AlgorithmConfig)
@@ -75,7 +47,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         learners: The learners; there from `prepare` on.
     """
 
-    learners: LearnerGroup
+    learners: Learners
 
     def __init__(self, context: BuildContext[Config]) -> None:
         self.context = context
@@ -103,7 +75,12 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         """
         context = self.context
         learner = self.build_learner(model)
-        self.learners = LearnerGroup(learner, context.learner_group, context.place)
+        make_group, settings = context.features.make_group, context.learner_group
+        self.learners = (
+            Learners(learner, settings)
+            if make_group is None
+            else make_group(learner, settings, context.place)
+        )
         context.closing.callback(self.learners.shutdown)
 
     def build_learner(self, model: nn.Module) -> Learner[Any, Any, Any]:
@@ -223,61 +200,43 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         """
         context = self.context
         collector: Collector = (
-            self._actor_collector(num_steps, acting, stream)
-            if context.envs_per_actor
+            actors.make_collector(self, num_steps, acting, stream)
+            if (actors := context.features.actors) is not None
             else context.make_collector(self.env, num_steps, stream)
         )
         if isinstance(acting, JointModel):
             collector.split_turns(acting, **turns)
         return collector
 
-    def _actor_collector(self, num_steps: int, acting: Any, stream: str) -> ActorCollector:
-        """Return the collector of rollouts with the actors of the run."""
-        context = self.context
-        actors: Any = self.env
-
-        def forget(lost: Array) -> None:
-            envs = torch.from_numpy(lost)
-            self.learners.foreach_learner(lambda learner: learner.forget_episodes(envs))
-
-        return ActorCollector(
-            actors,
-            acting,
-            self.model_maker(),
-            min(num_steps, TRIAL_STEPS) if context.is_trial else num_steps,
-            env_seed=context.seeds.integer(f"{stream}episodes"),
-            action_seed=context.seeds.integer(f"{stream}actions"),
-            on_lost=forget,
-            allow_new_episodes=context.checkpoint.allow_new_episodes,
-            info_keys=context.info_keys,
-        )
-
     @property
     def env(self) -> MazeVectorEnv:
         """The environments, or actors, that collect experience; made when first used."""
         if self._env is None:
-            context, per_actor = self.context, self.context.envs_per_actor
-            if not per_actor:
-                self._env = context.make_env(
-                    self.num_envs, keeps_terminal_obs=self.keeps_terminal_obs
-                )
-                return self._env
-            num_actors = self.num_envs // per_actor
-            workers = context.place.num_workers(num_actors)
-            actors: Any = build_actors(
-                context,
-                num_actors,
-                per_actor,
-                num_workers=workers,
-                can_be_restored=context.checkpoint.is_on or context.place.may_restart,
+            actors = self.context.features.actors
+            self._env = (
+                self.context.make_env(self.num_envs, keeps_terminal_obs=self.keeps_terminal_obs)
+                if actors is None
+                else actors.make(self)
             )
-            self._env = actors
         return self._env
 
     @property
-    def source(self) -> Any:
-        """The environments, or actors, that collected experience; None without any."""
-        return self._env
+    def has_actors(self) -> bool:
+        """Whether actors collect the experience, which have the policy and the environments."""
+        return self.context.features.actors is not None
+
+    def worker_use(self) -> tuple[float, int] | None:
+        """Seconds for which worker processes did their work, and their number; None without any.
+
+        Raises:
+            EnvError: If a worker fails.
+        """
+        env, actors = self._env, self.context.features.actors
+        if actors is not None:
+            return actors.worker_use(env)
+        if isinstance(env, PooledVectorEnv) and not env.envs:
+            return env.busy_s(), env.n_workers
+        return None
 
     def close_env(self) -> None:
         """Close `env`; its next use makes new ones."""

@@ -14,8 +14,8 @@ from maze_train.core.errors import CallbackError, ConfigError, one_of
 from maze_train.core.events import Event
 from maze_train.core.notices import notify, tell_traceback, warn
 from maze_train.learner.config import Progress
-from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learner import Learner
+from maze_train.learner.learners import Learners
 from maze_train.tracking.tracker import FAILURES, MetricsRow, RunInfo
 from maze_train.training.generators import generators_kept
 
@@ -92,7 +92,7 @@ class TrainingView:
     @property
     def learner(self) -> Learner[Any, Any, Any]:
         """The learner of this process, to be looked at."""
-        learners: LearnerGroup = self._trainer.learners
+        learners: Learners = self._trainer.learners
         return learners.first
 
     @property

@@ -17,8 +17,8 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, EventInterface, Statistics
 from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, tree_map
 from maze_train.data.rollout import Rollout
-from maze_train.learner.group import LearnerGroup
 from maze_train.learner.learner import Learner
+from maze_train.learner.learners import Learners
 from maze_train.nets.acting import Acted, acting
 from maze_train.nets.joint import JointModel, joint_acted
 from maze_train.spaces.agents import ACTS, AGENTS
@@ -317,16 +317,14 @@ def _with_rows(acted: Acted, rows: Tensor, own: Acted) -> Acted:
     return Acted._make(map(written, acted, own))
 
 
-def make_snapshot(learners: LearnerGroup | Learner[Any, Any, Any], module_id: str) -> Any:
+def make_snapshot(learners: Learners | Learner[Any, Any, Any], module_id: str) -> Any:
     """The frozen module of a snapshot, with the present weights of its policy."""
     policy = module_id.partition(SNAPSHOT)[0]
     weights = learners.get_weights()[policy]
     return learners.add_module(module_id, weights, frozen=True, like=policy).eval()
 
 
-def make_snapshots(
-    learners: LearnerGroup | Learner[Any, Any, Any], module_ids: Iterable[str]
-) -> None:
+def make_snapshots(learners: Learners | Learner[Any, Any, Any], module_ids: Iterable[str]) -> None:
     """Make the snapshots among the modules of a checkpoint, which gives them their weights."""
     for module_id in module_ids:
         if SNAPSHOT in module_id:
@@ -387,7 +385,7 @@ class LeagueCollector(Collector):
         collector: Collector,
         model: JointModel,
         leagues: Sequence[League],
-        learners: LearnerGroup,
+        learners: Learners,
         epoch_length: int,
         teams: Sequence[Sequence[str]],
         module_ids: Iterable[str] = (),

@@ -20,7 +20,7 @@ from maze_train.core.events import Statistics
 from maze_train.core.files import atomic_write
 from maze_train.data.state_files import dumps, loads
 from maze_train.learner.config import Progress
-from maze_train.learner.group import LearnerGroup
+from maze_train.learner.learners import Learners
 from maze_train.tracking.tracker import RunInfo, Tracker
 from maze_train.training.callbacks import Callback, Callbacks
 from maze_train.training.checkpoints import Checkpoints
@@ -81,7 +81,7 @@ class Trainer(ABC):
     def __init__(
         self,
         config: AlgorithmConfig,
-        learners: LearnerGroup,
+        learners: Learners,
         model: nn.Module,
         services: TrainerServices,
     ) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 from maze_train.core.errors import ConfigError
 from maze_train.workers.pool import InlinePool, MakeWorker, WorkerPool
-from maze_train.workers.remote import RemotePlace
+
+if TYPE_CHECKING:
+    from maze_train.workers.remote import RemotePlace
 
 
 class Place(Protocol):
@@ -35,8 +37,8 @@ class Place(Protocol):
         """
         ...
 
-    def for_learners(self) -> RemotePlace:
-        """The place for learners in addition to the first one."""
+    def for_learners(self) -> RemotePlace | None:
+        """The place for learners in addition to the first one; None: processes of this machine."""
         ...
 
 
@@ -55,11 +57,8 @@ class ThisProcess:
         """A pool of workers in this process."""
         return InlinePool(make_workers)
 
-    def for_learners(self) -> RemotePlace:
+    def for_learners(self) -> None:
         """Processes of this machine."""
-        from maze_train.workers.process_pool import LocalProcesses  # slow to load
-
-        return LocalProcesses()
 
 
 T = TypeVar("T", covariant=True)

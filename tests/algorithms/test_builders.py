@@ -10,6 +10,7 @@ import pytest
 from maze_train import AlgorithmBuilder, TrainerServices, load_config
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.es.population import trained_size
+from maze_train.algorithms.impala.trainer import ImpalaBuilder
 from maze_train.collect.actors import Actors
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import locate
@@ -73,7 +74,8 @@ def test_actions_are_kept_for_checkpoints_alone(settings: dict[str, Any], kept: 
     }
     with make(**given) as made:
         prepared_model(made)
-        source = made.builder.source
+        builder = made.builder
+        source = builder.source if isinstance(builder, ImpalaBuilder) else builder.env
         envs = [source]
         if isinstance(source, Actors):
             envs = [env for worker in source.pool.workers for env in worker._envs.values()]

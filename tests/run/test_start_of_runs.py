@@ -300,7 +300,7 @@ def test_where_a_vector_form_would_be_faster(
         return 4.0 if env == "own" else native_s
 
     monkeypatch.setattr("maze_train.run.notes.seconds_to_step", seconds_to_step)
-    found = list(native_notes(env_s, 100.0, builder))
+    found = list(native_notes(env_s, 100.0, builder, make_foreign_env))
     assert len(found) == bool(expected)
     assert re.match(expected, "".join(found))
     assert all(env == "own" or env.num_envs == 2 for env in compared)

@@ -16,10 +16,11 @@ from maze_train.collect.actors import Actors, DistributedActors, GatheredRollout
 from maze_train.core.events import Statistics
 from maze_train.data.rollout_replay import RolloutReplay
 from maze_train.learner.config import Progress
+from maze_train.learner.group import LearnerGroup
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import members_of
+from maze_train.training.actors import build_actors, worker_use
 from maze_train.training.build_context import close_quietly
-from maze_train.training.builder import build_actors
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import states_by_module
 from maze_train.training.trainer import Trainer
@@ -62,10 +63,11 @@ class IMPALA(Trainer):
         batch, steps = gathered.rollouts, gathered.episodes.steps
         self.check_lost(steps)
         batch |= {key: replay.mix(batch[key]) for key, replay in self.replay.items()}
-        if self.learners.settings.queue_size:
-            ended_updates = self.learners.async_update(batch, progress, steps, self._send)
+        learners = self.learners
+        if isinstance(learners, LearnerGroup) and learners.settings.queue_size:
+            ended_updates = learners.async_update(batch, progress, steps, self._send)
         else:
-            ended_updates = self.learners.update(batch, progress)
+            ended_updates = learners.update(batch, progress)
             self._send()
         statistics.merge(ended_updates)
         ended = time.perf_counter()
@@ -121,6 +123,15 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         is_kept = None if self.context.checkpoint.is_on else False
         num_actors = self.algorithm.num_actors
         return build_actors(self.context, num_actors, self.envs_per_actor, can_be_restored=is_kept)
+
+    @property
+    def has_actors(self) -> bool:
+        """They are all that collects experience."""
+        return True
+
+    def worker_use(self) -> tuple[float, int] | None:
+        """The use of the workers that have the actors."""
+        return worker_use(self.source)
 
     @property
     def envs_per_actor(self) -> int:

@@ -1,0 +1,89 @@
+"""Actors: copies of the policy that collect experience where their environments are."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+
+from maze_train.collect.actor_collector import ActorCollector
+from maze_train.collect.actors import Actors
+from maze_train.core.types import Array
+from maze_train.training.build_context import BuildContext, build_vector_env, close_quietly
+from maze_train.training.builder import AlgorithmBuilder
+from maze_train.training.config import TRIAL_STEPS
+from maze_train.training.features import ActorParts
+from maze_train.workers.places import ThisProcess
+
+
+def build_actors(
+    context: BuildContext[Any], num_actors: int, num_envs: int, **workers: Any
+) -> Actors:
+    """Build actors, closed at the end of the run.
+
+    Args:
+        context: Settings, environment and services of the run.
+        num_actors: How many.
+        num_envs: Environments of each.
+        **workers: Further arguments of `Actors`.
+    """
+    make_env = partial(
+        build_vector_env,
+        [context.env_factory] * num_envs,
+        context.env,
+        ThisProcess(),
+        context.algorithm.on_non_finite_step,
+        make_other=context.features.make_vector_env,
+        info_keys=context.info_keys,
+    )
+    actors = Actors(make_env, num_actors, num_envs, context.place, **workers)
+    context.closing.callback(close_quietly, actors)
+    return actors
+
+
+def make_actors(builder: AlgorithmBuilder[Any]) -> Actors:
+    """The actors of `runner.envs_per_actor`."""
+    context = builder.context
+    per_actor, place = context.envs_per_actor, context.place
+    num_actors = builder.num_envs // per_actor
+    return build_actors(
+        context,
+        num_actors,
+        per_actor,
+        num_workers=place.num_workers(num_actors),
+        can_be_restored=context.checkpoint.is_on or place.may_restart,
+    )
+
+
+def make_actor_collector(
+    builder: AlgorithmBuilder[Any], num_steps: int, acting: Any, stream: str
+) -> ActorCollector:
+    """The collector of rollouts with the actors of a builder; see `make_collector` there."""
+    context = builder.context
+    actors: Any = builder.env
+
+    def forget(lost: Array) -> None:
+        envs = torch.from_numpy(lost)
+        builder.learners.foreach_learner(lambda learner: learner.forget_episodes(envs))
+
+    return ActorCollector(
+        actors,
+        acting,
+        builder.model_maker(),
+        min(num_steps, TRIAL_STEPS) if context.is_trial else num_steps,
+        env_seed=context.seeds.integer(f"{stream}episodes"),
+        action_seed=context.seeds.integer(f"{stream}actions"),
+        on_lost=forget,
+        allow_new_episodes=context.checkpoint.allow_new_episodes,
+        info_keys=context.info_keys,
+    )
+
+
+def worker_use(actors: Actors) -> tuple[float, int] | None:
+    """See `AlgorithmBuilder.worker_use`; None where the actors are in this process."""
+    return None if actors.pool.workers else (actors.busy_s, len(actors.slices))
+
+
+PARTS = ActorParts(make_actors, make_actor_collector, worker_use)
+"""The actors of A2C and PPO, as a builder uses them."""

@@ -1,0 +1,46 @@
+"""Optional parts of an algorithm; whoever assembles a run passes in those that it uses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from maze_train.collect.collector import Collector, RolloutCollector
+from maze_train.envs.vector import MazeVectorEnv
+from maze_train.learner.config import LearnerGroupConfig
+from maze_train.learner.learner import Learner
+from maze_train.learner.learners import Learners
+from maze_train.workers.places import Place
+
+
+class ActorParts(NamedTuple):
+    """Actors that collect experience, made for an `AlgorithmBuilder`."""
+
+    make: Callable[[Any], Any]
+    """Makes the actors, in the place of environments."""
+
+    make_collector: Callable[[Any, int, Any, str], Collector]
+    """Makes their collector from the arguments of `AlgorithmBuilder.make_collector`."""
+
+    worker_use: Callable[[Any], tuple[float, int] | None]
+    """See `AlgorithmBuilder.worker_use`; takes the actors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildFeatures:
+    """Optional parts from which an algorithm is built; the defaults are those of most runs."""
+
+    make_group: Callable[[Learner[Any, Any, Any], LearnerGroupConfig, Place], Learners] | None = (
+        None
+    )
+    """Makes a group of learners; None: there is one learner, which updates in the foreground."""
+
+    actors: ActorParts | None = None
+    """Actors; None: the policy of the learner acts in all environments."""
+
+    make_vector_env: Callable[..., MazeVectorEnv] | None = None
+    """Makes vector environments of another `env.backend` than gymnasium; see `make_foreign_env`."""
+
+    collector_class: Callable[[MazeVectorEnv], type[RolloutCollector]] | None = None
+    """Returns the collector for such environments; None: `RolloutCollector`."""
