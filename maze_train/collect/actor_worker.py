@@ -21,7 +21,7 @@ from maze_train.core.types import Array, Tensor, tree_map
 from maze_train.data.rollout import rollout_columns, slots_in
 from maze_train.envs.stepped import close_all
 from maze_train.envs.vector import MazeVectorEnv
-from maze_train.nets.acting import acting
+from maze_train.nets.acting import ActingModel, acting
 from maze_train.nets.joint import JointModel
 from maze_train.spaces.columns import Columns
 from maze_train.spaces.describe import flat_space
@@ -52,7 +52,8 @@ def acting_state(model: nn.Module) -> dict[str, Tensor]:
     left_out = tuple(
         f"{path}.{name}.".removeprefix(".")
         for path, module in model.named_modules()
-        for name in getattr(module, "learner_only", ())
+        if isinstance(module, ActingModel)
+        for name in module.learner_only
     )
     state = model.state_dict(keep_vars=True)
     return {

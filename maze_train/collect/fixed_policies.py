@@ -12,7 +12,7 @@ from gymnasium import Space
 from gymnasium.spaces import Box
 from torch import nn
 
-from maze_train.collect.agents import UserPolicy, built_policy, check_are_new
+from maze_train.collect.custom_policies import UserPolicy, built_policy, check_are_new
 from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.core.targets import build_target, is_target
 from maze_train.core.types import (

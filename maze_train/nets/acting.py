@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import nn
@@ -35,6 +35,9 @@ class ActingModel(nn.Module, ABC):
     Rows of arguments are independent of each other. Random numbers are an argument, so that their
     owner decides when they are drawn.
     """
+
+    learner_only: ClassVar[tuple[str, ...]] = ()
+    """Names of submodules that are not needed to act."""
 
     is_random: bool = False
     """Whether actions need noise even if `deterministic` is set."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from gymnasium import spaces
@@ -107,8 +107,7 @@ class ActorCriticModel(PolicyModel):
             shares no layers with the policy then.
     """
 
-    learner_only: ClassVar[tuple[str, ...]] = ("critic", "value_head")
-    """Submodules that are not needed to act."""
+    learner_only = ("critic", "value_head")
 
     def __init__(
         self,

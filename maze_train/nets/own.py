@@ -15,6 +15,7 @@ from maze_train.core.targets import TARGET, build_target
 from maze_train.core.types import Tensor
 from maze_train.distributions.base import Distribution
 from maze_train.functional.value_transforms import ValueTransform
+from maze_train.nets.acting import acting
 from maze_train.spaces.describe import is_mask_key
 from maze_train.spaces.tensors import sampled_for
 
@@ -105,7 +106,7 @@ def _try_out(model: Any, param_size: int, space: spaces.Space[Any]) -> None:
     method, wanted = "policy_params", [[ROWS, param_size]]
     expected = f"expected distribution parameters of shape [batch, {param_size}]"
     try:
-        state_size = int(getattr(model, "state_size", 0))
+        state_size = acting(model).state_size
         with torch.no_grad():
             if state_size > 0:
                 method = "policy_step"

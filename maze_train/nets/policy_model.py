@@ -301,8 +301,8 @@ class PolicyModel(DistributionPolicy):
     @property
     def around(self) -> dict[str, Any]:
         """Everything but the policy, as arguments of a model like this one."""
-        names = ("trunk", "rnn", "normalizer", "masking", "critic_keys")
-        return {name: getattr(self, name) for name in names}
+        parts = {"trunk": self.trunk, "rnn": self.rnn, "normalizer": self.normalizer}
+        return {**parts, "masking": self.masking, "critic_keys": self.critic_keys}
 
     @property
     def state_size(self) -> int:

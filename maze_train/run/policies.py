@@ -15,11 +15,11 @@ from maze_train.collect.agents import (
     PolicyAgent,
     RandomAgent,
     agent_maker,
-    built_policy,
     check_policy_spaces,
     model_of,
     spaces_of_policy,
 )
+from maze_train.collect.custom_policies import built_policy
 from maze_train.collect.episode_player import ModelAgent, SlotAgent
 from maze_train.collect.fixed_policies import fixed_policy
 from maze_train.config.rollout_config import RolloutConfig

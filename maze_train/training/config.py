@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
-from maze_train.collect.config import OpponentsConfig
 from maze_train.core.checks import absolute_path, check_at_least, check_fields, check_positive
 from maze_train.core.conversion import convert_fields
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
@@ -35,9 +34,58 @@ TRIAL_BATCH = 256
 """Most samples of a minibatch of a trial."""
 
 
+SNAPSHOT = "@"
+"""Stands in the ids of snapshots between that of the policy and a number."""
+
+
+@dataclass(kw_only=True)
+class OpponentsConfig:
+    """Earlier versions of a policy, its snapshots, against which it plays in training."""
+
+    make_collector: ClassVar[str] = "maze_train.training.league.make_league_collector"
+    """Function that makes the collector of a run with such policies."""
+
+    add_every: int = 10
+    """Epochs from one snapshot to the next; 0: the win rate alone says it. The first one is the
+    policy that training begins with."""
+
+    at_win_rate: float = 0.0
+    """Share of points against the snapshots, since the last one was added, at which the next one
+    is: 1 for an episode with a larger return than the opponent (of its team, see `env.teams`), 0.5
+    for an equal one; 0: never."""
+
+    least_episodes: int = 50
+    """Episodes against snapshots that this share needs. >= 1."""
+
+    keep: int = 20
+    """Newest snapshots that are kept. >= 1."""
+
+    draw: Literal["latest", "uniform", "by_strength"] = "uniform"
+    """Rule by which opponents are drawn: the newest snapshot; all alike; by_strength: with weight
+    (1 - w)^2, where w is the share of points against it."""
+
+    share: float = 0.5
+    """Share of the episodes against snapshots; in the others the policy plays all seats. From 0
+    to 1."""
+
+    def __post_init__(self) -> None:
+        convert_fields(self)
+        check_fields(self, 0, "add_every", "at_win_rate", "share")
+        check_fields(self, 1, "keep", "least_episodes")
+        for key in ("at_win_rate", "share"):
+            if getattr(self, key) > 1:
+                raise ConfigError(key, "expected a number from 0 to 1", getattr(self, key))
+        if not self.add_every and not self.at_win_rate:
+            problem = "no snapshot would be added; set it, or at_win_rate"
+            raise ConfigError("add_every", problem, self.add_every)
+
+
 @dataclass(kw_only=True)
 class PolicyConfig:
     """One of the policies of an environment with several agents."""
+
+    fixed_policy: ClassVar[str] = "maze_train.collect.fixed_policies.fixed_policy"
+    """Function that builds the policy of a `source` that is not a run."""
 
     agents: list[str] = field(default_factory=list)
     """Agents that the policy acts for: their names, or patterns such as `agent_*`."""

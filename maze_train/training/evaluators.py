@@ -17,7 +17,6 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.collect.config import SNAPSHOT
 from maze_train.collect.episodes import TrainingEpisodeEvents, spread
 from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import CallbackError, ConfigError, EnvError, did_you_mean, nearest
@@ -31,7 +30,7 @@ from maze_train.envs.vector import MazeVectorEnv
 from maze_train.nets.acting import Actor, as_arrays
 from maze_train.nets.joint import JointModel
 from maze_train.spaces.tensors import as_tensors
-from maze_train.training.config import EvaluationConfig
+from maze_train.training.config import SNAPSHOT, EvaluationConfig
 from maze_train.training.generators import generators_kept
 from maze_train.training.outcome import TrainingSummary
 from maze_train.training.policy_files import TrainedPolicy

@@ -11,7 +11,6 @@ import torch
 from torch import nn
 
 from maze_train.collect.collector import Collector
-from maze_train.collect.config import SNAPSHOT, OpponentsConfig
 from maze_train.collect.episodes import FinishedEpisodes, return_of_team
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, EventInterface, Statistics
@@ -21,8 +20,10 @@ from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
 from maze_train.nets.acting import Acted, acting
 from maze_train.nets.joint import JointModel, joint_acted
-from maze_train.spaces.agents import ACTS, AGENTS
+from maze_train.spaces.agents import ACTS, AGENTS, teams_in
 from maze_train.spaces.tensors import part_of
+from maze_train.training.builder import AlgorithmBuilder
+from maze_train.training.config import SNAPSHOT, OpponentsConfig
 
 OWN = 1
 """Seat of an agent for which the policy itself acts; 0: it is not drawn yet, 2 + k: snapshot k."""
@@ -466,3 +467,33 @@ class LeagueCollector(Collector):
         lost = self._collector.load_state_dict(state)
         self.is_exact = self._collector.is_exact
         return lost
+
+
+def make_league_collector(
+    builder: AlgorithmBuilder[Any],
+    collector: Collector,
+    model: JointModel,
+    opponents: Mapping[str, OpponentsConfig],
+) -> LeagueCollector:
+    """Make the collector of a run in which policies play against their snapshots.
+
+    Args:
+        builder: Builder of the algorithm.
+        collector: See `LeagueCollector`.
+        model: See `LeagueCollector`.
+        opponents: See `leagues_of`.
+
+    Raises:
+        ConfigError: If actors collect, or see `leagues_of`.
+    """
+    context = builder.context
+    if context.envs_per_actor:
+        policy, own = next(iter(opponents.items()))
+        problem = "snapshots play where the learner acts; expected runner.envs_per_actor=0"
+        raise ConfigError(f"policies.{policy}.opponents", problem, own.draw)
+    teams = teams_in(builder.env.metadata, list(model.agents))
+    leagues = leagues_of(model, opponents, context.seeds.integer, teams)
+    checkpoint = context.read_checkpoint()
+    saved = checkpoint.state["learners"]["learner"]["modules"] if checkpoint else ()
+    length = context.algorithm.epoch_length
+    return LeagueCollector(collector, model, leagues, builder.learners, length, teams, saved)

@@ -11,8 +11,6 @@ from typing import Any
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.collect.config import SNAPSHOT
-from maze_train.collect.fixed_policies import fixed_policy
 from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import Seeds
 from maze_train.core.targets import locate
@@ -23,7 +21,7 @@ from maze_train.nets.config import ModelConfig
 from maze_train.nets.joint import JointModel, build_centralized
 from maze_train.spaces.agents import AgentSpaces, agent_spaces, agents_named
 from maze_train.spaces.describe import space_to_dict
-from maze_train.training.config import AlgorithmConfig, PolicyConfig
+from maze_train.training.config import SNAPSHOT, AlgorithmConfig, PolicyConfig
 
 SHARED = "default"
 """Id of the policy where one is enough for all agents."""
@@ -158,7 +156,7 @@ def build_joint_model(
                 models[policy] = build(model, *here, seeds.integer(policy))
         else:
             key = f"policies.{policy}.source"
-            models[policy] = fixed_policy(own.source, key, *here)
+            models[policy] = locate(own.fixed_policy, key)(own.source, key, *here)
     return JointModel(models, owners)
 
 

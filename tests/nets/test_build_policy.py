@@ -142,7 +142,7 @@ def test_order_of_an_actor_critic():
         assert first == sorted(first, key=order.index)
     assert isinstance(model, PolicyModel)
     assert ActorCriticModel.learner_only == ("critic", "value_head")
-    assert not hasattr(PolicyModel, "learner_only")
+    assert not PolicyModel.learner_only
 
 
 @pytest.mark.parametrize(

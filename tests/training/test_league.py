@@ -11,13 +11,13 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.collect.config import OpponentsConfig
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 from maze_train.data.rollout import Rollout
 from maze_train.distributions.mapping import distribution_for
 from maze_train.nets.joint import JointModel
+from maze_train.training.config import OpponentsConfig
 from maze_train.training.league import (
     OWN,
     League,

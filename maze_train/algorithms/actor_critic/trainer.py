@@ -11,14 +11,11 @@ from torch import nn
 
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
 from maze_train.collect.collector import Collector
-from maze_train.collect.config import OpponentsConfig
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Statistics
 from maze_train.core.targets import locate
 from maze_train.learner.config import Progress
 from maze_train.nets.actor_critic import ActorCriticModel
-from maze_train.nets.joint import JointModel
-from maze_train.spaces.agents import teams_in
 from maze_train.training.build_context import BuildContext
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.events import TimeEvents
@@ -95,31 +92,13 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """A collector of rollouts; policies may play against their snapshots."""
-        acting: Any = model
-        collector = self.make_collector(self.algorithm.n_rollout_steps, acting)
+        collector = self.make_collector(self.algorithm.n_rollout_steps, model)
         policies = self.context.policies.items()
         opponents = {key: own.opponents for key, own in policies if own.opponents is not None}
-        if opponents:
-            collector = self._league_collector(collector, acting, opponents)
+        for own in opponents.values():  # all of them make the same
+            make = locate(own.make_collector, "policies")
+            return {"collector": make(self, collector, model, opponents)}
         return {"collector": collector}
-
-    def _league_collector(
-        self, collector: Collector, model: JointModel, opponents: Mapping[str, OpponentsConfig]
-    ) -> Collector:
-        # Few runs have leagues.
-        from maze_train.training.league import LeagueCollector, leagues_of
-
-        context = self.context
-        if context.envs_per_actor:
-            policy, own = next(iter(opponents.items()))
-            problem = "snapshots play where the learner acts; expected runner.envs_per_actor=0"
-            raise ConfigError(f"policies.{policy}.opponents", problem, own.draw)
-        teams = teams_in(self.env.metadata, list(model.agents))
-        leagues = leagues_of(model, opponents, context.seeds.integer, teams)
-        checkpoint = context.read_checkpoint()
-        saved = checkpoint.state["learners"]["learner"]["modules"] if checkpoint else ()
-        length = self.algorithm.epoch_length
-        return LeagueCollector(collector, model, leagues, self.learners, length, teams, saved)
 
     def make_collector(
         self, num_steps: int, acting: nn.Module, stream: str = "", **turns: Any

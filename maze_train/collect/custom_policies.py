@@ -1,0 +1,95 @@
+"""Custom policies in any form: built, asked for actions, and reset."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from maze_train.core.errors import ConfigError, MazeTrainError
+
+
+class UserPolicy:
+    """A policy of a user in any form: an object with a method `act(observation)`, or a function.
+
+    Args:
+        policy: The policy; it may have a method `reset`, see `PolicyAgent`.
+        key: Setting that names it.
+
+    Attributes:
+        act: Gives the action for one observation.
+        name: Where it is defined.
+        is_reset: Whether it has a method `reset`.
+
+    Raises:
+        ConfigError: If it does not act.
+    """
+
+    def __init__(self, policy: Any, key: str = "policy") -> None:
+        act = getattr(policy, "act", None)
+        self.act: Callable[[Any], Any] = act if callable(act) else policy
+        if not callable(self.act):
+            problem = (
+                "expected 'random', a model, an object with a method act(observation), or a "
+                "function of one observation"
+            )
+            raise ConfigError(key, problem, policy)
+        named = policy if hasattr(policy, "__qualname__") else type(policy)
+        self.name = f"{named.__module__}.{named.__qualname__}"
+        self.policy = policy
+        reset = getattr(policy, "reset", None)
+        self.is_reset = callable(reset)
+        self._seed_form = seed_form(reset) if callable(reset) else ""
+
+    def reset(self, seed: int) -> None:
+        """Begin an episode."""
+        if self._seed_form == "keyword":
+            self.policy.reset(seed=seed)
+        elif self._seed_form == "positional":
+            self.policy.reset(seed)
+        elif self.is_reset:
+            self.policy.reset()
+
+
+def seed_form(reset: Callable[..., Any]) -> str:
+    """Form in which a method takes a seed: `keyword`, `positional`, or not at all (`none`)."""
+    try:
+        params = inspect.signature(reset).parameters.values()
+    except (TypeError, ValueError):  # written in C, without a signature
+        return "none"
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    if any(param.name == "seed" and param.kind in by_name for param in params):
+        return "keyword"
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [p for p in params if p.default is p.empty and p.kind in by_place]
+    return "positional" if len(needed) == 1 else "none"
+
+
+def built_policy(make_policy: Callable[[], object]) -> object:
+    """Call a function that builds a policy.
+
+    Raises:
+        ConfigError: In place of what the function raises, unless that is an error of this package.
+    """
+    try:
+        return make_policy()
+    except MazeTrainError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            "policy", f"building it failed: {type(error).__name__}: {error}"
+        ) from error
+
+
+def check_are_new(policies: Sequence[Any]) -> None:
+    """Refuse a policy that remembers, where it is there twice.
+
+    Raises:
+        ConfigError: If one object was returned again.
+    """
+    if len({id(policy) for policy in policies}) < len(policies):
+        problem = (
+            "the function returned the same object twice; let it build a new one, since each "
+            "running episode needs its own"
+        )
+        raise ConfigError("policy", problem, type(policies[0]).__name__)
