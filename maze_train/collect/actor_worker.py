@@ -243,13 +243,13 @@ class ActorPolicy:
     """See `RolloutCollector`."""
 
     info_keys: Sequence[str] = ()
-    """Likewise."""
+    """See `RolloutCollector`."""
 
     records_log_probs: bool = True
-    """Likewise."""
+    """See `RolloutCollector`."""
 
     keeps_terminal_obs: bool = False
-    """Likewise."""
+    """See `RolloutCollector`."""
 
     returns_states: bool = False
     """Whether each rollout comes with the state of its actor after it."""
@@ -353,24 +353,47 @@ class ActorWorker:
         return found
 
     def set_policy(
-        self, policy: ActorPolicy, seeds: Sequence[tuple[int, int]], weights: Any, slots: Any
-    ) -> None:
+        self,
+        policy: ActorPolicy,
+        spaces: tuple[Any, Any],
+        seeds: Sequence[tuple[int, int]],
+        states: Sequence[dict[str, Any] | None],
+        weights: Any,
+        slots: Any,
+    ) -> list[tuple[Array, bool] | None]:
         """Begin with a policy, whose parameters become those that the learner publishes.
 
         Args:
             policy: The policy.
+            spaces: Result of `describe` that the policy was made for.
             seeds: Seeds of episodes and of actions of each actor.
+            states: State that each actor continues from, as `state_dict` returns it; None: it
+                begins new episodes.
             weights: Memory that a `WeightsWriter` writes.
-            slots: Memory of as many rollouts as fit into it.
+            slots: Memory of equally many rollouts of each actor.
+
+        Returns:
+            For each actor that continues, which environments begin new episodes instead, `[E]`, and
+            whether all others continue exactly.
+
+        Raises:
+            SpaceError: If environments have other spaces.
         """
+        first = next(iter(self._envs.values()))
+        check_spaces(first.first_env, self.describe(), spaces)
         self._context.seed_generators(seeds[0][0])
         self._policy = policy
         self._model = policy.make_model.value()
         self._weights = WeightsReader(self._model, weights.buffer)
-        first = next(iter(self._envs.values()))
         columns = policy.columns(self._model, first.env_observation_space, first.num_envs)
-        self._slots = slots_in(slots, columns)
-        for (actor, env), (env_seed, action_seed) in zip(self._envs.items(), seeds, strict=True):
+        found = slots_in(slots, columns)
+        count = len(found) // len(self._envs)
+        self._slots = {
+            actor: found[i * count : (i + 1) * count] for i, actor in enumerate(self._envs)
+        }
+        continued: list[tuple[Array, bool] | None] = []
+        for actor, (env_seed, action_seed), state in zip(self._envs, seeds, states, strict=True):
+            env = self._envs[actor]
             collector = collector_class(env)(
                 env,
                 policy.num_steps,
@@ -383,17 +406,21 @@ class ActorWorker:
             )
             collector.keeps_terminal_obs = policy.keeps_terminal_obs
             self._collectors[actor] = collector
+            lost = None if state is None else collector.load_state_dict(state)
+            continued.append(None if lost is None else (lost, collector.is_exact))
+            self._context.count()  # putting environments back may take long
+        return continued
 
     def collect(self, actor: int, slot: int) -> CollectedRollout:
         """Let an actor collect a rollout with the newest weights into a slot.
 
         Args:
             actor: Its number.
-            slot: Number of the slot.
+            slot: Number of the slot among those of the actor.
         """
         began = time.perf_counter()
         seq_no, collector = self._weights.load(), self._collectors[actor]
-        into = self._slots[slot]
+        into = self._slots[actor][slot]
         rollout, episodes = collector.collect_steps(self._model, into=into)
         self._written = into.fill(rollout)
         return CollectedRollout(
@@ -417,15 +444,6 @@ class ActorWorker:
     def state_dict(self, actor: int) -> dict[str, Any]:
         """State of the environments of an actor and of what is random."""
         return self._collectors[actor].state_dict()
-
-    def load_state_dict(self, actor: int, state: dict[str, Any]) -> tuple[Array, bool]:
-        """Let an actor continue from `state`.
-
-        Returns:
-            Which environments begin new episodes, and whether all continue exactly.
-        """
-        collector = self._collectors[actor]
-        return collector.load_state_dict(state), collector.is_exact
 
     def close(self) -> None:
         """Close the environments."""

@@ -1,4 +1,4 @@
-"""Actors that collect rollouts: workers, weights, memory; a learner that does not wait for them."""
+"""Actors: copies of the policy with environments, in this process or elsewhere."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -25,8 +26,10 @@ from maze_train.collect.collector import OneModule, turns_of
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import ConfigError
 from maze_train.core.notices import warn
+from maze_train.core.types import Array
 from maze_train.data.rollout import Rollout, RolloutStorage, join_rollouts, slot_nbytes, slots_in
 from maze_train.data.turns import TurnSplitter
+from maze_train.learner.modules import torch_threads
 from maze_train.nets.joint import JointModel
 from maze_train.workers.places import Place, Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, check_spaces, shares, worker_names
@@ -36,199 +39,10 @@ SeedOf: TypeAlias = "Callable[[int, int], tuple[int, int]]"
 
 CALLS = {
     "collect": "a step of a rollout",
-    "load_state_dict": "putting its environments back",
-    "set_policy": "building its policy",
+    "set_policy": "building its policy or putting its environments back",
     "state_dict": "reporting its state",
 }
 """Names of calls in messages."""
-
-
-class Actors:
-    """Actors of one learner, spread over workers in this process or elsewhere.
-
-    An actor is a few environments and a policy, and its numbers depend on nothing else: so it makes
-    no difference how many of them a worker has. `ActorCollector` waits for the rollouts of all
-    actors; `DistributedActors` takes the finished ones.
-
-    Args:
-        make_env: Builds the environments of one actor, where it lives.
-        num_actors: How many actors.
-        num_envs: Environments of each actor.
-        place: Where workers live; None: in this process.
-        num_workers: How many workers share out the actors; 0: one for each.
-        can_be_restored: Whether states will be asked for; None: in this process only.
-
-    Attributes:
-        pool: The workers.
-        busy_s: Seconds that the rollouts took which were asked for, summed up.
-        slices: Numbers of the actors of each worker.
-        spaces: Observation and action space of one environment, as the environment has them.
-        env_observation_space: The first of them.
-        single_action_space: The second one.
-        policy: The policy; there from `begin` on, as all that follows.
-        writer: Writes the weights.
-        generations: How often each actor started over, with other random numbers.
-        states: State that each actor begins with when its worker is set up; None: with new
-            episodes.
-
-    Raises:
-        SpaceError: If the environments differ in their spaces.
-        WorkerError: If an environment cannot be built, or a worker dies or hangs.
-    """
-
-    policy: ActorPolicy
-    writer: WeightsWriter
-    generations: list[int]
-    states: list[Any]
-
-    def __init__(
-        self,
-        make_env: MakeActorEnv,
-        num_actors: int,
-        num_envs: int,
-        place: Place | None = None,
-        *,
-        num_workers: int = 0,
-        can_be_restored: bool | None = None,
-    ) -> None:
-        self.num_actors, self.num_envs = num_actors, num_envs
-        self.busy_s = 0.0
-        count = num_workers or num_actors
-        self.slices = shares(num_actors, count)
-        self._weights_lock, self._have_changed = threading.Lock(), False
-        self._memories: list[Any] = []
-        self._slots: list[list[RolloutStorage]] = []
-        make = partial(ActorWorker, Portable(make_env, "env"), num_envs)
-        makers = [partial(make, part, can_be_restored) for part in self.slices]
-        envs = [range(part.start * num_envs, part.stop * num_envs) for part in self.slices]
-        names = worker_names("worker" if num_workers else "actor", envs)
-        self.pool = (place or ThisProcess()).pool(makers, names, CALLS)
-        found = self.pool.call_new("describe")
-        self.spaces: tuple[Any, Any] = found[0]
-        self.env_observation_space, self.single_action_space = self.spaces
-        try:
-            for part, spaces in zip(self.slices, found, strict=True):
-                check_spaces(part.start * num_envs, spaces, self.spaces)
-        except BaseException:
-            self.close()
-            raise
-
-    def begin(
-        self,
-        model: nn.Module,
-        make_model: Callable[[], nn.Module],
-        num_slots: int,
-        seed_of: SeedOf,
-        **settings: Any,
-    ) -> None:
-        """Make room for the weights of a policy, and for its rollouts.
-
-        Args:
-            model: The model that the learner updates.
-            make_model: Builds a model of the same layout, in whatever process.
-            num_slots: Rollouts of each worker that there is room for.
-            seed_of: Gives the seeds of an actor.
-            **settings: Further fields of `ActorPolicy`.
-        """
-        self._seed_of = seed_of
-        self.generations = [0] * self.num_actors
-        self.states = [None] * self.num_actors
-        self.policy = ActorPolicy(Portable(make_model, "model"), **settings)
-        self._close_memories()
-        self._memories, self._slots = [], []
-        weights = self.pool.allocate(weights_nbytes(model))
-        self.writer = WeightsWriter(model, weights.buffer)
-        self._memories.append(weights)
-        columns = self.policy.columns(model, self.env_observation_space, self.num_envs)
-        for _ in self.slices:
-            self._memories.append(self.pool.allocate(num_slots * slot_nbytes(columns)))
-            self._slots.append(slots_in(self._memories[-1], columns))
-
-    def set_up(self, worker: int, **changes: Any) -> int:
-        """Send a worker the policy, and the states of its actors.
-
-        Args:
-            worker: Number of the worker.
-            **changes: Fields of `ActorPolicy` that are others for it.
-
-        Returns:
-            The number of results to receive: None, and for each state that of
-            `ActorWorker.load_state_dict`.
-        """
-        weights, *slots = self._memories
-        policy, part = replace(self.policy, **changes), self.slices[worker]
-        seeds = [self._seed_of(actor, self.generations[actor]) for actor in part]
-        self.pool.call(worker, "set_policy", policy, seeds, weights, slots[worker])
-        continued = [actor for actor in part if self.states[actor] is not None]
-        for actor in continued:
-            self.pool.call(worker, "load_state_dict", actor, self.states[actor])
-        return 1 + len(continued)
-
-    def start_over(self, actor: int) -> None:
-        """Let an actor begin new episodes, with other random numbers, when it is set up again."""
-        self.generations[actor] += 1
-        self.states[actor] = None
-
-    def publish(self, weights_seq_no: int) -> None:
-        """Let actors act with the weights of the learner as they are, from their next rollout on.
-
-        Args:
-            weights_seq_no: Updates that the weights have seen.
-        """
-        self.write_weights(weights_seq_no)
-        self.send_weights()
-
-    def write_weights(self, weights_seq_no: int) -> None:
-        """Copy the weights of the learner, in any thread; `send_weights` follows."""
-        with self._weights_lock:
-            self.writer.publish(weights_seq_no)
-            self._have_changed = True
-
-    def send_weights(self) -> None:
-        """Send the weights that were written last, in the thread that calls the actors."""
-        if self._have_changed:
-            with self._weights_lock:
-                self._have_changed = False
-                self.pool.publish(self._memories[0], self.writer.newest())
-
-    def load_weights(self, state: dict[str, Any]) -> None:
-        """Let actors act with the weights of a state of `writer`."""
-        with self._weights_lock:
-            self.writer.load_state_dict(state)
-            self._have_changed = True
-        self.send_weights()
-
-    def rollout(self, worker: int, collected: CollectedRollout) -> Rollout:
-        """The rollout that a worker collected: views of its slot."""
-        self.busy_s += collected.seconds
-        slot = self._slots[worker][collected.slot]
-        return slot.view(collected.num_final_obs, collected.has_gaps)
-
-    def state_dict(self, actors: list[Any] | None) -> dict[str, Any]:
-        """How often actors started over, and their states, which are None if these are lost."""
-        return {"generations": list(self.generations), "actors": actors}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let actors continue from `state` when they are set up."""
-        self.generations = list(state["generations"])
-        self.states = list(state["actors"] or self.states)
-
-    def _close_memories(self) -> None:
-        for memory in self._memories:
-            memory.close()
-
-    def close(self) -> None:
-        """End the actors; again it does nothing."""
-        try:
-            self.pool.close()
-        finally:
-            self._close_memories()
-
-
-def _with_seq_no(rollout: Rollout, seq_no: int) -> Rollout:
-    seq_nos = torch.full((rollout.num_envs,), seq_no, dtype=torch.int64)
-    return replace(rollout, weights_seq_no=seq_nos)
-
 
 POLL_S = 0.1
 """Longest sleep of the learner, in seconds, while it waits for actors."""
@@ -256,11 +70,13 @@ class GatheredRollouts:
     """Rollouts of actors, as the learner gets them."""
 
     rollouts: dict[str, Rollout]
-    """Rollouts of actors side by side, by module id, with log-probabilities and the numbers of
-    their weights."""
+    """Rollouts of actors side by side, by module id, with the numbers of their weights."""
 
     episodes: FinishedEpisodes
     """Episodes that ended in them."""
+
+    lost: Array
+    """Environments whose episodes were lost with a worker since the last call, `[A * E]` bool."""
 
     queue_before: int
     """Rollouts that waited when the learner asked."""
@@ -271,122 +87,188 @@ class GatheredRollouts:
     waited_s: float
     """Seconds in which the learner had nothing to do."""
 
+    env_s: float
+    """Seconds that environments took, in the slowest worker."""
+
 
 class DistributedActors:
-    """Actors of one learner, in this process or elsewhere.
+    """Actors of one learner, spread over workers in this process or elsewhere.
 
-    Each actor has a few slots of memory for its rollouts. In this process, actors take turns: a
-    rollout is collected when the learner asks for it, so none ever waits, and the numbers are the
-    same each time. Elsewhere, actors act while the learner learns. An actor fills one slot after
-    the other and announces each with a few bytes; when all of them wait for the learner, it pauses.
-    No one holds a lock that a process could leave behind.
+    An actor is a few environments and a copy of the policy; its rollouts do not depend on the
+    worker that it lives in. `gather` returns rollouts in one of two orders:
+
+    - ordered, always so in this process: the next actors in turn collect a rollout each when the
+      learner asks for it, with the weights that it published last. So results are reproducible.
+    - as they finish: actors act while the learner learns. Each actor has a few slots of memory for
+      its rollouts, fills one after the other, and pauses when all of them wait for the learner. No
+      one holds a lock that a process could leave behind.
 
     In this process, what an environment raises goes through. Elsewhere, an actor that raises, dies
-    or hangs ends training with a `WorkerError`. With `on_worker_failure="restart"` it is started
-    again with new episodes and a line on stderr; the steps of the rollout that it was collecting
-    are dropped and counted.
+    or hangs ends training with a `WorkerError`, or its worker is started again within the budget of
+    the place, and the steps of its running rollout are dropped and counted. If rollouts come with
+    states (`ActorPolicy.returns_states`), actors are then put back where they were after their last
+    rollouts, so that results do not change; an actor that makes its worker fail twice in a row, and
+    all actors without states, begin new episodes with other random numbers.
 
     Args:
-        actors: The actors, one in each worker.
-        model: The model that the learner updates.
-        make_model: Builds a model of the same layout, in whatever process.
-        num_steps: Steps T of each environment per rollout.
-        seed_of: Gives the seed of a named stream of random numbers.
-        queue_size: Rollouts that may wait for the learner, rounded up to the same number for each
-            actor; each actor may have a further one under way.
-        allow_new_episodes: See `RolloutCollector`.
-        info_keys: Likewise.
+        make_env: Builds the environments of one actor, where it lives.
+        num_actors: How many actors.
+        num_envs: Environments of each actor.
+        place: Where workers live; None: in this process.
+        num_workers: How many workers share out the actors; 0: one for each.
+        can_be_restored: Whether states will be asked for; None: in this process only.
+
+    Attributes:
+        pool: The workers.
+        busy_s: Seconds that all collected rollouts took.
+        slices: Numbers of the actors of each worker.
+        spaces: Observation and action space of one environment, as the environment has them.
+        env_observation_space: The first of them.
+        single_action_space: The second one.
+        writer: Writes the weights; there from `begin` on, as all that follows.
+        has_weights: Whether weights were published.
+        generations: How often each actor started over, with other random numbers.
+        states: State that each actor begins with when its worker is set up; None: with new
+            episodes.
+        counts: Counts of steps.
+        is_exact: Whether all environments continued exactly where a state says.
+
+    Raises:
+        SpaceError: If the environments differ in their spaces.
+        WorkerError: If an environment cannot be built, or a worker dies or hangs.
     """
+
+    writer: WeightsWriter
+    generations: list[int]
+    states: list[Any]
 
     def __init__(
         self,
-        actors: Actors,
+        make_env: MakeActorEnv,
+        num_actors: int,
+        num_envs: int,
+        place: Place | None = None,
+        *,
+        num_workers: int = 0,
+        can_be_restored: bool | None = None,
+    ) -> None:
+        self.num_actors, self.num_envs = num_actors, num_envs
+        self.busy_s = 0.0
+        self.counts = StepCounts()
+        self.has_weights, self.is_exact = False, True
+        self.slices = shares(num_actors, num_workers or num_actors)
+        self._workers = [worker for worker, part in enumerate(self.slices) for _ in part]
+        self._weights_lock, self._have_changed = threading.Lock(), False
+        self._memories: list[Any] = []
+        self._queue: deque[CollectedRollout] = deque()
+        self._made_before = 0  # steps, before this object was
+        make = partial(ActorWorker, Portable(make_env, "env"), num_envs)
+        makers = [partial(make, part, can_be_restored) for part in self.slices]
+        envs = [range(part.start * num_envs, part.stop * num_envs) for part in self.slices]
+        names = worker_names("worker" if num_workers else "actor", envs)
+        self.pool = (place or ThisProcess()).pool(makers, names, CALLS)
+        found = self.pool.call_new("describe")
+        self.spaces: tuple[Any, Any] = found[0]
+        self.env_observation_space, self.single_action_space = self.spaces
+        try:
+            for part, spaces in zip(self.slices, found, strict=True):
+                check_spaces(part.start * num_envs, spaces, self.spaces)
+        except BaseException:
+            self.close()
+            raise
+
+    def begin(
+        self,
         model: nn.Module,
-        make_model: Callable[[], nn.Module],
-        num_steps: int,
-        seed_of: Callable[[str], int],
+        policy: ActorPolicy,
+        seed_of: SeedOf,
         *,
         queue_size: int = 0,
-        allow_new_episodes: bool = False,
-        info_keys: Sequence[str] = (),
+        ordered: bool = False,
+        splits_turns: bool = False,
     ) -> None:
-        self.actors, self.num_actors = actors, actors.num_actors
-        self.num_slots = 1 + -(-queue_size // actors.num_actors)
-        self.counts = StepCounts()
-        self.has_weights = False
-        self._num_rows = actors.num_envs * num_steps
-        self._news = FinishedEpisodes()  # between two calls of `gather`
-        self._queue: deque[CollectedRollout] = deque()
-        self._turn = 0
-        self._made_before = 0  # steps, before this object was
-        # Steps of each actor whose rollouts arrived, or were dropped.
-        self._settled = [0] * actors.num_actors
-        self._has_begun = False
-        self._is_acting = [False] * actors.num_actors
-        self._pool = actors.pool
-        self._is_remote = not self._pool.workers
-        self.is_exact = True
+        """Make room for the weights of a policy, and for its rollouts.
 
+        Args:
+            model: The model that the learner updates.
+            policy: The policy of the actors, of the same layout.
+            seed_of: Gives the seeds of an actor.
+            queue_size: Rollouts that may wait for the learner, rounded up to the same number for
+                each actor; each actor may have a further one under way.
+            ordered: Whether rollouts are collected when the learner asks for them.
+            splits_turns: Whether rollouts of several agents are split by policy.
+        """
+        self._policy, self._seed_of = policy, seed_of
+        self._is_ordered = ordered or bool(self.pool.workers)
+        self.num_slots = 1 + -(-queue_size // self.num_actors)
+        self.generations = [0] * self.num_actors
+        self.states = [None] * self.num_actors
         self._make_turns: Callable[[], TurnSplitter | OneModule] = OneModule
-        if isinstance(model, JointModel):
+        if splits_turns and isinstance(model, JointModel):
             self._make_turns = partial(turns_of, model, as_steps=True)
-        self._turns = [self._make_turns() for _ in range(actors.num_actors)]
+        self._turns = [self._make_turns() for _ in range(self.num_actors)]
+        self._turn, self._has_begun = 0, False
+        self._lost: Array = np.zeros((self.num_actors, self.num_envs), np.bool_)
+        self._restarts = 0
+        # Calls of each worker without a result, after its policy was sent.
+        self._open: list[deque[tuple[str, int, int]]] = [deque() for _ in self.slices]
+        self._is_set_up = [False] * len(self.slices)
+        self._failures = [0] * len(self.slices)  # in a row
+        # Steps of each worker whose rollouts arrived, or were dropped.
+        self._settled = [self.pool.steps(worker) for worker in range(len(self.slices))]
+        self._make_memories(model)
 
-        def seeds(actor: int, generation: int) -> tuple[int, int]:
-            name = f"actors/{actor}/{generation}"
-            return seed_of(f"{name}/episodes"), seed_of(f"{name}/actions")
+    def _make_memories(self, model: nn.Module) -> None:
+        self._close_memories()
+        weights = self.pool.allocate(weights_nbytes(model))
+        self.writer = WeightsWriter(model, weights.buffer)
+        self._memories = [weights]
+        columns = self._policy.columns(model, self.env_observation_space, self.num_envs)
+        self._slots: list[RolloutStorage] = []
+        for part in self.slices:
+            nbytes = len(part) * self.num_slots * slot_nbytes(columns)
+            self._memories.append(self.pool.allocate(nbytes))
+            self._slots += slots_in(self._memories[-1], columns)
 
-        actors.begin(
-            model,
-            make_model,
-            self.num_slots,
-            seeds,
-            num_steps=num_steps,
-            allow_new_episodes=allow_new_episodes,
-            info_keys=info_keys,
-            keeps_terminal_obs=isinstance(model, JointModel),
-        )
+    # -- weights -----------------------------------------------------------------------------------
 
     def publish(self, weights_seq_no: int) -> None:
         """Let actors act with the weights of the learner as they are, from the next `gather` on.
 
-        The thread of a learner queue may call it.
+        The thread of a learner queue may call it; the thread that gathers sends the weights.
+
+        Args:
+            weights_seq_no: Updates that the weights have seen.
         """
-        self.actors.write_weights(weights_seq_no)
-        self.has_weights = True
+        with self._weights_lock:
+            self.writer.publish(weights_seq_no)
+            self._have_changed = self.has_weights = True
 
-    def _let_act(self, actor: int) -> None:
-        """Give an actor its policy; elsewhere, also all slots that hold nothing."""
-        self._is_acting[actor] = True
-        results = self.actors.set_up(actor)
-        if not self._is_remote:
-            turns = self._turns[actor]
-            for lost, is_exact in [self._pool.receive(actor) for _ in range(results)][1:]:
-                self.is_exact = self.is_exact and is_exact
-                turns.load_state_dict(self.actors.states[actor]["turns"])
-                turns.forget(torch.from_numpy(lost))
-            return
-        waiting = {queued.slot for queued in self._queue if queued.actor == actor}
-        for slot in range(self.num_slots):
-            if slot not in waiting:
-                self._pool.call(actor, "collect", actor, slot)
+    def _send_weights(self) -> None:
+        """Send the weights that were published last, in the thread that calls the actors."""
+        if self._have_changed:
+            with self._weights_lock:
+                self._have_changed = False
+                self.pool.publish(self._memories[0], self.writer.newest())
 
-    def _begin_to_act(self) -> None:
-        """Let all act, unless they do."""
-        if not self._has_begun:
-            self._has_begun = True
-            for actor in range(self.num_actors):
-                self._let_act(actor)
+    # -- rollouts ----------------------------------------------------------------------------------
 
-    # -- the queue -------------------------------------------------------------------------------
-
-    def gather(self, count: int, idle: Callable[[], None]) -> GatheredRollouts:
-        """The next rollouts, in the order in which they were finished.
+    def gather(
+        self,
+        count: int,
+        idle: Callable[[], None] | None = None,
+        meanwhile: Callable[[], object] | None = None,
+    ) -> GatheredRollouts:
+        """The next rollouts, of the next actors in turn or in the order in which they finished.
 
         Args:
             count: How many.
-            idle: Called again and again while there is nothing to do but wait; what it raises goes
-                through, and nothing is lost then.
+            idle: Called again and again while the learner waits for rollouts that are collected
+                anyway; what it raises goes through, and nothing is lost then.
+            meanwhile: If ordered, called once, with gradients enabled, while the actors act.
+
+        Returns:
+            The rollouts, in separate memory.
 
         Raises:
             ConfigError: If there is no room for that many rollouts.
@@ -399,151 +281,267 @@ class DistributedActors:
                 "taken at once",
                 self.num_slots * self.num_actors - self.num_actors,
             )
-        self.actors.send_weights()
+        self._send_weights()
         self._begin_to_act()
-        if self._is_remote:
+        if not self._is_ordered:
             self._look(0.0)
         before, started = len(self._queue), time.perf_counter()
-        while len(self._queue) < count:
-            if self._is_remote:
+        if self._is_ordered:
+            taken = self._collect_in_turn(count, meanwhile)
+        else:
+            while len(self._queue) < count:
                 self._look(POLL_S)
-                idle()
-            else:
-                self._take_turns(count)
+                if idle is not None:
+                    idle()
+            taken = [self._queue.popleft() for _ in range(count)]
         waited_s = time.perf_counter() - started
-        taken = [self._queue.popleft() for _ in range(count)]
-        parts = [self._split(queued) for queued in taken]
+        parts = [self._split(collected) for collected in taken]
         rollouts = {key: join_rollouts([part[key] for part in parts]) for key in parts[0]}
-        episodes, self._news = self._news, FinishedEpisodes()
-        for queued in taken:
-            episodes.extend(queued.episodes)
-            self.counts.trained += queued.episodes.steps
+        lost = self.take_lost()
+        episodes = FinishedEpisodes(worker_restarts=self._restarts, lost=int(lost.sum()))
+        env_s = [0.0] * len(self.slices)
+        for collected in taken:
+            episodes.extend(collected.episodes)
+            env_s[self._workers[collected.actor]] += collected.env_s
+            self.busy_s += collected.seconds
+            self.counts.trained += collected.episodes.steps
             # Rows of lost episodes are no steps to learn from.
-            self.counts.dropped += self._num_rows - queued.episodes.steps
-            if self._is_remote and self._is_acting[queued.actor]:
-                self._pool.call(queued.actor, "collect", queued.actor, queued.slot)
+            self.counts.dropped += self._num_rows - collected.episodes.steps
+            if not self._is_ordered:
+                self._call("collect", collected.actor, collected.slot)
+        self._restarts = 0
         self._count_made()
-        return GatheredRollouts(rollouts, episodes, before, len(self._queue), waited_s)
+        return GatheredRollouts(
+            rollouts, episodes, lost, before, len(self._queue), waited_s, max(env_s)
+        )
+
+    def take_lost(self) -> Array:
+        """Environments whose episodes were lost since this was asked for, `[A * E]` bool."""
+        lost = self._lost.flatten()
+        self._lost[:] = False
+        return lost
+
+    @property
+    def _num_rows(self) -> int:
+        return self.num_envs * self._policy.num_steps
 
     def _split(self, collected: CollectedRollout) -> dict[str, Rollout]:
-        """The rollouts of an actor by module id."""
-        rollout = self.actors.rollout(collected.actor, collected)
+        """The rollouts of an actor by module id: views of its slot, unless turns are split."""
+        slot = self._slots[collected.actor * self.num_slots + collected.slot]
+        rollout = slot.view(collected.num_final_obs, collected.has_gaps)
         found = self._turns[collected.actor].split(rollout)
         return {key: _with_seq_no(part, collected.weights_seq_no) for key, part in found.items()}
 
-    def _take_turns(self, count: int) -> None:
-        """Let the next actors of this process collect a rollout each."""
-        for i in range(count):
-            actor, self._turn = self._turn, (self._turn + 1) % self.num_actors
-            self._record(actor, self._pool.ask(actor, "collect", actor, i // self.num_actors))
+    def _collect_in_turn(
+        self, count: int, meanwhile: Callable[[], object] | None
+    ) -> list[CollectedRollout]:
+        """Let the next actors in turn collect a rollout each."""
+        taken = []
+        try:
+            turns = range(self._turn, self._turn + count)
+            for i, turn in enumerate(turns):
+                self._call("collect", turn % self.num_actors, i // self.num_actors)
+            if meanwhile is not None:
+                with torch.enable_grad():
+                    meanwhile()
+            with torch_threads(1):  # as workers elsewhere have
+                for turn in turns:
+                    taken.append(self._received(self._workers[turn % self.num_actors]))
+        except BaseException:
+            # Results that were not received would be taken for later ones.
+            self.close()
+            raise
+        self._turn = turns.stop % self.num_actors
+        return taken
 
     def _look(self, timeout_s: float) -> None:
-        """Receive the messages of actors elsewhere, and repair those that failed."""
-        self.actors.send_weights()
+        """Receive the rollouts that actors elsewhere have finished."""
+        self._send_weights()
         # All that there is: an actor may have finished several rollouts since it was looked at.
-        while ready := self._pool.ready(timeout_s):
+        while ready := self.pool.ready(timeout_s):
             timeout_s = 0.0
-            for actor in ready:
-                try:
-                    self._record(actor, self._pool.receive(actor))
-                except WorkerFailedError as failure:
-                    self._repair(failure.with_traceback(None))
+            for worker in ready:
+                if (collected := self._receive(worker)) is not None:
+                    self._queue.append(collected)
         self._queue = deque(sorted(self._queue, key=lambda queued: queued.finished))
 
-    def _record(self, actor: int, result: Any) -> None:
-        """Record a result: a rollout, or the spaces of a new actor."""
-        if not self._is_acting[actor]:
-            actors = self.actors
-            check_spaces(actor * actors.num_envs, result, actors.spaces)
-            self._let_act(actor)
-        elif result is not None:
-            self._settled[actor] += self._num_rows
-            self._queue.append(result)
+    # -- calls -------------------------------------------------------------------------------------
 
-    def _count_made(self) -> None:
-        self.counts.made = self._made_before + sum(map(self._pool.steps, range(self.num_actors)))
+    def _begin_to_act(self) -> None:
+        """Send all workers the policy, unless they have it; let them act if they are not asked."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        for worker in range(len(self.slices)):
+            self._set_up(worker)
+        if not self._is_ordered:
+            for actor in range(self.num_actors):
+                for slot in range(self.num_slots):
+                    self._call("collect", actor, slot)
+
+    def _set_up(self, worker: int, **changes: Any) -> None:
+        """Send a worker the policy, with changes of its fields, and the states of its actors."""
+        weights, *slots = self._memories
+        part = self.slices[worker]
+        states = self.states[part.start : part.stop]
+        seeds = [self._seed_of(actor, self.generations[actor]) for actor in part]
+        policy = replace(self._policy, **changes)
+        self._is_set_up[worker] = False
+        self.pool.call(
+            worker, "set_policy", policy, self.spaces, seeds, states, weights, slots[worker]
+        )
+
+    def _call(self, method: str, actor: int, slot: int = 0) -> None:
+        """Start a call of an actor, which is made again if its worker fails."""
+        worker = self._workers[actor]
+        self._open[worker].append((method, actor, slot))
+        self._call_worker(worker, method, actor, slot)
+
+    def _call_worker(self, worker: int, method: str, actor: int, slot: int) -> None:
+        self.pool.call(worker, method, actor, *([slot] if method == "collect" else []))
+
+    def _receive(self, worker: int) -> Any:
+        """Receive the next result of a worker; None: it was set up, or is started again."""
+        try:
+            result = self.pool.receive(worker)
+        except WorkerFailedError as failure:
+            self._repair(failure.with_traceback(None))
+            return None
+        if not self._is_set_up[worker]:
+            self._is_set_up[worker] = True
+            for actor, found in zip(self.slices[worker], result, strict=True):
+                if found is not None:
+                    self._note_continued(actor, *found)
+            return None
+        self._failures[worker] = 0
+        self._open[worker].popleft()
+        if isinstance(result, CollectedRollout):
+            self.states[result.actor] = result.state
+            self._settled[worker] += self._num_rows
+        return result
+
+    def _received(self, worker: int) -> Any:
+        """Result of the oldest call of a worker; waits for it."""
+        while (found := self._receive(worker)) is None:
+            pass
+        return found
+
+    def _note_continued(self, actor: int, lost: Array, is_exact: bool) -> None:
+        """Note which environments of an actor, `[E]`, begin new episodes instead."""
+        self._lost[actor] |= lost
+        self.is_exact = self.is_exact and is_exact
+        self._turns[actor].load_state_dict(self.states[actor]["turns"])
+        self._turns[actor].forget(torch.from_numpy(lost))
 
     def _repair(self, failure: WorkerFailedError) -> None:
-        """Start an actor again, or end training.
+        """Start a worker again, and make its calls again, or end training.
 
         Raises:
             MazeTrainError: If it is not to be started again.
         """
-        actor = failure.index
-        self._pool.stop(actor)
-        # Only now it makes no further step.
-        lost = self._pool.steps(actor) - self._settled[actor]
-        self._settled[actor] += lost
-        self.counts.dropped += lost
-        self._is_acting[actor] = False
-        description = f"{failure.text}; {lost} steps of its rollout are dropped"
+        worker = failure.index
+        part, calls = self.slices[worker], self._open[worker]
         try:
-            self._pool.restart(failure, description, "and its environments begin new episodes")
+            if failure.raised and not calls:  # An environment cannot be put back.
+                raise failure.as_error() from None
+            self.pool.stop(worker)
+            # Only now it makes no further step.
+            dropped = self.pool.steps(worker) - self._settled[worker]
+            self._settled[worker] += dropped
+            self.counts.dropped += dropped
+            self._failures[worker] += 1
+            over: Sequence[int] = () if self._policy.returns_states else part
+            if self._failures[worker] > 1 and calls and not over:
+                over = (calls[0][1],)
+            outlook = "are put back where they were after the last rollout"
+            if over:
+                first, stop = over[0] * self.num_envs, (over[-1] + 1) * self.num_envs
+                outlook = f"{first} to {stop - 1} begin new episodes"
+            description = f"{failure.text}; {dropped} steps of its rollout are dropped"
+            self.pool.restart(failure, description, f"and its environments {outlook}")
         except BaseException:
             self.close()
             raise
-        self._pool.call(actor, "describe")
-        self._news.worker_restarts += 1
-        self._news.lost += self.actors.num_envs
-        self._start_over(actor)
+        for actor in over:
+            self._start_over(actor)
+        self._restarts += 1
+        self._set_up(worker, allow_new_episodes=True)
+        for call in calls:
+            self._call_worker(worker, *call)
 
-    # -- ending, state ---------------------------------------------------------------------------
+    def _start_over(self, actor: int) -> None:
+        """Let an actor begin new episodes, with other random numbers, when it is set up again."""
+        self.generations[actor] += 1
+        self.states[actor] = None
+        self._lost[actor] = True
+        self._turns[actor] = self._make_turns()
+
+    # -- ending, state -----------------------------------------------------------------------------
+
+    def _count_made(self) -> None:
+        self.counts.made = self._made_before + sum(map(self.pool.steps, range(len(self.slices))))
+
+    def _close_memories(self) -> None:
+        for memory in self._memories:
+            memory.close()
 
     def close(self) -> None:
         """End the actors; what is in flight is dropped and counted. Again it does nothing."""
         try:
-            self.actors.close()
+            self.pool.close()
         finally:
+            self._close_memories()
             self._count_made()
             self.counts.dropped += self.counts.in_flight
             self._queue.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts, published weights, how often actors started over; in this process, all of them.
+        """Counts, published weights, how often actors started over; if ordered, their states.
 
-        The environments and rollouts in flight of other processes are not saved.
+        The environments and rollouts in flight of actors that act by themselves are not saved.
         """
         actors = None
-        if not self._is_remote:
+        if self._is_ordered:
             self._begin_to_act()
-            numbers = range(self.num_actors)
-            actors = [
-                {
-                    **self._pool.ask(actor, "state_dict", actor),
-                    "turns": self._turns[actor].state_dict(),
-                }
-                for actor in numbers
-            ]
+            try:
+                for actor in range(self.num_actors):
+                    self._call("state_dict", actor)
+                found = [self._received(worker) for worker in self._workers]
+            except BaseException:
+                self.close()
+                raise
+            turns = [turns.state_dict() for turns in self._turns]
+            actors = [{**state, "turns": own} for state, own in zip(found, turns, strict=True)]
         self._count_made()
         return {
-            **self.actors.state_dict(actors),
+            "generations": list(self.generations),
+            "actors": actors,
             "counts": asdict(self.counts),
-            "weights": self.actors.writer.state_dict() if self.has_weights else None,
+            "weights": self.writer.state_dict() if self.has_weights else None,
             "turn": self._turn,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state`, before the first rollout.
 
-        Environments begin new episodes unless both these actors and those of the state live in the
-        process of the learner.
+        Environments begin new episodes unless both these actors and those of the state are ordered.
         """
         self.counts = StepCounts(**state["counts"])
-        self._made_before = self.counts.made
+        self._made_before = self.counts.made - sum(self._settled)
         if state["weights"] is not None:
-            self.actors.load_weights(state["weights"])
-            self.has_weights = True
-        self.actors.load_state_dict(state)
-        if self._is_remote or None in self.actors.states:
+            with self._weights_lock:
+                self.writer.load_state_dict(state["weights"])
+                self._have_changed = self.has_weights = True
+        self.generations = list(state["generations"])
+        if not self._is_ordered or state["actors"] is None:
             self._begin_anew()
             return
-        self._turn, self._has_begun = state["turn"], True
-        for actor in range(self.num_actors):
-            self._let_act(actor)
-
-    def _start_over(self, actor: int) -> None:
-        self.actors.start_over(actor)
-        self._turns[actor] = self._make_turns()
+        self.states, self._turn = list(state["actors"]), state["turn"]
+        self._has_begun = False
+        self._begin_to_act()
+        for worker in range(len(self.slices)):
+            while not self._is_set_up[worker]:
+                self._receive(worker)
 
     def _begin_anew(self) -> None:
         """Continue with new episodes in all environments; rollouts in flight are dropped."""
@@ -552,6 +550,10 @@ class DistributedActors:
         self.is_exact = False
         for actor in range(self.num_actors):
             self._start_over(actor)
-        self._news.lost += self.num_actors * self.actors.num_envs
         lost = f", and {dropped} steps that were in flight are dropped" if dropped else ""
         warn(f"the environments of the actors begin new episodes{lost}")
+
+
+def _with_seq_no(rollout: Rollout, seq_no: int) -> Rollout:
+    seq_nos = torch.full((rollout.num_envs,), seq_no, dtype=torch.int64)
+    return replace(rollout, weights_seq_no=seq_nos)

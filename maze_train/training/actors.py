@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from maze_train.collect.actor_collector import ActorCollector
-from maze_train.collect.actors import Actors
+from maze_train.collect.actors import DistributedActors
 from maze_train.core.types import Array
 from maze_train.training.build_context import BuildContext, build_vector_env, close_quietly
 from maze_train.training.builder import AlgorithmBuilder
@@ -19,14 +19,14 @@ from maze_train.workers.places import ThisProcess
 
 def build_actors(
     context: BuildContext[Any], num_actors: int, num_envs: int, **workers: Any
-) -> Actors:
+) -> DistributedActors:
     """Build actors, closed at the end of the run.
 
     Args:
         context: Settings, environment and services of the run.
         num_actors: How many.
         num_envs: Environments of each.
-        **workers: Further arguments of `Actors`.
+        **workers: Further arguments of `DistributedActors`.
     """
     make_env = partial(
         build_vector_env,
@@ -37,12 +37,12 @@ def build_actors(
         make_other=context.features.make_vector_env,
         info_keys=context.info_keys,
     )
-    actors = Actors(make_env, num_actors, num_envs, context.place, **workers)
+    actors = DistributedActors(make_env, num_actors, num_envs, context.place, **workers)
     context.closing.callback(close_quietly, actors)
     return actors
 
 
-def make_actors(builder: AlgorithmBuilder[Any]) -> Actors:
+def make_actors(builder: AlgorithmBuilder[Any]) -> DistributedActors:
     """The actors of `runner.envs_per_actor`."""
     context = builder.context
     per_actor, place = context.envs_per_actor, context.place
@@ -80,7 +80,7 @@ def make_actor_collector(
     )
 
 
-def worker_use(actors: Actors) -> tuple[float, int] | None:
+def worker_use(actors: DistributedActors) -> tuple[float, int] | None:
     """See `AlgorithmBuilder.worker_use`; None where the actors are in this process."""
     return None if actors.pool.workers else (actors.busy_s, len(actors.slices))
 

@@ -11,7 +11,7 @@ from maze_train import AlgorithmBuilder, TrainerServices, load_config
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.es.population import trained_size
 from maze_train.algorithms.impala.trainer import ImpalaBuilder
-from maze_train.collect.actors import Actors
+from maze_train.collect.actors import DistributedActors
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import locate
 from maze_train.run.pipeline import prepare
@@ -77,7 +77,7 @@ def test_actions_are_kept_for_checkpoints_alone(settings: dict[str, Any], kept: 
         builder = made.builder
         source = builder.source if isinstance(builder, ImpalaBuilder) else builder.env
         envs = [source]
-        if isinstance(source, Actors):
+        if isinstance(source, DistributedActors):
             envs = [env for worker in source.pool.workers for env in worker._envs.values()]
         assert [env.can_be_restored for env in envs] == [kept]
         assert not made.builder.context.make_env(1, training=False).can_be_restored

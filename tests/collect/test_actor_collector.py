@@ -27,7 +27,7 @@ from cases import everyday
 from rollouts_compared import assert_same_rollouts
 
 from maze_train.collect.actor_collector import ActorCollector
-from maze_train.collect.actors import Actors
+from maze_train.collect.actors import DistributedActors
 from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import EnvError, WorkerError
@@ -74,7 +74,7 @@ def start(no_file_is_left):
 
         def start(make=ActorEnv, place=None, *, memory=False, skips=False, **settings):
             place = place or ThisProcess()
-            actors = Actors(
+            actors = DistributedActors(
                 partial(vector_of, make, E, skips),
                 A,
                 E,

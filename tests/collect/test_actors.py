@@ -38,8 +38,8 @@ from leftovers import has_ended
 from rollouts_compared import assert_same_rollouts
 
 from maze_train.collect import actors as actors_module
-from maze_train.collect.actor_worker import ActorWorker
-from maze_train.collect.actors import Actors, DistributedActors, StepCounts
+from maze_train.collect.actor_worker import ActorPolicy, ActorWorker
+from maze_train.collect.actors import DistributedActors, StepCounts
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, SpaceError, WorkerError
 from maze_train.data.rollout import join_rollouts, select_envs
 from maze_train.data.state_files import dumps, loads
@@ -55,6 +55,12 @@ A = 2
 PATIENCE_S = 60.0
 SHORT_S = 1.0
 """Seconds after which an actor counts as hung, where that is tested."""
+
+
+def seeds_of(actor, generation):
+    """Seeds of episodes and of actions."""
+    name = f"actors/{actor}/{generation}"
+    return SEED_OF(f"{name}/episodes"), SEED_OF(f"{name}/actions")
 
 
 class Learner:
@@ -73,12 +79,12 @@ class Learner:
     ):
         processes = {"start_method": "fork", "timeout_s": 30.0, **processes}
         place = LocalProcesses(**processes) if remote else ThisProcess()
-        self.workers = Actors(partial(vector_of, make, num_envs, skips), A, num_envs, place)
-        make_model = model_maker(*self.workers.spaces, memory=memory)
+        make_env = partial(vector_of, make, num_envs, skips)
+        self.actors = DistributedActors(make_env, A, num_envs, place)
+        make_model = model_maker(*self.actors.spaces, memory=memory)
         self.model = make_model()
-        self.actors = DistributedActors(
-            self.workers, self.model, make_model, T, SEED_OF, queue_size=queue_size
-        )
+        policy = ActorPolicy(Portable(make_model, "model"), T, False)
+        self.actors.begin(self.model, policy, seeds_of, queue_size=queue_size)
         self.trained = 0
         self._deadline = time.monotonic() + PATIENCE_S
 
@@ -96,7 +102,7 @@ class Learner:
         actors, counts = self.actors, self.actors.counts
         assert counts.trained == self.trained
         slots = A * actors.num_slots if self.processes else 0
-        assert 0 <= counts.in_flight <= slots * T * self.workers.num_envs
+        assert 0 <= counts.in_flight <= slots * T * self.actors.num_envs
         return gathered
 
     def check_time(self, *, restart=False):
@@ -108,15 +114,15 @@ class Learner:
     @property
     def processes(self):
         """The processes, in the order of the actors."""
-        return getattr(self.workers.pool, "processes", [])
+        return getattr(self.actors.pool, "processes", [])
 
     def made(self):
         """Steps that each actor says it made."""
-        return [self.workers.pool.steps(i) for i in range(A)]
+        return [self.actors.pool.steps(i) for i in range(A)]
 
     def wait_for_pause(self, rollouts):
         """Wait until actors made that many rollouts, and see that they make no more."""
-        expected = rollouts * T * self.workers.num_envs
+        expected = rollouts * T * self.actors.num_envs
         while sum(self.made()) < expected:
             self.check_time()
             time.sleep(0.01)
@@ -185,7 +191,7 @@ def start(no_file_is_left):
 def test_weights_are_sent_by_the_thread_that_calls_the_actors(start):
     """The thread of a learner queue only copies them."""
     learner, senders = start(remote=False), []
-    pool = learner.workers.pool
+    pool = learner.actors.pool
     pool.publish = lambda *memory: senders.append(threading.current_thread())
     learner.gather()
     senders.clear()
@@ -300,7 +306,7 @@ def test_more_rollouts_than_there_is_room_for(start, remote):
 def test_weights_are_used_from_the_next_rollout_on(start, remote):
     """Rollouts say truly which weights acted; those of the learner do not matter by themselves."""
     learner = start(remote=remote)
-    model = model_maker(*learner.workers.spaces)()
+    model = model_maker(*learner.actors.spaces)()
     learner.gather()
     taken, old = 1, A * learner.actors.num_slots if remote else 0
     for version in (3, 4, 8):
@@ -411,14 +417,15 @@ def test_a_failed_actor_is_started_again(start, how, tmp_path, capfd):
             told += capfd.readouterr().err
             failed = int(told.removeprefix("warning: actor ")[0])
             twin = 1 - failed
-            assert learner.workers.generations == [int(failed == i) for i in range(A)]
+            assert learner.actors.generations == [int(failed == i) for i in range(A)]
             expected.begin(failed, generation=1)
         after.append(expected.take(gathered))
     assert re.search(FAILURES[how], told)
     assert "; 2 steps of its rollout are dropped; it is started again (restart 1 of at" in told
-    assert "most 10), and its environments begin new episodes" in told
+    first = E * failed
+    assert f"most 10), and its environments {first} to {first + E - 1} begin new" in told
     assert bool(re.search(TRACEBACK, told)) == (how == "raise")
-    assert told.count("warning:") == learner.workers.pool.restarts == 1
+    assert told.count("warning:") == learner.actors.pool.restarts == 1
     assert learner.actors.counts.dropped == 2
 
 
@@ -435,7 +442,7 @@ def test_actors_that_are_killed_again_and_again(start):
         time.sleep(rng.uniform(0.0, 0.05))  # the actors are at anything
         os.kill(rng.choice(learner.processes).pid, kind)
         learner.check_time(restart=True)
-    while learner.workers.pool.restarts < len(kinds) / 2:
+    while learner.actors.pool.restarts < len(kinds) / 2:
         learner.gather()
     learner.close()
     counts = learner.actors.counts

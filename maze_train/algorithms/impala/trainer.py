@@ -12,18 +12,19 @@ from torch import nn
 from maze_train.algorithms.actor_critic.trainer import ActorCriticBuilder
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.impala.learner import ActorEvents, ActorTimeEvents
-from maze_train.collect.actors import Actors, DistributedActors, GatheredRollouts
+from maze_train.collect.actor_worker import ActorPolicy
+from maze_train.collect.actors import DistributedActors, GatheredRollouts
 from maze_train.core.events import Statistics
 from maze_train.data.rollout_replay import RolloutReplay
 from maze_train.learner.config import Progress
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.modules import DEFAULT_MODULE
-from maze_train.nets.joint import members_of
+from maze_train.nets.joint import JointModel, members_of
 from maze_train.training.actors import build_actors, worker_use
-from maze_train.training.build_context import close_quietly
 from maze_train.training.events import TimeEvents
 from maze_train.training.models import states_by_module
 from maze_train.training.trainer import Trainer
+from maze_train.workers.places import Portable
 
 
 class IMPALA(Trainer):
@@ -112,7 +113,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
     """Builds actors that collect experience, and a learner that takes it in as it comes."""
 
     @cached_property
-    def source(self) -> Actors:
+    def source(self) -> DistributedActors:
         """Actors that collect experience, closed at the end of the run.
 
         In this process they take turns, so no rollout waits, the policy lags only as far as
@@ -146,17 +147,22 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """Actors with the model, and a replay of rollouts if the settings ask for one."""
         context = self.context
-        actors = DistributedActors(
-            self.source,
-            model,
-            self.model_maker(),
+        actors = self.source
+        policy = ActorPolicy(
+            Portable(self.model_maker(), "model"),
             self.algorithm.n_rollout_steps,
-            context.seeds.integer,
-            queue_size=self.algorithm.queue_size,
-            allow_new_episodes=context.checkpoint.allow_new_episodes,
-            info_keys=context.info_keys,
+            context.checkpoint.allow_new_episodes,
+            context.info_keys,
+            records_log_probs=True,
+            keeps_terminal_obs=isinstance(model, JointModel),
         )
-        context.closing.callback(close_quietly, actors)
+
+        def seeds_of(actor: int, generation: int) -> tuple[int, int]:
+            name, seed_of = f"actors/{actor}/{generation}", context.seeds.integer
+            return seed_of(f"{name}/episodes"), seed_of(f"{name}/actions")
+
+        queue_size = self.algorithm.queue_size
+        actors.begin(model, policy, seeds_of, queue_size=queue_size, splits_turns=True)
         config, members = self.algorithm, members_of(model)
         columns = {key: len(agents) for key, agents in members.items() if agents}
         replay = {
