@@ -42,8 +42,7 @@ def make_rollout(space: spaces.Box) -> Rollout:
         obs=obs if space.dtype == np.uint8 else obs.float(),
         actions=torch.randint(0, 4, (STEPS, ENVS), generator=generator),
         rewards=torch.randn(STEPS, ENVS, generator=generator),
-        terminated=torch.zeros(STEPS, ENVS, dtype=torch.bool),
-        truncated=torch.zeros(STEPS, ENVS, dtype=torch.bool),
+        end=torch.zeros(STEPS, ENVS, dtype=torch.uint8),
         final_obs=obs[0, :0] if space.dtype == np.uint8 else obs[0, :0].float(),
         final_positions=torch.zeros(0, dtype=torch.int64),
     )

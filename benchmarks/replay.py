@@ -30,8 +30,7 @@ def random_rollout(generator: torch.Generator) -> Rollout:
         obs=torch.randn(STEPS + 1, ENVS, OBS, generator=generator),
         actions=torch.randn(*shape, ACTIONS, generator=generator),
         rewards=torch.randn(shape, generator=generator),
-        terminated=torch.zeros(shape, dtype=torch.bool),
-        truncated=torch.zeros(shape, dtype=torch.bool),
+        end=torch.zeros(shape, dtype=torch.uint8),
         final_obs=torch.zeros(0, OBS),
         final_positions=torch.zeros(0, dtype=torch.int64),
     )

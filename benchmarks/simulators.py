@@ -106,7 +106,7 @@ class BraxTensors:
         """Step everywhere."""
         found = self.own.step(actions.clamp(-1.0, 1.0))
         info = {"final_obs": found.final_obs}
-        return found.obs, found.rewards, found.terminated, found.truncated, info
+        return found.obs, found.rewards, found.end == 1, found.end == 2, info
 
 
 def measure_ours(work: Work) -> dict[str, float]:

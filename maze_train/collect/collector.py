@@ -14,6 +14,7 @@ from torch import nn
 
 from maze_train.collect.episodes import EpisodeTracker, FinishedEpisodes
 from maze_train.core.errors import EnvError
+from maze_train.core.step_end import DROPPED, TRUNCATED, is_followed_by_new
 from maze_train.core.types import Array, Tensor, TensorTree, is_on, send, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage, rollout_columns
 from maze_train.data.turns import TurnSplitter
@@ -307,15 +308,12 @@ class RolloutCollector(Collector):
         """Finish a step of the environments, and store what it brought."""
         batch = self.env.receive()
         self.env_s += time.perf_counter() - began
-        self._obs, ignored = batch.obs, batch.ignored
-        ends = batch.terminated, batch.truncated
+        self._obs = batch.obs
         self._on_step()
-        valid = None if ignored is None else ~ignored
-        storage.write_step(step, batch.obs, batch.rewards, *ends, valid)
-        if batch.ends or ignored is not None:
+        storage.write_step(step, batch.obs, batch.rewards, batch.end, batch.has_gaps)
+        if batch.ends or batch.has_gaps:
             self._read_ends(step, batch, storage, reports)
-            ended = batch.terminated | batch.truncated
-            actor.forget(ended if ignored is None else ended | ignored)
+            actor.forget(is_followed_by_new(batch.end))
 
     def _rollout(self, storage: RolloutStorage) -> Rollout:
         """The finished rollout."""
@@ -326,23 +324,21 @@ class RolloutCollector(Collector):
         if self.env.monitored:
             return reports
         assert self._storage is not None
-        valid = None if rollout.valid is None else rollout.valid.numpy()
         rewards = self._storage.precise_rewards.numpy()
-        finished = self.episodes.follow(rewards, rollout.ended.numpy(), valid)
+        finished = self.episodes.follow(rewards, rollout.end.numpy())
         return replace(reports, returns=finished.returns, lengths=finished.lengths)
 
     def _read_ends(
         self, step: int, batch: StepBatch, storage: RolloutStorage, reports: FinishedEpisodes
     ) -> None:
         """Keep final observations that someone needs, and what infos report."""
-        truncated = batch.truncated & ~batch.terminated
         for end in batch.ends:
-            if self.keeps_terminal_obs or truncated[end.env]:
-                assert end.final_obs is not None
-                storage.write_final_obs(step, end.env, end.final_obs)
+            if self.keeps_terminal_obs or batch.end[end.env] == TRUNCATED:
+                assert batch.final_obs is not None
+                storage.write_final_obs(step, end.env, batch.final_obs)
             reports.add_end(end, self._info_keys, self.env.agents)
-        if batch.lost is not None:
-            reports.lost += int(batch.lost.sum())
+        if batch.has_gaps:
+            reports.lost += int((batch.end == DROPPED).sum())
 
     def state_dict(self) -> dict[str, Any]:
         """State of environments, turns, the policy's memory, and the action noise.

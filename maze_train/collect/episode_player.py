@@ -24,6 +24,7 @@ from maze_train.collect.recording import (
 )
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import EnvError
+from maze_train.core.step_end import DROPPED, TERMINATED, TRUNCATED
 from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, tree_leaves, tree_map
 from maze_train.data.trajectories import Trajectory
 from maze_train.envs.batch import SUCCESS, numbers_of
@@ -493,9 +494,9 @@ class EpisodePlayer:
             episode_return=float(raw_return),
             length=int(slots.lengths[slot]),
             success=numbers.get(SUCCESS, math.nan),
-            terminated=bool(slots.terminations[slot]),
-            truncated=bool(slots.truncations[slot]),
-            lost=bool(slots.lost[slot]),
+            terminated=bool(slots.end[slot] == TERMINATED),
+            truncated=bool(slots.end[slot] == TRUNCATED),
+            lost=bool(slots.end[slot] == DROPPED),
             trajectory=trajectory,
             video=None if video is None else str(video.path),
             fitness=float(slots.returns[slot]),

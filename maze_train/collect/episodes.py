@@ -10,6 +10,7 @@ import numpy as np
 
 from maze_train.core.errors import TrainingError
 from maze_train.core.events import Event, EventInterface, Statistics
+from maze_train.core.step_end import has_ended, is_followed_by_new
 from maze_train.core.types import Array
 from maze_train.envs.batch import SUCCESS, EpisodeEnd, asked_keys, numbers_of
 
@@ -170,20 +171,19 @@ class EpisodeTracker:
         self.returns = np.zeros(num_envs)
         self.lengths = np.zeros(num_envs, dtype=np.int64)
 
-    def follow(self, rewards: Array, done: Array, valid: Array | None = None) -> FinishedEpisodes:
+    def follow(self, rewards: Array, end: Array) -> FinishedEpisodes:
         """Record a rollout.
 
         Args:
             rewards: Raw rewards, `[T, B]`.
-            done: Whether an episode ended at the step, `[T, B]`.
-            valid: Rows that are steps, `[T, B]`; None: all are. The rewards of the others are 0,
-                and a new episode begins after them.
+            end: How the steps ended, codes of `StepEnd`, `[T, B]`. The rewards of rows that are
+                not transitions are 0.
 
         Returns:
-            The episodes that ended, in order of time, then environment. One that was lost, so that
-            a row that is no step follows without an end, is not among them.
+            The episodes that ended, in order of time, then environment, without those that were
+            dropped.
         """
-        breaks = done if valid is None else done | ~valid
+        breaks = is_followed_by_new(end)
         # By environment, then time: a part begins with each environment and after each break.
         starts = np.zeros((rewards.shape[1], len(rewards) + 1), np.bool_)
         starts[:, 0], starts[:, 1:] = True, breaks.T
@@ -201,7 +201,7 @@ class EpisodeTracker:
         sums[is_first] += self.returns
         counts[is_first] += self.lengths
         self.returns, self.lengths = sums[is_last], counts[is_last]
-        kept = done[moments, owners]
+        kept = has_ended(end[moments, owners])
         order = np.argsort(moments[kept], kind="stable")
         return FinishedEpisodes(
             returns=sums[ends][kept][order].tolist(), lengths=counts[ends][kept][order].tolist()

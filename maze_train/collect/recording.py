@@ -17,6 +17,7 @@ import numpy as np
 from maze_train.core.errors import EnvError, MissingExtraError, RunDirectoryError
 from maze_train.core.files import fsync_directory, open_own
 from maze_train.core.folders import make_folders
+from maze_train.core.step_end import DROPPED, TERMINATED, TRUNCATED
 from maze_train.core.targets import import_extra
 from maze_train.core.types import Array, ArrayTree, as_tree, leaves_by_key
 from maze_train.data.trajectories import Trajectory
@@ -71,15 +72,15 @@ class EpisodeRecording:
 
     def trajectory(self, slots: EnvSlots, slot: int) -> Trajectory | None:
         """The whole episode, which has just ended; None: it is lost, which may be found here."""
-        last_obs = None if slots.lost[slot] else slots.last_observation(slot)
+        last_obs = None if slots.end[slot] == DROPPED else slots.last_observation(slot)
         if last_obs is None:
             return None
         return Trajectory(
             obs=_stacked([*self._obs, last_obs]),
             actions=_stacked(self._actions),
             rewards=np.array(self._rewards, np.float64),
-            terminated=bool(slots.terminations[slot]),
-            truncated=bool(slots.truncations[slot]),
+            terminated=bool(slots.end[slot] == TERMINATED),
+            truncated=bool(slots.end[slot] == TRUNCATED),
             seed=slots.seeds[slot],
         )
 

@@ -13,6 +13,7 @@ from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import EnvError
 from maze_train.core.notices import notify
+from maze_train.core.step_end import TERMINATED, has_ended
 from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage
 from maze_train.envs.backends import distinct_seeds
@@ -74,7 +75,7 @@ class SimulatorCollector(RolloutCollector):
         found = self.simulator.step(self._actions)
         self.env_s += time.perf_counter() - began
         self._on_step()
-        storage.write_step(step, found.obs, found.rewards, found.terminated, found.truncated)
+        storage.write_step(step, found.obs, found.rewards, found.end)
         self._obs = found.obs
         self._final_given[step] = found.final_obs is not None
         if found.final_obs is not None:
@@ -84,7 +85,7 @@ class SimulatorCollector(RolloutCollector):
                 # A copy: the simulator may use the memory again in the next step.
                 self._numbers.setdefault(key, []).append((step, found.infos[key].clone()))
         if actor.state_size:
-            actor.forget((found.terminated | found.truncated).to(actor.hidden_state.device))
+            actor.forget(has_ended(found.end).to(actor.hidden_state.device))
 
     def _write_final(self, step: int, storage: RolloutStorage, obs: TensorTree) -> None:
         """Keep last observations of a step; rows where no episode ended too."""
@@ -105,7 +106,7 @@ class SimulatorCollector(RolloutCollector):
         rollout = storage.rollout()
         # The memory of the storage is written by the next step already.
         self._obs = tree_map(lambda x: x[-1].clone(), rollout.obs)
-        kept = rollout.ended if self.keeps_terminal_obs else rollout.truncated & ~rollout.terminated
+        kept = rollout.ended if self.keeps_terminal_obs else rollout.truncated
         given = torch.tensor(self._final_given, device=kept.device)
         missing = kept & ~given[:, None]
         if missing.any():
@@ -113,9 +114,8 @@ class SimulatorCollector(RolloutCollector):
                 self._is_told = True
                 notify(f"note: {self.simulator.name} gives no last observations: {self._meaning}")
             if self.simulator.truncation == "as_termination":
-                kept, terminated = kept & ~missing, rollout.terminated | missing
-                truncated = rollout.truncated & ~terminated
-                rollout = replace(rollout, terminated=terminated, truncated=truncated)
+                kept = kept & ~missing
+                rollout = replace(rollout, end=rollout.end.masked_fill(missing, TERMINATED))
             elif rollout.hidden_states is not None:
                 # Else the observation would enter the recurrent state twice.
                 kept &= ~missing
@@ -165,7 +165,8 @@ class SimulatorCollector(RolloutCollector):
     def _finished(self, rollout: Rollout, reports: FinishedEpisodes) -> FinishedEpisodes:
         """The episodes that ended, by the flags, and the numbers that infos reported with them."""
         cpu = torch.device("cpu")
-        ended = rollout.ended.to(cpu)
+        end = rollout.end.to(cpu)
+        ended = has_ended(end)
         for key, values in self._numbers.items():
             target = reports.successes if key == SUCCESS else reports.infos.setdefault(key, [])
             if means := [x for _, x in values if not x.ndim]:
@@ -176,7 +177,7 @@ class SimulatorCollector(RolloutCollector):
         self._numbers.clear()
         assert self._storage is not None
         rewards = self._storage.precise_rewards.to(cpu).numpy()
-        finished = self.episodes.follow(rewards, ended.numpy())
+        finished = self.episodes.follow(rewards, end.numpy())
         return replace(reports, returns=finished.returns, lengths=finished.lengths)
 
     def _env_state(self) -> dict[str, Any] | None:

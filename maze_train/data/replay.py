@@ -17,6 +17,7 @@ from gymnasium import spaces
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
+from maze_train.core.step_end import end_codes
 from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key, send, tree_map
 from maze_train.data.relabelling import Hindsight
 from maze_train.data.replay_columns import STORAGES, ReplayLayout, Storage
@@ -147,8 +148,9 @@ def as_rollout(transition: Transition) -> Rollout:
         obs=as_tree(rows, has_keys),
         actions=tree_map(lambda x: x[None, None], transition.action),
         rewards=torch.tensor([[transition.reward]], dtype=torch.float32),
-        terminated=torch.tensor([[transition.terminated]]),
-        truncated=torch.tensor([[transition.truncated]]),
+        end=torch.from_numpy(
+            end_codes(np.array([[transition.terminated]]), np.array([[transition.truncated]]))
+        ),
         final_obs=as_tree({key: leaf[1, :num_ended] for key, leaf in rows.items()}, has_keys),
         final_positions=torch.zeros(num_ended, dtype=torch.int64),
     )

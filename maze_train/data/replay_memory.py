@@ -13,7 +13,7 @@ import torch
 
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError
 from maze_train.core.state import StatePart
-from maze_train.core.step_end import StepEnd, end_codes, has_ended, is_transition, is_truncated
+from maze_train.core.step_end import StepEnd, has_ended, is_transition, is_truncated
 from maze_train.core.types import Array, Tensor, leaves_by_key, send
 from maze_train.data.replay_columns import (
     Column,
@@ -264,7 +264,7 @@ class ReplayMemory:
             last observation is kept, `[K]`; which of `final_obs` these are, `[K]`.
         """
         end = np.full((rollout.num_steps + 1, rollout.num_envs), NO_STEP, np.uint8)
-        end[:-1] = rows = _codes(rollout)
+        end[:-1] = rows = rollout.end.numpy()
         if not rows.any():  # so are most rollouts of a few steps
             return end, NONE, NONE
         self.has_waiting = self.has_waiting or bool((rows == StepEnd.WAITING).any())
@@ -375,14 +375,3 @@ def _below(prefix: str, content: dict[str, Array]) -> dict[str, Array]:
         for name, array in content.items()
         if name.startswith(prefix)
     }
-
-
-def _codes(rollout: Rollout) -> Array:
-    """The ends of the rows of a rollout, `[T, B]`."""
-    truncated = rollout.truncated.numpy()
-    end = end_codes(rollout.terminated.numpy(), truncated)
-    if rollout.valid is not None:
-        ignored = ~rollout.valid.numpy()
-        end[ignored] = NO_STEP
-        end[ignored & truncated] = StepEnd.WAITING
-    return end

@@ -13,6 +13,13 @@ import torch
 from gymnasium import spaces
 
 from maze_train.core.errors import ShapeError
+from maze_train.core.step_end import (
+    TRUNCATED,
+    has_ended,
+    is_terminated,
+    is_transition,
+    is_truncated,
+)
 from maze_train.core.types import (
     Array,
     ArrayTree,
@@ -34,8 +41,8 @@ class Rollout:
 
     Row t holds the observation before action t and what the action brought. Row T of `obs` is the
     observation after the last action. Where an episode ended at step t, `obs[t + 1]` is the first
-    observation of the next episode (or the last one of the old, if row t + 1 is not valid); the
-    true last observation is in `final_obs`.
+    observation of the next episode (or the last one of the old, if row t + 1 only resets the
+    environment); the true last observation is in `final_obs`.
     """
 
     obs: TensorTree
@@ -47,11 +54,9 @@ class Rollout:
     rewards: Tensor
     """Rewards after each action, `[T, B]` float32."""
 
-    terminated: Tensor
-    """Whether the step led to a terminal state, `[T, B]` bool."""
-
-    truncated: Tensor
-    """Whether the step was cut off (time limit) in a state that is not terminal, `[T, B]` bool."""
+    end: Tensor
+    """How each step ended, codes of `maze_train.core.step_end.StepEnd`, `[T, B]` uint8. Nothing is
+    learned from rows that are not transitions, and they count for nothing."""
 
     final_obs: TensorTree
     """True last observations of K truncated episodes, `[K, ...]`; those of terminated episodes may
@@ -59,12 +64,6 @@ class Rollout:
 
     final_positions: Tensor
     """Their positions in the rollout: `t * B + b`, `[K]` int64."""
-
-    valid: Tensor | None = None
-    """Rows that are transitions, `[T, B]` bool; None: all are. In the others the environment only
-    began a new episode: nothing is learned from them, and they count for nothing. The episode
-    before either ended in an earlier row, or was lost. A row that is truncated as well is no step
-    at all: an agent waits."""
 
     hidden_states: Tensor | None = None
     """Recurrent state of the policy before each observation, `[T + 1, B, S]`."""
@@ -79,6 +78,14 @@ class Rollout:
     replayed: Tensor | None = None
     """Whether the steps of an environment were learned from before, `[B]` bool; None: none were."""
 
+    has_gaps: bool | None = None
+    """Whether there are rows that are not transitions; None: the constructor looks at `end`, which
+    synchronises its device."""
+
+    def __post_init__(self) -> None:
+        if self.has_gaps is None:
+            object.__setattr__(self, "has_gaps", bool((self.end > TRUNCATED).any()))
+
     @property
     def num_steps(self) -> int:
         """T."""
@@ -91,30 +98,29 @@ class Rollout:
 
     @property
     def num_samples(self) -> int:
-        """Number of transitions: the valid ones of T * B rows."""
-        return self.rewards.numel() if self.valid is None else int(self.valid.sum())
+        """Number of transitions among the T * B rows."""
+        valid = self.valid
+        return self.rewards.numel() if valid is None else int(valid.sum())
+
+    @property
+    def terminated(self) -> Tensor:
+        """Whether the step led to a terminal state, `[T, B]` bool."""
+        return is_terminated(self.end)
+
+    @property
+    def truncated(self) -> Tensor:
+        """Whether the step was cut off (time limit) in a state that is not terminal, `[T, B]`."""
+        return is_truncated(self.end)
 
     @property
     def ended(self) -> Tensor:
         """Whether an episode ended at the step, `[T, B]` bool."""
-        return self.terminated | self.truncated
+        return has_ended(self.end)
 
     @property
-    def cut(self) -> Tensor:
-        """Whether no later reward counts for the step, but a value does: `[T, B]` bool.
-
-        Where it was truncated, and before a row in which an episode was lost.
-        """
-        if self.valid is None:
-            return self.truncated
-        cut = self.truncated.clone()
-        cut[:-1] |= ~self.valid[1:]
-        return cut
-
-    @property
-    def fresh(self) -> Tensor:
-        """Whether an episode, with a recurrent state of zero, begins after the step, `[T, B]`."""
-        return self.ended if self.valid is None else self.ended | ~self.valid
+    def valid(self) -> Tensor | None:
+        """Rows that are transitions, `[T, B]` bool; None: all are."""
+        return is_transition(self.end) if self.has_gaps else None
 
     def flat_obs(self) -> TensorTree:
         """Observations by position `t * B + b`, `[(T + 1) * B, ...]`."""
@@ -129,8 +135,8 @@ class Rollout:
         obs, samples = self.flat_obs(), self.rewards.numel()
         leaves = leaves_by_key(obs)
         found = {key: leaves[key][:samples] for key in keys}
-        if self.valid is not None:
-            rows = self.valid.flatten()
+        if (valid := self.valid) is not None:
+            rows = valid.flatten()
             found = {key: leaf[rows] for key, leaf in found.items()}
         return as_tree(found, isinstance(obs, dict))
 
@@ -164,13 +170,13 @@ def rollout_columns(
         keeps_final_obs: Whether final observations are written one by one.
     """
     steps, rows = (num_steps, num_envs), (num_steps + 1, num_envs)
-    floats, flags = np.dtype(np.float32), np.dtype(np.bool_)
+    floats = np.dtype(np.float32)
     most_ends = num_steps * num_envs if keeps_final_obs else 0
     leaves = flat_spaces(observation_space)
     columns: dict[str, Spec] = {
         **Columns.of(leaves, "obs").batched(*rows),
         "rewards": Spec(steps, floats),
-        **{name: Spec(steps, flags) for name in ("terminated", "truncated", "valid")},
+        "end": Spec(steps, np.dtype(np.uint8)),
         **Columns.of(leaves, "final_obs").batched(most_ends),
         "final_positions": Spec((most_ends,), np.dtype(np.int64)),
     }
@@ -224,8 +230,7 @@ class RolloutStorage:
         self._obs_arrays = [(key, writable(leaf)) for key, leaf in obs.items()]
         self._obs_rows = {key: leaf.unbind(0) for key, leaf in obs.items()}
         self._reward_rows = list(writable(self.precise_rewards))
-        self._terminated_rows = list(writable(self._columns["terminated"]))
-        self._truncated_rows = list(writable(self._columns["truncated"]))
+        self._end_rows = list(writable(self._columns["end"]))
         self._final_obs = [
             (k, writable(x)) for k, x in leaves_of(self._columns, "final_obs").items()
         ]
@@ -244,7 +249,6 @@ class RolloutStorage:
     def start(self, obs: ArrayTree | TensorTree) -> None:
         """Begin a rollout with the observation before its first action, `[B, ...]`."""
         self.num_final_obs, self.has_gaps = 0, False
-        self._columns["valid"].fill_(True)
         self._write_obs(0, obs)
 
     def acting_obs(self, step: int) -> TensorTree:
@@ -276,20 +280,16 @@ class RolloutStorage:
         step: int,
         obs: ArrayTree | TensorTree,
         rewards: Array | Tensor,
-        terminated: Array | Tensor,
-        truncated: Array | Tensor,
-        valid: Array | None = None,
+        end: Array | Tensor,
+        has_gaps: bool = False,
     ) -> None:
-        """Store what a step brought: the observation after it, and `[B]` rewards and flags.
+        """Store what a step brought: the observation after it, and `[B]` rewards and ends.
 
-        `valid` may be None if every environment made a transition.
+        `has_gaps`: whether there are rows that are not transitions.
         """
         self._reward_rows[step][:] = rewards
-        self._terminated_rows[step][:] = terminated
-        self._truncated_rows[step][:] = truncated
-        if valid is not None:
-            self._columns["valid"].numpy()[step] = valid
-            self.has_gaps = True
+        self._end_rows[step][:] = end
+        self.has_gaps |= has_gaps
         self._write_obs(step + 1, obs)
 
     def _write_obs(self, row: int, obs: ArrayTree | TensorTree) -> None:
@@ -298,10 +298,10 @@ class RolloutStorage:
             array[row] = leaves[key]
 
     def write_final_obs(self, step: int, env: int, obs: ArrayTree) -> None:
-        """Store the true last observation of an episode that ended at this step."""
+        """Store row `env` of observations: the true last one of an episode that ended here."""
         leaves, row = leaves_by_key(obs), self.num_final_obs
         for key, array in self._final_obs:
-            array[row] = leaves[key]
+            array[row] = leaves[key][env]
         self._final_positions[row] = step * self.num_envs + env
         self.num_final_obs += 1
 
@@ -318,11 +318,9 @@ class RolloutStorage:
             has_gaps: Whether some rows are not transitions.
         """
         columns = dict(self._written(num_final_obs))
-        if not has_gaps:
-            del columns["valid"]
         trees = {field.name: leaves_of(columns, field.name) for field in fields(Rollout)}
         found: dict[str, Any] = {name: as_tree(x, "" not in x) for name, x in trees.items() if x}
-        return Rollout(**found)
+        return Rollout(**found, has_gaps=has_gaps)
 
     def fill(self, rollout: Rollout) -> list[Array]:
         """Copy the columns of a rollout that do not lie in this memory yet.
@@ -336,14 +334,12 @@ class RolloutStorage:
         Raises:
             ShapeError: If a column has another shape.
         """
-        self.num_final_obs, self.has_gaps = len(rollout.final_positions), rollout.valid is not None
+        self.num_final_obs, self.has_gaps = len(rollout.final_positions), bool(rollout.has_gaps)
         found = self._written(self.num_final_obs)
         for name, target in found:
             column, _, key = name.partition("/")
             tree = getattr(rollout, column)
             leaf = tree[key] if key else tree
-            if column == "valid" and leaf is None:
-                continue
             if leaf.shape != target.shape:
                 raise ShapeError(
                     f"{name} of a rollout has the shape {list(leaf.shape)}, expected "
@@ -383,14 +379,10 @@ def slots_in(memory: Any, columns: Columns) -> list[RolloutStorage]:
 
 
 ENV_DIM = {
-    **dict.fromkeys(("rewards", "terminated", "truncated", "actions", "obs"), 1),
-    **dict.fromkeys(("hidden_states", "log_probs", "valid"), 1),
+    **dict.fromkeys(("rewards", "end", "actions", "obs", "hidden_states", "log_probs"), 1),
     **dict.fromkeys(("weights_seq_no", "replayed"), 0),
 }
 """Columns, and the dimension in which their environments lie."""
-
-FLAGS = {"valid": True, "replayed": False}
-"""Columns that a rollout has only where not all rows or environments have this value."""
 
 
 def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
@@ -402,8 +394,7 @@ def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
 
     Args:
         rollouts: Rollouts of the same T and of the same observations and actions, at least one; B
-            may differ. Where only some of them lack `valid` or `replayed`, it is true or false for
-            these.
+            may differ. Where only some of them lack `replayed`, it is false for these.
 
     Raises:
         ShapeError: If T, shapes, dtypes or keys differ, or only some of them have `hidden_states`,
@@ -417,13 +408,13 @@ def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
         missing = [i for i, part in enumerate(parts) if part is None]
         if len(missing) == len(parts):
             continue
-        if missing and name not in FLAGS:
+        if missing and name != "replayed":
             raise ShapeError(f"rollouts {missing} have no {name}: expected it in all or in none")
         for i in missing:
-            flags = rollouts[i].terminated
-            parts[i] = torch.full_like(flags if dim else flags[0], FLAGS[name])
+            parts[i] = torch.zeros_like(rollouts[i].end[0], dtype=torch.bool)
         columns[name] = _joined(name, parts, dim)
-    return Rollout(final_positions=_joined_positions(rollouts), **columns)
+    has_gaps = any(rollout.has_gaps for rollout in rollouts)
+    return Rollout(final_positions=_joined_positions(rollouts), has_gaps=has_gaps, **columns)
 
 
 def select_envs(rollout: Rollout, envs: slice) -> Rollout:
@@ -456,6 +447,7 @@ def select_envs(rollout: Rollout, envs: slice) -> Rollout:
     return Rollout(
         final_obs=tree_map(lambda leaf: leaf[chosen], rollout.final_obs),
         final_positions=(steps * (stop - first) + owners - first)[chosen],
+        has_gaps=rollout.has_gaps,
         **columns,
     )
 

@@ -82,4 +82,5 @@ def _columns(rollout: Rollout) -> dict[str, Any]:
 
 
 def _plain(column: Any) -> Any:
-    return None if column is None else tree_map(torch.clone, column)
+    is_plain = column is None or isinstance(column, bool)
+    return column if is_plain else tree_map(torch.clone, column)

@@ -12,6 +12,7 @@ import torch
 from gymnasium import spaces
 
 from maze_train.core.errors import DatasetError, ShapeError, SpaceError
+from maze_train.core.step_end import StepEnd
 from maze_train.core.types import Array, ArrayTree, TensorTree, leaves_by_key, tree_leaves, tree_map
 from maze_train.data.rollout import Rollout
 from maze_train.spaces.columns import Columns, Spec, column_name, leaves_of
@@ -214,9 +215,8 @@ def trajectories_as_rollout(
 ) -> Rollout | None:
     """All trajectories as one rollout of B environments.
 
-    They are laid end to end and cut into B columns of one length; what is left of the last ones is
-    not valid. What is not terminated counts as truncated: its last observation is bootstrapped
-    from.
+    They are laid end to end and cut into B columns of one length; rows that are left at the end are
+    WAITING. What is not terminated counts as truncated: its last observation is bootstrapped from.
 
     Args:
         trajectories: Episodes, in the order in which they are laid down.
@@ -240,8 +240,7 @@ def trajectories_as_rollout(
     obs = zeros_for(observation_space, (shape[0] + 1, num_envs))
     actions: TensorTree | None = None
     rewards = torch.zeros(shape)
-    terminated, truncated = (torch.zeros(shape, dtype=torch.bool) for _ in range(2))
-    valid = torch.zeros(shape, dtype=torch.bool)
+    end = torch.full(shape, StepEnd.WAITING, dtype=torch.uint8)
     last: dict[int, TensorTree] = {}
     stop = 0
     for number, episode in enumerate(episodes):
@@ -257,9 +256,9 @@ def trajectories_as_rollout(
             _write(obs, place, own_obs, slice(steps.start, steps.stop + 1))
             _write(actions, (rows, env), own_actions, steps)
             rewards[rows, env] = torch.from_numpy(own.rewards[steps]).float()
-            valid[rows, env] = True
+            end[rows, env] = StepEnd.RUNNING
         env, row = divmod(stop - 1, shape[0])
-        terminated[row, env], truncated[row, env] = episode.terminated, not episode.terminated
+        end[row, env] = StepEnd.TERMINATED if episode.terminated else StepEnd.TRUNCATED
         last[row * num_envs + env] = tree_map(lambda x: x[-1:].clone(), own_obs)
     final_obs = zeros_for(observation_space, (len(last),))
     for k, last_obs in enumerate(last.values()):
@@ -269,11 +268,9 @@ def trajectories_as_rollout(
         obs=obs,
         actions=actions,
         rewards=rewards,
-        terminated=terminated,
-        truncated=truncated,
+        end=end,
         final_obs=final_obs,
         final_positions=torch.tensor(list(last), dtype=torch.int64),
-        valid=None if valid.all() else valid,
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 
+from maze_train.core.step_end import StepEnd, has_ended, is_transition
 from maze_train.core.types import Tensor, TensorTree, tree_leaves, tree_map
 from maze_train.data.rollout import Rollout
 from maze_train.spaces.agents import ACTS, AGENTS, REWARDS, TERMINATED, TRUNCATED
@@ -37,14 +38,9 @@ class _Steps:
     rewards: Tensor
     """`[T, E]`"""
 
-    terminated: Tensor
-    """Whether its episode ended in the step, `[T, E]` bool."""
-
-    truncated: Tensor
-    """Whether it was cut off, `[T, E]` bool."""
-
-    lost: Tensor
-    """Whether its turn, or the episode of all, was lost, `[T, E]` bool."""
+    end: Tensor
+    """How its episode ended in the step, codes of `StepEnd`, `[T, E]` uint8; DROPPED where its turn
+    or the episode of all was dropped."""
 
     last_obs: TensorTree
     """Observation after each step, `[T, E, ...]`; the last one of the episode where it ended."""
@@ -61,8 +57,8 @@ class _Steps:
             name: None if tree is None else tree_map(lambda x: x[:1], tree)
             for name, tree in vars(self).items()
         }
-        flags = ("acts", "rewards", "terminated", "truncated", "lost")
-        return _Steps(**{**first, **{name: torch.zeros_like(first[name]) for name in flags}})
+        zeros = {name: torch.zeros_like(first[name]) for name in ("acts", "rewards", "end")}
+        return _Steps(**{**first, **zeros})
 
 
 class TurnSplitter:
@@ -75,8 +71,8 @@ class TurnSplitter:
     the return.
 
     Row i of a column is turn i of one agent in one environment; the columns of agents with the same
-    policy lie side by side, agent by agent. Columns have different numbers of turns: rows at the
-    end that are not turns are not valid, and are truncated; turns that were lost are not truncated.
+    policy lie side by side, agent by agent. Columns have different numbers of turns: the end of
+    rows that are not turns is WAITING, that of turns that were lost is DROPPED.
     A turn that has not ended is kept for the next rollout, as are rewards before a first action.
 
     Args:
@@ -169,6 +165,8 @@ class TurnSplitter:
         lost = (limited & ~acts_next) | unknown
         if rollout.valid is not None:
             lost |= ~rollout.valid.unsqueeze(-1)
+        end = truncated.byte() * StepEnd.TRUNCATED
+        end.masked_fill_(terminated, StepEnd.TERMINATED).masked_fill_(lost, StepEnd.DROPPED)
         joint, last_joint = joint_view(obs), joint_view(last_obs)
         # An agent that was cut off acts no more, but would have continued; see `_Turns.rollout`.
         last_joint[JOINT_ACTS] = (~terminated).to(joint[JOINT_ACTS].dtype)
@@ -183,9 +181,7 @@ class TurnSplitter:
                 actions=actions[agent],
                 acts=obs[ACTS][..., i].bool(),
                 rewards=last_obs[REWARDS][..., i],
-                terminated=terminated[..., i],
-                truncated=truncated[..., i],
-                lost=lost[..., i],
+                end=end[..., i],
                 last_obs=self._seen(agent, i, last_parts, last_joint),
                 states=None if (state := states[i]) is None or not state.shape[-1] else state,
                 log_probs=None if rollout.log_probs is None else rollout.log_probs[..., i],
@@ -228,9 +224,9 @@ class _Turns:
 
     def __init__(self, steps: Sequence[_Steps]) -> None:
         self._steps = steps
-        flags = ("acts", "rewards", "terminated", "truncated", "lost")
-        all_acts, rewards, terminated, truncated, lost = (
-            torch.cat([getattr(own, name) for own in steps], dim=1) for name in flags
+        all_acts, rewards, end = (
+            torch.cat([getattr(own, name) for own in steps], dim=1)
+            for name in ("acts", "rewards", "end")
         )
         self._num_steps, num_columns = rewards.shape
         self._num_envs = num_columns // len(steps)
@@ -238,7 +234,7 @@ class _Turns:
         self._envs = self._columns[: self._num_envs]
         times = torch.arange(self._num_steps + 1).unsqueeze(1)
         acts = all_acts[:-1]
-        ends = (terminated | truncated | lost).long()
+        ends = (end != StepEnd.RUNNING).long()
         ends_before = ends.cumsum(0) - ends
         before = torch.where(acts, times[:-1], -1).cummax(0).values
         after = torch.where(acts, times[:-1], self._num_steps).flip(0).cummin(0).values.flip(0)
@@ -261,16 +257,14 @@ class _Turns:
         self._times.scatter_(0, numbers, times.expand_as(numbers).contiguous())
         self._times = self._times[:-1]
         self.rewards = self._sum(rewards)
-        self.terminated = self._any(terminated)
-        self.truncated = self._any(truncated) & ~self.terminated
-        self.lost = self._any(lost)
-        self._end_times = self._sum((terminated | truncated) * times[:-1])
+        self.end = self._sum(end)
+        """How each turn ended, in its last step, `[N, C]` uint8."""
+        self._end_times = self._sum(has_ended(end) * times[:-1])
         """The step in which each terminated or truncated turn ended, `[N, C]`."""
         self.is_running = (self._counts > 0) & ~all_acts[-1]
         if self._size:
             last = (self._counts - 1).clamp(min=0).unsqueeze(0)
-            has_ended = self.terminated | self.truncated | self.lost
-            self.is_running &= ~has_ended.gather(0, last).squeeze(0)
+            self.is_running &= self.end.gather(0, last).squeeze(0) == StepEnd.RUNNING
         self.complete = self._counts - self.is_running.long()
         """Number of turns that have ended, `[C]`."""
         self._always_act: list[bool] = self._by_agent(acts.all(0)).all(-1).tolist()
@@ -289,11 +283,9 @@ class _Turns:
         acted = times[:-1].clamp(max=self._num_steps - 1)
         numbers = numbers[:-1]
         is_turn = (numbers >= 0) & (numbers < self.complete)
-        lost = _at(self.lost, numbers) & is_turn
-        valid = is_turn & ~lost
-        terminated = _at(self.terminated, numbers) & valid
-        truncated = _at(self.truncated, numbers) & valid
-        has_final = terminated | truncated if keeps_terminal_obs else truncated
+        end = _at(self.end, numbers).masked_fill_(~is_turn, StepEnd.WAITING)
+        valid = is_transition(end)
+        has_final = has_ended(end) if keeps_terminal_obs else end == StepEnd.TRUNCATED
         obs: Any = self._taken("obs", times)
         # Agent by agent.
         owners, at, envs = self._by_agent(has_final).transpose(0, 1).nonzero().unbind(1)
@@ -315,11 +307,9 @@ class _Turns:
             obs=obs,
             actions=self._taken("actions", acted),
             rewards=_at(self.rewards, numbers) * valid,
-            terminated=terminated,
-            truncated=truncated | ~is_turn,
+            end=end,
             final_obs=final_obs,
             final_positions=positions,
-            valid=None if bool(valid.all()) else valid,
             hidden_states=self._taken("states", times),
             log_probs=self._taken("log_probs", acted),
         )
@@ -350,10 +340,9 @@ class _Turns:
             name: None if (tree := getattr(own, name)) is None else self._rows(tree, times)
             for name in ("obs", "actions", "states", "log_probs")
         }
-        none = torch.zeros_like(acts)
-        flags = dict.fromkeys(("terminated", "truncated", "lost"), none)
+        end = torch.zeros_like(acts, dtype=torch.uint8)
         return _Steps(
-            acts=acts.clone(), rewards=rewards.clone(), last_obs=taken["obs"], **flags, **taken
+            acts=acts.clone(), rewards=rewards.clone(), end=end, last_obs=taken["obs"], **taken
         )
 
     def _taken(self, name: str, times: Tensor) -> Any:
@@ -384,10 +373,6 @@ class _Turns:
         if self._size:
             sums.scatter_add_(0, self._numbers, values * self._is_open)
         return sums
-
-    def _any(self, flags: Tensor) -> Tensor:
-        """Whether a flag is set in a step of each turn, `[N, C]` bool."""
-        return self._sum(flags.long()) > 0
 
 
 def _last_obs(rollout: Rollout) -> dict[str, Tensor]:

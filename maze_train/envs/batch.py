@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from maze_train.core.step_end import is_terminated, is_truncated
 from maze_train.spaces.agents import AGENT_RETURNS
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
@@ -35,9 +36,6 @@ class EpisodeEnd:
     counted: tuple[float, int] | None = None
     """Raw return and length of the game, if the environment is monitored and the game is over."""
 
-    final_obs: npt.NDArray[Any] | dict[str, npt.NDArray[Any]] | None = None
-    """Last observation; valid until the next step."""
-
 
 @dataclass(slots=True)
 class StepBatch:
@@ -49,26 +47,34 @@ class StepBatch:
     rewards: npt.NDArray[np.float64]
     """`[n]`."""
 
-    terminated: Mask
-    """Whether the step led to a terminal state, `[n]`."""
+    end: npt.NDArray[np.uint8]
+    """Codes of `maze_train.core.step_end.StepEnd`, `[n]`."""
 
-    truncated: Mask
-    """Whether the episode was truncated after the step, `[n]`."""
+    final_obs: npt.NDArray[Any] | dict[str, npt.NDArray[Any]] | None = None
+    """Last observations of the episodes that ended, `[n, ...]`, valid until the next step; other
+    rows mean nothing. None: no episode ended."""
 
     ends: Sequence[EpisodeEnd] = ()
     """The episodes that ended in the step."""
 
-    ignored: Mask | None = None
-    """Rows that are no transitions, `[n]`; None: all rows are transitions."""
-
-    lost: Mask | None = None
-    """Rows in which an episode was dropped, `[n]`; None: no episode was dropped."""
+    has_gaps: bool = False
+    """Whether there are rows that are not transitions."""
 
     infos: Sequence[tuple[int, dict[str, Any]]] = ()
     """Infos of this step by index of the environment, if infos of every step are reported."""
 
     columns: Mapping[str, Any] | None = None
     """The same in gymnasium's form, from vector environments of other packages."""
+
+    @property
+    def terminated(self) -> Mask:
+        """Whether the step led to a terminal state, `[n]`."""
+        return is_terminated(self.end)
+
+    @property
+    def truncated(self) -> Mask:
+        """Whether the episode was truncated after the step, in a state that is not terminal."""
+        return is_truncated(self.end)
 
 
 def asked_keys(info_keys: Sequence[str], agents: Sequence[str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from maze_train.core.errors import ConfigError, EnvError
+from maze_train.core.step_end import RESET_ONLY, TERMINATED, TRUNCATED, end_codes
 from maze_train.envs.backends import (
     IN_USE,
     autoreset_mode,
@@ -95,11 +96,14 @@ def without_bad_rows(columns: Columns, terminated: Mask) -> Columns:
     if not bad.any():
         return columns
     return {
-        key: np.where(bad.reshape(-1, *[1] * (column.ndim - 1)), 0, column)
-        if column.dtype.kind == "f"
-        else column
+        key: np.where(_broad(bad, column), 0, column) if column.dtype.kind == "f" else column
         for key, column in columns.items()
     }
+
+
+def _broad(rows: Mask, column: Array) -> Mask:
+    """A mask of rows in a form that broadcasts with a column."""
+    return rows.reshape(-1, *[1] * (column.ndim - 1))
 
 
 def make_foreign_env(
@@ -242,8 +246,7 @@ class ForeignVectorEnv(MazeVectorEnv):
         self._observation = FlatView(env.single_observation_space)
         self._masks = mask_layout(env.single_observation_space, env.single_action_space)
         actions = zeroed_columns(self._action, n)
-        flags = np.zeros(n, np.bool_)
-        self._buffers = StepBuffers({}, {}, actions, np.zeros(n), flags, flags)
+        self._buffers = StepBuffers({}, {}, actions, np.zeros(n), np.zeros(n, np.uint8))
         self._fills_masks = empty_mask == "all_legal"
         self._resetting = np.zeros(n, np.bool_)
         self._returns, self._lengths = np.zeros(n), np.zeros(n, np.int64)
@@ -286,40 +289,44 @@ class ForeignVectorEnv(MazeVectorEnv):
 
     def _finish_step(self) -> StepBatch:
         columns, rewards, terminated, truncated, infos = self._step_env()
-        ignored = self._resetting
-        any_ignored = ignored.any()
-        if any_ignored:
-            rewards[ignored] = 0.0  # Whatever it was: no one learns from it.
-            terminated &= ~ignored
-            truncated &= ~ignored
-        self._lengths += ~ignored
+        resetting = self._resetting
+        has_gaps = bool(resetting.any())
+        if has_gaps:
+            rewards[resetting] = 0.0  # Whatever it was: no one learns from it.
+            terminated &= ~resetting
+            truncated &= ~resetting
+        self._lengths += ~resetting
         self._returns += rewards
         if self.max_episode_steps is not None:
             truncated |= self._lengths >= self.max_episode_steps
-        ended = terminated | truncated
+        ended, end = terminated | truncated, end_codes(terminated, truncated)
+        if has_gaps:
+            end[resetting] = RESET_ONLY
         same_step = self.mode is AutoresetMode.SAME_STEP
         # Else the rows of episodes that ended are their last ones; terminal ones are not used.
         used = None if same_step or self.keeps_terminal_obs else ~terminated
         self._check_finite(columns, used, rewards)
         self._resetting = ended if self.mode is AutoresetMode.NEXT_STEP else self._resetting
-        lost = self._lost_lives(infos, ended | ignored) if self._follows_lives else None
+        lost = self._lost_lives(infos, ended | resetting) if self._follows_lives else None
         ends: list[EpisodeEnd] = []
+        final = None
         if ended.any() or (lost is not None and lost.any()):
             # Before the reset: the environment may use the memory of its infos again.
-            ends = self._ends(columns, infos, ended, lost)
+            ends = self._ends(infos, ended, lost)
+            final = self._final_obs(columns, infos, ended)
             if same_step:
-                kept = ended if self.keeps_terminal_obs else truncated
-                self._check_final(ends, kept)
+                self._check_final(final, ended if self.keeps_terminal_obs else end == TRUNCATED)
             columns = self._start_episodes(columns, ended)
             if self.mode is AutoresetMode.NEXT_STEP:
                 columns = without_bad_rows(columns, terminated)
         if lost is not None:
-            rewards, terminated = np.sign(rewards), terminated | lost
+            rewards = np.sign(rewards)
+            end[lost] = TERMINATED
         self._buffers.obs.update(columns)
         self._check_masks()
-        batch = StepBatch(self._observations(), rewards, terminated, truncated, ends)
-        if any_ignored:
-            batch.ignored = ignored
+        batch = StepBatch(self._observations(), rewards, end, ends=ends, has_gaps=has_gaps)
+        if final is not None:
+            batch.final_obs = final[""] if self._is_single else final
         if self.step_infos:
             batch.columns = {key: value for key, value in infos.items() if key not in FINAL}
         return batch
@@ -389,13 +396,10 @@ class ForeignVectorEnv(MazeVectorEnv):
         lost: Mask = (self._lives < before) & (self._lives > 0) & ~excluded
         return lost
 
-    def _ends(
-        self, columns: Columns, infos: dict[str, Any], ended: Mask, lost: Mask | None
-    ) -> list[EpisodeEnd]:
+    def _ends(self, infos: dict[str, Any], ended: Mask, lost: Mask | None) -> list[EpisodeEnd]:
         """Read what is needed of the episodes that ended, and of those with a lost life."""
         same_step = self.mode is AutoresetMode.SAME_STEP
         done = ended if lost is None else ended | lost
-        last = self._given_final_obs(infos, ended) if same_step and ended.any() else columns
         given = infos.get("final_info", {}) if same_step else infos
         if self._names is not None and isinstance(given, Mapping):
             given = {key: given[key] for key in self._names & given.keys()}
@@ -403,13 +407,22 @@ class ForeignVectorEnv(MazeVectorEnv):
         for i in np.flatnonzero(done).tolist():
             info = info_of(given, i, self.num_envs) if ended[i] else {}
             end = episode_end(i, info, self._keys, self.agents)
-            rows = last if ended[i] else columns
-            leaves = {key: rows[key][i].copy() for key in columns}
-            end.final_obs = leaves[""] if self._is_single else leaves
             if self._follows_lives and ended[i]:
                 end.counted = float(self._returns[i]), int(self._lengths[i])
             ends.append(end)
         return ends
+
+    def _final_obs(self, columns: Columns, infos: Mapping[str, Any], ended: Mask) -> Columns:
+        """The last observations of episodes that ended, and of those with a lost life."""
+        if self.mode is AutoresetMode.DISABLED:  # its reset may use the memory again
+            return {key: column.copy() for key, column in columns.items()}
+        if self.mode is AutoresetMode.NEXT_STEP or not ended.any():
+            return columns
+        final = self._given_final_obs(infos, ended)
+        if self._follows_lives:
+            for key, column in final.items():
+                final[key] = np.where(_broad(ended, column), column, columns[key])
+        return final
 
     def _given_final_obs(self, infos: Mapping[str, Any], ended: Mask) -> Columns:
         """`infos["final_obs"]` by leaf; rows of episodes that continue mean nothing."""
@@ -464,16 +477,15 @@ class ForeignVectorEnv(MazeVectorEnv):
             except NonFiniteError as error:
                 raise self._failed(i, error) from error
 
-    def _check_final(self, ends: Sequence[EpisodeEnd], kept: Mask) -> None:
+    def _check_final(self, columns: Columns, kept: Mask) -> None:
         """Refuse NaN and infinities in the last observations of these rows."""
-        for end in ends:
-            last = end.final_obs
+        for i in kept.nonzero()[0].tolist():
             try:
-                if kept[end.env]:
-                    leaves = last if isinstance(last, dict) else {"": last}
-                    check_finite(leaves, "final observation")
+                check_finite(
+                    {key: column[i] for key, column in columns.items()}, "final observation"
+                )
             except NonFiniteError as error:
-                raise self._failed(end.env, error) from error
+                raise self._failed(i, error) from error
 
     def _check_masks(self) -> None:
         """Refuse observations to act on without a legal action."""

@@ -367,12 +367,7 @@ class PooledVectorEnv(MazeVectorEnv):
         report, buffers, journal = self._gather("step"), self._buffers, self._journal
         if journal is not None:
             journal.record()
-        batch = StepBatch(
-            self._observations(),
-            buffers.rewards.copy(),
-            buffers.terminated.copy(),
-            buffers.truncated.copy(),
-        )
+        batch = StepBatch(self._observations(), buffers.rewards.copy(), buffers.end.copy())
         if report is not None:
             self._add_report(batch, report)
         return batch
@@ -382,14 +377,10 @@ class PooledVectorEnv(MazeVectorEnv):
         if self._journal is not None:
             self._journal.ended([end.env for end in report.ends], report.continuing)
             self._journal.ended(report.lost)
-        for end in report.ends:
-            leaves = {key: column[end.env] for key, column in self._buffers.final_obs.items()}
-            end.final_obs = leaves[""] if self._is_single else leaves
-        batch.ends, batch.infos = report.ends, report.infos
-        if report.lost:
-            batch.lost = np.zeros(self.num_envs, np.bool_)
-            batch.lost[report.lost] = True
-            batch.ignored = batch.lost
+        batch.ends, batch.infos, batch.has_gaps = report.ends, report.infos, bool(report.lost)
+        if report.ends:
+            final_obs = self._buffers.final_obs
+            batch.final_obs = final_obs[""] if self._is_single else final_obs
 
     def close_extras(self, **kwargs: Any) -> None:
         """Let the workers close their environments and end; kill those that take too long."""

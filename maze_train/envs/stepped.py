@@ -15,6 +15,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.core.step_end import DROPPED, RUNNING, TERMINATED, TRUNCATED
 from maze_train.envs.agents import JointEnv
 from maze_train.envs.faults import (
     MAX_FLOAT32,
@@ -62,8 +63,7 @@ class SteppedEnvs(ABC):
 
     obs: dict[str, Array]
     rewards: Array
-    terminations: Array
-    truncations: Array
+    end: Array
 
     def __init__(
         self,
@@ -87,16 +87,13 @@ class SteppedEnvs(ABC):
         """Close every environment, all of them also when one raises."""
         close_all(self.envs)
 
-    def _step_into(
-        self, obs: dict[str, Array], rewards: Array, terminations: Array, truncations: Array
-    ) -> None:
-        """Set the arrays; flags are written where an episode ends only.
+    def _step_into(self, obs: dict[str, Array], rewards: Array, end: Array) -> None:
+        """Set the arrays; `end` is written where an episode ends only.
 
         Raises:
             SpaceError: If a mask in the observations does not fit the actions.
         """
-        self.obs, self.rewards = obs, rewards
-        self.terminations, self.truncations = terminations, truncations
+        self.obs, self.rewards, self.end = obs, rewards, end
         self._write_obs = row_writer(self._observation, obs)
         masks = mask_layout(self._observation.space, self._action.space)
         if masks is not None:
@@ -128,8 +125,8 @@ class SteppedEnvs(ABC):
                 rewards[i] = number = float(reward)
                 total += abs(number)
                 if terminated or truncated:
-                    self.terminations[i], self.truncations[i] = terminated, truncated
-                    following = self._end_episode(i, obs, info)
+                    self.end[i] = TERMINATED if terminated else TRUNCATED
+                    following = self._end_episode(i, obs, info, bool(truncated))
                     if following is None:
                         continue
                     obs, info = following
@@ -141,8 +138,11 @@ class SteppedEnvs(ABC):
         return total
 
     @abstractmethod
-    def _end_episode(self, i: int, obs: Any, info: Any) -> tuple[Any, Any] | None:
-        """Note the end of an episode; returns where to continue, None if the row means nothing."""
+    def _end_episode(self, i: int, obs: Any, info: Any, truncated: bool) -> tuple[Any, Any] | None:
+        """Note the end of an episode; returns where to continue, None if the row means nothing.
+
+        `truncated`: whether the step was truncated, perhaps in a terminal state.
+        """
 
     def _built(self, actions: Mapping[str, Array], count: int) -> Iterable[Any]:
         """The first actions in the form of the space, one after the other."""
@@ -321,9 +321,7 @@ class EnvSlots(SteppedEnvs):
         lengths: Steps of the episodes, `[rows]`.
         rewards: Rewards of the last step, `[rows]`; those of slots that were not stepped mean
             nothing.
-        lost: Whether the last episode of a slot was lost, `[rows]`.
-        terminations: Whether the episode of a slot ended in a terminal state, `[rows]`.
-        truncations: Whether it was cut off, `[rows]`.
+        end: How the episode of a slot ended, codes of `StepEnd`, `[rows]`.
         seeds: Seeds of the episodes, by slot.
         final_infos: Infos of the last steps of episodes, by slot.
         counted: Raw returns and lengths of the episodes of monitored environments, by slot.
@@ -357,9 +355,7 @@ class EnvSlots(SteppedEnvs):
         obs: dict[str, Array] = {
             key: np.repeat(value[None], rows, axis=0) for key, value in self._blank.items()
         }
-        flags = np.zeros((3, rows), np.bool_)
-        self._step_into(obs, np.zeros(rows), flags[0], flags[1])
-        self.lost = flags[2]
+        self._step_into(obs, np.zeros(rows), np.zeros(rows, np.uint8))
         self.returns = np.zeros(rows)
         self.lengths = np.zeros(rows, np.int64)
         self.final_infos: dict[int, dict[str, Any]] = {}
@@ -385,7 +381,7 @@ class EnvSlots(SteppedEnvs):
         """
         self.seeds[slot] = seed
         self.returns[slot] = self.lengths[slot] = 0
-        self.lost[slot] = self.terminations[slot] = self.truncations[slot] = False
+        self.end[slot] = RUNNING
         self.final_infos.pop(slot, None)
         self.counted.pop(slot, None)
         self.final_obs.pop(slot, None)
@@ -434,8 +430,7 @@ class EnvSlots(SteppedEnvs):
     def swap(self, i: int, j: int) -> None:
         """Exchange two slots with all that belongs to them."""
         pair, other = [i, j], [j, i]
-        flags = (self.lost, self.terminations, self.truncations)
-        for column in (*self.obs.values(), self.returns, self.lengths, *flags):
+        for column in (*self.obs.values(), self.returns, self.lengths, self.end):
             column[pair] = column[other]
         items: Any
         lists = (self.envs, self.seeds, self._continuing, self._monitors, self._games)
@@ -463,7 +458,7 @@ class EnvSlots(SteppedEnvs):
             check_finite(found, "last observation")
         except BaseException as error:
             if self._skips and isinstance(error, NonFiniteError):
-                self.lost[slot] = True
+                self.end[slot] = DROPPED
                 return None
             raise self._fault(slot, error) from error
         return found
@@ -479,14 +474,16 @@ class EnvSlots(SteppedEnvs):
         except BaseException as error:
             raise self._fault(slot, error) from error
 
-    def _end_episode(self, slot: int, obs: Any, info: Any) -> tuple[Any, Any] | None:
+    def _end_episode(
+        self, slot: int, obs: Any, info: Any, truncated: bool
+    ) -> tuple[Any, Any] | None:
         """Note how an episode ended, unless the game continues."""
-        if self._goes_on(slot) and not self.truncations[slot]:
+        if self._goes_on(slot) and not truncated:
             obs, end = self._next_life(slot, obs, info)
             if end is None:
-                self.terminations[slot] = False
+                self.end[slot] = RUNNING
                 return obs, info
-            self.terminations[slot], self.truncations[slot], last_info = end
+            self.end[slot], last_info = end
             info = {**checked_info(info), **last_info}
         self.final_infos[slot] = checked_info(info)
         monitor = self._monitors[slot]
@@ -531,11 +528,11 @@ class EnvSlots(SteppedEnvs):
             except NonFiniteError as error:
                 if not self._skips:
                     raise self._fault(i, error) from error
-                self.lost[i] = True
+                self.end[i] = DROPPED
                 sums[i] = self.returns[i]
                 for key, column in self.obs.items():
                     column[i] = self._blank[key]
-        return sorted({*ended, *(int(k) for k in self.lost[:count].nonzero()[0])})
+        return sorted({*ended, *np.flatnonzero(self.end[:count] == DROPPED).tolist()})
 
     def _when(self, slot: int, in_step: bool) -> tuple[int, int]:
         return int(self.lengths[slot]) + in_step, self.seeds[slot]
@@ -549,18 +546,18 @@ class _Game(gymnasium.Wrapper[Any, Any, Any, Any]):
     """Remembers how the game ended last that a layer around it continues with.
 
     Attributes:
-        end: Whether it terminated, whether it was truncated, and the last info; None: it continues.
+        end: The code of the end, and the last info; None: it continues.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
         super().__init__(env)
-        self.end: tuple[bool, bool, dict[str, Any]] | None = None
+        self.end: tuple[int, dict[str, Any]] | None = None
 
     def step(self, action: Any) -> Any:
         """Step."""
         result = self.env.step(action)
         if result[2] or result[3]:
-            self.end = bool(result[2]), bool(result[3]), checked_info(result[4])
+            self.end = TERMINATED if result[2] else TRUNCATED, checked_info(result[4])
         return result
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from gymnasium.vector.utils import batch_space
 
 from maze_train.core.errors import EnvError, ShapeError, SpaceError
 from maze_train.core.seeding import draw_seed
+from maze_train.core.step_end import DROPPED, is_transition
 from maze_train.envs.batch import StepBatch, able_to_hold
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.autoreset import AutoresetMode
@@ -186,15 +186,20 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     def _infos(self, batch: StepBatch) -> dict[str, Any]:
         """Convert the infos of a step to gymnasium's form for SAME_STEP."""
         infos = dict(batch.columns or {})
+        finals: Any = batch.final_obs
         for end in batch.ends:
-            final_obs = copy.deepcopy(end.final_obs)
+            columns = {"": finals} if self._is_single else finals
+            row = {key: column[end.env].copy() for key, column in columns.items()}
+            final_obs = row[""] if self._is_single else row
             info = end.info
             if end.counted is not None:
                 info = {"episode": dict(zip("rl", end.counted, strict=True)), **info}
             infos = self._add_info(infos, {"final_obs": final_obs, "final_info": info}, end.env)
         infos = self._joined(batch.infos, infos)
-        for key, rows in (("lost", batch.lost), ("ignored", batch.ignored)):
-            infos |= {key: rows.copy()} if rows is not None else {}
+        if batch.has_gaps:
+            infos["ignored"] = ~is_transition(batch.end)
+            if (lost := batch.end == DROPPED).any():
+                infos["lost"] = lost
         return infos
 
     def _joined(
@@ -418,10 +423,8 @@ class StepBuffers:
     """Actions to take, [n, ...] per leaf."""
     rewards: npt.NDArray[np.float64]
     """[n]."""
-    terminated: npt.NDArray[np.bool_]
-    """[n]."""
-    truncated: npt.NDArray[np.bool_]
-    """[n]."""
+    end: npt.NDArray[np.uint8]
+    """Codes of `StepEnd`, [n]."""
 
     @staticmethod
     def columns(observation: FlatView, action: FlatView, n: int) -> Columns:
@@ -430,8 +433,8 @@ class StepBuffers:
         found: dict[str, Spec] = {}
         for name, view in views.items():
             found |= Columns.of(view.leaves, name, stored=False)
-        numbers = {"rewards": np.float64, "terminated": np.bool_, "truncated": np.bool_}
-        found |= {name: Spec((), np.dtype(dtype)) for name, dtype in numbers.items()}
+        found["rewards"] = Spec((), np.dtype(np.float64))
+        found["end"] = Spec((), np.dtype(np.uint8))
         return Columns(found).batched(n)
 
     @classmethod
@@ -439,8 +442,7 @@ class StepBuffers:
         """The buffers in `memory`, a writable buffer."""
         arrays = columns.arrays(memory)
         obs, final_obs, actions = (leaves_of(arrays, x) for x in ("obs", "final_obs", "actions"))
-        flags = arrays["terminated"], arrays["truncated"]
-        return cls(obs, final_obs, actions, arrays["rewards"], *flags)
+        return cls(obs, final_obs, actions, arrays["rewards"], arrays["end"])
 
     def rows(self, first: int, stop: int) -> StepBuffers:
         """The part of the environments first, ..., stop - 1, as views."""

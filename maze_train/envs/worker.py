@@ -11,6 +11,7 @@ from typing import Any
 import gymnasium
 
 from maze_train.core.seeding import EpisodeSeeds
+from maze_train.core.step_end import DROPPED, RUNNING, TRUNCATED
 from maze_train.envs.batch import EpisodeEnd, asked_keys, episode_end
 from maze_train.envs.faults import (
     MAX_FLOAT32,
@@ -131,8 +132,8 @@ class EnvWorker(SteppedEnvs):
         columns = StepBuffers.columns(self._observation, self._action, self._num_envs)
         buffers = StepBuffers.over(memory.buffer, columns)
         self._buffers = part = buffers.rows(self._first, self._first + len(self.envs))
-        self._step_into(part.obs, part.rewards, part.terminated, part.truncated)
-        self._columns = [*part.obs.values(), part.rewards, part.terminated, part.truncated]
+        self._step_into(part.obs, part.rewards, part.end)
+        self._columns = [*part.obs.values(), part.rewards, part.end]
         self._final_columns = list(part.final_obs.values())
         self._write_final_obs = row_writer(self._observation, part.final_obs, is_last=True)
 
@@ -164,8 +165,7 @@ class EnvWorker(SteppedEnvs):
         started = time.perf_counter()
         self._report = None
         self._steps += 1
-        self.terminations.fill(False)
-        self.truncations.fill(False)
+        self.end.fill(RUNNING)
         infos: list[tuple[int, Any]] | None = [] if self._step_infos else None
         # Environments may keep or change the action that they are given, so they get a copy.
         actions = {key: column.copy() for key, column in self._buffers.actions.items()}
@@ -244,6 +244,7 @@ class EnvWorker(SteppedEnvs):
             EnvError: If an environment raises or returns something invalid.
         """
         self._begin_run(seed)
+        self.end.fill(DROPPED)
         report = StepReport(lost=[self._first + i for i in range(len(self.envs))])
         for i, count in enumerate(episodes):
             self._seeds[i].episodes_started = count
@@ -281,13 +282,15 @@ class EnvWorker(SteppedEnvs):
         indices = range(self._first, self._first + len(self.envs))
         self._seeds = [EpisodeSeeds(seed, index, self._num_envs) for index in indices]
         self._context.seed_generators(seed)
-        self._clear_rows(slice(None))
+        self.rewards.fill(0.0)
+        self.end.fill(RUNNING)
         self._steps = 0
 
-    def _clear_rows(self, rows: int | slice) -> None:
-        self.rewards[rows] = 0.0
-        self.terminations[rows] = False
-        self.truncations[rows] = False
+    def _drop(self, i: int) -> None:
+        """Note that the episode was given up: the row is no transition."""
+        self.rewards[i] = 0.0
+        self.end[i] = DROPPED
+        self._report_of_step().lost.append(self._first + i)
 
     def _report_of_step(self) -> StepReport:
         """The report of this step, made where there is something to report."""
@@ -313,7 +316,7 @@ class EnvWorker(SteppedEnvs):
         obs, info = self.envs[i].reset(seed=self._next_seed(i), options=None)
         return obs, checked_info(info)
 
-    def _end_episode(self, i: int, obs: Any, info: Any) -> tuple[Any, Any]:
+    def _end_episode(self, i: int, obs: Any, info: Any, truncated: bool) -> tuple[Any, Any]:
         """Report the end of an episode and start the next one; returns its observation and info."""
         report = self._report_of_step()
         self._write_final_obs(i, obs)
@@ -321,14 +324,13 @@ class EnvWorker(SteppedEnvs):
         end = episode_end(self._first + i, checked_info(info), self._keys, self._agents)
         try:
             check_finite_reward(self.rewards[i])
-            if self.truncations[i] or self._keeps_terminal_obs:
+            if self.end[i] == TRUNCATED or self._keeps_terminal_obs:
                 final = {key: column[i] for key, column in self._buffers.final_obs.items()}
                 check_finite(final, "final observation")
         except NonFiniteError:
             if not self._skips:
                 raise
-            self._clear_rows(i)
-            report.lost.append(self._first + i)
+            self._drop(i)
             self._let_go(i)
         else:
             report.ends.append(end)
@@ -350,8 +352,7 @@ class EnvWorker(SteppedEnvs):
                 # There is nothing to give up in the first observation of an episode.
                 if not self._skips or self._episode_start[i] == self._steps:
                     raise self._fault(i, error) from error
-            self._clear_rows(i)
-            self._report_of_step().lost.append(self._first + i)
+            self._drop(i)
             self._begin_anew(i, None)
 
     def _restore_obs(self, i: int, record: EpisodeRecord) -> None:

@@ -1,7 +1,7 @@
 """Advantages and returns of time-major trajectories, and the one backward recurrence they share.
 
 Every estimator takes arrays of discounts and lambdas, so that episode ends are data and not cases:
-`discounts_and_lambdas` turns the two flags of a step into the two arrays.
+`discounts_and_lambdas` turns the codes of steps into the two arrays.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import torch
 
 from maze_train.core.checks import check_same_shape
 from maze_train.core.errors import ShapeError
+from maze_train.core.step_end import RUNNING, TERMINATED, is_transition
 from maze_train.core.types import Tensor
 
 
@@ -54,8 +55,7 @@ def backward_recurrence(inputs: Tensor, decays: Tensor) -> Tensor:
 
 
 def discounts_and_lambdas(
-    terminated: Tensor,
-    truncated: Tensor,
+    end: Tensor,
     gamma: float,
     gae_lambda: float,
     *,
@@ -63,16 +63,15 @@ def discounts_and_lambdas(
 ) -> tuple[Tensor, Tensor]:
     """Turn episode ends into the arrays that the estimators take.
 
-    discount_t = gamma * (1 - terminated_t)
-    lambda_t = gae_lambda * (1 - (terminated_t or truncated_t))
+    discount_t = 0 if the step terminated, else gamma
+    lambda_t = gae_lambda if the episode continues and step t + 1 is a transition, else 0
 
     A terminal step is followed by nothing. A truncated step is still followed by the value of its
-    last observation, but by no reward of the next episode. Where both flags are set, termination
-    wins.
+    last observation, but by no reward of the next episode. So is a step before a row that is not a
+    transition, such as one in which the episode was dropped.
 
     Args:
-        terminated: Whether the step ended in a terminal state, bool, [T, B].
-        truncated: Whether a limit outside the task ended the episode, bool, [T, B].
+        end: How the steps ended, codes of `maze_train.core.step_end.StepEnd`, uint8, [T, B].
         gamma: Discount of one step, in [0, 1].
         gae_lambda: Trace decay of one step, in [0, 1].
         dtype: Floating dtype of the results.
@@ -80,15 +79,12 @@ def discounts_and_lambdas(
     Returns:
         Discounts and lambdas, [T, B] each.
 
-    Raises:
-        ShapeError: If the flags differ in shape.
-
     Source: Pardo et al. (2018), arXiv:1712.00378, partial-episode bootstrapping.
     """
-    check_same_shape(terminated=terminated, truncated=truncated)
-    discounts = torch.logical_not(terminated).to(dtype) * gamma
-    lambdas = torch.logical_or(terminated, truncated).logical_not().to(dtype) * gae_lambda
-    return discounts, lambdas
+    discounts = (end != TERMINATED).to(dtype) * gamma
+    goes_on = end == RUNNING
+    goes_on[:-1] &= is_transition(end[1:])
+    return discounts, goes_on.to(dtype) * gae_lambda
 
 
 def lambda_advantages(

@@ -8,6 +8,7 @@ import torch
 
 from maze_train.core.checks import check_same_shape
 from maze_train.core.errors import ShapeError, TrainingError
+from maze_train.core.step_end import is_followed_by_new, is_transition
 from maze_train.core.types import Tensor
 from maze_train.functional.moments import Moments, batch_moments, merge_moments
 from maze_train.functional.returns import backward_recurrence
@@ -24,7 +25,7 @@ class RewardScaler:
 
     Of each environment, episode by episode,
 
-    G_t = r_t + gamma * G_{t-1} * (1 - done_{t-1}),  scaled r_t = r_t / sqrt(var(G) + 1e-8)
+    G_t = r_t + gamma * G_{t-1} * (1 - ended_{t-1}),  scaled r_t = r_t / sqrt(var(G) + 1e-8)
 
     then clipped. The variance is that of all G so far, the current rollout included.
     Nothing is subtracted, so the sign of a reward remains.
@@ -49,7 +50,7 @@ class RewardScaler:
         self.moments = batch_moments(torch.zeros(0))
         self._carry = torch.zeros(0, dtype=torch.float64)
 
-    def scale(self, rewards: Tensor, done: Tensor, valid: Tensor | None = None) -> Tensor:
+    def scale(self, rewards: Tensor, end: Tensor) -> Tensor:
         """Record a rollout, then scale its rewards.
 
         Episodes continue from the previous rollout of the same number of environments; another
@@ -57,11 +58,8 @@ class RewardScaler:
 
         Args:
             rewards: Raw rewards, `[T, B]`.
-            done: Whether an episode ended at the step, `[T, B]` bool.
-            valid: Whether a row is a transition, `[T, B]` bool; None: all are. Other rows do not
-                count, and their rewards are scaled like the others. A new episode begins after
-                them; where `done` is set, the episode before continues, and an agent only waits in
-                it.
+            end: How the steps ended, codes of `maze_train.core.step_end.StepEnd`, `[T, B]`. Rows
+                that are not transitions do not count, and their rewards are scaled like the others.
 
         Returns:
             Scaled rewards, `[T, B]`, a new tensor in the dtype of the rewards.
@@ -72,31 +70,28 @@ class RewardScaler:
         """
         if rewards.dim() != 2:
             raise ShapeError(f"rewards has shape {list(rewards.shape)}, expected [T, B]")
-        check_same_shape(rewards=rewards, done=done)
-        if valid is not None:
-            check_same_shape(rewards=rewards, valid=valid)
-            valid = valid.cpu()
+        check_same_shape(rewards=rewards, end=end)
+        end = end.cpu()
+        valid = is_transition(end)
         _check_finite(rewards, valid)
-        sums, carry = self._discounted_sums(rewards.detach().cpu().double(), done.cpu(), valid)
-        batch = batch_moments(sums.flatten() if valid is None else sums[valid])
+        sums, carry = self._discounted_sums(rewards.detach().cpu().double(), end, valid)
+        batch = batch_moments(sums[valid])
         self.moments, self._carry = merge_moments(self.moments, batch), carry
         scaled = rewards / self._divisor()
         return scaled.clamp_(-self.clip, self.clip) if self.clip else scaled
 
     def _discounted_sums(
-        self, rewards: Tensor, done: Tensor, valid: Tensor | None
+        self, rewards: Tensor, end: Tensor, valid: Tensor
     ) -> tuple[Tensor, Tensor]:
         """G `[T, B]`, and what the next rollout starts from `[B]`."""
         steps, n = rewards.shape
         carry = self._carry if self._carry.shape == (n,) else rewards.new_zeros(n)
         if steps == 0:
             return rewards, carry
-        discounts, goes_on = torch.full_like(rewards, self.gamma), done.logical_not()
-        if valid is not None:
-            rewards = rewards.where(valid, 0.0)
-            discounts.masked_fill_(~valid, 1.0)
-            goes_on ^= ~valid
-        inputs, decays = rewards.clone(), discounts.clone()
+        goes_on = ~is_followed_by_new(end)
+        # Nothing is discounted in rows that are not transitions.
+        discounts = torch.full_like(rewards, self.gamma).masked_fill_(~valid, 1.0)
+        inputs, decays = rewards.where(valid, 0.0), discounts.clone()
         inputs[0] += discounts[0] * carry
         decays[1:] *= goes_on[:-1]
         # The recurrence of returns, with time turned round.
@@ -136,10 +131,8 @@ class RewardScaler:
         self._carry = state["carry"].clone()
 
 
-def _check_finite(rewards: Tensor, valid: Tensor | None) -> None:
-    finite = torch.isfinite(rewards).cpu()
-    if valid is not None:
-        finite |= ~valid
+def _check_finite(rewards: Tensor, valid: Tensor) -> None:
+    finite = torch.isfinite(rewards).cpu() | ~valid
     if not bool(finite.all()):
         step, env = finite.logical_not().nonzero()[0].tolist()
         raise TrainingError(

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from torch.utils.dlpack import from_dlpack
 
 from maze_train.core.errors import ConfigError, EnvError
+from maze_train.core.step_end import TERMINATED, TRUNCATED
 from maze_train.core.targets import import_extra
 from maze_train.core.types import TensorTree, tree_map
 from maze_train.simulators.simulator import Simulator, SimulatorStep, flat_leaves
@@ -81,8 +82,7 @@ class FunctionalSimulator(Simulator):
         return SimulatorStep(
             obs=self._tensors(result["obs"]),
             rewards=from_dlpack(result["rewards"]),
-            terminated=from_dlpack(result["terminated"]),
-            truncated=from_dlpack(result["truncated"]),
+            end=from_dlpack(result["end"]),
             final_obs=self._tensors(result["final_obs"]),
             infos={key: from_dlpack(value) for key, value in result["infos"].items()},
         )
@@ -164,8 +164,7 @@ def functions(
         result = {
             "obs": following.obs,
             "rewards": state.reward.astype(jnp.float32),
-            "terminated": terminated,
-            "truncated": truncated,
+            "end": (terminated * TERMINATED + truncated * TRUNCATED).astype(jnp.uint8),
             "final_obs": state.obs,
             "infos": numbers_of(state, num_envs),
         }

@@ -15,6 +15,7 @@ from gymnasium.vector import VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from maze_train.core.errors import EnvError
+from maze_train.core.step_end import has_ended, is_terminated, is_truncated
 from maze_train.core.types import Array, Tensor, TensorTree, as_tree, leaves_by_key, tree_map
 from maze_train.spaces.autoreset import AutoresetMode
 from maze_train.spaces.describe import FlatView
@@ -30,11 +31,8 @@ class SimulatorStep:
     rewards: Tensor
     """`[B]` floats."""
 
-    terminated: Tensor
-    """Whether the step led to a terminal state, `[B]` bool."""
-
-    truncated: Tensor
-    """Whether a time limit cut the episode off, `[B]` bool."""
+    end: Tensor
+    """How the step ended, codes of `maze_train.core.step_end.StepEnd`, `[B]` uint8."""
 
     final_obs: TensorTree | None = None
     """True last observations where an episode ended, `[B, ...]` (other rows mean nothing); None:
@@ -159,8 +157,8 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
         before = self._obs
         step = self.simulator.step(as_tree(flat, not self.action_view.is_single))
         self._obs = as_arrays(step.obs)
-        terminated, truncated = step.terminated.cpu().numpy(), step.truncated.cpu().numpy()
-        ended, infos = terminated | truncated, dict[str, Any]()
+        end = step.end.cpu().numpy()
+        ended, infos = has_ended(end), dict[str, Any]()
         self._steps = np.where(ended, 0, self._steps + 1)
         if self.max_episode_steps and self._steps.max() >= self.max_episode_steps:
             # Only the simulator can begin a new episode in one of its environments.
@@ -179,7 +177,7 @@ class SimulatorVectorEnv(VectorEnv[Any, Any, Any]):
             infos = {"final_obs": final_obs, "_final_obs": ended}
             infos |= {"final_info": final_info, "_final_info": ended}
         rewards = step.rewards.cpu().numpy()
-        return self.nested(self._obs), rewards, terminated, truncated, infos
+        return self.nested(self._obs), rewards, is_terminated(end), is_truncated(end), infos
 
     def nested(self, obs: Any) -> Any:
         """Observations by leaf, in the form of the space."""

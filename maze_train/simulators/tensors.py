@@ -10,6 +10,7 @@ import torch
 from gymnasium import spaces
 
 from maze_train.core.errors import EnvError, ShapeError, SpaceError
+from maze_train.core.step_end import TERMINATED, TRUNCATED
 from maze_train.core.types import Tensor, TensorTree, leaves_by_key
 from maze_train.simulators.simulator import Simulator, SimulatorStep, flat_leaves
 from maze_train.spaces.describe import FlatView
@@ -82,16 +83,19 @@ class TensorSimulator(Simulator):
         nested = actions if self._action.is_single else self._action.build(actions)  # type: ignore[arg-type]  # a mapping
         obs, rewards, *ends, info = self._env.step(nested)
         terminated = ends[0].bool()
-        truncated = ends[1].bool() if len(ends) > 1 else torch.zeros_like(terminated)
+        if len(ends) > 1:
+            end = ends[1].bool().view(torch.uint8) * TRUNCATED
+            end.masked_fill_(terminated, TERMINATED)
+        else:
+            end = terminated.view(torch.uint8) * TERMINATED
+        # Time-outs win: simulators in the style of rsl_rl report them as ends as well.
         if (time_outs := info.get("time_outs")) is not None:
-            time_outs = time_outs.bool()
-            truncated, terminated = truncated | time_outs, terminated & ~time_outs
+            end.masked_fill_(time_outs.bool(), TRUNCATED)
         final = next((info[key] for key in FINAL_OBS if info.get(key) is not None), None)
         return SimulatorStep(
             obs=self._flat(obs),
             rewards=rewards,
-            terminated=terminated,
-            truncated=truncated,
+            end=end,
             final_obs=None if final is None else self._flat(final),
             infos=self._numbers(info),
         )

@@ -214,7 +214,7 @@ class FilesWriter:
 MANIFEST, STATE = "MANIFEST.json", "state.pt"
 MAX_MANIFEST_BYTES = 10_000_000
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the files and of the content of a state; it grows when either means something else."""
 
 NAME = re.compile(r"epoch_([0-9]{6,18})(?:_update_([0-9]{6,18}))?(?:-([0-9]{1,9}))?")

@@ -22,6 +22,7 @@ from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import CallbackError, ConfigError, EnvError, did_you_mean, nearest
 from maze_train.core.files import read_regular
 from maze_train.core.notices import notify, warn
+from maze_train.core.step_end import DROPPED, is_followed_by_new, is_transition
 from maze_train.core.targets import build_targets
 from maze_train.core.types import Array, Tensor, tree_map
 from maze_train.envs.batch import SUCCESS, EpisodeEnd, asked_keys, numbers_of
@@ -212,12 +213,12 @@ class RolloutEvaluator(Evaluator):
             env.step_async(actions)
             batch = env.receive()
             obs = batch.obs
-            ignored = np.asarray(False) if batch.ignored is None else batch.ignored
             running_return += batch.rewards
-            running_length += ~ignored
-            if ignored.any():  # an episode that was lost is played again, with another seed
+            running_length += 1
+            if batch.has_gaps:  # an episode that was lost is played again, with another seed
+                ignored = ~is_transition(batch.end)
                 running_return[ignored] = running_length[ignored] = 0.0
-                lost += 0 if batch.lost is None else int(batch.lost.sum())
+                lost += int((batch.end == DROPPED).sum())
                 if lost > MOST_LOST * n:
                     raise EnvError(
                         f"an evaluation of {n} episodes lost {lost}: the environment returns "
@@ -232,7 +233,8 @@ class RolloutEvaluator(Evaluator):
                         reported.setdefault(name, np.full(n, np.nan))[episode[i]] = value
                 episode[i] += num_envs
                 running_return[i] = running_length[i] = 0.0
-            actor.forget(batch.terminated | batch.truncated | ignored)
+            if batch.ends or batch.has_gaps:
+                actor.forget(is_followed_by_new(batch.end))
         actor.forget(np.ones(num_envs, np.bool_))  # no one continues the episodes that still run
         return returns, lengths, reported
 

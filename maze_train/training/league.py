@@ -437,7 +437,7 @@ class LeagueCollector(Collector):
         self, rollout: Rollout, seats: Tensor, episodes: FinishedEpisodes
     ) -> dict[str, list[float]]:
         """Points of the policies in the episodes that ended, which come in the order of time."""
-        over = rollout.ended if rollout.valid is None else rollout.ended & rollout.valid
+        over = rollout.ended
         found: dict[str, list[float]] = {}
         played = [dict(zip(self._agents, row, strict=True)) for row in seats[over].tolist()]
         for league in self._leagues if played else ():

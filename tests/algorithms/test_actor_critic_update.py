@@ -12,6 +12,7 @@ import torch
 from cases import everyday, sweep
 from gymnasium import spaces
 from reference_actor_critic import Critic, SlowLearner
+from step_ends import with_gaps
 from torch import nn
 from update_problems import (
     BOX,
@@ -257,7 +258,7 @@ def memory_problem(name, cell, ignoring, algorithm):
         obs = {k: x[t] for k, x in rollout.obs.items()} if name == "dict_obs" else rollout.obs[t]
         with torch.no_grad():
             _, after = model.policy_step(obs, states[t])
-        states[t + 1] = torch.where(rollout.fresh[t].unsqueeze(1), 0.0, after)
+        states[t + 1] = torch.where(rollout.end[t].bool().unsqueeze(1), 0.0, after)
     return model, rollout, PROBLEMS[name][1]
 
 
@@ -339,7 +340,7 @@ def test_a_rollout_without_transitions(algorithm, mode):
     settings = {"normalization": ObservationNormalizationConfig(mode=mode)}
     model, rollout, _ = make_problem(**settings)
     before = copy.deepcopy(model.state_dict())
-    nothing = replace(rollout, valid=torch.zeros_like(rollout.terminated))
+    nothing = with_gaps(rollout, torch.ones_like(rollout.terminated))
     row = make_learner(algorithm, model).update(nothing, Progress()).reduce()
     assert all(np.isfinite(value) for value in row.values())
     assert row["train/gradient_steps"] == 0

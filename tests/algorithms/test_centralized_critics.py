@@ -129,8 +129,7 @@ def game() -> Rollout:
         },
         actions={agent: torch.zeros(4, 1, dtype=torch.int64) for agent in "ab"},
         rewards=torch.zeros(4, 1, dtype=torch.float64),
-        terminated=torch.zeros(4, 1, dtype=torch.bool),
-        truncated=torch.tensor([[False]] * 3 + [[True]]),
+        end=torch.tensor([[0]] * 3 + [[2]], dtype=torch.uint8),
         final_obs={
             "agents/a": column([5.0])[0],
             "agents/b": column([6.0])[0],

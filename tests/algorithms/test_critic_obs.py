@@ -60,7 +60,7 @@ def test_an_update_is_that_of_the_reference(algorithm: str, memory: bool) -> Non
             obs = {key: leaf[t] for key, leaf in rollout.obs.items()}
             with torch.no_grad():
                 _, after = model.policy_step(obs, states[t])
-            states[t + 1] = torch.where(rollout.fresh[t].unsqueeze(1), 0.0, after)
+            states[t + 1] = torch.where(rollout.end[t].bool().unsqueeze(1), 0.0, after)
         rollout = replace(rollout, hidden_states=states, log_probs=normal(T, B) - 1.5)
     else:
         rollout = with_others(model, rollout)

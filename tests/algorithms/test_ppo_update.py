@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from step_ends import with_gaps
 from update_problems import (
     B,
     N,
@@ -201,10 +202,10 @@ def test_minibatches_by_count(count):
 def test_there_are_no_empty_minibatches():
     """Where a rollout has fewer transitions than there are to be minibatches."""
     model, rollout, _ = make_problem()
-    valid = torch.zeros(T, B, dtype=torch.bool)
-    valid[2, :2] = True
+    gaps = torch.ones(T, B, dtype=torch.bool)
+    gaps[2, :2] = False
     learner = make_learner("ppo", model, n_minibatches=N, n_optimization_epochs=1)
-    row = learner.update(replace(rollout, valid=valid), Progress()).reduce()
+    row = learner.update(with_gaps(rollout, gaps), Progress()).reduce()
     assert row["train/gradient_steps"] == 2
 
 
@@ -222,8 +223,8 @@ def test_modules_learn_side_by_side():
     names = ("discrete", "gaussian", "dict_obs")
     problems = {name: make_problem(name) for name in names}
     rollouts = {name: rollout for name, (_, rollout, _) in problems.items()}
-    valid = torch.zeros(T, B, dtype=torch.bool)
-    rollouts["dict_obs"] = replace(rollouts["dict_obs"], valid=valid)
+    gaps = torch.ones(T, B, dtype=torch.bool)
+    rollouts["dict_obs"] = with_gaps(rollouts["dict_obs"], gaps)
     before = snapshot(problems["dict_obs"][0])
     settings = {"batch_size": N, "max_grad_norm": 0.0}
     together = {name: model for name, (model, *_) in problems.items()}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from step_ends import ends_of
 
 from maze_train.algorithms.actor_critic.batch import PreparedRollout
 from maze_train.data.rollout import Rollout
@@ -18,11 +19,9 @@ def numbered_rollout(steps, num_envs, seed, share_invalid=0.0, memory=False):
         obs={"position": positions, "twice": 2.0 * positions},
         actions=positions[:-1],
         rewards=torch.zeros(steps, num_envs),
-        terminated=ended & valid,
-        truncated=torch.zeros(steps, num_envs, dtype=torch.bool),
+        end=ends_of(ended, gaps=~valid),
         final_obs={"position": positions[:0], "twice": 2.0 * positions[:0]},
         final_positions=torch.zeros(0, dtype=torch.int64),
-        valid=valid if share_invalid else None,
         hidden_states=10.0 * positions.unsqueeze(-1) if memory else None,
     )
 
@@ -93,9 +92,7 @@ def test_sequences(windows, num_envs, share, seed, length):
         assert batch.size > 0
         check_columns(batch)
         before = [row - num_envs for row in rows]
-        ended = rollout.ended.flatten() | (
-            ~rollout.valid.flatten() if share else torch.tensor(False)
-        )
+        ended = rollout.end.bool().flatten()
         resets = [row >= 0 and bool(ended[row]) for row in before]
         assert batch.sequences.resets.squeeze(1).tolist() == resets
         seen += batch.actions.tolist()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from maze_train.collect.episodes import EpisodeTracker, FinishedEpisodes
 from maze_train.core.events import Statistics
+from maze_train.core.step_end import StepEnd
 
 
 def slow_follow(rollouts):
@@ -52,7 +53,8 @@ def test_ignored_rows_count_for_no_episode():
     tracker = EpisodeTracker(2)
     done = np.array([[0, 0], [1, 0], [0, 1], [0, 0], [1, 0]], bool)
     ignored = np.array([[0, 1], [0, 0], [1, 0], [0, 1], [0, 0]], bool)
-    finished = tracker.follow(np.where(ignored, 0.0, 1.0), done, ~ignored)
+    end = np.where(ignored, StepEnd.RESET_ONLY, done)
+    finished = tracker.follow(np.where(ignored, 0.0, 1.0), end)
     assert finished.lengths == [2, 2, 2]
     assert finished.returns == [2.0, 2.0, 2.0]
     assert tracker.lengths.tolist() == [0, 1]

@@ -6,6 +6,7 @@ import pytest
 import torch
 from cases import sweep
 from rollouts_compared import assert_same_rollouts, columns_of
+from step_ends import with_gaps
 from test_rollout_slots import (
     KINDS,
     MIXED,
@@ -39,7 +40,8 @@ def slowly_selected(rollout, envs):
     places = [divmod(position, rollout.num_envs) for position in rollout.final_positions.tolist()]
     kept = [k for k, (_, env) in enumerate(places) if env in envs]
     positions = [places[k][0] * len(envs) + envs.index(places[k][1]) for k in kept]
-    names = [field.name for field in fields(rollout) if not field.name.startswith("final_")]
+    others = ("final_obs", "final_positions", "has_gaps")
+    names = [field.name for field in fields(rollout) if field.name not in others]
     return Rollout(
         **{name: column(name) for name in names},
         final_obs=tree_map(lambda x: x[kept], rollout.final_obs),
@@ -120,9 +122,9 @@ def test_a_selection_is_of_consecutive_environments(envs):
 def test_flags_that_only_some_have():
     """The others are valid and not replayed; if none has flags, there are none."""
     plain, marked = (random_rollout(BOX, i, optional=False) for i in range(2))
-    valid = torch.ones(T, 3, dtype=torch.bool)
-    valid[2, 1] = False
-    marked = replace(marked, valid=valid, replayed=REPLAYED)
+    gaps = torch.zeros(T, 3, dtype=torch.bool)
+    gaps[2, 1] = True
+    marked = replace(with_gaps(marked, gaps), replayed=REPLAYED)
     none = join_rollouts([plain, plain])
     assert none.valid is none.replayed is None
     for order, first in (([plain, marked], 3), ([marked, plain], 0)):

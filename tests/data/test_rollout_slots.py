@@ -11,6 +11,7 @@ from reference_replay import Stream
 from rollouts_compared import assert_same_rollouts, columns_of
 
 from maze_train.core.errors import ShapeError
+from maze_train.core.step_end import StepEnd
 from maze_train.core.types import tree_map
 from maze_train.data.rollout import rollout_columns, slot_nbytes, slots_in
 from maze_train.workers.pool import SharedMemory
@@ -61,12 +62,14 @@ def random_rollout(kind, seed=0, num_steps=T, num_envs=B, *, share=0.3, optional
     stream = Stream(rng, num_envs, kind.space, kind.action, **settings)
     stream.counter = 1000 * seed
     rollout = stream.rollout(stream.steps(num_steps))
-    more = {"terminated": torch.from_numpy(rng.random(batch) < 0.2)}
+    ended = torch.from_numpy(rng.random(batch) < 0.2)
+    more = {"end": rollout.end.masked_fill(ended, StepEnd.TERMINATED)}
     if kind.state_size:
         states = rng.random((num_steps + 1, num_envs, kind.state_size))
         more["hidden_states"] = torch.from_numpy(states).float()
     if optional:
-        more["valid"] = torch.from_numpy(rng.random(batch) >= 0.2)
+        dropped = torch.from_numpy(rng.random(batch) < 0.2)
+        more |= {"end": more["end"].masked_fill(dropped, StepEnd.DROPPED), "has_gaps": None}
         more["log_probs"] = torch.from_numpy(rng.standard_normal(batch)).float()
         more["weights_seq_no"] = torch.from_numpy(rng.integers(0, 99, num_envs))
     return replace(rollout, **more)
@@ -156,7 +159,7 @@ def test_rollouts_that_do_not_fit_are_refused():
         ({"obs": {**rollout.obs, "a": torch.zeros(T + 1, B, 1, 1)}}, "^obs/a .*3, 1, 1.*3, 1, 2"),
         ({"actions": {**rollout.actions, "gear": torch.zeros(T, B, 1)}}, "^actions/gear "),
         ({"final_obs": tree_map(lambda x: x[1:], rollout.final_obs)}, "^final_obs/a "),
-        ({"valid": torch.zeros(B).bool()}, "^valid "),
+        ({"end": torch.zeros(B).byte()}, "^end "),
     ):
         with pytest.raises(ShapeError, match=message):
             slot.fill(replace(rollout, **change))

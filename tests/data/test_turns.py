@@ -12,6 +12,7 @@ import torch
 from cases import everyday
 from gymnasium import spaces
 
+from maze_train.core.step_end import StepEnd
 from maze_train.data.replay import UniformReplayBuffer
 from maze_train.data.rollout import Rollout
 from maze_train.data.turns import TurnSplitter
@@ -80,7 +81,6 @@ class Stream:
             key: torch.stack([part[key] for part in found]).flatten(0, 1)[positions]
             for key in found[0]
         }
-        lost = torch.from_numpy(over == 3)
         return Rollout(
             obs={key: torch.stack([row[key] for row in rows]) for key in rows[0]},
             actions={
@@ -88,11 +88,9 @@ class Stream:
                 for i, agent in enumerate(AGENTS)
             },
             rewards=torch.zeros(len(steps), NUM_ENVS),
-            terminated=torch.from_numpy(over == 1),
-            truncated=torch.from_numpy(over == 2),
+            end=torch.from_numpy(over.astype(np.uint8)),
             final_obs=final,
             final_positions=torch.from_numpy(positions),
-            valid=~lost if lost.any() else None,
             log_probs=torch.from_numpy(np.stack([self.obs[t] for t in steps])),
         )
 
@@ -156,16 +154,15 @@ def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
         for row in range(rollout.num_steps):
             obs, reward = rollout.obs[row, column].item(), rollout.rewards[row, column].item()
             assert rollout.log_probs is not None
-            terminated, truncated = rollout.terminated[row, column], rollout.truncated[row, column]
-            if rollout.valid is not None and not rollout.valid[row, column]:
-                rest = rollout.valid[row:, column]
-                if rest.any():
+            end = int(rollout.end[row, column])
+            if end > StepEnd.TRUNCATED:
+                assert end in (StepEnd.DROPPED, StepEnd.WAITING)
+                if (rollout.end[row:, column] <= StepEnd.TRUNCATED).any():
                     found.append((obs, 0.0, 3, None))
                 continue
-            end = 1 if terminated else 2 if truncated else 0
             assert rollout.log_probs[row, column] == obs
             after = rollout.obs[row + 1, column].item()
-            if truncated:
+            if end == StepEnd.TRUNCATED:
                 after = final[row * rollout.num_envs + column].item()
             found.append((obs, reward, end, after))
     return found
@@ -307,8 +304,7 @@ def test_what_centralised_critics_see(lengths: list[int], acting: float) -> None
         assert turns_of(found["y"], 0) == turns_of(plain["y"], 0)
         for rollout, own in zip(found["x"], plain["x"], strict=True):
             assert torch.equal(rollout.obs["/own"], own.obs)
-            valid = torch.ones_like(own.terminated) if own.valid is None else own.valid
-            for row, column in valid.nonzero().tolist():
+            for row, column in (own.end <= StepEnd.TRUNCATED).nonzero().tolist():
                 place = row, column
                 t, (agent, env) = int(own.obs[place]) // 1000, divmod(column, NUM_ENVS)
                 agent *= 2
@@ -342,7 +338,7 @@ def test_sums_of_rewards_go_on_from_turn_to_turn(lengths: list[int]) -> None:
     stream = Stream.random(60, seed=1)
     scaler = RewardScaler(gamma=0.9, clip=0.0)
     for rollout in split(stream, lengths)["x"]:
-        scaler.scale(rollout.rewards, rollout.ended, rollout.valid)
+        scaler.scale(rollout.rewards, rollout.end)
     sums = []
     for agent in (0, 2):
         for env in range(NUM_ENVS):
@@ -383,15 +379,14 @@ def test_advantages_by_hand() -> None:
         obs={"agents/a": numbers, "agents/b": numbers, **rows},
         actions={"a": numbers[:4], "b": numbers[:4]},
         rewards=torch.zeros(4, 1),
-        terminated=torch.zeros(4, 1, dtype=torch.bool),
-        truncated=torch.tensor([[False]] * 3 + [[True]]),
+        end=torch.tensor([[0]] * 3 + [[StepEnd.TRUNCATED]], dtype=torch.uint8),
         final_obs=final,
         final_positions=torch.tensor([3]),
     )
     found = TurnSplitter({"a": ["a"], "b": ["b"]}, {"a": 0, "b": 0}).split(rollout)
     for policy, expected in {"a": [10.5, 15.0], "b": [80.0, 40.0]}.items():
         turns = found[policy]
-        discounts, lambdas = discounts_and_lambdas(turns.terminated, turns.cut, 0.5, 1.0)
+        discounts, lambdas = discounts_and_lambdas(turns.end, 0.5, 1.0)
         values = torch.zeros(2, 1)
         next_values = values.clone()
         next_values.view(-1)[turns.final_positions] = turns.final_obs

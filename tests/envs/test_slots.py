@@ -13,6 +13,7 @@ from gymnasium.wrappers import TimeLimit
 from toy_envs import CountingEnv, FailingEnv, LivesEnv, NestedEnv, SpoiltEnv, assert_same
 
 from maze_train.core.errors import EnvError
+from maze_train.core.step_end import StepEnd
 from maze_train.envs.atari import EpisodicLifeWrapper
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.stepped import EnvSlots, EpisodeError
@@ -81,6 +82,12 @@ class SlowSlot:
         self.total += 0.0 if self.lost else reward
         return self.lost or any(self.ends)
 
+    @property
+    def end(self) -> StepEnd:
+        ends = (self.lost, *self.ends, True)
+        codes = (StepEnd.DROPPED, StepEnd.TERMINATED, StepEnd.TRUNCATED, StepEnd.RUNNING)
+        return codes[ends.index(True)]
+
 
 def slots_of(make: Callable[[], Any], count: int = 3, **settings: Any) -> EnvSlots:
     """Slots with environments of one kind, and some rows more."""
@@ -92,8 +99,7 @@ def assert_equal_slots(slots: EnvSlots, slow: list[SlowSlot]) -> None:
     for i, one in enumerate(slow):
         assert slots.seeds[i] == one.seed
         assert slots.returns[i] == pytest.approx(one.total, rel=1e-14)
-        assert (slots.lengths[i], slots.lost[i]) == (one.length, one.lost)
-        assert [slots.terminations[i], slots.truncations[i]] == one.ends
+        assert (slots.lengths[i], slots.end[i]) == (one.length, one.end)
         assert slots.final_infos.get(i) == one.info
         assert (i in slots.final_obs) is any(one.ends)
         if one.info is not None:
@@ -247,7 +253,7 @@ def test_each_start_begins_a_new_game() -> None:
     slots.start(0, 1)
     assert slots.step(1, np.ones(ROWS, np.int64)) == []
     assert slots.step(1, np.ones(ROWS, np.int64)) == []  # a life was lost, and the game continues
-    assert not slots.terminations.any()
+    assert not slots.end.any()
     assert (slots.lengths[0], slots.envs[0].unwrapped.t) == (2, 3)
     slots.start(0, 2)
     assert slots.envs[0].unwrapped.seeds == [1, 2]
@@ -282,8 +288,8 @@ def test_a_game_that_ends_while_it_goes_on(how: str) -> None:
         ends = [slots.step(2, np.array([1, 2, 0, 0, 0, 0])) for _ in range(2)]
         assert ends == [[], [0, 1]]
         assert (slots.returns[0], slots.lengths[0]) == (3.0, 2)
-        assert slots.terminations[:2].tolist() == [how in ("terminated", "both")] * 2
-        assert slots.truncations[:2].tolist() == [how in ("truncated", "both")] * 2
+        end = StepEnd.TRUNCATED if how == "truncated" else StepEnd.TERMINATED
+        assert slots.end[:2].tolist() == [end] * 2
         info = slots.final_infos[0]
         assert slots.counted[0] == (6.0, 3)
         assert (info["lives"], info["is_success"]) == (2, True)

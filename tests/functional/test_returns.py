@@ -7,6 +7,7 @@ from cases import sweep
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_returns import make_trajectory, slow_advantages, slow_recurrence
+from step_ends import ends_of
 
 from maze_train.core.errors import ShapeError
 from maze_train.functional.returns import (
@@ -47,16 +48,14 @@ def test_recurrence_keeps_the_wider_dtype_and_refuses_wrong_shapes() -> None:
         backward_recurrence(torch.ones(()), torch.ones(()))
 
 
-def test_flags_become_arrays() -> None:
-    """Termination zeroes the discount, either end zeroes lambda, termination wins over both."""
-    terminated = torch.tensor([False, True, False, True])
-    truncated = torch.tensor([False, False, True, True])
-    for dtype in (torch.bool, torch.uint8, torch.float32):
-        flags = terminated.to(dtype), truncated.to(dtype)
-        discounts, lambdas = discounts_and_lambdas(*flags, 0.5, 0.25)
-        assert discounts.tolist() == [0.5, 0.0, 0.5, 0.0]
-        assert lambdas.tolist() == [0.25, 0.0, 0.0, 0.0]
-        assert discounts.dtype == lambdas.dtype == torch.float32
+def test_ends_become_arrays() -> None:
+    """Termination zeroes the discount; lambda is 0 at each end and before what is no transition."""
+    columns = torch.tensor([[0, 1, 0, 2, 0], [0, 3, 0, 4, 0], [0, 5, 5, 0, 0]], dtype=torch.uint8)
+    discounts, lambdas = discounts_and_lambdas(columns.T, 0.5, 0.25)
+    assert discounts.T.tolist() == [[0.5, 0.0, 0.5, 0.5, 0.5], [0.5] * 5, [0.5] * 5]
+    expected = [[1, 0, 1, 0, 1], [0, 0, 0, 0, 1], [0, 0, 0, 1, 1]]
+    assert (4 * lambdas).T.tolist() == expected
+    assert discounts.dtype == lambdas.dtype == torch.float32
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -72,8 +71,8 @@ def test_estimators_follow_their_definitions(
 ) -> None:
     """Advantages equal the explicit sums over each episode, whatever its end."""
     data = make_trajectory(num_steps, num_envs, seed)
-    flags = data.tensor("terminated"), data.tensor("truncated")
-    discounts, lambdas = discounts_and_lambdas(*flags, gamma, gae_lambda, dtype=torch.float64)
+    end = ends_of(data.tensor("terminated"), data.tensor("truncated"))
+    discounts, lambdas = discounts_and_lambdas(end, gamma, gae_lambda, dtype=torch.float64)
     rewards, values, next_values = map(data.tensor, ("rewards", "values", "next_values"))
     advantages = lambda_advantages(rewards, discounts, values, next_values, lambdas)
     expected = slow_advantages(data, gamma, gae_lambda)

@@ -21,6 +21,7 @@ from reference_returns import (
     slow_returns,
     slow_vtrace,
 )
+from step_ends import ends_of
 
 from maze_train.core.errors import ConfigError, ShapeError
 from maze_train.distributions.mapping import distribution_for
@@ -79,8 +80,8 @@ def test_on_policy_it_is_the_lambda_return(
 ) -> None:
     """Trap 31: equal policies give n-step returns and generalized advantages, cut at every end."""
     data = make_trajectory(7, 2, seed)
-    flags = data.tensor("terminated"), data.tensor("truncated")
-    discounts, lambdas = discounts_and_lambdas(*flags, 0.9, gae_lambda, dtype=torch.float64)
+    end = ends_of(data.tensor("terminated"), data.tensor("truncated"))
+    discounts, lambdas = discounts_and_lambdas(end, 0.9, gae_lambda, dtype=torch.float64)
     columns = [data.tensor(name) for name in ("rewards", "values", "next_values")]
     bounds = dict(zip(KEYS, thresholds, strict=True))
     result = vtrace(torch.zeros_like(discounts), discounts, *columns, lambdas, **bounds)

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from gymnasium import spaces
+from step_ends import ends_of
 
+from maze_train.core.step_end import StepEnd
 from maze_train.core.types import tree_map
 from maze_train.data.replay import Transition, UniformReplayBuffer
 from maze_train.data.rollout import Rollout
@@ -237,15 +239,16 @@ def rollout_of(rows, space=BOX, action=BOX_ACTION):
     if finals:
         final_obs = tree_map(lambda x: x[0], stacked([[obs for _, obs in finals]], has_obs_keys))
     valid = column(lambda step: step.valid, torch.bool)
+    waits = column(lambda step: step.waits, torch.bool)
+    ends = (column(lambda step, k=k: getattr(step, k), torch.bool) for k in KINDS[:2])
+    end = ends_of(*ends, ~valid).masked_fill(waits, StepEnd.WAITING)
     return Rollout(
         obs=obs,
         actions=stacked([[step.action for step in row] for row in steps], has_action_keys),
         rewards=column(lambda step: step.reward, torch.float32),
-        terminated=column(lambda step: step.terminated, torch.bool),
-        truncated=column(lambda step: step.truncated or step.waits, torch.bool),
+        end=end,
         final_obs=final_obs,
         final_positions=torch.tensor([position for position, _ in finals], dtype=torch.int64),
-        valid=None if valid.all() else valid,
     )
 
 

@@ -14,7 +14,7 @@ def columns_of(rollout):
     return {
         f"{column.name}/{key}": leaf
         for column in fields(rollout)
-        if getattr(rollout, column.name) is not None
+        if column.name != "has_gaps" and getattr(rollout, column.name) is not None
         for key, leaf in leaves_by_key(getattr(rollout, column.name)).items()
     }
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from gymnasium import spaces
 from reference_actor_critic import SlowLearner
+from step_ends import ends_of, with_gaps
 from torch import nn
 
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
@@ -180,8 +181,7 @@ def make_rollout(observation_space, action_space, seed=0):
         obs=random_obs(space, (T + 1, B), generator),
         actions=random_actions(action_space, (T, B), generator),
         rewards=torch.randn(T, B, generator=generator),
-        terminated=terminated,
-        truncated=truncated,
+        end=ends_of(terminated, truncated),
         final_obs=random_obs(space, (len(positions),), generator),
         final_positions=positions,
     )
@@ -215,8 +215,7 @@ def with_ignored(rollout):
     ignored[3, 0] = ignored[2, 1] = ignored[0, 2] = ignored[3, 2] = True
     assert not bool((ignored & rollout.ended).any())
     return replace(
-        rollout,
-        valid=~ignored,
+        with_gaps(rollout, ignored),
         rewards=torch.where(ignored, 1e6, rollout.rewards),
         log_probs=torch.where(ignored, -1e3, rollout.log_probs),
     )

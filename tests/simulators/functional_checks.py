@@ -9,6 +9,7 @@ import torch
 from tensor_sims import Point
 
 from maze_train import EnvError
+from maze_train.core.step_end import StepEnd
 from maze_train.simulators.make import make_simulator
 from maze_train.simulators.simulator import SimulatorEnv
 
@@ -34,8 +35,8 @@ def test_functional_episodes_are_those_of_a_loop():
             state, length = advance(state, np.asarray(actions[t, i])), length + 1
             terminated = bool(state.done)
             truncated = length == 6 and not terminated
-            assert bool(step.terminated[i]) == terminated
-            assert bool(step.truncated[i]) == truncated
+            assert (step.end[i] == StepEnd.TERMINATED) == terminated
+            assert (step.end[i] == StepEnd.TRUNCATED) == truncated
             np.testing.assert_allclose(step.rewards[i], state.reward, rtol=1e-6)
             np.testing.assert_allclose(step.final_obs[i], state.obs, rtol=1e-6)
             if terminated or truncated:
@@ -51,8 +52,8 @@ def test_a_class_with_the_interface_of_gymnax():
     back = torch.full((3, 1), -10.0)  # the points stay where they are
     steps = [simulator.step(back) for _ in range(6)]
     torch.testing.assert_close(steps[4].obs[:, 0], first[:, 0])
-    assert [bool(step.truncated.all()) for step in steps] == [False] * 5 + [True]
-    assert not any(step.terminated.any() for step in steps)
+    assert [bool((step.end == StepEnd.TRUNCATED).all()) for step in steps] == [False] * 5 + [True]
+    assert not any((step.end == StepEnd.TERMINATED).any() for step in steps)
 
 
 def test_a_functional_state_continues_exactly():
@@ -93,5 +94,5 @@ def test_the_smallest_limit_holds(own, at_most, limit):
     )
     simulator.reset(0)
     back = torch.full((2, 1), -10.0)  # the points stay where they are
-    ends = [bool(simulator.step(back).truncated.all()) for _ in range(limit)]
+    ends = [bool((simulator.step(back).end == StepEnd.TRUNCATED).all()) for _ in range(limit)]
     assert ends == [False] * (limit - 1) + [True]

@@ -150,13 +150,9 @@ def test_a_time_limit_is_what_the_setting_says(truncation, style, capsys):
         rollout, _ = collector.collect_steps(model.float())
         evaluated = evaluate_rollout(model, rollout, False, Part())
         parts.append((rollout, evaluated.values.clone(), evaluated.next_values.clone()))
-        parts[-1] = lambda_advantages(
-            rollout.rewards,
-            discounts_and_lambdas(rollout.terminated, rollout.cut, 0.9, 0.8)[0],
-            evaluated.values,
-            evaluated.next_values,
-            discounts_and_lambdas(rollout.terminated, rollout.cut, 0.9, 0.8)[1],
-        ).clone()
+        discounts, lambdas = discounts_and_lambdas(rollout.end, 0.9, 0.8)
+        values = evaluated.values, evaluated.next_values
+        parts[-1] = lambda_advantages(rollout.rewards, discounts, *values, lambdas).clone()
     # The trace of the first rollout ends with it: the second one is compared from its own start.
     expected = slow_advantages(value, 26, 3, 0.9, 0.8, truncation)[13:]
     np.testing.assert_allclose(parts[1], expected, rtol=1e-4)

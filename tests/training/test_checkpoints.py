@@ -70,7 +70,7 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert [info.path for info in store.list()] == [first, second]
     assert names(tmp_path / "checkpoints") == [first.name, second.name, "latest"]
     content, data = json.loads((second / MANIFEST).read_text()), (second / STATE).read_bytes()
-    assert (content["schema"], content["epoch"], content["updates"]) == (2, 25, 253)
+    assert (content["schema"], content["epoch"], content["updates"]) == (3, 25, 253)
     assert content["files"] == {STATE: {"sha256": digest(data).sha256, "bytes": len(data)}}
     assert warnings == []
 
@@ -350,13 +350,13 @@ def test_the_golden_checkpoint():
 
 @pytest.mark.parametrize(
     ("schema", "remedy"),
-    [(1, r"continue the run with maze_train 9\.1, or start"), (3, "install a newer maze_train")],
+    [(2, r"continue the run with maze_train 9\.1, or start"), (4, "install a newer maze_train")],
 )
 def test_another_schema_is_refused(directory, schema, remedy):
     """Not damaged, so nothing older is used in its place; and nothing of it is removed."""
     rewrite(directory, schema=schema, versions={"maze_train": "9.1"}, something="new")
     store, warnings = make_store(directory, keep_last=1)
-    text = rf"written by maze_train 9\.1 with schema {schema}, .* reads schema 2: {remedy}"
+    text = rf"written by maze_train 9\.1 with schema {schema}, .* reads schema 3: {remedy}"
     for name in (None, "epoch_000002"):
         with pytest.raises(RunDirectoryError, match=text):
             store.load(name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from maze_train.core.events import Event
+from maze_train.core.step_end import is_followed_by_new
 from maze_train.core.types import Sequences, Tensor, TensorTree, tree_leaves, tree_map
 from maze_train.data.rollout import Rollout
 from maze_train.learner.part import Part
@@ -104,11 +105,11 @@ def with_new_states(model: ActorCriticModel, rollout: Rollout) -> Rollout:
     if rollout.hidden_states is None:
         return rollout
     obs, n = rollout.flat_obs(), rollout.num_envs
-    fresh = rollout.fresh
+    begins_after = is_followed_by_new(rollout.end)
     states = [rollout.hidden_states[0]]
     for t in range(rollout.num_steps):
         _, state = model.policy_step(rows_of(obs, slice(t * n, (t + 1) * n)), states[-1])
-        states.append(state.masked_fill(fresh[t].unsqueeze(1), 0.0))
+        states.append(state.masked_fill(begins_after[t].unsqueeze(1), 0.0))
     return replace(rollout, hidden_states=torch.stack(states))
 
 
@@ -274,9 +275,8 @@ def _episode_starts(rollout: Rollout) -> Tensor:
 
     It is not cleared before the first step: `hidden_states` has the state there.
     """
-    fresh = rollout.fresh
-    starts = torch.zeros_like(fresh)
-    starts[1:] = fresh[:-1]
+    starts = torch.zeros_like(rollout.end, dtype=torch.bool)
+    starts[1:] = is_followed_by_new(rollout.end[:-1])
     return starts
 
 

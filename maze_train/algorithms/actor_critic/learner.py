@@ -103,7 +103,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         self._observed[module_id] = rollout = experience.to(self.device)
         if config.reward_scaling:
             scaler = self._reward_scalers.setdefault(module_id, self._new_reward_scaler(module_id))
-            rewards = scaler.scale(rollout.rewards, rollout.ended, rollout.valid)
+            rewards = scaler.scale(rollout.rewards, rollout.end)
             rollout = replace(rollout, rewards=rewards)
         evaluated = self.evaluate(module_id, rollout)
         log_probs = self.old_log_probs(model, rollout, evaluated)
@@ -159,11 +159,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def discounts_and_lambdas(self, rollout: Rollout, config: Config) -> tuple[Tensor, Tensor]:
         """Discount and trace decay of each step, `[T, B]` each."""
         return discounts_and_lambdas(
-            rollout.terminated,
-            rollout.cut,
-            config.gamma,
-            config.gae_lambda,
-            dtype=rollout.rewards.dtype,
+            rollout.end, config.gamma, config.gae_lambda, dtype=rollout.rewards.dtype
         )
 
     def _record_values(
