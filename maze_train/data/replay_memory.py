@@ -79,10 +79,6 @@ class ReplayMemory:
             if column not in self._large:
                 column.resize(self.ring.num_slots)
         self._num_allocated = 0
-        self._shapes = {
-            name: {key: spec.shape for key, spec in specs.items()}
-            for name, specs in {"obs": layout.obs, "actions": layout.actions}.items()
-        }
         self._changed = (range(0), range(0))
         self.end: Array = self._columns["end"].entries.numpy()
         self.end[:] = NO_STEP
@@ -283,9 +279,11 @@ class ReplayMemory:
         return end, positions[order], order
 
     def _check(self, rollout: Rollout) -> None:
-        for name, expected in self._shapes.items():
-            leaves = leaves_by_key(getattr(rollout, name))
-            found = {key: leaf.shape[2:] for key, leaf in leaves.items()}
+        layout = self.layout
+        pairs = (("obs", rollout.obs, layout.obs), ("actions", rollout.actions, layout.actions))
+        for name, tree, columns in pairs:
+            found = {key: leaf.shape[2:] for key, leaf in leaves_by_key(tree).items()}
+            expected = {key: spec.shape for key, spec in columns.items()}
             if found != expected:
                 got, wanted = ({k: list(s) for k, s in x.items()} for x in (found, expected))
                 raise ShapeError(

@@ -394,12 +394,15 @@ class TrajectoryWriter:
 
     def _compare(self, found: dict[str, Any], content: dict[str, Any]) -> None:
         """Refuse a data set of other spaces."""
-        theirs = metadata_of(self.directory, found)
-        for name in ("observation_space", "action_space"):
+        theirs, ours = metadata_of(self.directory, found), self.metadata
+        for name, space, own in (
+            ("observation_space", theirs.observation_space, ours.observation_space),
+            ("action_space", theirs.action_space, ours.action_space),
+        ):
             if found[name] != content[name]:
                 raise DatasetError(
-                    f"the data set {self.directory} has the {name} {getattr(theirs, name)}, these "
-                    f"episodes have {getattr(self.metadata, name)}: choose another directory"
+                    f"the data set {self.directory} has the {name} {space}, these episodes have "
+                    f"{own}: choose another directory"
                 )
 
     def add(self, trajectory: Trajectory) -> None:

@@ -422,20 +422,22 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         return min(size, reached * num_agents)
 
     @property
-    def _buffer_class(self) -> Any:
-        """Class of the replay buffers."""
+    def _buffer_class(self) -> type[BaseReplayBuffer]:
+        """Class of the replay buffers; the base if a function makes them."""
         key = f"algorithm.replay_buffer.{TARGET}"
-        return locate(self.algorithm.replay_buffer_node[TARGET], key)
+        found = locate(self.algorithm.replay_buffer_node[TARGET], key)
+        kind = found if isinstance(found, type) else type(found)
+        return kind if issubclass(kind, BaseReplayBuffer) else BaseReplayBuffer
 
     @property
     def keeps_terminal_obs(self) -> bool:
         """Whether the replay buffer stores them."""
-        return bool(getattr(self._buffer_class, "keeps_terminal_obs", False))
+        return self._buffer_class.keeps_terminal_obs
 
     @property
     def _buffer_nbytes(self) -> int:
         """Bytes of the replay buffers in the end."""
-        entry_nbytes, nbytes = int(getattr(self._buffer_class, "entry_nbytes", 0)), 0
+        entry_nbytes, nbytes = self._buffer_class.entry_nbytes, 0
         for source in self._sources.values():
             layout = ReplayLayout(
                 source.size,
