@@ -44,7 +44,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
 """Rooms by floor, from the ground. A room imports lower floors only."""
 
 MAX_FILE_LINES = 600
-MAX_TEXTS = 60
+MAX_TEXTS = 61
 
 NAMES_PARTS = (f"{PACKAGE}.algorithms.td3.model",)
 """Modules besides settings that name parts by text: those that fill in a setting."""

@@ -109,6 +109,9 @@ class ActorCriticModel(PolicyModel):
 
     learner_only = ("critic", "value_head")
 
+    is_centralized: bool = False
+    """Whether the critic reads what all agents observe."""
+
     def __init__(
         self,
         policy: Policy,

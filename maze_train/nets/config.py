@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from maze_train.core.checks import check_at_least, check_between, check_fields
 from maze_train.core.conversion import convert_fields
@@ -86,6 +86,9 @@ class ModelConfig:
     `rnn`, and where observations hold images, unless `policy`, `critic` or `critic_hidden_sizes`
     are set or `hidden_sizes` is `[]`; otherwise, and always with replay (SAC, TD3, DQN), false."""
 
+    build_centralized: ClassVar[str] = "maze_train.nets.centralized.build_centralized"
+    """Function that builds a model with a centralised critic."""
+
     centralized_critic: bool | None = None
     """Whether the critic reads the observations of all agents, as in MAPPO (Yu et al., 2021), while
     the policy acts on its own; for A2C, PPO and IMPALA with several agents. null: false."""
@@ -147,8 +150,9 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         convert_fields(self)
-        for name in ("hidden_sizes", "critic_hidden_sizes"):
-            for i, size in enumerate(getattr(self, name) or ()):
+        sizes = {"hidden_sizes": self.hidden_sizes, "critic_hidden_sizes": self.critic_hidden_sizes}
+        for name, found in sizes.items():
+            for i, size in enumerate(found or ()):
                 check_between(f"{name}[{i}]", size, 1, MOST_UNITS)
         check_fields(self, 1, "branch_size", maximum=MOST_UNITS)
         self._check_networks()
@@ -169,8 +173,8 @@ class ModelConfig:
             )
 
     def _check_networks(self) -> None:
-        for name in ("policy", "critic", "trunk", "value_transform"):
-            node = getattr(self, name)
+        networks = {"policy": self.policy, "critic": self.critic, "trunk": self.trunk}
+        for name, node in (*networks.items(), ("value_transform", self.value_transform)):
             if node is not None and "_target_" not in node:
                 raise ConfigError(name, "expected a mapping with the key _target_, or null", node)
         shares = self.shared_trunk or self.rnn is not None
@@ -188,7 +192,7 @@ class ModelConfig:
         if shares:
             remedy = "" if self.rnn is not None else ", or set model.shared_trunk=false"
             for name in ("policy",) if has_own_critic else ("policy", "critic"):
-                if getattr(self, name) is not None:
+                if networks[name] is not None:
                     raise ConfigError(
                         name,
                         "a shared trunk has heads of one layer only; name your network "

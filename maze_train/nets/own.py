@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.core.errors import ConfigError
-from maze_train.core.targets import TARGET, build_target
+from maze_train.core.targets import TARGET, Given, build_target
 from maze_train.core.types import Tensor
 from maze_train.distributions.base import Distribution
 from maze_train.functional.value_transforms import ValueTransform
@@ -58,7 +58,7 @@ def build_own(
         inputs.append(torch.zeros(ROWS, action_size))
         described += f" and actions [{ROWS}, {action_size}]"
     net: nn.Module = build_target(node, key=key, kind=nn.Module, observation_space=space, **sizes)
-    if net is getattr(node[TARGET], "value", None):
+    if isinstance(node[TARGET], Given) and net is node[TARGET].value:
         net = copy.deepcopy(net)  # one that was given serves as a beginning, again and again
     net.eval()
     with torch.no_grad():
@@ -146,20 +146,19 @@ def build_value_transform(node: Mapping[str, Any]) -> ValueTransform:
             f"a subclass of maze_train.ValueTransform; this is a {type(transform).__name__}",
         )
     returns = torch.tensor(SAMPLES)
-    values = _mapped(forth, returns)
+    values = _mapped("transform_value", forth, returns)
     if not bool((values.diff() > 0).all()):
         problem = f"transform_value must grow with the return; of {list(SAMPLES)} it makes"
         raise ConfigError(TRANSFORM_KEY, f"{problem} {values.tolist()}")
-    again = _mapped(back, values)
+    again = _mapped("transform_value_inv", back, values)
     if not torch.allclose(again, returns, TOLERANCE, TOLERANCE):
         problem = "transform_value_inv must undo transform_value; the returns"
         raise ConfigError(TRANSFORM_KEY, f"{problem} {list(SAMPLES)} come back as {again.tolist()}")
     return transform
 
 
-def _mapped(method: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
+def _mapped(name: str, method: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
     """The result of one direction: a finite number for each."""
-    name = getattr(method, "__name__", "it")
     try:
         result = method(values)
     except Exception as error:

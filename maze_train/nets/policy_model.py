@@ -244,7 +244,7 @@ def build_network(
     gain: float,
 ) -> nn.Module:
     """The network named in `config` for this role, or the template."""
-    node = getattr(config, role)
+    node: Mapping[str, Any] | None = vars(config)[role]
     if node is None:
         if role == "trunk":
             return TemplateNet(space, config, hidden_sizes)
@@ -375,7 +375,7 @@ def build_policy(
         SpaceError: If no network or distribution exists for a space.
     """
     for key in CRITIC_SETTINGS:
-        value = getattr(config, key)
+        value = vars(config)[key]
         if value is not None:
             raise ConfigError(f"model.{key}", "a policy alone has no critic: leave it out", value)
     with torch.random.fork_rng(devices=[]):

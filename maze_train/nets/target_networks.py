@@ -127,5 +127,5 @@ def refuse_settings(config: ModelConfig, reasons: Mapping[str, str]) -> None:
         ConfigError: If one of them is set.
     """
     for key, reason in reasons.items():
-        if getattr(config, key):
-            raise ConfigError(f"model.{key}", f"{reason}; leave it out", getattr(config, key))
+        if value := vars(config)[key]:
+            raise ConfigError(f"model.{key}", f"{reason}; leave it out", value)

@@ -18,7 +18,7 @@ from maze_train.core.types import Tensor
 from maze_train.learner.learner import Learner
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.joint import JointModel, build_centralized
+from maze_train.nets.joint import JointModel
 from maze_train.spaces.agents import AgentSpaces, agent_spaces, agents_named
 from maze_train.spaces.describe import space_to_dict
 from maze_train.training.config import SNAPSHOT, AlgorithmConfig, PolicyConfig
@@ -151,7 +151,8 @@ def build_joint_model(
             model = (own.model if own else None) or config
             if model.centralized_critic:
                 given = build, model, spaces, agent, seeds.integer(policy)
-                models[policy] = build_centralized(*given)
+                key = "model.centralized_critic"
+                models[policy] = locate(model.build_centralized, key)(*given)
             else:
                 models[policy] = build(model, *here, seeds.integer(policy))
         else:
