@@ -270,6 +270,7 @@ class RolloutCollector(Collector):
         if self._storage is None:
             columns = rollout_columns(
                 self.env.single_observation_space,
+                self._actor.model.example_actions(),
                 self.num_steps,
                 self.num_envs,
                 state_size=self._actor.state_size,
