@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,34 +14,15 @@ from torch import nn
 
 from maze_train.collect.episodes import EpisodeTracker, FinishedEpisodes
 from maze_train.core.errors import EnvError
-from maze_train.core.step_end import DROPPED, TRUNCATED, is_followed_by_new
+from maze_train.core.step_end import DROPPED, TRUNCATED, StepBatch, is_followed_by_new
 from maze_train.core.types import Array, Tensor, TensorTree, is_on, send, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage, rollout_columns
-from maze_train.envs.batch import StepBatch
+from maze_train.data.turns import TurnSplitter
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.acting import Actor, as_arrays
+from maze_train.nets.joint import JointModel
 from maze_train.spaces.tensors import check_resolution, large_floats
-
-
-class Turns(Protocol):
-    """Makes the rollouts of modules from that of all steps."""
-
-    def split(self, rollout: Rollout) -> dict[str, Rollout]:
-        """The rollouts by the id of the module."""
-        ...
-
-    def forget(self, envs: Tensor) -> None:
-        """Forget what is kept of environments, `[B]` bool."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is kept from one rollout to the next."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        ...
 
 
 class OneModule:
@@ -62,6 +43,17 @@ class OneModule:
         """Nothing to continue from."""
 
 
+def turns_of(model: JointModel, **settings: Any) -> TurnSplitter:
+    """Return what makes the rollouts of the policies of several agents.
+
+    Args:
+        model: The policies, and who acts with which.
+        **settings: All other arguments of `TurnSplitter`.
+    """
+    sizes, centralized = model.state_sizes, model.centralized
+    return TurnSplitter(model.members, sizes, centralized=centralized, **settings)
+
+
 class Collector(ABC):
     """Base of what collects rollouts and gives each module its own.
 
@@ -80,17 +72,20 @@ class Collector(ABC):
     is_exact: bool = True
 
     def __init__(self) -> None:
-        self.turns: Turns = OneModule()
+        self.turns: TurnSplitter | OneModule = OneModule()
 
-    def split_turns(self, turns: Turns, *, records_log_probs: bool = False) -> None:
+    def split_turns(
+        self, model: JointModel, *, records_log_probs: bool = False, **settings: Any
+    ) -> None:
         """Give the policies of several agents their turns.
 
         Args:
-            turns: Makes the rollouts of the policies.
+            model: The policies, and who acts with which.
             records_log_probs: See the class.
+            **settings: All other arguments of `TurnSplitter`.
         """
         self.keeps_terminal_obs, self.records_log_probs = True, records_log_probs
-        self.turns = turns
+        self.turns = turns_of(model, **settings)
 
     def collect(
         self, model: nn.Module, meanwhile: Callable[[], object] | None = None
@@ -274,7 +269,6 @@ class RolloutCollector(Collector):
         if self._storage is None:
             columns = rollout_columns(
                 self.env.single_observation_space,
-                self._actor.model.example_actions(),
                 self.num_steps,
                 self.num_envs,
                 state_size=self._actor.state_size,
@@ -334,7 +328,7 @@ class RolloutCollector(Collector):
         return replace(reports, returns=finished.returns, lengths=finished.lengths)
 
     def _read_ends(
-        self, step: int, batch: StepBatch, storage: RolloutStorage, reports: FinishedEpisodes
+        self, step: int, batch: StepBatch[Array], storage: RolloutStorage, reports: FinishedEpisodes
     ) -> None:
         """Keep final observations that someone needs, and what infos report."""
         for end in batch.ends:

@@ -10,9 +10,9 @@ import numpy as np
 
 from maze_train.core.errors import TrainingError
 from maze_train.core.events import Event, EventInterface, Statistics
-from maze_train.core.step_end import has_ended, is_followed_by_new
+from maze_train.core.step_end import EpisodeEnd, has_ended, is_followed_by_new
 from maze_train.core.types import Array
-from maze_train.envs.batch import SUCCESS, EpisodeEnd, asked_keys, numbers_of
+from maze_train.envs.batch import SUCCESS, asked_keys, numbers_of
 
 
 class TrainingEpisodeEvents(EventInterface, prefix="train"):

@@ -23,6 +23,13 @@ from maze_train.nets.acting import Actor
 from maze_train.simulators.simulator import Simulator
 from maze_train.spaces.tensors import zeros_for
 
+NOT_GIVEN = {
+    "as_termination": "nothing is expected after a time limit (env.truncation=as_termination)",
+    "bootstrap_previous": "after a time limit the value of the observation before stands in for "
+    "that of the last one (env.truncation=bootstrap_previous; as_termination expects nothing)",
+}
+"""Effects of `env.truncation`, for the note."""
+
 
 class SimulatorCollector(RolloutCollector):
     """Steps a simulator, T steps at a time, without a wait for its device until the last one.
@@ -81,9 +88,9 @@ class SimulatorCollector(RolloutCollector):
         if found.final_obs is not None:
             self._write_final(step, storage, found.final_obs)
         for key in (SUCCESS, *self._info_keys):
-            if key in found.infos:
+            if key in found.columns:
                 # A copy: the simulator may use the memory again in the next step.
-                self._numbers.setdefault(key, []).append((step, found.infos[key].clone()))
+                self._numbers.setdefault(key, []).append((step, found.columns[key].clone()))
         if actor.state_size:
             actor.forget(has_ended(found.end).to(actor.hidden_state.device))
 
@@ -112,7 +119,8 @@ class SimulatorCollector(RolloutCollector):
         if missing.any():
             if not self._is_told and not self.env.first_env:  # one of several actors tells it
                 self._is_told = True
-                notify(f"note: {self.simulator.name} gives no last observations: {self._meaning}")
+                meaning = NOT_GIVEN[self.simulator.truncation]
+                notify(f"note: {self.simulator.name} gives no last observations: {meaning}")
             if self.simulator.truncation == "as_termination":
                 kept = kept & ~missing
                 rollout = replace(rollout, end=rollout.end.masked_fill(missing, TERMINATED))
@@ -129,16 +137,6 @@ class SimulatorCollector(RolloutCollector):
         rollout = replace(rollout, final_obs=final_obs, final_positions=positions)
         self._check_finite(rollout)
         return rollout
-
-    @property
-    def _meaning(self) -> str:
-        """The effect of `env.truncation`, for the note."""
-        if self.simulator.truncation == "as_termination":
-            return "nothing is expected after a time limit (env.truncation=as_termination)"
-        return (
-            "after a time limit the value of the observation before stands in for that of the last "
-            "one (env.truncation=bootstrap_previous; as_termination expects nothing)"
-        )
 
     def _check_finite(self, rollout: Rollout) -> None:
         """Raise EnvError on NaN and infinities; the device is synchronised once for all of them."""

@@ -4,77 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from maze_train.core.step_end import is_terminated, is_truncated
+from maze_train.core.step_end import EpisodeEnd
 from maze_train.spaces.agents import AGENT_RETURNS
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 SUCCESS = "is_success"
 """Key of an info that says whether an episode was a success."""
-
-
-@dataclass(slots=True)
-class EpisodeEnd:
-    """The end of an episode of one environment."""
-
-    env: int
-    """Index of the environment."""
-
-    info: dict[str, Any]
-    """Info of the last step, copied before the environment is reset: all of it, or the numbers that
-    were asked for, by key."""
-
-    agent_returns: dict[str, float] = field(default_factory=dict)
-    """Undiscounted return of each agent of a multi-agent environment."""
-
-    counted: tuple[float, int] | None = None
-    """Raw return and length of the game, if the environment is monitored and the game is over."""
-
-
-@dataclass(slots=True)
-class StepBatch:
-    """Results of one step of n environments."""
-
-    obs: npt.NDArray[Any] | dict[str, npt.NDArray[Any]]
-    """Observations to act on, `[n, ...]`."""
-
-    rewards: npt.NDArray[np.float64]
-    """`[n]`."""
-
-    end: npt.NDArray[np.uint8]
-    """Codes of `maze_train.core.step_end.StepEnd`, `[n]`."""
-
-    final_obs: npt.NDArray[Any] | dict[str, npt.NDArray[Any]] | None = None
-    """Last observations of the episodes that ended, `[n, ...]`, valid until the next step; other
-    rows mean nothing. None: no episode ended."""
-
-    ends: Sequence[EpisodeEnd] = ()
-    """The episodes that ended in the step."""
-
-    has_gaps: bool = False
-    """Whether there are rows that are not transitions."""
-
-    infos: Sequence[tuple[int, dict[str, Any]]] = ()
-    """Infos of this step by index of the environment, if infos of every step are reported."""
-
-    columns: Mapping[str, Any] | None = None
-    """The same in gymnasium's form, from vector environments of other packages."""
-
-    @property
-    def terminated(self) -> Mask:
-        """Whether the step led to a terminal state, `[n]`."""
-        return is_terminated(self.end)
-
-    @property
-    def truncated(self) -> Mask:
-        """Whether the episode was truncated after the step, in a state that is not terminal."""
-        return is_truncated(self.end)
 
 
 def asked_keys(info_keys: Sequence[str], agents: Sequence[str]) -> tuple[str, ...]:
@@ -161,41 +102,3 @@ def episode_end(
     return EpisodeEnd(
         env, copied(info) if keys is None else numbers_of(info, keys, agents), returns
     )
-
-
-def able_to_hold(column: Any, value: Any, given: npt.NDArray[Any]) -> Any:
-    """`column` itself, or its content in an array with a dtype that can hold `value` in a row.
-
-    Gymnasium takes dtype and shape from the first value. A later 0.5 would become 0 in a column of
-    integers, and an array of another length, or a mapping in their place, would end the run.
-    `given` has the environments that gave a value before.
-    """
-    if isinstance(column, dict):
-        return column if isinstance(value, dict) else _rows_of(column, given)
-    if column.dtype == object:
-        return column
-    array = np.asarray(value)
-    if array.dtype.kind in "biufc" and column.dtype.kind in "biufc":
-        if array.shape == column.shape[1:]:
-            wide = np.result_type(column.dtype, array.dtype)
-            return column if wide == column.dtype else column.astype(wide)
-    elif array.dtype == column.dtype:
-        return column
-    rows = np.full(len(column), None, dtype=object)
-    for i, row in enumerate(column):
-        rows[i] = row
-    return rows
-
-
-def _rows_of(columns: Mapping[str, Any], given: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Convert columns of infos by key to a mapping for each environment that gave one."""
-    rows = np.full(len(given), None, dtype=object)
-    for env in np.flatnonzero(given):
-        rows[env] = {}
-    for key, own in columns.items():
-        mask = columns.get(f"_{key}")
-        if mask is not None:
-            column = _rows_of(own, mask) if isinstance(own, dict) else own
-            for env in np.flatnonzero(mask):
-                rows[env][key] = column[env]
-    return rows

@@ -237,7 +237,7 @@ def make(config: EnvConfig) -> gymnasium.Env[Any, Any]:
 
 def _made(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     if config.backend == "tensor":
-        from maze_train.simulators.simulator import SimulatorEnv  # needs PyTorch
+        from maze_train.envs.simulated import SimulatorEnv
 
         settings = dict(config.kwargs)
         mode = settings.pop("render_mode", None)

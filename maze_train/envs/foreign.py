@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
+import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from maze_train.core.errors import ConfigError, EnvError
-from maze_train.core.step_end import RESET_ONLY, TERMINATED, TRUNCATED, end_codes
+from maze_train.core.errors import ConfigError, EnvError, SpaceError
+from maze_train.core.step_end import (
+    RESET_ONLY,
+    RUNNING,
+    TRUNCATED,
+    EpisodeEnd,
+    StepBatch,
+    end_codes,
+    has_ended,
+    is_terminated,
+)
 from maze_train.envs.backends import (
     IN_USE,
     autoreset_mode,
     build_envpool,
     build_native,
     check_settings,
+    distinct_seeds,
     seed_for,
 )
-from maze_train.envs.batch import EpisodeEnd, Mask, StepBatch, asked_keys, episode_end
+from maze_train.envs.batch import Mask, asked_keys, episode_end
 from maze_train.envs.config import EnvConfig
+from maze_train.envs.facade import info_of
 from maze_train.envs.factory import simulator_of
 from maze_train.envs.faults import (
     NonFiniteError,
@@ -30,6 +44,7 @@ from maze_train.envs.faults import (
     non_finite_rewards,
     non_finite_rows,
 )
+from maze_train.envs.lives import AtariLives
 from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.stepped import close_all, closed_on_error
 from maze_train.envs.vector import (
@@ -41,69 +56,17 @@ from maze_train.envs.vector import (
     converted,
     zeroed_columns,
 )
-from maze_train.spaces.agents import AGENT_RETURNS
 from maze_train.spaces.autoreset import AutoresetMode
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import mask_layout
 
-Columns: TypeAlias = dict[str, Array]
+if TYPE_CHECKING:
+    from maze_train.simulators.simulator import Simulator
 
+Columns: TypeAlias = dict[str, Array]
 
 FINAL = ("final_obs", "_final_obs", "final_info", "_final_info")
 """Keys of gymnasium's infos about episodes that ended."""
-
-
-def info_of(infos: Any, i: int, num_envs: int) -> dict[str, Any]:
-    """Return the info of environment i from gymnasium's infos.
-
-    Args:
-        infos: One array per key, with the mask of environments that have a value under the key
-            after `_`, nested for dicts; or one dict for each environment.
-        i: Index of the environment.
-        num_envs: Number of environments.
-    """
-    if not isinstance(infos, Mapping):
-        return dict(infos[i]) if isinstance(infos[i], Mapping) else {}
-    masks = {
-        key: value
-        for key, value in infos.items()
-        if str(key)[:1] == "_" and str(key)[1:] in infos and is_mask(value, num_envs)
-    }
-    found = {}
-    for key, value in infos.items():
-        is_given = masks.get(f"_{key}")
-        if key in masks or (is_given is not None and not is_given[i]):
-            continue
-        if isinstance(value, Mapping):
-            found[key] = info_of(value, i, num_envs)
-        else:
-            is_column = np.shape(value)[:1] == (num_envs,)
-            found[key] = value[i] if is_column else value
-    return found
-
-
-def is_mask(value: Any, num_envs: int) -> bool:
-    """Whether a value of gymnasium's infos has the form of a mask of environments."""
-    return getattr(value, "dtype", None) == np.bool_ and value.shape == (num_envs,)
-
-
-def without_bad_rows(columns: Columns, terminated: Mask) -> Columns:
-    """Zero terminal observations that are not finite: networks read them, no one uses the result.
-
-    A product with a discount or a weight of 0 would keep NaN.
-    """
-    bad = terminated & non_finite_rows(columns)
-    if not bad.any():
-        return columns
-    return {
-        key: np.where(_broad(bad, column), 0, column) if column.dtype.kind == "f" else column
-        for key, column in columns.items()
-    }
-
-
-def _broad(rows: Mask, column: Array) -> Mask:
-    """A mask of rows in a form that broadcasts with a column."""
-    return rows.reshape(-1, *[1] * (column.ndim - 1))
 
 
 def make_foreign_env(
@@ -136,121 +99,96 @@ def make_foreign_env(
         SpaceError: If a space cannot be flattened.
     """
     check_settings(config)
+    settings: dict[str, Any] = {"empty_mask": config.empty_mask, "info_keys": info_keys}
+    settings |= {"copy": False, "step_infos": False}
     if config.backend == "tensor":
-        from maze_train.simulators.simulator import SimulatorVectorEnv  # needs PyTorch
-
         simulator = simulator_of(config, num_envs, device, max_episode_steps)
         with closed_on_error([simulator]):
-            vector = SimulatorVectorEnv(simulator, max_episode_steps)
-            return ForeignVectorEnv(
-                vector,
-                empty_mask=config.empty_mask,
-                copy=False,
-                step_infos=False,
-                info_keys=info_keys,
-            )
+            return SimulatorVectorEnv(simulator, max_episode_steps, **settings)
     build = build_native if config.backend == "native" else build_envpool
     backend = build(config, num_envs, num_threads, max_episode_steps)
     with closed_on_error([backend.env]):
-        return ForeignVectorEnv(
+        return foreign_env(
             backend.env,
             atari_training=training and backend.is_atari,
             frame_stack=backend.frame_stack,
             max_episode_steps=backend.limit_left,
-            empty_mask=config.empty_mask,
-            copy=False,
-            step_infos=False,
-            info_keys=info_keys,
+            **settings,
         )
 
 
-class ForeignVectorEnv(MazeVectorEnv):
-    """Presents any vector environment of gymnasium as a `MazeVectorEnv`.
+class ForeignVectorEnv(MazeVectorEnv, ABC):
+    """Environments of another package that are stepped all at once.
 
-    What happens where an episode ends depends on the autoreset mode of the environment:
-
-    * SAME_STEP: passed through, as described at `MazeVectorEnv`.
-    * NEXT_STEP: the returned observation is the last one of the episode. The next step only resets
-      this environment: its action is ignored, its reward is 0, its flags are False, the returned
-      observation is the first of the next episode, and `infos["ignored"][i]` is True. Such a row is
-      not a transition. The key is there only when a row is ignored.
-    * DISABLED: environments whose episodes ended are reset here, which gives SAME_STEP.
-
-    In `atari_training` the loss of a life ends an episode (Mnih et al. 2015, Methods): `terminated`
-    is set, and the game continues, so the next episode begins with the frame that the last one
-    ended with. Rewards are their signs. `infos["final_info"]["episode"]` has the raw return `r` and
-    the length `l` of whole games, under the mask `infos["final_info"]["_episode"]`.
+    With `atari_training`, `AtariLives` ends episodes where a life is lost. Then
+    `infos["final_info"]["episode"]` has the raw return `r` and the length `l` of whole games, under
+    the mask `infos["final_info"]["_episode"]`.
 
     Args:
-        env: The vector environment, with its autoreset mode in `metadata["autoreset_mode"]`. It is
-            closed with this one.
+        name: Name in messages.
+        num_envs: Number of environments.
+        spaces: Observation and action space of one environment.
+        metadata: Metadata of an environment.
         atari_training: Whether life losses end episodes and rewards are signs; needs
             `infos["lives"]`.
-        frame_stack: Number of stacked frames by leaf of the observation; None: what the metadata of
-            the environment says.
-        max_episode_steps: Steps after which an episode is truncated, >= 1; mode DISABLED only.
+        frame_stack: Number of stacked frames by leaf of the observation; None: what the metadata
+            say.
         empty_mask: See `EnvConfig.empty_mask`.
         copy: Whether to return copies of the observations.
         step_infos: Whether to return the infos of every step.
         info_keys: Keys of the numbers to keep of last infos; None: keep them as they are.
 
-    Attributes:
-        mode: Autoreset mode of the environment.
-
     Raises:
-        ConfigError: If `max_episode_steps` is given for another mode.
-        EnvError: If the environment does not say how it resets.
         SpaceError: If a space cannot be flattened.
     """
 
+    mode = AutoresetMode.SAME_STEP
+
     def __init__(
         self,
-        env: VectorEnv[Any, Any, Any],
+        name: str,
+        num_envs: int,
+        spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]],
+        metadata: Mapping[str, Any],
         *,
         atari_training: bool = False,
         frame_stack: Mapping[str, int] | None = None,
-        max_episode_steps: int | None = None,
         empty_mask: str = "error",
         copy: bool = True,
         step_infos: bool = True,
         info_keys: Sequence[str] | None = None,
     ) -> None:
         super().__init__(copy=copy, step_infos=step_infos)
-        self.mode = autoreset_mode(env)
-        self._follows_lives = atari_training
-        self.max_episode_steps = max_episode_steps
-        if max_episode_steps is not None and self.mode is not AutoresetMode.DISABLED:
-            raise ConfigError(
-                "env.max_episode_steps",
-                f"{type(env.unwrapped).__name__} resets itself (mode {self.mode.value}) and takes "
-                "no max_episode_steps: let it limit its episodes, and set this to null and "
-                "evaluation.max_episode_steps to 0, or use env.backend=gymnasium",
-                max_episode_steps,
-            )
-        self._env = env
-        self.simulator = getattr(env, "simulator", None)
-        self.offers_own_state = self.simulator is not None and self.simulator.has_lasting_state
-        n = env.num_envs
-        metadata = {**metadata_of(env), "monitored": atari_training}
+        self._name = name
+        metadata = {**metadata, "monitored": atari_training}
         if frame_stack is not None:
             metadata["frame_stack"] = frame_stack
-        self._describe(env.single_observation_space, env.single_action_space, n, metadata)
-        if self.mode is AutoresetMode.NEXT_STEP:
-            self.metadata["autoreset_mode"] = self.mode
-        self.render_mode = env.render_mode
+        self._describe(*spaces, num_envs, metadata)
+        self.metadata["autoreset_mode"] = self.mode
+        self._lives = AtariLives(name, num_envs) if atari_training else None
         self._keys = None if info_keys is None else asked_keys(info_keys, self.agents)
-        self._names: set[str] | None = None
-        if self._keys is not None:
-            names = {key.partition("/")[0] for key in self._keys} | {*self._keys, AGENT_RETURNS}
-            self._names = names | {f"_{name}" for name in names}
-        self._observation = FlatView(env.single_observation_space)
-        self._masks = mask_layout(env.single_observation_space, env.single_action_space)
-        actions = zeroed_columns(self._action, n)
-        self._buffers = StepBuffers({}, {}, actions, np.zeros(n), np.zeros(n, np.uint8))
+        self._observation = FlatView(spaces[0])
+        self._masks = mask_layout(*spaces)
+        actions = zeroed_columns(self._action, num_envs)
+        numbers = np.zeros(num_envs), np.zeros(num_envs, np.uint8)
+        self._buffers = StepBuffers({}, {}, actions, *numbers)
         self._fills_masks = empty_mask == "all_legal"
-        self._resetting = np.zeros(n, np.bool_)
-        self._returns, self._lengths = np.zeros(n), np.zeros(n, np.int64)
-        self._lives = np.zeros(n, np.int64)
+        self._resetting: Mask = np.zeros(num_envs, np.bool_)  # in the next step
+        self._lengths = np.zeros(num_envs, np.int64)
+
+    @abstractmethod
+    def _reset_envs(
+        self, seed: int, options: dict[str, Any] | None
+    ) -> tuple[Columns, dict[str, Any]]:
+        """Begin new episodes everywhere; returns the first observations and infos."""
+
+    @abstractmethod
+    def _step_envs(self, actions: Columns) -> StepBatch[Array]:
+        """Step every environment once; observations are by leaf, `columns` has all infos."""
+
+    def _following(self, columns: Columns, end: Array) -> Columns:
+        """Return the observations to act on after a step that ended episodes."""
+        return columns
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -271,64 +209,301 @@ class ForeignVectorEnv(MazeVectorEnv):
         if self.closed:
             raise EnvError("reset() was called after close()")
         self._check_not_stepping("reset()")
-        root = self._seed_for(seed, options)
+        columns, infos = self._reset_envs(self._seed_for(seed, options), options)
+        self._resetting = np.zeros(self.num_envs, np.bool_)
+        self._lengths[:] = 0
+        if self._lives is not None:
+            self._lives.begin(infos)
+        self._check_finite(columns)
+        self._act_on(columns)
+        return self._observations(), infos
+
+    def _finish_step(self) -> StepBatch[Array]:
+        actions = {key: column.copy() for key, column in self._buffers.actions.items()}
+        batch = self._step_envs(actions)
+        columns, final, infos = cast("Any", batch.obs), cast("Any", batch.final_obs), batch.columns
+        self._lengths += batch.end != RESET_ONLY
+        self._check_rewards(batch.rewards)
+        if batch.ends:
+            ended = has_ended(batch.end)
+            kept = ended if self.keeps_terminal_obs else batch.end == TRUNCATED
+            self._check_finite(final, kept, "final observation")
+            columns = self._following(columns, batch.end)
+            self._lengths[ended] = 0
+            batch.final_obs = final[""] if self._is_single else final
+        self._check_finite(columns)
+        self._act_on(columns)
+        batch.obs = self._observations()
+        told = infos.keys() - set(FINAL) if self.step_infos else ()
+        batch.columns = {key: infos[key] for key in told}
+        if self._lives is not None:
+            self._lives.apply(batch, infos)
+        return batch
+
+    def _columns(self, leaves: Iterable[tuple[str, Any]]) -> Columns:
+        """Batched observations by leaf, in the dtypes of the space."""
+        columns: Columns = {}
+        for key, value in leaves:
+            leaf = self._observation.leaves[key]
+            shape, dtype = (self.num_envs, *(leaf.shape or ())), leaf.dtype
+            if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
+                value = converted(key, value, shape, np.dtype(dtype)).astype(dtype)
+            columns[key] = value
+        return columns
+
+    def _ends(self, infos: Any, ended: Mask) -> list[EpisodeEnd]:
+        """Read what is needed of the episodes that ended."""
+        return [
+            episode_end(i, info_of(infos, i, self.num_envs), self._keys, self.agents)
+            for i in np.flatnonzero(ended).tolist()
+        ]
+
+    def _check_rewards(self, rewards: Array) -> None:
+        """Raise EnvError if a reward is not finite."""
+        for i in non_finite_rewards(rewards).nonzero()[0].tolist():
+            with self._failure_of(i):
+                check_finite_reward(float(rewards[i]))
+
+    def _check_finite(
+        self, columns: Columns, rows: Mask | None = None, name: str = "observation"
+    ) -> None:
+        """Raise EnvError if an observation in these rows (None: all) is not finite."""
+        floats = [column for column in columns.values() if column.dtype.kind == "f"]
+        if all(are_finite(column).all() for column in floats):
+            return
+        bad = non_finite_rows(columns)
+        for i in (bad if rows is None else bad & rows).nonzero()[0].tolist():
+            with self._failure_of(i):
+                check_finite({key: column[i] for key, column in columns.items()}, name)
+
+    def _act_on(self, columns: Columns) -> None:
+        """Keep the observations to act on.
+
+        Raises:
+            EnvError: If one has no legal action.
+        """
+        obs = self._buffers.obs
+        obs.update(columns)
+        if self._masks is None:
+            return
+        if self._fills_masks:
+            obs.update(self._masks.filled(obs))
+            return
+        acting = np.flatnonzero(~self._resetting)
+        masks = {leaf: obs[leaf][acting] for leaf in self._masks.leaves}
+        row = self._masks.first_illegal_row(masks) if len(acting) else None
+        if row is not None:
+            problem = self._masks.illegal_part({leaf: rows[row] for leaf, rows in masks.items()})
+            with self._failure_of(int(acting[row])):
+                raise SpaceError(f"{problem}{FILL_MASKS}")
+
+    @contextmanager
+    def _failure_of(self, i: int) -> Iterator[None]:
+        """Name the environment and its step in errors about what it returned."""
         try:
-            obs, infos = self._env.reset(seed=seed_for(self._env, root), options=options)
+            yield
+        except (NonFiniteError, SpaceError) as error:
+            step = f"step {self._lengths[i]} of its episode"
+            raise EnvError(f"environment {self.first_env + i} failed at {step}: {error}") from error
+
+
+class SameStepVectorEnv(ForeignVectorEnv):
+    """A vector environment of gymnasium that resets an environment in the step that ends it."""
+
+    def __init__(self, env: VectorEnv[Any, Any, Any], **settings: Any) -> None:
+        name, spaces = (
+            type(env.unwrapped).__name__,
+            (
+                env.single_observation_space,
+                env.single_action_space,
+            ),
+        )
+        super().__init__(name, env.num_envs, spaces, metadata_of(env), **settings)
+        self._env, self.render_mode = env, env.render_mode
+
+    def _reset_envs(
+        self, seed: int, options: dict[str, Any] | None
+    ) -> tuple[Columns, dict[str, Any]]:
+        """Begin new episodes everywhere."""
+        try:
+            obs, infos = self._env.reset(seed=seed_for(self._env, seed), options=options)
         except BaseException as error:
             raise self._fault("reset()", error) from error
-        columns = self._columns(obs)
-        self._resetting = np.zeros(self.num_envs, np.bool_)
-        self._returns[:] = 0.0
-        self._lengths[:] = 0
-        if self._follows_lives:
-            self._lives = self._read_lives(infos)
-        self._check_finite(columns)
-        self._buffers.obs.update(columns)
-        self._check_masks()
-        return self._observations(), dict(infos)
+        return self._columns(self._observation.read(obs)), dict(infos)
 
-    def _finish_step(self) -> StepBatch:
-        columns, rewards, terminated, truncated, infos = self._step_env()
-        resetting = self._resetting
-        has_gaps = bool(resetting.any())
-        if has_gaps:
-            rewards[resetting] = 0.0  # Whatever it was: no one learns from it.
-            terminated &= ~resetting
-            truncated &= ~resetting
-        self._lengths += ~resetting
-        self._returns += rewards
-        if self.max_episode_steps is not None:
-            truncated |= self._lengths >= self.max_episode_steps
-        ended, end = terminated | truncated, end_codes(terminated, truncated)
-        if has_gaps:
-            end[resetting] = RESET_ONLY
-        same_step = self.mode is AutoresetMode.SAME_STEP
-        # Else the rows of episodes that ended are their last ones; terminal ones are not used.
-        used = None if same_step or self.keeps_terminal_obs else ~terminated
-        self._check_finite(columns, used, rewards)
-        self._resetting = ended if self.mode is AutoresetMode.NEXT_STEP else self._resetting
-        lost = self._lost_lives(infos, ended | resetting) if self._follows_lives else None
-        ends: list[EpisodeEnd] = []
-        final = None
-        if ended.any() or (lost is not None and lost.any()):
-            # Before the reset: the environment may use the memory of its infos again.
-            ends = self._ends(infos, ended, lost)
-            final = self._final_obs(columns, infos, ended)
-            if same_step:
-                self._check_final(final, ended if self.keeps_terminal_obs else end == TRUNCATED)
-            columns = self._start_episodes(columns, ended)
-            if self.mode is AutoresetMode.NEXT_STEP:
-                columns = without_bad_rows(columns, terminated)
-        if lost is not None:
-            rewards = np.sign(rewards)
-            end[lost] = TERMINATED
-        self._buffers.obs.update(columns)
-        self._check_masks()
-        batch = StepBatch(self._observations(), rewards, end, ends=ends, has_gaps=has_gaps)
-        if final is not None:
-            batch.final_obs = final[""] if self._is_single else final
-        if self.step_infos:
-            batch.columns = {key: value for key, value in infos.items() if key not in FINAL}
+    def _step_envs(self, actions: Columns) -> StepBatch[Array]:
+        """Step every environment once, and convert the results to our types."""
+        try:
+            obs, rewards, *flags, infos = self._env.step(self._action.build(actions))
+        except BaseException as error:
+            raise self._fault("step()", error) from error
+        numbers = np.array(rewards, np.float64)
+        terminated, truncated = (np.array(flag, np.bool_) for flag in flags)
+        shapes = [row.shape for row in (numbers, terminated, truncated)]
+        if any(shape != (self.num_envs,) for shape in shapes):
+            raise EnvError(
+                f"{self._name}.step() returned rewards and flags of shapes "
+                f"{', '.join(map(str, shapes))}: expected ({self.num_envs},) each"
+            )
+        columns = self._columns(self._observation.read(obs))
+        batch = StepBatch(columns, numbers, end_codes(terminated, truncated), columns=infos)
+        self._finish(batch, columns, infos)
+        return batch
+
+    def _finish(self, batch: StepBatch[Array], columns: Columns, infos: Mapping[str, Any]) -> None:
+        """Add the ends of episodes to a step, before the environment uses its infos again."""
+        ended = has_ended(batch.end)
+        if ended.any():
+            batch.final_obs = self._given_final_obs(infos, ended)
+            batch.ends = self._ends(infos.get("final_info", {}), ended)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Close the environment, and let go of it: some end their threads only then."""
+        if hasattr(self, "_env"):
+            env = self._env
+            del self._env
+            IN_USE.discard(env)
+            self.root_seed = None
+            close_all([env])
+
+    def _given_final_obs(self, infos: Mapping[str, Any], ended: Mask) -> Columns:
+        """`infos["final_obs"]` by leaf; rows of episodes that continue are arbitrary."""
+        given = infos.get("final_obs")
+        rows_given = isinstance(given, np.ndarray) and given.dtype == object
+        if given is None or (rows_given and any(given[i] is None for i in np.flatnonzero(ended))):
+            raise EnvError(
+                f"{self._name} declares the autoreset mode SameStep, but infos['final_obs'] is "
+                f"missing where an episode ended: got infos {sorted(infos)}"
+            )
+        if not rows_given:
+            return self._columns(self._observation.read(given))
+        columns = zeroed_columns(self._observation, self.num_envs)
+        for i in np.flatnonzero(ended):
+            for key, value in self._observation.read(given[i]):
+                column = columns[key]
+                column[i] = converted(key, value, column.shape[1:], column.dtype)
+        return columns
+
+    def _fault(self, where: str, error: BaseException) -> EnvError:
+        return EnvError(f"{where} of {self._name} failed: {explained(error)}")
+
+
+class NextStepVectorEnv(SameStepVectorEnv):
+    """A vector environment of gymnasium whose next step resets an environment that ended.
+
+    The action of such a row is not used, and its results are arbitrary.
+    """
+
+    mode = AutoresetMode.NEXT_STEP
+
+    def _finish(self, batch: StepBatch[Array], columns: Columns, infos: Mapping[str, Any]) -> None:
+        """Add the ends of episodes to a step, and mark the rows that were only reset."""
+        batch.rewards[self._resetting] = 0.0
+        batch.end[self._resetting] = RESET_ONLY
+        batch.has_gaps = bool(self._resetting.any())
+        self._resetting = has_ended(batch.end)
+        batch.final_obs, batch.ends = columns, self._ends(infos, self._resetting)
+
+    def _following(self, columns: Columns, end: Array) -> Columns:
+        """Return the last observations, with zeros for terminal ones that are not finite.
+
+        Networks read them, but the results are not used. A product with a discount or a weight of 0
+        would keep NaN.
+        """
+        bad = is_terminated(end) & non_finite_rows(columns)
+        if bad.any():
+            columns = {key: column.copy() for key, column in columns.items()}
+            for column in columns.values():
+                column[bad] = 0 if column.dtype.kind == "f" else column[bad]
+        return columns
+
+
+class DisabledVectorEnv(SameStepVectorEnv):
+    """A vector environment of gymnasium whose environments are reset here where they ended.
+
+    Args:
+        env: The environment.
+        max_episode_steps: Steps after which an episode is truncated, >= 1; None: never.
+        **settings: Those of `ForeignVectorEnv`.
+    """
+
+    def __init__(
+        self, env: VectorEnv[Any, Any, Any], max_episode_steps: int | None = None, **settings: Any
+    ) -> None:
+        super().__init__(env, **settings)
+        self._limit = max_episode_steps
+
+    def _finish(self, batch: StepBatch[Array], columns: Columns, infos: Mapping[str, Any]) -> None:
+        """Apply the time limit to a step, and add the ends of episodes."""
+        if self._limit is not None:
+            batch.end[(batch.end == RUNNING) & (self._lengths + 1 >= self._limit)] = TRUNCATED
+        batch.ends = self._ends(infos, has_ended(batch.end))
+        if batch.ends:  # The reset may use the memory of the observations again.
+            batch.final_obs = {key: column.copy() for key, column in columns.items()}
+
+    def _following(self, columns: Columns, end: Array) -> Columns:
+        """Reset the environments whose episodes ended; returns the observations to act on."""
+        ended = has_ended(end)
+        columns = {key: column.copy() for key, column in columns.items()}
+        try:
+            obs, _ = self._env.reset(options={"reset_mask": ended.copy()})
+        except BaseException as error:
+            raise self._fault("reset() with a reset_mask", error) from error
+        for key, column in self._columns(self._observation.read(obs)).items():
+            columns[key][ended] = column[ended]
+        return columns
+
+
+class SimulatorVectorEnv(ForeignVectorEnv):
+    """All environments of a simulator.
+
+    Args:
+        simulator: The simulator; closed with this.
+        max_episode_steps: Steps that an episode may have; None: any number.
+        **settings: Those of `ForeignVectorEnv`.
+    """
+
+    def __init__(
+        self, simulator: Simulator, max_episode_steps: int | None = None, **settings: Any
+    ) -> None:
+        spaces = simulator.observation_space, simulator.action_space
+        super().__init__(simulator.name, simulator.num_envs, spaces, {}, **settings)
+        self.simulator = simulator
+        self.offers_own_state = simulator.has_lasting_state
+        self._limit = max_episode_steps
+        self._before: Columns = {}
+
+    def _reset_envs(
+        self, seed: int, options: dict[str, Any] | None
+    ) -> tuple[Columns, dict[str, Any]]:
+        """Begin new episodes everywhere."""
+        obs = self.simulator.reset_arrays(distinct_seeds(seed, 1)[0])
+        self._before = self._columns(obs.items())
+        return self._before, {}
+
+    def _step_envs(self, actions: Columns) -> StepBatch[Array]:
+        """Step every environment once.
+
+        Raises:
+            EnvError: If an episode has more steps than it may.
+        """
+        before = self._before
+        batch: StepBatch[Array] = self.simulator.step_arrays(actions)
+        obs, final = cast("Any", batch.obs), cast("Any", batch.final_obs)
+        batch.obs = self._before = self._columns(obs.items())
+        ended = has_ended(batch.end)
+        if self._limit and np.where(ended, 0, self._lengths + 1).max() >= self._limit:
+            # Only the simulator can begin a new episode in one of its environments.
+            raise EnvError(
+                f"an episode of {self.simulator.name} did not end within the {self._limit} steps "
+                "of evaluation.max_episode_steps: a simulator has to end episodes itself, for "
+                "example after env.max_episode_steps; or set evaluation.n_episodes=0 "
+                "evaluation.metric=train/episode_return_mean"
+            )
+        if ended.any():
+            batch.final_obs = before if final is None else self._columns(final.items())
+            batch.ends = self._ends(batch.columns, ended)
+        batch.columns = {}
         return batch
 
     def own_states(self) -> Sequence[dict[str, Any] | None]:
@@ -342,169 +517,45 @@ class ForeignVectorEnv(MazeVectorEnv):
             self.simulator.load_state_dict(state)
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Close the environment, and let go of it: some end their threads only then."""
-        if hasattr(self, "_env"):
-            env = self._env
-            del self._env
-            IN_USE.discard(env)
-            self.root_seed = None
-            close_all([env])
+        """Close the simulator."""
+        self.simulator.close()
 
-    def _step_env(self) -> tuple[Columns, Array, Array, Array, dict[str, Any]]:
-        """Step the environment, and convert the results to our types."""
-        taken = {key: column.copy() for key, column in self._buffers.actions.items()}
-        try:
-            obs, rewards, terminated, truncated, infos = self._env.step(self._action.build(taken))
-        except BaseException as error:
-            raise self._fault("step()", error) from error
-        rows: list[Array] = [
-            np.array(rewards, np.float64),
-            np.array(terminated, np.bool_),
-            np.array(truncated, np.bool_),
-        ]
-        if any(row.shape != (self.num_envs,) for row in rows):
-            shapes = ", ".join(str(row.shape) for row in rows)
-            raise EnvError(
-                f"{type(self._env.unwrapped).__name__}.step() returned rewards and flags of shapes "
-                f"{shapes}: expected ({self.num_envs},) each"
-            )
-        return self._columns(obs), rows[0], rows[1], rows[2], infos
 
-    def _columns(self, obs: Any) -> Columns:
-        """Batched observations by leaf, in the dtypes of the space."""
-        columns: Columns = {}
-        for key, value in self._observation.read(obs):
-            leaf = self._observation.leaves[key]
-            shape, dtype = (self.num_envs, *(leaf.shape or ())), leaf.dtype
-            if type(value) is not np.ndarray or value.shape != shape or value.dtype != dtype:
-                value = converted(key, value, shape, np.dtype(dtype)).astype(dtype)
-            columns[key] = value
-        return columns
+def foreign_env(
+    env: VectorEnv[Any, Any, Any], *, max_episode_steps: int | None = None, **settings: Any
+) -> ForeignVectorEnv:
+    """Present any vector environment of gymnasium as a `MazeVectorEnv`.
 
-    def _read_lives(self, infos: Mapping[str, Any]) -> Array:
-        if "lives" not in infos:
-            raise EnvError(
-                f"{type(self._env).__name__} does not report infos['lives'], which training on "
-                f"Atari needs: got {sorted(infos)}"
-            )
-        return np.array(infos["lives"])
+    What happens where an episode ends depends on its autoreset mode:
 
-    def _lost_lives(self, infos: Mapping[str, Any], excluded: Mask) -> Mask:
-        """Mask of the environments where a life was lost while the game continues."""
-        before, self._lives = self._lives, self._read_lives(infos)
-        # At 0 lives some games show a few more frames before they end, which then is the end.
-        lost: Mask = (self._lives < before) & (self._lives > 0) & ~excluded
-        return lost
+    * SAME_STEP: passed through, as described at `MazeVectorEnv`.
+    * NEXT_STEP: the returned observation is the last one of the episode. The next step only resets
+      this environment: its action is ignored, its reward is 0, its flags are False, the returned
+      observation is the first of the next episode, and `infos["ignored"][i]` is True. Such a row is
+      not a transition. The key is there only when a row is ignored.
+    * DISABLED: environments whose episodes ended are reset here, which gives SAME_STEP.
 
-    def _ends(self, infos: dict[str, Any], ended: Mask, lost: Mask | None) -> list[EpisodeEnd]:
-        """Read what is needed of the episodes that ended, and of those with a lost life."""
-        same_step = self.mode is AutoresetMode.SAME_STEP
-        done = ended if lost is None else ended | lost
-        given = infos.get("final_info", {}) if same_step else infos
-        if self._names is not None and isinstance(given, Mapping):
-            given = {key: given[key] for key in self._names & given.keys()}
-        ends = []
-        for i in np.flatnonzero(done).tolist():
-            info = info_of(given, i, self.num_envs) if ended[i] else {}
-            end = episode_end(i, info, self._keys, self.agents)
-            if self._follows_lives and ended[i]:
-                end.counted = float(self._returns[i]), int(self._lengths[i])
-            ends.append(end)
-        return ends
+    Args:
+        env: The vector environment, with its autoreset mode in `metadata["autoreset_mode"]`. It is
+            closed with the result.
+        max_episode_steps: Steps after which an episode is truncated, >= 1; mode DISABLED only.
+        **settings: Those of `ForeignVectorEnv`.
 
-    def _final_obs(self, columns: Columns, infos: Mapping[str, Any], ended: Mask) -> Columns:
-        """The last observations of episodes that ended, and of those with a lost life."""
-        if self.mode is AutoresetMode.DISABLED:  # its reset may use the memory again
-            return {key: column.copy() for key, column in columns.items()}
-        if self.mode is AutoresetMode.NEXT_STEP or not ended.any():
-            return columns
-        final = self._given_final_obs(infos, ended)
-        if self._follows_lives:
-            for key, column in final.items():
-                final[key] = np.where(_broad(ended, column), column, columns[key])
-        return final
-
-    def _given_final_obs(self, infos: Mapping[str, Any], ended: Mask) -> Columns:
-        """`infos["final_obs"]` by leaf; rows of episodes that continue mean nothing."""
-        given = infos.get("final_obs")
-        rows_given = isinstance(given, np.ndarray) and given.dtype == object
-        if given is None or (rows_given and any(given[i] is None for i in np.flatnonzero(ended))):
-            raise EnvError(
-                f"{type(self._env.unwrapped).__name__} declares the autoreset mode SameStep, but "
-                "infos['final_obs'] is missing where an episode ended: got infos "
-                f"{sorted(infos)}"
-            )
-        if not rows_given:
-            return self._columns(given)
-        columns = zeroed_columns(self._observation, self.num_envs)
-        for i in np.flatnonzero(ended):
-            for key, value in self._observation.read(given[i]):
-                column = columns[key]
-                column[i] = converted(key, value, column.shape[1:], column.dtype)
-        return columns
-
-    def _start_episodes(self, columns: Columns, ended: Mask) -> Columns:
-        """The observations to continue from; counts start over."""
-        self._returns[ended] = 0.0
-        self._lengths[ended] = 0
-        if self.mode is AutoresetMode.DISABLED and ended.any():
-            columns = {key: column.copy() for key, column in columns.items()}
-            try:
-                obs, _ = self._env.reset(options={"reset_mask": ended.copy()})
-            except BaseException as error:
-                raise self._fault("reset() with a reset_mask", error) from error
-            for key, column in self._columns(obs).items():
-                columns[key][ended] = column[ended]
-            self._check_finite(columns, ended)
-        return columns
-
-    def _check_finite(
-        self, columns: Columns, rows: Mask | None = None, rewards: Array | None = None
-    ) -> None:
-        """Refuse NaN and infinities in observations of these rows (None: all), and in rewards."""
-        floats = [column for column in columns.values() if column.dtype.kind == "f"]
-        bad_rewards = np.False_ if rewards is None else non_finite_rewards(rewards)
-        if not bad_rewards.any() and all(are_finite(column).all() for column in floats):
-            return
-        bad = non_finite_rows(columns)
-        if rows is not None:
-            bad &= rows
-        for i in (bad | bad_rewards).nonzero()[0].tolist():
-            try:
-                if rewards is not None:
-                    check_finite_reward(float(rewards[i]))
-                check_finite({key: column[i] for key, column in columns.items()})
-            except NonFiniteError as error:
-                raise self._failed(i, error) from error
-
-    def _check_final(self, columns: Columns, kept: Mask) -> None:
-        """Refuse NaN and infinities in the last observations of these rows."""
-        for i in kept.nonzero()[0].tolist():
-            try:
-                check_finite(
-                    {key: column[i] for key, column in columns.items()}, "final observation"
-                )
-            except NonFiniteError as error:
-                raise self._failed(i, error) from error
-
-    def _check_masks(self) -> None:
-        """Refuse observations to act on without a legal action."""
-        if self._masks is None:
-            return
-        if self._fills_masks:
-            self._buffers.obs.update(self._masks.filled(self._buffers.obs))
-            return
-        acting = np.flatnonzero(~self._resetting)
-        obs = {leaf: self._buffers.obs[leaf][acting] for leaf in self._masks.leaves}
-        row = self._masks.first_illegal_row(obs) if len(acting) else None
-        if row is not None:
-            problem = self._masks.illegal_part({leaf: rows[row] for leaf, rows in obs.items()})
-            raise self._failed(acting[row], f"{problem}{FILL_MASKS}")
-
-    def _failed(self, i: int, problem: object) -> EnvError:
-        when = f"environment {self.first_env + i} failed at step {self._lengths[i]} of its episode"
-        return EnvError(f"{when}: {problem}")
-
-    def _fault(self, where: str, error: BaseException) -> EnvError:
-        name = type(self._env.unwrapped).__name__
-        return EnvError(f"{where} of {name} failed: {explained(error)}")
+    Raises:
+        ConfigError: If `max_episode_steps` is given for another mode.
+        EnvError: If the environment does not say how it resets.
+        SpaceError: If a space cannot be flattened.
+    """
+    mode = autoreset_mode(env)
+    if mode is AutoresetMode.DISABLED:
+        return DisabledVectorEnv(env, max_episode_steps, **settings)
+    if max_episode_steps is not None:
+        raise ConfigError(
+            "env.max_episode_steps",
+            f"{type(env.unwrapped).__name__} resets itself (mode {mode.value}) and takes "
+            "no max_episode_steps: let it limit its episodes, and set this to null and "
+            "evaluation.max_episode_steps to 0, or use env.backend=gymnasium",
+            max_episode_steps,
+        )
+    kind = SameStepVectorEnv if mode is AutoresetMode.SAME_STEP else NextStepVectorEnv
+    return kind(env, **settings)

@@ -16,7 +16,8 @@ from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import EpisodeSeeds
-from maze_train.envs.batch import StepBatch
+from maze_train.core.step_end import StepBatch
+from maze_train.envs.facade import columns_of
 from maze_train.envs.journal import MAX_NBYTES, Difference, Journal
 from maze_train.envs.monitoring import note_on_ignored_mask
 from maze_train.envs.stepped import ON_NON_FINITE
@@ -345,7 +346,7 @@ class PooledVectorEnv(MazeVectorEnv):
         if self._journal is not None:
             self._journal.begin(options)
             self._journal.ended(report.lost)
-        infos = self._joined(report.infos)
+        infos = columns_of(report.infos, self.num_envs)
         if self.notify is not None and MASK_KEY in infos:
             note = note_on_ignored_mask(infos, self.env_observation_space, self.single_action_space)
             if note is not None:
@@ -363,7 +364,7 @@ class PooledVectorEnv(MazeVectorEnv):
             self._repair.remember()
         self._call("step")
 
-    def _finish_step(self) -> StepBatch:
+    def _finish_step(self) -> StepBatch[Array]:
         report, buffers, journal = self._gather("step"), self._buffers, self._journal
         if journal is not None:
             journal.record()
@@ -372,7 +373,7 @@ class PooledVectorEnv(MazeVectorEnv):
             self._add_report(batch, report)
         return batch
 
-    def _add_report(self, batch: StepBatch, report: StepReport) -> None:
+    def _add_report(self, batch: StepBatch[Array], report: StepReport) -> None:
         """Add the ends of episodes and the infos of a step."""
         if self._journal is not None:
             self._journal.ended([end.env for end in report.ends], report.continuing)

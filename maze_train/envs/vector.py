@@ -17,8 +17,8 @@ from gymnasium.vector.utils import batch_space
 
 from maze_train.core.errors import EnvError, ShapeError, SpaceError
 from maze_train.core.seeding import draw_seed
-from maze_train.core.step_end import DROPPED, is_transition
-from maze_train.envs.batch import StepBatch, able_to_hold
+from maze_train.core.step_end import StepBatch
+from maze_train.envs.facade import infos_of
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.autoreset import AutoresetMode
 from maze_train.spaces.columns import Columns, Spec, leaves_of
@@ -162,9 +162,9 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         """
         batch = self.receive()
         ends = batch.obs, batch.rewards, batch.terminated, batch.truncated
-        return *ends, self._infos(batch)
+        return *ends, infos_of(batch, self.num_envs)
 
-    def receive(self) -> StepBatch:
+    def receive(self) -> StepBatch[Array]:
         """Wait for the step that `step_async` began; infos are not converted to gymnasium's form.
 
         Raises:
@@ -180,36 +180,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
             self._is_stepping = False
 
     @abstractmethod
-    def _finish_step(self) -> StepBatch:
+    def _finish_step(self) -> StepBatch[Array]:
         """Finish a step after its actions were put into the buffers."""
-
-    def _infos(self, batch: StepBatch) -> dict[str, Any]:
-        """Convert the infos of a step to gymnasium's form for SAME_STEP."""
-        infos = dict(batch.columns or {})
-        finals: Any = batch.final_obs
-        for end in batch.ends:
-            columns = {"": finals} if self._is_single else finals
-            row = {key: column[end.env].copy() for key, column in columns.items()}
-            final_obs = row[""] if self._is_single else row
-            info = end.info
-            if end.counted is not None:
-                info = {"episode": dict(zip("rl", end.counted, strict=True)), **info}
-            infos = self._add_info(infos, {"final_obs": final_obs, "final_info": info}, end.env)
-        infos = self._joined(batch.infos, infos)
-        if batch.has_gaps:
-            infos["ignored"] = ~is_transition(batch.end)
-            if (lost := batch.end == DROPPED).any():
-                infos["lost"] = lost
-        return infos
-
-    def _joined(
-        self, rows: Sequence[tuple[int, dict[str, Any]]], infos: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Add infos by index of the environment to infos in gymnasium's form."""
-        found = infos or {}
-        for env, info in rows:
-            found = self._add_info(found, info, env)
-        return found
 
     def _check_not_stepping(self, call: str) -> None:
         if self._is_stepping and not self.closed:
@@ -360,32 +332,6 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         if self.copy:
             columns = {key: column.copy() for key, column in columns.items()}
         return columns[""] if self._is_single else columns
-
-    def _add_info(
-        self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int
-    ) -> dict[str, Any]:
-        """Gymnasium's, but values of one key may differ in type and shape.
-
-        Integers may be of any size. A key that begins with `_` is left out if it is the name of a
-        mask.
-        """
-        rest: dict[Any, Any] = {}
-        for key, value in env_info.items():
-            name = str(key)
-            if name[:1] == "_" and (name[1:] in env_info or name[1:] in vector_infos):
-                continue
-            rest[key] = value
-            if key not in vector_infos and type(value) is int and abs(value) >= 2**63:
-                vector_infos[key] = np.full(self.num_envs, None, dtype=object)
-                vector_infos[f"_{key}"] = np.zeros(self.num_envs, np.bool_)
-            if key not in vector_infos or key == "final_obs":
-                continue
-            column = able_to_hold(vector_infos[key], value, vector_infos[f"_{key}"])
-            vector_infos[key] = column
-            if isinstance(value, dict) and not isinstance(column, dict):
-                column[env_num], vector_infos[f"_{key}"][env_num] = value, True
-                del rest[key]
-        return super()._add_info(vector_infos, rest, env_num)
 
 
 def fitting_stacks(space: gymnasium.Space[Any], declared: Mapping[str, int]) -> dict[str, int]:

@@ -11,8 +11,8 @@ from typing import Any
 import gymnasium
 
 from maze_train.core.seeding import EpisodeSeeds
-from maze_train.core.step_end import DROPPED, RUNNING, TRUNCATED
-from maze_train.envs.batch import EpisodeEnd, asked_keys, episode_end
+from maze_train.core.step_end import DROPPED, RUNNING, TRUNCATED, EpisodeEnd
+from maze_train.envs.batch import asked_keys, episode_end
 from maze_train.envs.faults import (
     MAX_FLOAT32,
     NonFiniteError,

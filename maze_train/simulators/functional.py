@@ -16,10 +16,10 @@ from gymnasium import spaces
 from torch.utils.dlpack import from_dlpack
 
 from maze_train.core.errors import ConfigError, EnvError
-from maze_train.core.step_end import TERMINATED, TRUNCATED
+from maze_train.core.step_end import TERMINATED, TRUNCATED, StepBatch
 from maze_train.core.targets import import_extra
-from maze_train.core.types import TensorTree, tree_map
-from maze_train.simulators.simulator import Simulator, SimulatorStep, flat_leaves
+from maze_train.core.types import Tensor, TensorTree, tree_map
+from maze_train.simulators.simulator import Simulator, flat_leaves
 from maze_train.spaces.describe import FlatView
 
 EXTRA = "jax"
@@ -59,10 +59,8 @@ class FunctionalSimulator(Simulator):
         self._env = env
         self.observation_space = observation_space_of(env)
         self.action_space = action_space_of(env)
-        self._observation, self._action = (
-            FlatView(self.observation_space),
-            FlatView(self.action_space),
-        )
+        self._observation = FlatView(self.observation_space)
+        self._action = FlatView(self.action_space)
         self._place = jax_device(self._jax, device)
         begin, advance = functions(self._jax, env, num_envs, max_episode_steps)
         self._begin, self._advance = self._jax.jit(begin), self._jax.jit(advance)
@@ -74,17 +72,17 @@ class FunctionalSimulator(Simulator):
             self._carry = self._begin(self._jax.random.PRNGKey(seed))
         return self._tensors(self._carry["state"].obs)
 
-    def step(self, actions: TensorTree) -> SimulatorStep:
+    def step(self, actions: TensorTree) -> StepBatch[Tensor]:
         """Step every environment once."""
         given = tree_map(as_array_of(self._jax), actions)
         nested = given if self._action.is_single else self._action.build(given)
         self._carry, result = self._advance(self._carry, nested)
-        return SimulatorStep(
+        return StepBatch(
             obs=self._tensors(result["obs"]),
             rewards=from_dlpack(result["rewards"]),
             end=from_dlpack(result["end"]),
             final_obs=self._tensors(result["final_obs"]),
-            infos={key: from_dlpack(value) for key, value in result["infos"].items()},
+            columns={key: from_dlpack(value) for key, value in result["infos"].items()},
         )
 
     def _tensors(self, obs: Any) -> TensorTree:

@@ -10,9 +10,9 @@ import torch
 from gymnasium import spaces
 
 from maze_train.core.errors import EnvError, ShapeError, SpaceError
-from maze_train.core.step_end import TERMINATED, TRUNCATED
+from maze_train.core.step_end import TERMINATED, TRUNCATED, StepBatch
 from maze_train.core.types import Tensor, TensorTree, leaves_by_key
-from maze_train.simulators.simulator import Simulator, SimulatorStep, flat_leaves
+from maze_train.simulators.simulator import Simulator, flat_leaves
 from maze_train.spaces.describe import FlatView
 
 NEEDED = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
@@ -54,10 +54,8 @@ class TensorSimulator(Simulator):
         self.action_space = as_space(env.single_action_space)
         self.can_be_restored = hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
         self.has_lasting_state = self.can_be_restored
-        self._observation, self._action = (
-            FlatView(self.observation_space),
-            FlatView(self.action_space),
-        )
+        self._observation = FlatView(self.observation_space)
+        self._action = FlatView(self.action_space)
         self._takes_seed = "seed" in inspect.signature(env.reset).parameters
 
     def reset(self, seed: int) -> TensorTree:
@@ -78,7 +76,7 @@ class TensorSimulator(Simulator):
                 raise ShapeError(f"{where} has shape {found}, its space says {list(shape)}")
         return obs
 
-    def step(self, actions: TensorTree) -> SimulatorStep:
+    def step(self, actions: TensorTree) -> StepBatch[Tensor]:
         """Step every environment once."""
         nested = actions if self._action.is_single else self._action.build(actions)  # type: ignore[arg-type]  # a mapping
         obs, rewards, *ends, info = self._env.step(nested)
@@ -92,12 +90,12 @@ class TensorSimulator(Simulator):
         if (time_outs := info.get("time_outs")) is not None:
             end.masked_fill_(time_outs.bool(), TRUNCATED)
         final = next((info[key] for key in FINAL_OBS if info.get(key) is not None), None)
-        return SimulatorStep(
+        return StepBatch(
             obs=self._flat(obs),
             rewards=rewards,
             end=end,
             final_obs=None if final is None else self._flat(final),
-            infos=self._numbers(info),
+            columns=self._numbers(info),
         )
 
     def _flat(self, obs: Any) -> TensorTree:

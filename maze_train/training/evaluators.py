@@ -22,13 +22,14 @@ from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import CallbackError, ConfigError, EnvError, did_you_mean, nearest
 from maze_train.core.files import read_regular
 from maze_train.core.notices import notify, warn
-from maze_train.core.step_end import DROPPED, is_followed_by_new, is_transition
+from maze_train.core.step_end import DROPPED, EpisodeEnd, is_followed_by_new, is_transition
 from maze_train.core.targets import build_targets
 from maze_train.core.types import Array, Tensor, tree_map
-from maze_train.envs.batch import SUCCESS, EpisodeEnd, asked_keys, numbers_of
+from maze_train.envs.batch import SUCCESS, asked_keys, numbers_of
 from maze_train.envs.factory import guard_note
 from maze_train.envs.vector import MazeVectorEnv
-from maze_train.nets.acting import ActingModel, Actor, as_arrays
+from maze_train.nets.acting import Actor, as_arrays
+from maze_train.nets.joint import JointModel
 from maze_train.spaces.tensors import as_tensors
 from maze_train.training.config import SNAPSHOT, EvaluationConfig
 from maze_train.training.generators import generators_kept
@@ -561,7 +562,7 @@ def check_metric(metric: str, present: set[str], model: nn.Module) -> None:
     known, events = set(present), TrainingEpisodeEvents
     if events.episodes.tag not in present:  # no episode has ended yet
         known |= {event.tag for event in events.events()}
-        for agent in model.agents if isinstance(model, ActingModel) else ():
+        for agent in model.agents if isinstance(model, JointModel) else ():
             known |= {events.episode_return_mean.of_owner(agent).tag}
             known |= {events.success_rate.of_owner(agent).tag}
         if metric.startswith(events.info.tag):

@@ -19,7 +19,7 @@ from maze_train.collect.collector import RolloutCollector
 from maze_train.core.errors import SpaceError
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.types import tree_leaves, tree_map
-from maze_train.envs.foreign import ForeignVectorEnv
+from maze_train.envs.foreign import foreign_env
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.spaces.describe import unflatten_value
@@ -311,7 +311,7 @@ def test_vector_environments_of_others_begin_new_episodes():
     """If that is allowed: other ones than before, and the same each time."""
 
     def make(allowed):
-        env = ForeignVectorEnv(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"))
+        env = foreign_env(gymnasium.make_vec("CartPole-v1", 2, vectorization_mode="sync"))
         return RolloutCollector(
             env, T, env_seed=5, action_seed=7, allow_new_episodes=allowed
         ), make_model(env)

@@ -17,7 +17,12 @@ from maze_train.core.targets import Given
 from maze_train.envs.backends import with_true_bounds
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
-from maze_train.envs.foreign import ForeignVectorEnv, make_foreign_env
+from maze_train.envs.foreign import (
+    DisabledVectorEnv,
+    SameStepVectorEnv,
+    foreign_env,
+    make_foreign_env,
+)
 
 BACKENDS = ["native", "envpool"]
 
@@ -269,7 +274,7 @@ def test_atari_same_step_equals_next_step():
         autoreset_mode=AutoresetMode.NEXT_STEP,
         **kwargs,
     )
-    other = ForeignVectorEnv(source)
+    other = foreign_env(source)
     assert other.mode is AutoresetMode.NEXT_STEP
     for one, two in zip(play(same, 420), play(other, 420), strict=True):
         assert one[: len(two)] == two
@@ -396,13 +401,13 @@ def test_own_vector_environment(capsys):
     for limit in (None, 3):
         vector = own("OwnVectorEnv", kwargs={"length": 4}, limit=limit)
         assert ("have no limit of steps" in capsys.readouterr().err) is (limit == 3)
-        assert (vector.mode, vector.max_episode_steps) == (AutoresetMode.SAME_STEP, None)
+        assert isinstance(vector, SameStepVectorEnv)
         assert (vector._env.num_threads, vector.num_envs) == (2, 2)
         returns, cuts = episodes(vector, balance, 2, seed=0)
         assert returns.tolist() == [4.0] * 4
         assert cuts.all()
     limited = own("disabled_vector_env", limit=3)
-    assert limited.mode is AutoresetMode.DISABLED
+    assert isinstance(limited, DisabledVectorEnv)
     assert episodes(limited, balance, 2, seed=0)[0].tolist() == [3.0] * 4
 
 

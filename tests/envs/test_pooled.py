@@ -40,7 +40,7 @@ from toy_envs import (
 from maze_train import EnvFactory, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.core.errors import ConfigError, EnvError, ShapeError, SpaceError
 from maze_train.core.seeding import EpisodeSeeds
-from maze_train.envs.foreign import ForeignVectorEnv
+from maze_train.envs.foreign import foreign_env
 from maze_train.spaces.describe import FlatView
 
 pytestmark = [pytest.mark.usefixtures("no_file_is_left"), FORKS]
@@ -127,7 +127,7 @@ def test_users_get_the_defaults_of_gymnasium():
     for make in (
         SequentialVectorEnv,
         partial(SubprocVectorEnv, n_workers=1, start_method="fork"),
-        lambda factories: ForeignVectorEnv(
+        lambda factories: foreign_env(
             SyncVectorEnv(factories, autoreset_mode=AutoresetMode.SAME_STEP)
         ),
     ):

@@ -10,14 +10,22 @@ from gymnasium import spaces
 from gymnasium.vector import VectorWrapper
 
 from benchmarks.tensor_cartpole import TensorCartPole
-from maze_train.simulators.simulator import SimulatorVectorEnv
+from maze_train.envs.foreign import SimulatorVectorEnv
 from maze_train.simulators.tensors import TensorSimulator
+
+
+class ArraysOfSimulator(SimulatorVectorEnv):
+    """Takes seeds as they are: what presents it as a third-party environment draws them."""
+
+    def _reset_envs(self, seed, options):
+        self._before = self._columns(self.simulator.reset_arrays(seed).items())
+        return self._before, {}
 
 
 def cartpole_of_arrays(num_envs, max_episode_steps=500):
     """The same numbers as `TensorCartPole`, for `env.backend=native`."""
     poles = TensorSimulator(TensorCartPole(num_envs, "cpu", max_episode_steps), "poles")
-    return VectorWrapper(SimulatorVectorEnv(poles))  # behind which no simulator is found
+    return VectorWrapper(ArraysOfSimulator(poles))  # behind which no simulator is found
 
 
 class Robot:

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from maze_train import SequentialVectorEnv, SubprocVectorEnv
-from maze_train.envs.foreign import ForeignVectorEnv
+from maze_train.envs.foreign import foreign_env
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -288,7 +288,7 @@ def restarted(factories: Any, **settings: Any) -> Any:
 
 def foreign(factories: Any, mode: Any = AutoresetMode.SAME_STEP) -> Any:
     """A vector environment of gymnasium, presented as ours."""
-    return ForeignVectorEnv(SyncVectorEnv(factories, autoreset_mode=mode), **AS_IN_TRAINING)
+    return foreign_env(SyncVectorEnv(factories, autoreset_mode=mode), **AS_IN_TRAINING)
 
 
 PLACES = [here, pytest.param(workers, marks=pytest.mark.slow)]

@@ -10,8 +10,8 @@ from tensor_sims import Point
 
 from maze_train import EnvError
 from maze_train.core.step_end import StepEnd
+from maze_train.envs.simulated import SimulatorEnv
 from maze_train.simulators.make import make_simulator
-from maze_train.simulators.simulator import SimulatorEnv
 
 
 def test_functional_episodes_are_those_of_a_loop():

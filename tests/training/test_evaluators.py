@@ -28,11 +28,10 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.data.state_files import dumps, loads
 from maze_train.distributions.mapping import distribution_for
-from maze_train.envs.foreign import ForeignVectorEnv
+from maze_train.envs.foreign import SimulatorVectorEnv, foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
-from maze_train.simulators.simulator import SimulatorVectorEnv
 from maze_train.simulators.tensors import TensorSimulator
 from maze_train.training.evaluators import Evaluator, MultiEvaluator, OwnEvaluator, RolloutEvaluator
 from maze_train.workers.process_pool import LocalProcesses
@@ -150,7 +149,7 @@ def test_steps_that_only_begin_an_episode_do_not_count():
             return self.observe(), {}
 
     for mode in AutoresetMode:
-        env = ForeignVectorEnv(SyncVectorEnv([FiveSteps] * 2, autoreset_mode=mode))
+        env = foreign_env(SyncVectorEnv([FiveSteps] * 2, autoreset_mode=mode))
         evaluator = RolloutEvaluator(lambda n, env=env: env, N, concurrency=2)
         assert evaluator.evaluate(make_model())["eval/episode_length_mean"] == 5.0
 
@@ -177,7 +176,7 @@ def test_a_memory_is_empty_where_an_episode_begins(mode):
     with torch.no_grad():
         for param in model.policy.parameters():
             param.mul_(30.0)
-    env = ForeignVectorEnv(SyncVectorEnv([Alike] * 2, autoreset_mode=mode))
+    env = foreign_env(SyncVectorEnv([Alike] * 2, autoreset_mode=mode))
     metrics = RolloutEvaluator(lambda n: env, N, concurrency=2).evaluate(model)
     assert metrics["eval/episode_return_std"] < 1e-5
 
@@ -317,7 +316,7 @@ class Learned:
 
 def learned(num_envs):
     """Such environments."""
-    return ForeignVectorEnv(SimulatorVectorEnv(TensorSimulator(Learned(num_envs), "learned")))
+    return SimulatorVectorEnv(TensorSimulator(Learned(num_envs), "learned"))
 
 
 def staged(place, num_envs):

@@ -1,0 +1,112 @@
+"""Infos in the form of gymnasium's vector environments: one array per key, and a mask.
+
+Users get it, and third-party vector environments give it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from maze_train.core.step_end import DROPPED, StepBatch, is_transition
+
+if TYPE_CHECKING:
+    from maze_train.core.types import Array
+
+
+def infos_of(batch: StepBatch[Array], num_envs: int) -> dict[str, Any]:
+    """Return the infos of a step in gymnasium's form for SAME_STEP."""
+    ends = []
+    final: Any = batch.final_obs
+    for end in batch.ends:
+        info = end.info
+        if end.counted is not None:
+            info = {"episode": dict(zip("rl", end.counted, strict=True)), **info}
+        row = (
+            {key: column[end.env].copy() for key, column in final.items()}
+            if isinstance(final, dict)
+            else final[end.env].copy()
+        )
+        ends.append((end.env, {"final_obs": row, "final_info": info}))
+    infos = columns_of(batch.infos, num_envs) | columns_of(ends, num_envs)
+    if batch.has_gaps:
+        infos["ignored"] = ~is_transition(batch.end)
+        if (lost := batch.end == DROPPED).any():
+            infos["lost"] = lost
+    return {**(batch.columns or {}), **infos}
+
+
+def columns_of(rows: Iterable[tuple[int, Mapping[Any, Any]]], num_envs: int) -> dict[Any, Any]:
+    """Return one array per key of the infos, nested as they are, and a mask under `_key`.
+
+    Values of one key may differ in type and shape: the array then holds objects. A key that begins
+    with `_` is left out if it is the name of a mask.
+
+    Args:
+        rows: Infos by index of the environment.
+        num_envs: Number of environments.
+    """
+    given: dict[Any, dict[int, Any]] = {}
+    for env, info in rows:
+        for key, value in info.items():
+            given.setdefault(key, {})[env] = value
+    infos: dict[Any, Any] = {}
+    for key, values in given.items():
+        if str(key)[:1] != "_" or str(key)[1:] not in given:
+            infos[key] = _column(values, num_envs, as_objects=key == "final_obs")
+            infos[f"_{key}"] = mask = np.zeros(num_envs, np.bool_)
+            mask[list(values)] = True
+    return infos
+
+
+def _column(values: Mapping[int, Any], num_envs: int, as_objects: bool) -> Any:
+    """The values of one key by environment as an array, or as nested arrays."""
+    if not as_objects and all(isinstance(value, dict) for value in values.values()):
+        return columns_of(values.items(), num_envs)
+    column = np.full(num_envs, None, dtype=object)
+    if not as_objects and all(_is_number(value) for value in values.values()):
+        arrays = [np.asarray(value) for value in values.values()]
+        dtypes = {array.dtype for array in arrays}
+        are_numbers = all(dtype.kind in "biufc" for dtype in dtypes)
+        if len({array.shape for array in arrays}) == 1 and (are_numbers or len(dtypes) == 1):
+            column = np.zeros((num_envs, *arrays[0].shape), np.result_type(*dtypes))
+    for env, value in values.items():
+        column[env] = value
+    return column
+
+
+def _is_number(value: Any) -> bool:
+    """Whether gymnasium gives values such as this one an array of their dtype."""
+    if type(value) is int:
+        return abs(value) < 2**63
+    return type(value) in (float, bool) or isinstance(value, (np.number, np.ndarray))
+
+
+def info_of(infos: Any, i: int, num_envs: int) -> dict[str, Any]:
+    """Return the info of environment i from gymnasium's infos.
+
+    Args:
+        infos: One array per key, with the mask of environments that have a value under the key
+            after `_`, nested for dicts; or one dict for each environment.
+        i: Index of the environment.
+        num_envs: Number of environments.
+    """
+    if not isinstance(infos, Mapping):
+        return dict(infos[i]) if isinstance(infos[i], Mapping) else {}
+    found = {}
+    for key, value in infos.items():
+        mask: Any = infos.get(f"_{key}")
+        is_given = not is_mask(mask, num_envs) or mask[i]
+        names_mask = str(key)[:1] == "_" and str(key)[1:] in infos and is_mask(value, num_envs)
+        if is_given and not names_mask:
+            if isinstance(value, Mapping):
+                value = info_of(value, i, num_envs)
+            found[key] = value[i] if np.shape(value)[:1] == (num_envs,) else value
+    return found
+
+
+def is_mask(value: Any, num_envs: int) -> bool:
+    """Whether a value of gymnasium's infos has the form of a mask of environments."""
+    return getattr(value, "dtype", None) == np.bool_ and value.shape == (num_envs,)

@@ -1,0 +1,85 @@
+"""A simulator of tensors as a single environment of arrays."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import gymnasium
+import numpy as np
+
+from maze_train.core.errors import EnvError
+from maze_train.core.step_end import TERMINATED, TRUNCATED
+from maze_train.spaces.describe import FlatView
+
+if TYPE_CHECKING:
+    from maze_train.simulators.simulator import Simulator
+
+
+class SimulatorEnv(gymnasium.Env[Any, Any]):
+    """A simulator of one environment as a single environment of gymnasium.
+
+    Args:
+        simulator: A simulator with `num_envs` 1; closed with this.
+        render_mode: `rgb_array`, or None.
+    """
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 30}  # noqa: RUF012 (as in the base)
+
+    def __init__(self, simulator: Simulator, render_mode: str | None = None) -> None:
+        self.simulator = simulator
+        self.render_mode = render_mode
+        self.observation_space = simulator.observation_space
+        self.action_space = simulator.action_space
+        self._observation = FlatView(self.observation_space)
+        self._action = FlatView(self.action_space)
+        self._obs: Any = None
+        self._has_ended = False
+        self._picture: Any = None
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Begin an episode; without a seed, one that follows from the last seed."""
+        super().reset(seed=seed)
+        self._has_ended = False
+        self._obs = self._first(self.simulator.reset_arrays(int(self.np_random.integers(2**31))))
+        return self._obs, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Step the environment; an episode that ended waits for `reset`."""
+        parts = {key: np.asarray(part)[None] for key, part in self._action.read(action)}
+        found = self.simulator.step_arrays(parts)
+        end, info = int(found.end[0]), dict[str, Any]()
+        self._has_ended = end in (TERMINATED, TRUNCATED)
+        if not self._has_ended:
+            self._obs = self._first(found.obs)
+        else:
+            info = {key: x[0] for key, x in found.columns.items()}
+            if found.final_obs is not None:
+                self._obs = self._first(found.final_obs)
+        return self._obs, float(found.rewards[0]), end == TERMINATED, end == TRUNCATED, info
+
+    def _first(self, obs: Any) -> Any:
+        """The observation of the environment, in the form of the space."""
+        return self._observation.build({key: leaf[0] for key, leaf in obs.items()})
+
+    def render(self) -> Any:
+        """A picture of the environment; after the end of an episode, the one before.
+
+        The simulator has begun the next episode then.
+
+        Raises:
+            EnvError: If it cannot be drawn.
+        """
+        if not self._has_ended or self._picture is None:
+            self._picture = self.simulator.render()
+        if self._picture is None:
+            raise EnvError(
+                f"{self.simulator.name} cannot be drawn: expected a method render() that returns "
+                "a picture, uint8 [height, width, 3]; leave out video and render"
+            )
+        return self._picture
+
+    def close(self) -> None:
+        """Close the simulator."""
+        self.simulator.close()
