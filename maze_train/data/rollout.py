@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from maze_train.core.errors import ShapeError
 from maze_train.core.step_end import (
     TRUNCATED,
     has_ended,
@@ -330,9 +329,6 @@ class RolloutStorage:
 
         Returns:
             The parts of the memory that the rollout takes.
-
-        Raises:
-            ShapeError: If a column has another shape.
         """
         self.num_final_obs, self.has_gaps = len(rollout.final_positions), bool(rollout.has_gaps)
         found = self._written(self.num_final_obs)
@@ -340,11 +336,6 @@ class RolloutStorage:
             column, _, key = name.partition("/")
             tree = getattr(rollout, column)
             leaf = tree[key] if key else tree
-            if leaf.shape != target.shape:
-                raise ShapeError(
-                    f"{name} of a rollout has the shape {list(leaf.shape)}, expected "
-                    f"{list(target.shape)}"
-                )
             if leaf.data_ptr() != target.data_ptr():
                 target.copy_(leaf)
         return [tensor.numpy() for _, tensor in found if tensor.numel()]
@@ -395,24 +386,15 @@ def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
     Args:
         rollouts: Rollouts of the same T and of the same observations and actions, at least one; B
             may differ. Where only some of them lack `replayed`, it is false for these.
-
-    Raises:
-        ShapeError: If T, shapes, dtypes or keys differ, or only some of them have `hidden_states`,
-            `log_probs` or `weights_seq_no`.
     """
-    if not rollouts:
-        raise ShapeError("there are no rollouts to join: expected at least one")
     columns: dict[str, Any] = {}
     for name, dim in [*ENV_DIM.items(), ("final_obs", 0)]:
         parts = [getattr(rollout, name) for rollout in rollouts]
-        missing = [i for i, part in enumerate(parts) if part is None]
-        if len(missing) == len(parts):
-            continue
-        if missing and name != "replayed":
-            raise ShapeError(f"rollouts {missing} have no {name}: expected it in all or in none")
-        for i in missing:
-            parts[i] = torch.zeros_like(rollouts[i].end[0], dtype=torch.bool)
-        columns[name] = _joined(name, parts, dim)
+        if name == "replayed" and any(part is not None for part in parts):
+            none = [torch.zeros(rollout.num_envs, dtype=torch.bool) for rollout in rollouts]
+            parts = [own if part is None else part for part, own in zip(parts, none, strict=True)]
+        if parts[0] is not None:
+            columns[name] = _joined(parts, dim)
     has_gaps = any(rollout.has_gaps for rollout in rollouts)
     return Rollout(final_positions=_joined_positions(rollouts), has_gaps=has_gaps, **columns)
 
@@ -424,17 +406,9 @@ def select_envs(rollout: Rollout, envs: slice) -> Rollout:
 
     Args:
         rollout: T steps of B environments.
-        envs: Which of them, at least one.
-
-    Raises:
-        ShapeError: If these are no consecutive environments of the rollout.
+        envs: Which of them, at least one, in steps of 1.
     """
-    first, stop, step = envs.indices(rollout.num_envs)
-    if step != 1 or stop <= first:
-        raise ShapeError(
-            f"envs = {envs}: expected at least one of the {rollout.num_envs} environments, in "
-            "steps of 1"
-        )
+    first, stop, _ = envs.indices(rollout.num_envs)
     positions = rollout.final_positions
     steps = positions.div(rollout.num_envs, rounding_mode="floor")
     owners = positions - steps * rollout.num_envs
@@ -464,31 +438,8 @@ def _joined_positions(rollouts: Sequence[Rollout]) -> Tensor:
     return torch.cat(parts)
 
 
-def _joined(name: str, trees: Sequence[Any], dim: int) -> Any:
+def _joined(trees: Sequence[TensorTree], dim: int) -> TensorTree:
     """Trees joined leaf by leaf along a dimension."""
     leaves = [leaves_by_key(tree) for tree in trees]
-    for i, found in enumerate(leaves):
-        if found.keys() != leaves[0].keys():
-            raise ShapeError(
-                f"{name} of rollout {i} has the keys {list(found)}, that of rollout 0 has "
-                f"{list(leaves[0])}: expected the same"
-            )
-    joined = {
-        key: _joined_leaf(
-            f"{name}[{key!r}]" if key else name, [found[key] for found in leaves], dim
-        )
-        for key in leaves[0]
-    }
+    joined = {key: torch.cat([found[key] for found in leaves], dim) for key in leaves[0]}
     return as_tree(joined, isinstance(trees[0], dict))
-
-
-def _joined_leaf(name: str, parts: list[Tensor], dim: int) -> Tensor:
-    # What must agree: the shape but for the joined dimension, and the dtype.
-    forms = [([*x.shape[:dim], "*", *x.shape[dim + 1 :]], x.dtype) for x in parts]
-    for i, form in enumerate(forms):
-        if form != forms[0]:
-            raise ShapeError(
-                f"{name} of rollout {i} is {form}, that of rollout 0 is {forms[0]}: expected the "
-                "same, apart from the size *"
-            )
-    return torch.cat(parts, dim)

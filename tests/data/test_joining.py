@@ -2,23 +2,12 @@ from __future__ import annotations
 
 from dataclasses import fields, replace
 
-import pytest
 import torch
 from cases import sweep
 from rollouts_compared import assert_same_rollouts, columns_of
 from step_ends import with_gaps
-from test_rollout_slots import (
-    KINDS,
-    MIXED,
-    Kind,
-    T,
-    every_kind,
-    random_rollout,
-    slot_rollout,
-    slots_of,
-)
+from test_rollout_slots import KINDS, T, every_kind, random_rollout, slot_rollout, slots_of
 
-from maze_train.core.errors import ShapeError
 from maze_train.core.types import tree_leaves, tree_map
 from maze_train.data.rollout import Rollout, join_rollouts, select_envs
 
@@ -112,13 +101,6 @@ def test_a_selection_shares_memory():
     assert found.obs["b"].data_ptr() == rollout.obs["b"][:, 1:].data_ptr()
 
 
-@pytest.mark.parametrize("envs", [slice(0, 3, 2), slice(2, 2), slice(3, 9), slice(2, 0, -1)])
-def test_a_selection_is_of_consecutive_environments(envs):
-    """And of at least one."""
-    with pytest.raises(ShapeError, match=r"at least one of the 3 environments, in steps of 1"):
-        select_envs(random_rollout(BOX), envs)
-
-
 def test_flags_that_only_some_have():
     """The others are valid and not replayed; if none has flags, there are none."""
     plain, marked = (random_rollout(BOX, i, optional=False) for i in range(2))
@@ -134,30 +116,3 @@ def test_flags_that_only_some_have():
         assert torch.equal(joined.valid, expected)
         assert joined.replayed.nonzero().flatten().tolist() == [first, first + 2]
         assert joined.num_samples == 2 * T * 3 - 1
-
-
-PLAIN = random_rollout(BOX)
-WRONG = [
-    (PLAIN, random_rollout(BOX, num_steps=T + 1), r"^rewards of rollout 1 .*6.* rollout 0 .*5"),
-    (PLAIN, random_rollout(Kind(MIXED)), "^obs of rollout 1 has the keys"),
-    (PLAIN, random_rollout(Kind(BOX.space, {"a": torch.tensor(0)})), "^actions .*keys"),
-    (PLAIN, {"actions": torch.zeros(T, 3, 1)}, "^actions of rollout 1"),
-    (PLAIN, {"actions": PLAIN.actions.float()}, "^actions .*float32"),
-    (PLAIN, {"obs": PLAIN.obs[1:]}, "^obs of rollout 1"),
-    (PLAIN, {"obs": PLAIN.obs[..., 1:]}, "^obs of rollout 1"),
-    (PLAIN, {"final_obs": PLAIN.final_obs[:, 1:]}, "^final_obs of rollout 1"),
-    (PLAIN, {"log_probs": None}, r"rollouts \[1\] have no log_probs"),
-    (PLAIN, {"weights_seq_no": None}, r"\[1\] have no weights_seq_no"),
-    (PLAIN, {"hidden_states": torch.zeros(T + 1, 3, 1)}, r"rollouts \[0\] have no hidden_states"),
-]
-
-
-@pytest.mark.parametrize(("rollout", "other", "message"), WRONG)
-def test_what_does_not_belong_together_is_refused(rollout, other, message):
-    """The message names the column and the rollout; nothing is not a rollout."""
-    if isinstance(other, dict):
-        other = replace(rollout, **other)
-    with pytest.raises(ShapeError, match=message):
-        join_rollouts([rollout, other])
-    with pytest.raises(ShapeError, match="at least one"):
-        join_rollouts([])
