@@ -17,7 +17,7 @@ from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.collect.simulators import collector_class
 from maze_train.core.errors import TrainingError
-from maze_train.core.types import Array, Tensor, tree_map
+from maze_train.core.types import Array, Tensor
 from maze_train.data.rollout import rollout_columns, slots_in
 from maze_train.envs.stepped import close_all
 from maze_train.envs.vector import MazeVectorEnv
@@ -266,9 +266,9 @@ class ActorPolicy:
         log_probs = (len(own.agents),) if isinstance(own, JointModel) else ()
         return rollout_columns(
             flat_space(observation_space),
+            own.example_actions(),
             self.num_steps,
             num_envs,
-            actions=tree_map(lambda x: x[0].cpu(), own.example_actions()),
             state_size=own.state_size,
             log_probs=log_probs if self.records_log_probs else None,
         )

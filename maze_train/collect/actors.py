@@ -22,8 +22,9 @@ from maze_train.collect.actor_worker import (
     WeightsWriter,
     weights_nbytes,
 )
-from maze_train.collect.collector import OneModule, turns_of
+from maze_train.collect.collector import OneModule
 from maze_train.collect.episodes import FinishedEpisodes
+from maze_train.collect.turns import turns_of
 from maze_train.core.errors import ConfigError
 from maze_train.core.notices import warn
 from maze_train.core.types import Array

@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -17,12 +17,30 @@ from maze_train.core.errors import EnvError
 from maze_train.core.step_end import DROPPED, TRUNCATED, StepBatch, is_followed_by_new
 from maze_train.core.types import Array, Tensor, TensorTree, is_on, send, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage, rollout_columns
-from maze_train.data.turns import TurnSplitter
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.acting import Actor, as_arrays
-from maze_train.nets.joint import JointModel
 from maze_train.spaces.tensors import check_resolution, large_floats
+
+
+class Turns(Protocol):
+    """Makes the rollouts of modules from that of all steps."""
+
+    def split(self, rollout: Rollout) -> dict[str, Rollout]:
+        """The rollouts by the id of the module."""
+        ...
+
+    def forget(self, envs: Tensor) -> None:
+        """Forget what is kept of environments, `[B]` bool."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept from one rollout to the next."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        ...
 
 
 class OneModule:
@@ -43,17 +61,6 @@ class OneModule:
         """Nothing to continue from."""
 
 
-def turns_of(model: JointModel, **settings: Any) -> TurnSplitter:
-    """Return what makes the rollouts of the policies of several agents.
-
-    Args:
-        model: The policies, and who acts with which.
-        **settings: All other arguments of `TurnSplitter`.
-    """
-    sizes, centralized = model.state_sizes, model.centralized
-    return TurnSplitter(model.members, sizes, centralized=centralized, **settings)
-
-
 class Collector(ABC):
     """Base of what collects rollouts and gives each module its own.
 
@@ -72,20 +79,17 @@ class Collector(ABC):
     is_exact: bool = True
 
     def __init__(self) -> None:
-        self.turns: TurnSplitter | OneModule = OneModule()
+        self.turns: Turns = OneModule()
 
-    def split_turns(
-        self, model: JointModel, *, records_log_probs: bool = False, **settings: Any
-    ) -> None:
+    def split_turns(self, turns: Turns, *, records_log_probs: bool = False) -> None:
         """Give the policies of several agents their turns.
 
         Args:
-            model: The policies, and who acts with which.
+            turns: Makes the rollouts of the policies.
             records_log_probs: See the class.
-            **settings: All other arguments of `TurnSplitter`.
         """
         self.keeps_terminal_obs, self.records_log_probs = True, records_log_probs
-        self.turns = turns_of(model, **settings)
+        self.turns = turns
 
     def collect(
         self, model: nn.Module, meanwhile: Callable[[], object] | None = None
@@ -269,6 +273,7 @@ class RolloutCollector(Collector):
         if self._storage is None:
             columns = rollout_columns(
                 self.env.single_observation_space,
+                self._actor.model.example_actions(),
                 self.num_steps,
                 self.num_envs,
                 state_size=self._actor.state_size,

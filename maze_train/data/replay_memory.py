@@ -13,7 +13,14 @@ import torch
 
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError
 from maze_train.core.state import StatePart
-from maze_train.core.step_end import StepEnd, has_ended, is_transition, is_truncated
+from maze_train.core.step_end import (
+    DROPPED,
+    TRUNCATED,
+    WAITING,
+    has_ended,
+    is_transition,
+    is_truncated,
+)
 from maze_train.core.types import Array, Tensor, leaves_by_key, send
 from maze_train.data.replay_columns import (
     Column,
@@ -24,7 +31,7 @@ from maze_train.data.replay_columns import (
 )
 from maze_train.data.rollout import Rollout
 
-NO_STEP = int(StepEnd.DROPPED)
+NO_STEP = DROPPED
 """Code of rows without a step: that of the newest observation, and those that nothing is in."""
 
 NONE = np.empty(0, np.int64)
@@ -250,7 +257,7 @@ class ReplayMemory:
         for name, kept in self._separate.items():
             kept.restore([_below(name, content) for content in segments])
         self.num_valid = int(np.count_nonzero(is_transition(self.end)))
-        self.has_waiting = bool((self.end == StepEnd.WAITING).any())
+        self.has_waiting = bool((self.end == WAITING).any())
 
     def _ends_of(self, rollout: Rollout) -> tuple[Array, Array, Array]:
         """The ends of the rows of a rollout, and which of its final observations are needed.
@@ -263,13 +270,13 @@ class ReplayMemory:
         end[:-1] = rows = rollout.end.numpy()
         if not rows.any():  # so are most rollouts of a few steps
             return end, NONE, NONE
-        self.has_waiting = self.has_waiting or bool((rows == StepEnd.WAITING).any())
+        self.has_waiting = self.has_waiting or bool((rows == WAITING).any())
         positions, needed = rollout.final_positions.numpy(), self.has_final_obs(rows)
         missing = needed.copy()
         missing.flat[positions] = False
         if missing.any():
             step, env = np.argwhere(missing)[0]
-            how = "truncated" if rows[step, env] == StepEnd.TRUNCATED else "terminated"
+            how = "truncated" if rows[step, env] == TRUNCATED else "terminated"
             raise ShapeError(
                 f"step {step} of environment {env} was {how}: expected its last observation in "
                 "final_obs, and its position in final_positions"

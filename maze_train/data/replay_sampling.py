@@ -9,11 +9,9 @@ import torch
 
 from maze_train.core.checks import check_at_least, check_between, check_positive
 from maze_train.core.errors import TrainingError
-from maze_train.core.step_end import StepEnd, is_terminated, is_transition
+from maze_train.core.step_end import RUNNING, WAITING, is_terminated, is_transition
 from maze_train.core.types import Array, Tensor
 from maze_train.data.replay_memory import ReplayMemory
-
-RUNNING, WAITING = int(StepEnd.RUNNING), int(StepEnd.WAITING)
 
 
 class SumTree:

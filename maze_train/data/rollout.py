@@ -30,7 +30,7 @@ from maze_train.core.types import (
     on_device,
     tree_map,
 )
-from maze_train.spaces.columns import Columns, Spec, column_name, leaves_of, padded
+from maze_train.spaces.columns import Columns, Spec, leaves_of, padded
 from maze_train.spaces.describe import flat_spaces
 
 
@@ -146,10 +146,10 @@ class Rollout:
 
 def rollout_columns(
     observation_space: spaces.Space[Any],
+    actions: TensorTree,
     num_steps: int,
     num_envs: int,
     *,
-    actions: TensorTree | None = None,
     state_size: int = 0,
     log_probs: tuple[int, ...] | None = None,
     keeps_final_obs: bool = True,
@@ -161,9 +161,9 @@ def rollout_columns(
 
     Args:
         observation_space: Flat observation space of one environment.
+        actions: One action of the agent, `[1, ...]`: shapes and dtypes are used.
         num_steps: T.
         num_envs: B.
-        actions: One action of the agent, `[...]`; None: the first actions that are written.
         state_size: Size S of the recurrent state; 0: none.
         log_probs: Shape of the log-probability of one action; None: there is no room for them.
         keeps_final_obs: Whether final observations are written one by one.
@@ -172,16 +172,15 @@ def rollout_columns(
     floats = np.dtype(np.float32)
     most_ends = num_steps * num_envs if keeps_final_obs else 0
     leaves = flat_spaces(observation_space)
+    one = {key: action[0].cpu().numpy() for key, action in leaves_by_key(actions).items()}
     columns: dict[str, Spec] = {
         **Columns.of(leaves, "obs").batched(*rows),
+        **Columns.like(one, "actions").batched(*steps),
         "rewards": Spec(steps, floats),
         "end": Spec(steps, np.dtype(np.uint8)),
         **Columns.of(leaves, "final_obs").batched(most_ends),
         "final_positions": Spec((most_ends,), np.dtype(np.int64)),
     }
-    if actions is not None:
-        one = {key: action.cpu().numpy() for key, action in leaves_by_key(actions).items()}
-        columns |= Columns.like(one, "actions").batched(*steps)
     if state_size:
         columns["hidden_states"] = Spec((*rows, state_size), floats)
     if log_probs is not None:
@@ -234,11 +233,8 @@ class RolloutStorage:
             (k, writable(x)) for k, x in leaves_of(self._columns, "final_obs").items()
         ]
         self._final_positions = writable(self._columns["final_positions"])
-        self._action_rows = self._rows_of_actions()
-
-    def _rows_of_actions(self) -> list[dict[str, Tensor]]:
-        columns = {key: x.unbind(0) for key, x in leaves_of(self._columns, "actions").items()}
-        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+        actions = leaves_of(self._columns, "actions")
+        self._action_rows = {key: leaf.unbind(0) for key, leaf in actions.items()}
 
     @property
     def obs_nbytes(self) -> int:
@@ -262,17 +258,8 @@ class RolloutStorage:
 
     def write_actions(self, step: int, actions: TensorTree) -> None:
         """Store the actions of a step, `[B, ...]`."""
-        leaves = leaves_by_key(actions)
-        if not self._action_rows:
-            for key, leaf in leaves.items():
-                shape = (self.num_steps, *leaf.shape)
-                self._columns[column_name("actions", key)] = leaf.new_zeros(
-                    shape, device=self.device
-                )
-            self._action_rows = self._rows_of_actions()
-        row = self._action_rows[step]
-        for key, action in leaves.items():
-            row[key].copy_(action)
+        for key, action in leaves_by_key(actions).items():
+            self._action_rows[key][step].copy_(action)
 
     def write_step(
         self,

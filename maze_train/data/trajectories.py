@@ -215,8 +215,9 @@ def trajectories_as_rollout(
 ) -> Rollout | None:
     """All trajectories as one rollout of B environments.
 
-    They are laid end to end and cut into B columns of one length; rows that are left at the end are
-    WAITING. What is not terminated counts as truncated: its last observation is bootstrapped from.
+    They are laid end to end and cut into B columns of one length; rows that are left over are
+    RESET_ONLY. What is not terminated counts as truncated: its last observation is bootstrapped
+    from.
 
     Args:
         trajectories: Episodes, in the order in which they are laid down.
@@ -240,7 +241,7 @@ def trajectories_as_rollout(
     obs = zeros_for(observation_space, (shape[0] + 1, num_envs))
     actions: TensorTree | None = None
     rewards = torch.zeros(shape)
-    end = torch.full(shape, StepEnd.WAITING, dtype=torch.uint8)
+    end = torch.full(shape, StepEnd.RESET_ONLY, dtype=torch.uint8)
     last: dict[int, TensorTree] = {}
     stop = 0
     for number, episode in enumerate(episodes):

@@ -207,11 +207,11 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
 
     def has_wrapper_attr(self, name: str) -> bool:
         """Whether this environment, or the one with several agents, has an attribute."""
-        return hasattr(self, name) or hasattr(self.env, name)
+        return super().has_wrapper_attr(name) or hasattr(self.env, name)
 
     def get_wrapper_attr(self, name: str) -> Any:
         """Return an attribute of this environment, or of the one with several agents."""
-        return getattr(self if hasattr(self, name) else self.env, name)
+        return getattr(self if super().has_wrapper_attr(name) else self.env, name)
 
     def render(self) -> Any:
         """Return what the environment renders."""

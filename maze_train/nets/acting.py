@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -41,6 +43,14 @@ class ActingModel(nn.Module, ABC):
 
     is_random: bool = False
     """Whether actions need noise even if `deterministic` is set."""
+
+    agents: Mapping[str, str] = MappingProxyType({})
+    """Id of the policy of each agent; empty for a model of one agent."""
+
+    @property
+    def by_policy(self) -> dict[str, nn.Module]:
+        """The models by the id of their policy; empty for a model of one agent."""
+        return {}
 
     @property
     def state_size(self) -> int:

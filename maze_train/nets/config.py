@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from maze_train.core.checks import check_at_least, check_between, check_fields
 from maze_train.core.conversion import convert_fields
@@ -85,9 +85,6 @@ class ModelConfig:
     """Whether policy and critic share all hidden layers (one trunk, two heads). null: true with
     `rnn`, and where observations hold images, unless `policy`, `critic` or `critic_hidden_sizes`
     are set or `hidden_sizes` is `[]`; otherwise, and always with replay (SAC, TD3, DQN), false."""
-
-    build_centralized: ClassVar[str] = "maze_train.nets.centralized.build_centralized"
-    """Function that builds a model with a centralised critic."""
 
     centralized_critic: bool | None = None
     """Whether the critic reads the observations of all agents, as in MAPPO (Yu et al., 2021), while

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from maze_train.training.builder import AlgorithmBuilder
     from maze_train.training.checkpoints import CheckpointInfo
     from maze_train.training.evaluators import Evaluator
-    from maze_train.training.features import BuildFeatures
+    from maze_train.training.features import AgentParts, BuildFeatures
 
 
 def features_of(
@@ -54,7 +54,7 @@ def features_of(
 def _build_features(config: TrainConfig) -> BuildFeatures:
     from maze_train.training.features import BuildFeatures
 
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = {"agents": _agent_parts}
     if config.learner_group.n_learners > 1 or config.learner_group.queue_size:
         from maze_train.learner.group import LearnerGroup
 
@@ -69,6 +69,12 @@ def _build_features(config: TrainConfig) -> BuildFeatures:
 
         found |= {"make_vector_env": make_foreign_env, "collector_class": collector_class}
     return BuildFeatures(**found)
+
+
+def _agent_parts() -> AgentParts:
+    from maze_train.training.several_agents import PARTS
+
+    return PARTS
 
 
 def _make_native_env(*args: Any, **kwargs: Any) -> MazeVectorEnv:

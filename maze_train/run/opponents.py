@@ -28,7 +28,7 @@ from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import RANDOM_OPPONENT
 from maze_train.training.evaluators import RolloutEvaluator
 from maze_train.training.generators import generators_kept
-from maze_train.training.models import is_trainable, policies_of_agents
+from maze_train.training.several_agents import is_trainable, policies_of_agents
 
 
 class OpponentEvaluator(RolloutEvaluator):

@@ -34,7 +34,8 @@ from maze_train.run.saved_policies import SavedPolicy, read_saved_policy, read_s
 from maze_train.spaces.agents import AgentSpaces, agent_spaces, matching
 from maze_train.spaces.describe import check_same_spaces
 from maze_train.training.config import PolicyConfig
-from maze_train.training.models import check_id, modules_of, policies_of_agents
+from maze_train.training.models import modules_of
+from maze_train.training.several_agents import check_id, policies_of_agents
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,9 @@ from maze_train.nets.config import ModelConfig
 from maze_train.spaces.agents import agent_spaces
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import AlgorithmConfig
-from maze_train.training.models import make_model, model_weights, modules_of, policies_of_agents
+from maze_train.training.models import modules_of
 from maze_train.training.policy_files import SPACES, read_score, read_spaces, read_weights
+from maze_train.training.several_agents import make_joint_model, model_weights, policies_of_agents
 
 BEST, FINAL, POLICIES = "best", "final", "policies"
 
@@ -142,7 +143,9 @@ class SavedPolicy:
             return found
         config = self.config
         try:
-            model = make_model(config.algorithm, config.model, config.policies, *self.spaces, 0)
+            model = make_joint_model(
+                config.algorithm, config.model, config.policies, *self.spaces, 0
+            )
         except (MemoryError, RuntimeError) as error:  # as PyTorch reports that memory is short
             problem = f"the model of {self.directory} cannot be built: {error}"
             raise RunDirectoryError(problem) from error

@@ -144,6 +144,7 @@ class BuildContext(Generic[Config]):
     device: torch.device
     concurrency: int
     run_dir: Path
+    features: BuildFeatures
     model: ModelConfig = field(default_factory=ModelConfig)
     policies: dict[str, PolicyConfig] = field(default_factory=dict)
     policies_to_train: list[str] | None = None
@@ -154,7 +155,6 @@ class BuildContext(Generic[Config]):
     info_keys: Sequence[str] = ()
     dataset: str | dict[str, Any] | None = None
     learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
-    features: BuildFeatures = field(default_factory=BuildFeatures)
     is_trial: bool = False
     has_checkpoint: bool = False
     read_checkpoint: Callable[[], Checkpoint | None] = lambda: None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Generic, TypeVar
 
 from torch import nn
@@ -17,11 +17,12 @@ from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
-from maze_train.nets.joint import JointModel
 from maze_train.nets.normalization import ObservationNormalizer
+from maze_train.spaces.agents import agent_spaces
 from maze_train.training.build_context import BuildContext, close_quietly
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.evaluators import Evaluator, RolloutEvaluator
+from maze_train.training.features import AgentParts
 from maze_train.training.models import learner_maker, make_model, modules_of
 from maze_train.training.trainer import Trainer, TrainerServices
 
@@ -98,6 +99,13 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         """Observation and action space of one environment."""
         return self.env.env_observation_space, self.env.single_action_space
 
+    @cached_property
+    def agents(self) -> AgentParts | None:
+        """The parts for several agents; None: the environment has one."""
+        if agent_spaces(*self.spaces) is None:
+            return None
+        return self.context.features.agents()
+
     @property
     def keeps_terminal_obs(self) -> bool:
         """Whether last observations of terminated episodes are stored, so must be finite."""
@@ -129,7 +137,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         """Return a builder of the model, with the same initial weights each time."""
         context = self.context
         return partial(
-            make_model,
+            make_model if self.agents is None else self.agents.make_model,
             self.algorithm,
             context.model,
             context.policies,
@@ -196,7 +204,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             num_steps: Steps of each environment per rollout; fewer in a trial.
             acting: Chooses the actions, of one agent or of several.
             stream: Name that gives the collector separate random numbers.
-            **turns: Arguments of `Collector.split_turns`, where there are several agents.
+            **turns: `records_log_probs` and arguments of `TurnSplitter`, where there are several
+                agents.
         """
         context = self.context
         collector: Collector = (
@@ -204,8 +213,10 @@ class AlgorithmBuilder(ABC, Generic[Config]):
             if (actors := context.features.actors) is not None
             else context.make_collector(self.env, num_steps, stream)
         )
-        if isinstance(acting, JointModel):
-            collector.split_turns(acting, **turns)
+        if self.agents is not None:
+            logs = turns.pop("records_log_probs", False)
+            splitter = self.agents.turns_of(acting, **turns)
+            collector.split_turns(splitter, records_log_probs=logs)
         return collector
 
     @property

@@ -84,9 +84,6 @@ class OpponentsConfig:
 class PolicyConfig:
     """One of the policies of an environment with several agents."""
 
-    fixed_policy: ClassVar[str] = "maze_train.collect.fixed_policies.fixed_policy"
-    """Function that builds the policy of a `source` that is not a run."""
-
     agents: list[str] = field(default_factory=list)
     """Agents that the policy acts for: their names, or patterns such as `agent_*`."""
 

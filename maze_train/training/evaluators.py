@@ -28,8 +28,7 @@ from maze_train.core.types import Array, Tensor, tree_map
 from maze_train.envs.batch import SUCCESS, asked_keys, numbers_of
 from maze_train.envs.factory import guard_note
 from maze_train.envs.vector import MazeVectorEnv
-from maze_train.nets.acting import Actor, as_arrays
-from maze_train.nets.joint import JointModel
+from maze_train.nets.acting import ActingModel, Actor, as_arrays
 from maze_train.spaces.tensors import as_tensors
 from maze_train.training.config import SNAPSHOT, EvaluationConfig
 from maze_train.training.generators import generators_kept
@@ -562,7 +561,7 @@ def check_metric(metric: str, present: set[str], model: nn.Module) -> None:
     known, events = set(present), TrainingEpisodeEvents
     if events.episodes.tag not in present:  # no episode has ended yet
         known |= {event.tag for event in events.events()}
-        for agent in model.agents if isinstance(model, JointModel) else ():
+        for agent in model.agents if isinstance(model, ActingModel) else ():
             known |= {events.episode_return_mean.of_owner(agent).tag}
             known |= {events.success_rate.of_owner(agent).tag}
         if metric.startswith(events.info.tag):

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from maze_train.collect.collector import Collector, RolloutCollector
+from torch import nn
+
+from maze_train.collect.collector import Collector, RolloutCollector, Turns
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.learner.config import LearnerGroupConfig
 from maze_train.learner.learner import Learner
@@ -27,9 +29,22 @@ class ActorParts(NamedTuple):
     """See `AlgorithmBuilder.worker_use`; takes the actors."""
 
 
+class AgentParts(NamedTuple):
+    """What an algorithm needs where there are several agents."""
+
+    make_model: Callable[..., nn.Module]
+    """Takes the arguments of `make_model` in `training/models.py`."""
+
+    turns_of: Callable[..., Turns]
+    """Makes the rollouts of the policies of a model; see `TurnSplitter`."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class BuildFeatures:
     """Optional parts from which an algorithm is built; the defaults are those of most runs."""
+
+    agents: Callable[[], AgentParts]
+    """Returns the parts for several agents; called if the environment has some."""
 
     make_group: Callable[[Learner[Any, Any, Any], LearnerGroupConfig, Place], Learners] | None = (
         None

@@ -35,9 +35,9 @@ class Kind:
         """What lies in a slot."""
         return rollout_columns(
             self.space,
+            tree_map(lambda x: x[None], self.action),
             num_steps,
             num_envs,
-            actions=self.action,
             state_size=self.state_size,
             log_probs=() if optional else None,
         )

@@ -162,8 +162,8 @@ def turns_of(rollouts: list[Rollout], column: int) -> list[tuple[Any, ...]]:
                 continue
             assert rollout.log_probs[row, column] == obs
             after = rollout.obs[row + 1, column].item()
-            if end == StepEnd.TRUNCATED:
-                after = final[row * rollout.num_envs + column].item()
+            if (at := row * rollout.num_envs + column) in final or end == StepEnd.TRUNCATED:
+                after = final[at].item()
             found.append((obs, reward, end, after))
     return found
 
@@ -206,7 +206,13 @@ SOME = [7, 20, 3, 30]
 @pytest.mark.parametrize(
     ("lengths", "layout"),
     everyday(
-        2, [(SOME, {"as_steps": True}), (SOME, {"at_end": True}), ([1] * 60, {})], are_rows=True
+        2,
+        [
+            (SOME, {"as_steps": True}),
+            (SOME, {"at_end": True, "keeps_terminal_obs": True}),
+            ([1] * 60, {}),
+        ],
+        are_rows=True,
     ),
 )
 def test_turns_are_those_of_a_loop_over_steps(
@@ -236,7 +242,7 @@ def test_turns_are_those_of_a_loop_over_steps(
                     for got, want in zip(given, expected, strict=True):
                         assert got[1] == pytest.approx(want[1], abs=1e-5)
                         assert got[2] == want[2]
-                        if want[2] != 1:
+                        if want[2] != 1 or "keeps_terminal_obs" in layout:
                             assert got[3] == want[3]
 
 

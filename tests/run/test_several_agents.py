@@ -18,7 +18,8 @@ from short_runs import rows, settings, short_run, written_config
 from maze_train import ConfigError, TrainingError, load_learner, load_policy, run_rollout, train
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.training.config import PolicyConfig
-from maze_train.training.models import check_id, modules_of, policies_of_agents
+from maze_train.training.models import modules_of
+from maze_train.training.several_agents import check_id, policies_of_agents
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

@@ -14,8 +14,8 @@ from maze_train import ConfigError, EnvFactory, ExportConfig, export_policy
 from maze_train.cli import main
 from maze_train.config.loading import load_config, load_settings
 from maze_train.config.writing import config_text
-from maze_train.training.models import make_model
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
+from maze_train.training.several_agents import make_joint_model
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 WITHOUT_PACKAGE = (
@@ -37,7 +37,7 @@ def write_policy(env):
     made = EnvFactory.from_any(config.env)()
     here = made.observation_space, made.action_space
     made.close()
-    model = make_model(config.algorithm, config.model, {}, *here, 0)
+    model = make_joint_model(config.algorithm, config.model, {}, *here, 0)
     settings = config_text(config).partition("# signature")[0]  # as of somebody else
     PolicyWriter(*here, settings)(Path("run/best"), model.state_dict(), {})
     return TrainedPolicy(model, *here)

@@ -36,8 +36,8 @@ from maze_train.tools.export import (
     played_observations,
 )
 from maze_train.training.config import PolicyConfig
-from maze_train.training.models import build_joint_model
 from maze_train.training.policy_files import TrainedPolicy
+from maze_train.training.several_agents import build_joint_model
 
 VECTOR = spaces.Box(-np.inf, np.inf, (5,), np.float64)
 IMAGE = spaces.Box(0, 255, (40, 36, 3), np.uint8)

@@ -54,7 +54,8 @@ from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import evaluation_metrics
 from maze_train.training.contexts import available_memory, readable_nbytes
 from maze_train.training.evaluators import Evaluator
-from maze_train.training.models import is_trainable, learner_maker, modules_of
+from maze_train.training.models import learner_maker, modules_of
+from maze_train.training.several_agents import is_trainable
 
 SCALES = (0.05, 20.0)
 """Deviations of recorded actions between which a Gaussian with deviation 1 finds them soon."""
