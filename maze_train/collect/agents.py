@@ -30,7 +30,7 @@ from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.core.seeding import Seeds
 from maze_train.core.types import Array, ArrayTree
-from maze_train.data.trajectories import Trajectory
+from maze_train.data.trajectory import Trajectory
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.stepped import EnvSlots, EpisodeError

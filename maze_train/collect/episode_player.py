@@ -26,7 +26,7 @@ from maze_train.core.checks import check_at_least
 from maze_train.core.errors import EnvError
 from maze_train.core.step_end import DROPPED, TERMINATED, TRUNCATED
 from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, tree_leaves, tree_map
-from maze_train.data.trajectories import Trajectory
+from maze_train.data.trajectory import Trajectory
 from maze_train.envs.batch import SUCCESS, numbers_of
 from maze_train.envs.stepped import EnvSlots, EpisodeError
 from maze_train.learner.modules import torch_threads

@@ -1,4 +1,4 @@
-"""Recorded episodes, and their parts: arrays of episodes laid end to end."""
+"""Parts of data sets, arrays of episodes laid end to end, and what is checked of them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ from gymnasium import spaces
 
 from maze_train.core.errors import DatasetError, ShapeError, SpaceError
 from maze_train.core.step_end import StepEnd
-from maze_train.core.types import Array, ArrayTree, TensorTree, leaves_by_key, tree_leaves, tree_map
+from maze_train.core.types import Array, ArrayTree, TensorTree, tree_leaves, tree_map
 from maze_train.data.rollout import Rollout
+from maze_train.data.trajectory import Trajectory, named_arrays
 from maze_train.spaces.columns import Columns, Spec, column_name, leaves_of
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.masks import checked_actions
@@ -25,74 +26,6 @@ REWARD = spaces.Box(-np.inf, np.inf, (), np.float64)
 
 Leaves: TypeAlias = Mapping[str, spaces.Space[Any]]
 """Spaces of one row of arrays by name, see `leaf_spaces`."""
-
-
-@dataclass(frozen=True)
-class Trajectory:
-    """One episode of T >= 1 steps, or a piece of one, as the environment gave it.
-
-    Raises:
-        ShapeError: If lengths do not agree, or a number is not finite.
-    """
-
-    obs: ArrayTree
-    """Observations before each action and after the last one, `[T + 1, ...]`; one flat mapping for
-    a Dict or Tuple space."""
-
-    actions: ArrayTree
-    """Actions of the environment, `[T, ...]`."""
-
-    rewards: Array
-    """Rewards after each action, `[T]`."""
-
-    terminated: bool
-    """Whether the last step led to a terminal state."""
-
-    truncated: bool
-    """Whether the episode was cut off (time limit) after the last step."""
-
-    seed: int | None = None
-    """Seed that the environment was reset with; None: unknown."""
-
-    def __post_init__(self) -> None:
-        if self.rewards.ndim != 1 or not len(self.rewards):
-            shape = list(self.rewards.shape)
-            raise ShapeError(f"rewards have the shape {shape}, expected [T] with T >= 1")
-        for name, array in arrays_of(self).items():
-            length = self.num_steps + name.startswith("obs")
-            if array.shape[:1] != (length,):
-                raise ShapeError(
-                    f"{name} has the shape {list(array.shape)}, expected [{length}, ...] for "
-                    f"{self.num_steps} rewards"
-                )
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
-                row = int(np.argwhere(~np.isfinite(array))[0, 0])
-                raise ShapeError(f"{name}[{row}] = {array[row]}: expected finite numbers")
-
-    @property
-    def num_steps(self) -> int:
-        """T."""
-        return len(self.rewards)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of observations, actions and rewards."""
-        return sum(array.nbytes for array in arrays_of(self).values())
-
-    @property
-    def episode_return(self) -> float:
-        """Sum of the rewards, not discounted, in float64."""
-        return float(self.rewards.sum(dtype=np.float64))
-
-
-def arrays_of(episodes: Trajectory | TrajectoryPart) -> dict[str, Array]:
-    """The arrays of episodes by name; `trees_of` is the inverse."""
-    trees = {"obs": episodes.obs, "actions": episodes.actions, "rewards": episodes.rewards}
-    return {
-        column_name(group, key): leaf
-        for group, tree in trees.items()
-        for key, leaf in leaves_by_key(tree).items()
-    }
 
 
 def trees_of(arrays: Mapping[str, Array]) -> dict[str, Any]:
@@ -164,7 +97,7 @@ def checked_trajectory(trajectory: Trajectory, leaves: Leaves, name: str) -> Tra
         SpaceError: If an array is of another kind than its leaf, a number does not fit its data
             type, or an action or a discrete observation is not one of its space.
     """
-    arrays = {key: np.asarray(array) for key, array in arrays_of(trajectory).items()}
+    arrays = {key: np.asarray(array) for key, array in trajectory.arrays.items()}
     columns = row_columns(leaves)
     check_shapes(name, arrays, columns, [trajectory.num_steps])
     arrays = {key: arrays[key] for key in leaves}  # those of an episode may be in another order
@@ -367,6 +300,11 @@ class TrajectoryPart:
     """Settings of the policy that acted in these episodes, likewise."""
 
     @property
+    def arrays(self) -> dict[str, Array]:
+        """Observations, actions and rewards by name."""
+        return named_arrays(self.obs, self.actions, self.rewards)
+
+    @property
     def num_episodes(self) -> int:
         """Number of episodes."""
         return len(self.lengths)
@@ -379,7 +317,7 @@ class TrajectoryPart:
     @property
     def nbytes(self) -> int:
         """Bytes of observations, actions and rewards."""
-        return sum(array.nbytes for array in arrays_of(self).values())
+        return sum(array.nbytes for array in self.arrays.values())
 
     @cached_property
     def starts(self) -> Array:
@@ -411,7 +349,7 @@ class TrajectoryPart:
 
 def joined(episodes: Sequence[Trajectory], metadata: DatasetMetadata, name: str) -> TrajectoryPart:
     """One part of episodes that `checked_trajectory` gave."""
-    arrays = [arrays_of(episode) for episode in episodes]
+    arrays = [episode.arrays for episode in episodes]
     return TrajectoryPart(
         **trees_of({key: np.concatenate([x[key] for x in arrays]) for key in arrays[0]}),
         lengths=np.array([episode.num_steps for episode in episodes], np.int64),
@@ -467,7 +405,7 @@ def check_part(part: TrajectoryPart, leaves: Leaves) -> None:
             f"{part.name}: expected one length >= 1, one seed and two flags for each of at least "
             f"one episode"
         )
-    arrays, columns = arrays_of(part), row_columns(leaves)
+    arrays, columns = part.arrays, row_columns(leaves)
     try:
         check_shapes(part.name, arrays, columns, part.lengths.tolist())
     except ShapeError as error:
@@ -483,7 +421,7 @@ def check_content(part: TrajectoryPart, leaves: Leaves) -> None:
     Raises:
         DatasetError: Naming the array and the row.
     """
-    for name, array in arrays_of(part).items():
+    for name, array in part.arrays.items():
         leaf, is_float = leaves[name], array.dtype.kind == "f"
         step = max(1, CHECKED_NBYTES * len(array) // max(1, array.nbytes))
         for row in range(0, len(array), step):

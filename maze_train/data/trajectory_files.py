@@ -36,15 +36,14 @@ from maze_train.data.trajectories import (
     PART_NBYTES,
     DatasetMetadata,
     Leaves,
-    Trajectory,
     TrajectoryPart,
-    arrays_of,
     check_content,
     check_part,
     checked_trajectory,
     joined,
     trees_of,
 )
+from maze_train.data.trajectory import Trajectory
 from maze_train.spaces.describe import space_from_dict, space_to_dict
 
 DATASET = "dataset.json"
@@ -214,7 +213,7 @@ def append_part(
     """
     ends = {"lengths": part.lengths, "terminated": part.terminated, "truncated": part.truncated}
     about = {"seeds": part.seeds, "env": part.env, "policy": part.policy}
-    data = save({**arrays_of(part), **ends}, {k: json.dumps(v) for k, v in about.items()})
+    data = save({**part.arrays, **ends}, {k: json.dumps(v) for k, v in about.items()})
     _write(_part_path(directory, len(content["parts"])), data)
     entry = {"sha256": hashlib.sha256(data).hexdigest(), "bytes": len(data)}
     content = {**content, "parts": [*content["parts"], entry]}

@@ -16,13 +16,7 @@ import torch
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import TrainingError
 from maze_train.core.types import Array, Tensor, TensorTree, tree_leaves, tree_map
-from maze_train.data.trajectories import (
-    TrajectoryPart,
-    arrays_of,
-    leaf_spaces,
-    row_columns,
-    trees_of,
-)
+from maze_train.data.trajectories import TrajectoryPart, leaf_spaces, row_columns, trees_of
 from maze_train.spaces.agents import ACTS, AGENTS, agent_spaces
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.masks import checked_actions
@@ -175,7 +169,7 @@ class TransitionData:
         for k in np.unique(where):
             piece, chosen = self._pieces[k], where == k
             rows = numbers[chosen] - self._starts[k]
-            recorded = arrays_of(piece.part)
+            recorded = piece.part.arrays
             for name, array in arrays.items():
                 own_rows = piece.obs_rows if name.startswith("obs") else piece.steps
                 array[chosen] = recorded[name][own_rows[rows]]

@@ -17,7 +17,7 @@ from maze_train.core.types import tree_map
 from maze_train.data.transition_data import split_episodes
 
 if TYPE_CHECKING:
-    from maze_train.data.trajectories import Trajectory
+    from maze_train.data.trajectory import Trajectory
     from maze_train.data.trajectory_dataset import TrajectoryDataset
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
