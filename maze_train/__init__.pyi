@@ -70,7 +70,6 @@ from maze_train.api import load_learner as load_learner
 from maze_train.api import load_policy as load_policy
 from maze_train.api import make_env as make_env
 from maze_train.api import run_rollout as run_rollout
-from maze_train.api import train as train
 from maze_train.collect.actors import DistributedActors as DistributedActors
 from maze_train.collect.agents import RolloutGenerator as RolloutGenerator
 from maze_train.collect.collector import RolloutCollector as RolloutCollector
@@ -168,7 +167,7 @@ from maze_train.envs.monitoring import ActionMaskWrapper as ActionMaskWrapper
 from maze_train.envs.monitoring import MonitoringWrapper as MonitoringWrapper
 from maze_train.envs.pooled import PooledVectorEnv as PooledVectorEnv
 from maze_train.envs.pooled import SequentialVectorEnv as SequentialVectorEnv
-from maze_train.envs.pooled import SubprocVectorEnv as SubprocVectorEnv
+from maze_train.envs.subprocesses import SubprocVectorEnv as SubprocVectorEnv
 from maze_train.envs.vector import MazeVectorEnv as MazeVectorEnv
 from maze_train.envs.wrappers import DiscretizeActionsWrapper as DiscretizeActionsWrapper
 from maze_train.envs.wrappers import ObservationStackWrapper as ObservationStackWrapper
@@ -218,6 +217,7 @@ from maze_train.run.rollout_report import RolloutSummary as RolloutSummary
 from maze_train.run.runner import TrainingRunner as TrainingRunner
 from maze_train.run.saved_policies import SavedPolicy as SavedPolicy
 from maze_train.run.saved_policies import read_saved_policy as read_saved_policy
+from maze_train.run.train import train as train
 from maze_train.tools.compare import Comparison as Comparison
 from maze_train.tools.compare import compare_runs as compare_runs
 from maze_train.tools.export import Export as Export

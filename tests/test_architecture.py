@@ -51,7 +51,7 @@ NAMES_PARTS = (f"{PACKAGE}.algorithms.td3.model",)
 
 STARTS_QUICKLY = (
     *("cli", "jobs", "config.", "run.pipeline", "run.assembly", "workers.places"),
-    *("envs.factory", "envs.foreign"),
+    *("envs.factory", "envs.foreign", "envs.simulated"),
 )
 """Modules that import late: they run before PyTorch is needed, and whether it is needed or not."""
 MAX_FUNCTION_LINES = 60

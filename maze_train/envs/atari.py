@@ -9,6 +9,8 @@ actions, limit of 108 000 frames, whole games as episodes of an evaluation).
 from __future__ import annotations
 
 import importlib
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium
@@ -24,6 +26,9 @@ from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.targets import import_extra
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.monitoring import layers_of
+from maze_train.envs.registered import register_atari
+from maze_train.envs.stepped import closed_on_error
+from maze_train.envs.wrappers import ObservationStackWrapper
 
 PURPOSE = "the preprocessing of Atari games"
 
@@ -352,13 +357,38 @@ def check_game(config: EnvConfig) -> None:
         )
 
 
-def register_atari() -> None:
-    """Make the `ALE/` ids known to gymnasium.
+class AtariGames:
+    """The preprocessing of Atari games, as `EnvFactory` applies it."""
 
-    Raises:
-        MissingExtraError: If ale-py is not installed.
-    """
-    ale_py = import_extra("ale-py", "atari", "the ALE environments", "ale_py")
-    gymnasium.register_envs(ale_py)
-    # Else every game that is made writes a banner.
-    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    @staticmethod
+    def fits(config: EnvConfig) -> bool:
+        """Whether the environment gets the preprocessing.
+
+        Raises:
+            ConfigError: If it is asked for, but the id is of no Atari game, or the arguments ask
+                for other observations than the screen.
+            MissingExtraError: If it is asked for, and ale-py is not installed.
+        """
+        if config.preprocessing == "auto":
+            return not other_than_screen(config)
+        check_game(config)
+        return True
+
+    @staticmethod
+    def make(
+        config: EnvConfig, make: Callable[[EnvConfig], gymnasium.Env[Any, Any]]
+    ) -> gymnasium.Env[Any, Any]:
+        """Build a game with the preprocessing that training and evaluation share."""
+        kwargs = config.kwargs if config.id is None else {"frameskip": 1, **config.kwargs}
+        game = make(replace(config, kwargs=kwargs, max_episode_steps=None))
+        with closed_on_error([game]):
+            env: gymnasium.Env[Any, Any] = AtariPreprocessing(game)
+        if config.max_episode_steps is not None:
+            # Outside, where steps are those of the agent.
+            env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
+        return ObservationStackWrapper(env, STACKED_SCREENS)
+
+    @staticmethod
+    def for_training(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+        """Add what changes episodes and rewards in training."""
+        return SignRewardWrapper(EpisodicLifeWrapper(env))

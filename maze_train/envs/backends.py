@@ -23,13 +23,13 @@ from gymnasium.vector.utils import batch_space
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, nearest
 from maze_train.core.notices import notify
 from maze_train.core.targets import Given, import_extra, maker_of
-from maze_train.envs.atari import register_atari
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.registered import (
     build_failure,
     import_env_module,
     missing_dependency,
+    register_atari,
     registered_failure,
 )
 from maze_train.envs.stepped import closed_on_error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from maze_train.core.checks import check_at_least
 from maze_train.core.conversion import convert_fields
@@ -17,6 +17,9 @@ SIMULATORS = ("brax", "gymnax", "playground")
 @dataclass(kw_only=True, slots=True)
 class EnvConfig:
     """Environment to train on: a registered id, or your own class or function."""
+
+    atari_games: ClassVar[str] = "maze_train.envs.atari.AtariGames"
+    """Preprocesses games, where the prefix of the id or `preprocessing` asks for it."""
 
     id: str | None = None
     """Registered gymnasium id, such as `CartPole-v1` or `ALE/Pong-v5`; `my_module:MyEnv-v0` imports
@@ -80,6 +83,11 @@ class EnvConfig:
             raise ConfigError("teams", problem, list(self.teams))
         for name in ("wrappers", "training_wrappers"):
             self._check_wrappers(name)
+
+    @property
+    def maker(self) -> str | None:
+        """Dotted path of what makes single environments of this backend; None: gymnasium."""
+        return "maze_train.envs.simulated.make_simulator_env" if self.backend == "tensor" else None
 
     @property
     def has_single_form(self) -> bool:

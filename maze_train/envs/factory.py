@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -12,32 +13,22 @@ from gymnasium import spaces
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.core.targets import TARGET, Given, build_target, locate, maker_of
-from maze_train.envs.agents import JointEnv
-from maze_train.envs.atari import (
-    STACKED_SCREENS,
-    AtariPreprocessing,
-    EpisodicLifeWrapper,
-    SignRewardWrapper,
-    check_game,
-    other_than_screen,
-    register_atari,
-)
+from maze_train.envs.agents import JointEnv, MultiAgentEnv
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
 from maze_train.envs.monitoring import AllLegalWrapper, MonitoringWrapper, layers_of
-from maze_train.envs.pettingzoo import joined, maker_named, other_kinds
 from maze_train.envs.registered import (
     build_failure,
     import_env_module,
+    register_atari,
     register_installed,
     registered_failure,
 )
 from maze_train.envs.stepped import closed_on_error
-from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.spaces.agents import AGENTS, agent_spaces
 
 if TYPE_CHECKING:
-    from maze_train.simulators.simulator import Simulator
+    from maze_train.envs.atari import AtariGames
 
 
 REWARD_WRAPPERS = (gymnasium.RewardWrapper, gymnasium.wrappers.NormalizeReward)
@@ -106,18 +97,18 @@ class EnvFactory:
         """
         config = self.config
         config.check_named()
-        atari = uses_atari_preprocessing(config)
-        env = make_game(config) if atari else make(config)
+        games = preprocessing_of(config)
+        env = make(config) if games is None else games.make(config, make)
         for i, wrapper in enumerate(config.wrappers):
             with closed_on_error([env]):
                 env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
         if config.empty_mask == "all_legal":
             env = AllLegalWrapper(env)
-        if not self.training or not (atari or config.training_wrappers):
+        if not self.training or not (games or config.training_wrappers):
             return env
         env = MonitoringWrapper(env)
-        if atari:
-            env = SignRewardWrapper(EpisodicLifeWrapper(env))
+        if games is not None:
+            env = games.for_training(env)
         for i, wrapper in enumerate(config.training_wrappers):
             key = f"env.training_wrappers[{i}]"
             with closed_on_error([env]):
@@ -188,21 +179,18 @@ def guard_note(lengths: Iterable[float], key: str) -> str | None:
     )
 
 
-def uses_atari_preprocessing(config: EnvConfig) -> bool:
-    """Whether the environment gets the preprocessing of Atari games.
+def preprocessing_of(config: EnvConfig) -> type[AtariGames] | None:
+    """The preprocessing of the environment; None: there is none.
 
     Raises:
-        ConfigError: If it is asked for, but the id is of no Atari game, or the arguments ask for
-            other observations than the screen.
-        MissingExtraError: If it is asked for, and ale-py is not installed.
+        ConfigError: See `AtariGames.fits`.
+        MissingExtraError: See `AtariGames.fits`.
     """
-    if config.preprocessing == "auto":
-        is_game = (config.id or "").rpartition(":")[2].startswith("ALE/")
-        return is_game and not other_than_screen(config)
-    if config.preprocessing == "none":
-        return False
-    check_game(config)
-    return True
+    is_game = (config.id or "").rpartition(":")[2].startswith("ALE/")
+    if config.preprocessing == "none" or (config.preprocessing == "auto" and not is_game):
+        return None
+    games: type[AtariGames] = locate(config.atari_games)
+    return games if games.fits(config) else None
 
 
 def env_name(config: EnvConfig) -> str:
@@ -236,55 +224,16 @@ def make(config: EnvConfig) -> gymnasium.Env[Any, Any]:
 
 
 def _made(config: EnvConfig) -> gymnasium.Env[Any, Any]:
-    if config.backend == "tensor":
-        from maze_train.envs.simulated import SimulatorEnv
-
-        settings = dict(config.kwargs)
-        mode = settings.pop("render_mode", None)
-        return SimulatorEnv(simulator_of(replace(config, kwargs=settings), 1), mode)
+    if config.maker is not None:
+        made: gymnasium.Env[Any, Any] = locate(config.maker)(config)
+        return made
     if config.id is None:
         return make_own(config, own_maker(config.target or ""))
     if config.id.startswith("pettingzoo:"):
+        from maze_train.envs.pettingzoo import maker_named  # few environments are of PettingZoo
+
         return make_own(config, maker_named(config.id))
     return make_registered(config, config.id)
-
-
-def simulator_of(
-    config: EnvConfig, num_envs: int, device: Any = "cpu", at_most: int | None = None
-) -> Simulator:
-    """Build the simulator that the settings name.
-
-    Args:
-        config: Settings of the environment.
-        num_envs: Number of environments.
-        device: Its device, unless the settings name one.
-        at_most: See `make_simulator`.
-    """
-    from maze_train.simulators.make import make_simulator  # needs PyTorch
-
-    simulator = make_simulator(
-        config.id,
-        config.target,
-        config.kwargs,
-        num_envs,
-        device=config.device or device,
-        max_episode_steps=config.max_episode_steps,
-        at_most=at_most,
-    )
-    simulator.truncation = config.truncation
-    return simulator
-
-
-def make_game(config: EnvConfig) -> gymnasium.Env[Any, Any]:
-    """Build an Atari game with the preprocessing that training and evaluation share."""
-    kwargs = config.kwargs if config.id is None else {"frameskip": 1, **config.kwargs}
-    game = make(replace(config, kwargs=kwargs, max_episode_steps=None))
-    with closed_on_error([game]):
-        env: gymnasium.Env[Any, Any] = AtariPreprocessing(game)
-    if config.max_episode_steps is not None:
-        # Outside, where steps are those of the agent.
-        env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
-    return ObservationStackWrapper(env, STACKED_SCREENS)
 
 
 def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
@@ -330,6 +279,27 @@ def make_own(config: EnvConfig, make: Callable[..., Any]) -> gymnasium.Env[Any, 
     if config.max_episode_steps is None:
         return env
     return gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
+
+
+def other_kinds() -> tuple[type, ...]:
+    """Classes next to gymnasium's whose environments can be run, of packages that are imported."""
+    if "pettingzoo" not in sys.modules:
+        return (MultiAgentEnv,)
+    from maze_train.envs.pettingzoo import kinds
+
+    return (MultiAgentEnv, *kinds())
+
+
+def joined(env: Any) -> Any:
+    """An environment with several agents as one of gymnasium; anything else as it is."""
+    if "pettingzoo" in sys.modules:
+        from maze_train.envs.pettingzoo import adapted
+
+        env = adapted(env)
+    if not isinstance(env, MultiAgentEnv):
+        return env
+    with closed_on_error([env]):
+        return JointEnv(env)
 
 
 def own_maker(target: str) -> Callable[..., Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import pkgutil
 import re
-import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,8 @@ from gymnasium import spaces
 
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, nearest
 from maze_train.core.targets import import_extra
-from maze_train.envs.agents import JointEnv, MultiAgentEnv, Turn, check_mapping, shortened
+from maze_train.envs.agents import MultiAgentEnv, Turn, check_mapping, shortened
 from maze_train.envs.monitoring import MaskOfInfo, mask_size, metadata_of
-from maze_train.envs.stepped import closed_on_error
 from maze_train.spaces.agents import TEAMS
 from maze_train.spaces.describe import MASK_KEY
 from maze_train.spaces.masks import mask_layout
@@ -407,19 +405,3 @@ def installed() -> dict[str, str]:
         for found in pkgutil.iter_modules([str(folder)])
         if re.fullmatch(r"\w+_v\d+", found.name)
     }
-
-
-def other_kinds() -> tuple[type, ...]:
-    """Classes next to gymnasium's whose environments can be run, of packages that are imported."""
-    others = kinds() if "pettingzoo" in sys.modules else ()
-    return (MultiAgentEnv, *others)
-
-
-def joined(env: Any) -> Any:
-    """An environment with several agents as one of gymnasium; anything else as it is."""
-    if "pettingzoo" in sys.modules:
-        env = adapted(env)
-    if not isinstance(env, MultiAgentEnv):
-        return env
-    with closed_on_error([env]):
-        return JointEnv(env)

@@ -32,7 +32,6 @@ from maze_train.workers.pool import (
     shares,
     worker_names,
 )
-from maze_train.workers.process_pool import LocalProcesses
 
 DOES_NOT_REPEAT = (
     "the environment does not repeat an episode from its seed and actions, as if it had its own "
@@ -543,23 +542,3 @@ class PooledVectorEnv(MazeVectorEnv):
 
 SequentialVectorEnv = PooledVectorEnv
 """Steps in this process where no place is given."""
-
-
-def SubprocVectorEnv(  # noqa: N802 (the name that users know)
-    env_factories: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
-    *,
-    n_workers: int = 0,
-    start_method: str = "forkserver",
-    timeout_s: float = 300.0,
-    on_worker_failure: str = "fail",
-    max_worker_restarts: int = 10,
-    **settings: Any,
-) -> PooledVectorEnv:
-    """A vector environment that steps in processes; the arguments are those of `LocalProcesses`.
-
-    `**settings` are those of `PooledVectorEnv`.
-    """
-    place = LocalProcesses(
-        n_workers, timeout_s, on_worker_failure, max_worker_restarts, start_method
-    )
-    return PooledVectorEnv(env_factories, place, **settings)

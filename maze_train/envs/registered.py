@@ -20,7 +20,6 @@ from gymnasium.error import DependencyNotInstalled, DeprecatedEnv, Error, Unregi
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, MissingExtraError, nearest
 from maze_train.core.targets import import_extra, import_failure, refusal
-from maze_train.envs.atari import register_atari
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import explained
 
@@ -53,6 +52,18 @@ OTHERS = (
     EnvPackage("gymnasium-robotics", "robotics", "gymnasium_robotics", ROBOTS),
     EnvPackage("minigrid", "minigrid", "minigrid", ("MiniGrid-", "BabyAI-")),
 )
+
+
+def register_atari() -> None:
+    """Make the `ALE/` ids known to gymnasium.
+
+    Raises:
+        MissingExtraError: If ale-py is not installed.
+    """
+    ale_py = import_extra("ale-py", "atari", "the ALE environments", "ale_py")
+    gymnasium.register_envs(ale_py)
+    # Else every game that is made writes a banner.
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
 
 
 def register_installed() -> None:

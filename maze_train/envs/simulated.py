@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import gymnasium
@@ -9,6 +10,7 @@ import numpy as np
 
 from maze_train.core.errors import EnvError
 from maze_train.core.step_end import TERMINATED, TRUNCATED
+from maze_train.envs.config import EnvConfig
 from maze_train.spaces.describe import FlatView
 
 if TYPE_CHECKING:
@@ -83,3 +85,36 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
     def close(self) -> None:
         """Close the simulator."""
         self.simulator.close()
+
+
+def make_simulator_env(config: EnvConfig) -> SimulatorEnv:
+    """Build a single environment from a simulator of one."""
+    settings = dict(config.kwargs)
+    mode = settings.pop("render_mode", None)
+    return SimulatorEnv(simulator_of(replace(config, kwargs=settings), 1), mode)
+
+
+def simulator_of(
+    config: EnvConfig, num_envs: int, device: Any = "cpu", at_most: int | None = None
+) -> Simulator:
+    """Build the simulator that the settings name.
+
+    Args:
+        config: Settings of the environment.
+        num_envs: Number of environments.
+        device: Its device, unless the settings name one.
+        at_most: See `make_simulator`.
+    """
+    from maze_train.simulators.make import make_simulator  # needs PyTorch
+
+    simulator = make_simulator(
+        config.id,
+        config.target,
+        config.kwargs,
+        num_envs,
+        device=config.device or device,
+        max_episode_steps=config.max_episode_steps,
+        at_most=at_most,
+    )
+    simulator.truncation = config.truncation
+    return simulator

@@ -1,0 +1,90 @@
+"""Training from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from gymnasium import Env
+from gymnasium.vector import VectorEnv
+
+from maze_train.config.train_config import AUTO
+from maze_train.core.conversion import key_of_field
+from maze_train.core.targets import TARGET
+from maze_train.envs.config import EnvConfig
+from maze_train.envs.factory import EnvFactory
+from maze_train.run.parts import TrainingResult
+from maze_train.run.pipeline import configure, prepare
+from maze_train.run.runner import TrainingRunner
+from maze_train.workers.process import refuse_import
+
+SHORT = {
+    "evaluators": "evaluation.evaluators",
+    "writers": "tracking.writers",
+    "wrappers": "env.wrappers",
+}
+"""Settings that `train` takes by a short name."""
+
+
+def train(
+    env: str
+    | Callable[..., Env[Any, Any]]
+    | VectorEnv[Any, Any, Any]
+    | EnvConfig
+    | dict[str, Any]
+    | None = None,
+    algorithm: str | dict[str, Any] | None = None,
+    *,
+    overrides: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> TrainingResult:
+    """Train a policy, or continue training one.
+
+        result = train(env="CartPole-v1", algorithm="ppo", total_steps=50_000)
+        action = result.policy.act(observation)
+        result = train(resume=result.run_dir, total_steps=100_000)
+
+    Args:
+        env: A registered id, an environment class, a function that makes an environment, a vector
+            environment, or the settings of the `env` section as a mapping or an `EnvConfig`. None
+            for no environment, with algorithms that learn from recorded episodes.
+        algorithm: The name of an algorithm (by default ppo), or its settings as a mapping with
+            `_target_`.
+        overrides: Settings by dotted name as on the command line: `{"algorithm.lr": 1e-3}`.
+        **settings: Settings by top-level name: `total_steps=50_000`, `seed=1`, `runner="local"`,
+            or sections, `evaluation={"n_episodes": 20}`. Dotted names may be among them, too,
+            `**{"algorithm.lr": 1e-3}`. With `resume=<run directory>` and no
+            `algorithm`, they change the settings of that run. Where a setting names a class or
+            function, it may be given, or the object itself: `callbacks=[StopAtReturn(475)]`,
+            `model={"policy": MyNet}`; one that no name leads to is given again with `resume`.
+            `evaluators`, `writers` and `wrappers` are those of `evaluation`, `tracking` and `env`.
+
+    Returns:
+        History, run directory, and the best policy.
+
+    Raises:
+        ConfigError: If a setting is wrong; nothing has been written then.
+        Interrupted: After SIGINT, SIGTERM, SIGHUP or SIGUSR1; a checkpoint was saved.
+        MazeTrainError: If training failed.
+    """
+    refuse_import()
+    settings = {**settings, **(overrides or {})}
+    for name, key in SHORT.items():
+        if name in settings:
+            settings[key] = settings.pop(name)
+    given: dict[str, Any] = {} if env is None else {"env": env}  # recorded episodes need none
+    if not isinstance(env, str | dict | None):
+        named = asdict(EnvFactory.from_any(env).config)
+        # A mapping, so that settings of single values can be merged into it.
+        given["env"] = {key_of_field(key): value for key, value in named.items()}
+    if algorithm is None and settings.get("resume") not in (None, AUTO):
+        if not isinstance(env, str | dict | EnvConfig | None):
+            given = {"env._target_": given["env"][TARGET]}
+        changes = {**settings, **given}
+        return TrainingRunner(prepare(configure(changes, changes))).run()
+    runner = settings.get("runner")
+    if isinstance(env, VectorEnv) and not (isinstance(runner, dict) and "concurrency" in runner):
+        given["runner.concurrency"] = env.num_envs
+    config = configure({**given, "algorithm": algorithm or "ppo", **settings})
+    return TrainingRunner(prepare(config)).run()
