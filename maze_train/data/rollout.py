@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any
@@ -32,6 +32,7 @@ from maze_train.core.types import (
 )
 from maze_train.spaces.columns import Columns, Spec, leaves_of, padded
 from maze_train.spaces.describe import flat_spaces
+from maze_train.spaces.tensors import part_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,23 @@ class Rollout:
     def __post_init__(self) -> None:
         if self.has_gaps is None:
             object.__setattr__(self, "has_gaps", bool((self.end > TRUNCATED).any()))
+
+    @property
+    def columns(self) -> dict[str, TensorTree]:
+        """The columns that there are, by name."""
+        found: dict[str, TensorTree | None] = {
+            "obs": self.obs,
+            "actions": self.actions,
+            "rewards": self.rewards,
+            "end": self.end,
+            "final_obs": self.final_obs,
+            "final_positions": self.final_positions,
+            "hidden_states": self.hidden_states,
+            "log_probs": self.log_probs,
+            "weights_seq_no": self.weights_seq_no,
+            "replayed": self.replayed,
+        }
+        return {name: column for name, column in found.items() if column is not None}
 
     @property
     def num_steps(self) -> int:
@@ -304,9 +322,9 @@ class RolloutStorage:
             has_gaps: Whether some rows are not transitions.
         """
         columns = dict(self._written(num_final_obs))
-        trees = {field.name: leaves_of(columns, field.name) for field in fields(Rollout)}
-        found: dict[str, Any] = {name: as_tree(x, "" not in x) for name, x in trees.items() if x}
-        return Rollout(**found, has_gaps=has_gaps)
+        names = dict.fromkeys(name.partition("/")[0] for name in columns)
+        trees: dict[str, Any] = {name: part_of(columns, name) for name in names}
+        return Rollout(**trees, has_gaps=has_gaps)
 
     def fill(self, rollout: Rollout) -> list[Array]:
         """Copy the columns of a rollout that do not lie in this memory yet.
@@ -318,11 +336,10 @@ class RolloutStorage:
             The parts of the memory that the rollout takes.
         """
         self.num_final_obs, self.has_gaps = len(rollout.final_positions), bool(rollout.has_gaps)
-        found = self._written(self.num_final_obs)
+        found, columns = self._written(self.num_final_obs), rollout.columns
         for name, target in found:
             column, _, key = name.partition("/")
-            tree = getattr(rollout, column)
-            leaf = tree[key] if key else tree
+            leaf = leaves_by_key(columns[column])[key]
             if leaf.data_ptr() != target.data_ptr():
                 target.copy_(leaf)
         return [tensor.numpy() for _, tensor in found if tensor.numel()]
@@ -374,14 +391,14 @@ def join_rollouts(rollouts: Sequence[Rollout]) -> Rollout:
         rollouts: Rollouts of the same T and of the same observations and actions, at least one; B
             may differ. Where only some of them lack `replayed`, it is false for these.
     """
+    trees = [rollout.columns for rollout in rollouts]
     columns: dict[str, Any] = {}
     for name, dim in [*ENV_DIM.items(), ("final_obs", 0)]:
-        parts = [getattr(rollout, name) for rollout in rollouts]
-        if name == "replayed" and any(part is not None for part in parts):
-            none = [torch.zeros(rollout.num_envs, dtype=torch.bool) for rollout in rollouts]
-            parts = [own if part is None else part for part, own in zip(parts, none, strict=True)]
-        if parts[0] is not None:
-            columns[name] = _joined(parts, dim)
+        if name == "replayed" and any(name in tree for tree in trees):
+            for rollout, tree in zip(rollouts, trees, strict=True):
+                tree.setdefault(name, torch.zeros(rollout.num_envs, dtype=torch.bool))
+        if name in trees[0]:
+            columns[name] = _joined([tree[name] for tree in trees], dim)
     has_gaps = any(rollout.has_gaps for rollout in rollouts)
     return Rollout(final_positions=_joined_positions(rollouts), has_gaps=has_gaps, **columns)
 
@@ -401,9 +418,11 @@ def select_envs(rollout: Rollout, envs: slice) -> Rollout:
     owners = positions - steps * rollout.num_envs
     chosen = (owners >= first) & (owners < stop)
     columns: dict[str, Any] = {
-        name: tree_map(partial(torch.narrow, dim=dim, start=first, length=stop - first), column)
-        for name, dim in ENV_DIM.items()
-        if (column := getattr(rollout, name)) is not None
+        name: tree_map(
+            partial(torch.narrow, dim=ENV_DIM[name], start=first, length=stop - first), column
+        )
+        for name, column in rollout.columns.items()
+        if name in ENV_DIM
     }
     return Rollout(
         final_obs=tree_map(lambda leaf: leaf[chosen], rollout.final_obs),

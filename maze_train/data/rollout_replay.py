@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -62,7 +62,7 @@ class RolloutReplay:
             "generator": self.generator.get_state(),
             "added": self._added,
             "rollouts": {
-                str(number): StatePart(str(number), partial(_columns, rollout))
+                str(number): StatePart(str(number), partial(_fields, rollout))
                 for number, rollout in self._rollouts
             },
         }
@@ -76,11 +76,7 @@ class RolloutReplay:
             self._rollouts.append((int(number), Rollout(**part.read())))
 
 
-def _columns(rollout: Rollout) -> dict[str, Any]:
-    """Return copies of the columns by name, as tensors and plain values."""
-    return {field.name: _plain(getattr(rollout, field.name)) for field in fields(rollout)}
-
-
-def _plain(column: Any) -> Any:
-    is_plain = column is None or isinstance(column, bool)
-    return column if is_plain else tree_map(torch.clone, column)
+def _fields(rollout: Rollout) -> dict[str, Any]:
+    """Return copies of the columns by name, and the other arguments of `Rollout`."""
+    copies = {name: tree_map(torch.clone, column) for name, column in rollout.columns.items()}
+    return {**copies, "has_gaps": rollout.has_gaps}
