@@ -13,10 +13,10 @@ from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.core.errors import EnvError
 from maze_train.core.notices import notify
+from maze_train.core.seeding import distinct_seeds
 from maze_train.core.step_end import TERMINATED, has_ended
 from maze_train.core.types import Array, Tensor, TensorTree, leaves_by_key, tree_map
 from maze_train.data.rollout import Rollout, RolloutStorage
-from maze_train.envs.backends import distinct_seeds
 from maze_train.envs.batch import SUCCESS
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.nets.acting import Actor

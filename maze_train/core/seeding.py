@@ -99,3 +99,9 @@ def seed_generators(*key: int) -> None:
     torch = sys.modules.get("torch")
     if torch is not None:
         torch.manual_seed(words[2])
+
+
+def distinct_seeds(root: int, count: int) -> list[int]:
+    """`count` different seeds in [0, 2^31) that share nothing with those of another root."""
+    words = np.random.SeedSequence(root).generate_state(count + 64)
+    return list(dict.fromkeys(int(word) >> 1 for word in words))[:count]

@@ -22,6 +22,7 @@ from gymnasium.vector.utils import batch_space
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, nearest
 from maze_train.core.notices import notify
+from maze_train.core.seeding import distinct_seeds
 from maze_train.core.targets import Given, import_extra, maker_of
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.monitoring import metadata_of
@@ -343,12 +344,6 @@ def autoreset_mode(env: VectorEnv[Any, Any, Any]) -> AutoresetMode:
         f"{', '.join(mode.value for mode in AutoresetMode)}; declare what it does where an episode "
         "ends in its class: metadata = {'autoreset_mode': gymnasium.vector.AutoresetMode.NEXT_STEP}"
     )
-
-
-def distinct_seeds(root: int, count: int) -> list[int]:
-    """`count` different seeds in [0, 2^31) that share nothing with those of another root."""
-    words = np.random.SeedSequence(root).generate_state(count + 64)
-    return list(dict.fromkeys(int(word) >> 1 for word in words))[:count]
 
 
 def seed_for(env: VectorEnv[Any, Any, Any], root: int) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
+from maze_train.core.seeding import distinct_seeds
 from maze_train.core.step_end import (
     RESET_ONLY,
     RUNNING,
@@ -28,7 +29,6 @@ from maze_train.envs.backends import (
     build_envpool,
     build_native,
     check_settings,
-    distinct_seeds,
     seed_for,
 )
 from maze_train.envs.batch import Mask, asked_keys, episode_end

@@ -13,7 +13,8 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from maze_train import SequentialVectorEnv
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
-from maze_train.envs.backends import autoreset_mode, distinct_seeds
+from maze_train.core.seeding import distinct_seeds
+from maze_train.envs.backends import autoreset_mode
 from maze_train.envs.foreign import foreign_env
 
 MODES = list(AutoresetMode)
