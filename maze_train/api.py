@@ -187,4 +187,4 @@ def evaluate(
         max_episode_steps=max_episode_steps,
         settings=PlaySettings(deterministic=deterministic),
     ) as player:
-        return summarise(player.episodes(range(seed, seed + n_episodes)))
+        return summarise(player.play(range(seed, seed + n_episodes)))

@@ -19,7 +19,7 @@ from maze_train.collect.simulators import collector_class
 from maze_train.core.errors import TrainingError
 from maze_train.core.types import Array, Tensor
 from maze_train.data.rollout import rollout_columns, slots_in
-from maze_train.envs.stepped import close_all
+from maze_train.envs.building import close_all
 from maze_train.envs.vector import MazeVectorEnv
 from maze_train.nets.acting import ActingModel, acting
 from maze_train.nets.joint import JointModel

@@ -1,4 +1,4 @@
-"""Agents that act in slots of environments: policies of users, random actions, models.
+"""Agents that act in environments which play episodes: policies of users, random actions, models.
 
 Each row is a separate episode: what is done there follows from the policy, the seed that the
 episode began with, and what was observed in it.
@@ -7,7 +7,7 @@ episode began with, and what was observed in it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -18,13 +18,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.collect.custom_policies import UserPolicy, built_policy, check_are_new
-from maze_train.collect.episode_player import (
-    EpisodeTask,
-    ModelAgent,
-    PlayedEpisode,
-    PlaySettings,
-    SlotAgent,
-)
+from maze_train.collect.episode_player import EpisodeTask, ModelAgent, PlaySettings, RowAgent
 from maze_train.collect.player import MakeAgent, RolloutPlayer
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, SpaceError
@@ -33,7 +27,8 @@ from maze_train.core.types import Array, ArrayTree
 from maze_train.data.trajectory import Trajectory
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
-from maze_train.envs.stepped import EnvSlots, EpisodeError
+from maze_train.envs.faults import EpisodeError
+from maze_train.envs.slice import EnvSlice
 from maze_train.envs.vector import zeroed_columns
 from maze_train.nets.acting import acts
 from maze_train.spaces.describe import FlatView
@@ -44,8 +39,8 @@ from maze_train.workers.process_pool import LocalProcesses
 RANDOM = "random"
 
 
-class PolicyAgent(SlotAgent):
-    """Policies of users act, one for each slot, so that they may remember.
+class PolicyAgent(RowAgent):
+    """Policies of users act, one for each environment, so that they may remember.
 
     A policy has a method `act(observation)`, or is called itself. It gets a copy of one observation
     in the form and the types of the space, and returns one action. Real numbers of another size are
@@ -58,21 +53,20 @@ class PolicyAgent(SlotAgent):
 
     Args:
         make_policy: Returns a new policy.
-        slots: The environments.
+        envs: The environments.
 
     Raises:
         ConfigError: If `make_policy` fails, or returns something that does not act.
     """
 
-    def __init__(self, make_policy: Callable[[], object], slots: EnvSlots) -> None:
-        self._slots = slots
-        self._observation = FlatView(slots.env_observation_space)
-        self._action = FlatView(slots.single_action_space)
-        self._policies = [UserPolicy(built_policy(make_policy)) for _ in range(len(slots))]
+    def __init__(self, make_policy: Callable[[], object], envs: EnvSlice) -> None:
+        self._envs = envs
+        self._action = envs.action
+        self._policies = [UserPolicy(built_policy(make_policy)) for _ in envs.envs]
         check_are_new([own.policy for own in self._policies if own.is_reset])
 
     def begin(self, row: int, task: EpisodeTask) -> None:
-        """Begin an episode, see `SlotAgent`.
+        """Begin an episode, see `RowAgent`.
 
         Raises:
             EpisodeError: If the policy raises.
@@ -82,22 +76,22 @@ class PolicyAgent(SlotAgent):
         except Exception as error:
             raise self._fault(row, f"{type(error).__name__}: {error}") from error
 
-    def act(self, count: int, slots: EnvSlots) -> ArrayTree:
-        """Actions of the first slots, see `SlotAgent`.
+    def act(self, envs: EnvSlice) -> ArrayTree:
+        """Choose the actions of the environments that play, see `RowAgent`.
 
         Raises:
             EpisodeError: If a policy raises, or returns something that is not in the action space.
         """
-        columns = zeroed_columns(self._action, count)
-        for row in range(count):
-            found = {key: column[row].copy() for key, column in slots.obs.items()}
-            obs = found[""] if self._observation.is_single else self._observation.build(found)
+        columns = zeroed_columns(self._action, len(envs.playing))
+        for i, row in enumerate(envs.playing):
+            found = {key: column[row].copy() for key, column in envs.obs.items()}
+            obs = found[""] if envs.observation.is_single else envs.observation.build(found)
             try:
                 action = self._policies[row].act(obs)
             except Exception as error:
                 raise self._fault(row, f"{type(error).__name__}: {error}") from error
             for key, value in self._checked(row, action):
-                columns[key][row] = value
+                columns[key][i] = value
         return columns[""] if self._action.is_single else columns
 
     def _checked(self, row: int, action: Any) -> list[tuple[str, Array]]:
@@ -114,31 +108,26 @@ class PolicyAgent(SlotAgent):
             raise self._fault(row, f"its action cannot be read: {text}") from error
 
     def _fault(self, row: int, problem: str) -> EpisodeError:
-        name, seed = self._policies[row].name, self._slots.seeds[row]
-        step = self._slots.lengths[row] + 1
+        name, seed = self._policies[row].name, self._envs.seeds[row]
+        step = self._envs.steps_of(row) + 1
         return EpisodeError(
             f"policy {name} failed at step {step} of the episode with seed {seed}: {problem}", seed
         )
-
-    def swap(self, i: int, j: int) -> None:
-        """Exchange two rows, see `SlotAgent`."""
-        policies = self._policies
-        policies[i], policies[j] = policies[j], policies[i]
 
 
 class RandomAgent(PolicyAgent):
     """Actions are uniform over the action space, and legal where observations have masks.
 
     Args:
-        slots: The environments.
+        envs: The environments.
 
     Raises:
         SpaceError: If masks do not fit the actions.
     """
 
-    def __init__(self, slots: EnvSlots) -> None:
-        found = slots.env_observation_space, slots.single_action_space
-        super().__init__(partial(UniformPolicy, *found), slots)
+    def __init__(self, envs: EnvSlice) -> None:
+        found = envs.observation.space, envs.action.space
+        super().__init__(partial(UniformPolicy, *found), envs)
 
 
 class UniformPolicy:
@@ -195,7 +184,7 @@ def converted_action(part: Any, leaf: spaces.Space[Any]) -> Array:
 
 
 def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
-    """A function that builds the agent for slots, for any form in which a caller names a policy.
+    """Return what builds the agent, for any form in which a caller names a policy.
 
     Args:
         policy: See `RolloutGenerator`.
@@ -241,8 +230,8 @@ def check_policy_spaces(found: tuple[Any, Any], spaces: tuple[Any, Any]) -> None
             raise ConfigError("policy", f"its {name} is {own}, that of the environment is {space}")
 
 
-def _model_agent(model: nn.Module, deterministic: bool, slots: EnvSlots) -> SlotAgent:
-    return ModelAgent(model, len(slots), deterministic)
+def _model_agent(model: nn.Module, deterministic: bool, envs: EnvSlice) -> RowAgent:
+    return ModelAgent(model, envs, deterministic)
 
 
 class RolloutGenerator(RolloutPlayer):
@@ -339,7 +328,3 @@ class RolloutGenerator(RolloutPlayer):
             raise ConfigError("seeds", f"expected {n_episodes} of them, one per episode", seeds)
         played = self.play(seeds)
         return [episode.trajectory for episode in played if episode.trajectory is not None]
-
-    def episodes(self, seeds: Sequence[int]) -> Iterator[PlayedEpisode]:
-        """Play an episode for each seed; see `RolloutPlayer.play`."""
-        return self.play(seeds)

@@ -1,4 +1,4 @@
-"""Plays episodes in slots of environments, in one process, and records them."""
+"""Plays episodes in the environments of one process, and records them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import copy
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,18 +24,28 @@ from maze_train.collect.recording import (
 )
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import EnvError
-from maze_train.core.step_end import DROPPED, TERMINATED, TRUNCATED
-from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, tree_leaves, tree_map
+from maze_train.core.step_end import TERMINATED, TRUNCATED, EpisodeEnd
+from maze_train.core.types import (
+    Array,
+    ArrayTree,
+    Tensor,
+    TensorTree,
+    leaves_by_key,
+    tree_leaves,
+    tree_map,
+)
 from maze_train.data.trajectory import Trajectory
-from maze_train.envs.batch import SUCCESS, numbers_of
-from maze_train.envs.stepped import EnvSlots, EpisodeError
+from maze_train.envs.batch import SUCCESS, StepReport
+from maze_train.envs.faults import EpisodeError
+from maze_train.envs.slice import EnvSlice
 from maze_train.learner.modules import torch_threads
 from maze_train.nets.acting import ActingModel, acting, as_arrays
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.joint import JointModel
 from maze_train.nets.policy_model import PolicyModel
 from maze_train.nets.population import Population, build_population, row_blocks
-from maze_train.spaces.agents import ACTS, AGENT_RETURNS, agent_spaces
+from maze_train.spaces.agents import ACTS, agent_spaces
+from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import as_tensors
 
 
@@ -55,8 +65,8 @@ class EpisodeTask(NamedTuple):
     """Index in the noise table, where the weights of the agent are perturbed; see `MemberAgent`."""
 
 
-class SlotAgent(ABC):
-    """Chooses the actions of the first slots."""
+class RowAgent(ABC):
+    """Chooses the actions of environments, each of which plays an episode of its own."""
 
     def begin_round(self, *args: Any) -> None:  # noqa: B027 (not all have something to do)
         """Get ready for the episodes of a round; `args` are what its owner says of it."""
@@ -66,26 +76,21 @@ class SlotAgent(ABC):
         """Begin an episode, which the environment of this row has just begun.
 
         Args:
-            row: Which slot.
+            row: Which environment.
             task: The episode.
         """
 
     @abstractmethod
-    def act(self, count: int, slots: EnvSlots) -> ArrayTree:
-        """Actions of the first slots, in new memory.
+    def act(self, envs: EnvSlice) -> ArrayTree:
+        """Choose the actions of the environments that play.
 
         Args:
-            count: How many slots.
-            slots: The environments with their current observations.
+            envs: The environments with their current observations.
 
         Returns:
-            `[rows, ...]` with at least `count` rows, or a flat dict of such arrays when the action
-            space is a Dict or Tuple.
+            `[n, ...]` in the order of `envs.playing`, or a flat dict of such arrays when the action
+            space is a Dict or Tuple; further rows are ignored.
         """
-
-    @abstractmethod
-    def swap(self, i: int, j: int) -> None:
-        """Exchange two rows with all that belongs to them."""
 
     def moments(self, row: int) -> ObservationMoments | None:
         """Moments of the observations of the episode, where the agent takes them."""
@@ -150,50 +155,41 @@ class MemberActions:
             self._steps[row] = 0
             self._generators[row].manual_seed(seed)
 
-    def swap(self, i: int, j: int) -> None:
-        """Exchange two members."""
-        if self._noise is None:
-            return
-        self._steps[[i, j]] = self._steps[[j, i]]
-        self._noise[[i, j]] = self._noise[[j, i]]
-        generators = self._generators
-        generators[i], generators[j] = generators[j], generators[i]
-
-    def choose(self, population: Population, obs: TensorTree, count: int) -> ArrayTree:
-        """Actions of the first members, as the environment takes them.
+    def choose(self, population: Population, obs: TensorTree, rows: list[int]) -> ArrayTree:
+        """Actions of some members, as the environment takes them.
 
         Args:
             population: The members.
-            obs: Their observations, `[row_blocks(count), ...]`.
-            count: Number of members that matter.
+            obs: Observations of all members.
+            rows: The members that act.
 
         Returns:
-            Actions, `[row_blocks(count), ...]`.
+            Actions, `[row_blocks(len(rows)), ...]`.
         """
         if self._noise is None:
-            return as_arrays(population.act(count, obs, None, self._deterministic).env_actions)
-        noise = torch.zeros(row_blocks(count), self._noise.shape[2])
-        noise[:count] = self._next_noise(count)
+            return as_arrays(population.act(rows, obs, None, self._deterministic).env_actions)
+        noise = torch.zeros(row_blocks(len(rows)), self._noise.shape[2])
+        noise[: len(rows)] = self._next_noise(rows)
         own = noise[:, : self._num_sampled] if self._num_sampled else None
-        acted = population.act(count, obs, own, self._deterministic)
+        acted = population.act(rows, obs, own, self._deterministic)
         if not self._num_added:
             return as_arrays(acted.env_actions)
         actions = self._with_added(acted.actions, noise[:, self._num_sampled :])
         return as_arrays(self._model.to_env(actions))
 
-    def _next_noise(self, count: int) -> Tensor:
-        """The noise of this step, `[count, size]`."""
+    def _next_noise(self, rows: list[int]) -> Tensor:
+        """The noise of this step, `[len(rows), size]`."""
         assert self._noise is not None
-        at = self._steps[:count] % STEPS_PER_DRAW
-        for row in (at == 0).nonzero()[0].tolist():
+        at = self._steps[rows] % STEPS_PER_DRAW
+        for row in (row for row, step in zip(rows, at, strict=True) if step == 0):
             generator = self._generators[row]
             drawn = self._model.draw_noise((STEPS_PER_DRAW,), generator)
             self._noise[row, :, : self._num_sampled] = drawn[:, : self._num_sampled]
             self._noise[row, :, self._num_sampled :] = torch.randn(
                 STEPS_PER_DRAW, self._num_added, generator=generator
             )
-        self._steps[:count] += 1
-        return self._noise[torch.arange(count), torch.from_numpy(at)]
+        self._steps[rows] += 1
+        return self._noise[torch.tensor(rows), torch.from_numpy(at)]
 
     def _with_added(self, actions: TensorTree, noise: Tensor) -> TensorTree:
         """Actions with noise `[n, size]` added to those that are real numbers."""
@@ -208,46 +204,42 @@ class MemberActions:
         return tree_map(add, actions)
 
 
-class PopulationAgent(SlotAgent):
-    """Copies of a model act, one in each slot.
+class PopulationAgent(RowAgent):
+    """Copies of a model act, one in each environment.
 
     Actions do not depend on other episodes, nor on the row, to the bit; see `nets.population`.
 
     Args:
         model: The model, on the CPU.
-        rows: Number of slots, >= 1.
+        envs: The environments.
         deterministic: Whether the most likely action is taken instead of a sampled one.
         noise_stddev: See `MemberActions`.
     """
 
     def __init__(
-        self, model: nn.Module, rows: int, deterministic: bool, noise_stddev: float = 0.0
+        self, model: nn.Module, envs: EnvSlice, deterministic: bool, noise_stddev: float = 0.0
     ) -> None:
-        self._population = build_population(model, rows)
+        self._space = flat_space(envs.observation.space)
+        self._population = build_population(model, len(envs))
         self._actions = MemberActions(
-            acting(model), rows, deterministic=deterministic, noise_stddev=noise_stddev
+            acting(model), len(envs), deterministic=deterministic, noise_stddev=noise_stddev
         )
 
     def begin(self, row: int, task: EpisodeTask) -> None:
-        """Begin an episode, see `SlotAgent`."""
+        """Begin an episode, see `RowAgent`."""
         self._population.forget(row)
         self._actions.begin(row, task.action_seed)
 
-    def act(self, count: int, slots: EnvSlots) -> ArrayTree:
-        """Actions of the first slots, see `SlotAgent`."""
-        obs = self._observe(count, slots)
+    def act(self, envs: EnvSlice) -> ArrayTree:
+        """Choose the actions of the environments that play, see `RowAgent`."""
+        obs, rows = self._observe(envs), envs.playing
         with torch.no_grad(), torch_threads(1):  # several may add up in another order
-            return self._actions.choose(self._population, obs, count)
+            return self._actions.choose(self._population, obs, rows)
 
-    def _observe(self, count: int, slots: EnvSlots) -> TensorTree:
-        """Observations as networks read them, with the rows of whole blocks, `[n, ...]`."""
-        columns: Any = {key: column[: row_blocks(count)] for key, column in slots.obs.items()}
-        return as_tensors(slots.single_observation_space, columns.get("", columns))
-
-    def swap(self, i: int, j: int) -> None:
-        """Exchange two rows, see `SlotAgent`."""
-        self._population.swap(i, j)
-        self._actions.swap(i, j)
+    def _observe(self, envs: EnvSlice) -> TensorTree:
+        """Observations of all environments as networks read them, `[n, ...]`."""
+        columns: Any = envs.obs
+        return as_tensors(self._space, columns.get("", columns))
 
 
 class ModelAgent(PopulationAgent):
@@ -255,14 +247,14 @@ class ModelAgent(PopulationAgent):
 
     Args:
         model: The model; it is copied to the CPU, in the mode of evaluation.
-        rows: Number of slots, >= 1.
+        envs: The environments.
         deterministic: Whether the most likely action is taken instead of a sampled one.
     """
 
-    def __init__(self, model: nn.Module, rows: int, deterministic: bool = True) -> None:
+    def __init__(self, model: nn.Module, envs: EnvSlice, deterministic: bool = True) -> None:
         own: Any = copy.deepcopy(acting_part(model)).cpu().eval()
         # All rows share the parameters that are frozen.
-        super().__init__(own.requires_grad_(False), rows, deterministic)
+        super().__init__(own.requires_grad_(False), envs, deterministic)
 
 
 def acting_part(model: nn.Module) -> nn.Module:
@@ -350,28 +342,38 @@ class PlaySettings:
         check_at_least("action_seed", self.action_seed, 0)
 
 
-@dataclass
-class _Playing:
-    """An episode that is being played."""
+class _Row:
+    """What is played in an environment, and the source of its seeds.
 
-    task: EpisodeTask
-    turns: Array
-    """Actions of each agent so far, `[A]`."""
-    recording: EpisodeRecording | None = None
-    video: VideoWriter | None = None
+    Args:
+        waiting: The episodes that are to be played.
+    """
+
+    def __init__(self, waiting: deque[EpisodeTask]) -> None:
+        self._waiting = waiting
+        self.task: EpisodeTask | None = None
+        self.recording: EpisodeRecording | None = None
+        self.video: VideoWriter | None = None
+
+    def next(self) -> int | None:
+        """Take the next episode, if the result of the last one was taken; returns its seed."""
+        if self.task is not None or not self._waiting:
+            return None
+        self.task = self._waiting.popleft()
+        return self.task.seed
 
 
 class EpisodePlayer:
-    """Plays episodes in one process, as many at a time as there are slots.
+    """Plays episodes in one process, as many at a time as there are environments.
 
     Args:
-        slots: Environments with `row_blocks(len(slots))` rows; closed by their owner.
+        envs: The environments; closed by their owner.
         agent: Chooses the actions.
         settings: How episodes are played.
         on_step: Called after each step with the number of environments that were stepped.
 
     Attributes:
-        slots: The environments.
+        envs: The environments.
         agent: The agent.
 
     Raises:
@@ -381,41 +383,46 @@ class EpisodePlayer:
 
     def __init__(
         self,
-        slots: EnvSlots,
-        agent: SlotAgent,
+        envs: EnvSlice,
+        agent: RowAgent,
         settings: PlaySettings,
         on_step: Callable[[int], object],
     ) -> None:
-        self.slots, self.agent = slots, agent
+        self.envs, self.agent = envs, agent
         self._on_step = on_step
         self._settings = settings
-        several = agent_spaces(slots.env_observation_space, slots.single_action_space)
+        several = agent_spaces(envs.observation.space, envs.action.space)
         self._agents = several.agents if several is not None else ()
-        self._keeps_steps = settings.record or settings.video_dir is not None
         self._waiting: deque[EpisodeTask] = deque()
-        self._playing: list[_Playing] = []
+        self._rows = [_Row(self._waiting) for _ in envs.envs]
+        self._returns = np.zeros(len(envs))
+        self._lengths = np.zeros(len(envs), np.int64)
+        self._turns = np.zeros((len(envs), len(self._agents)), np.int64)
+        envs.rest()
+        envs.seed_from(self._rows)
         if settings.video_dir is not None:
             ffmpeg_path()
-            for env in slots.envs:
+            for env in envs.envs:
                 check_render_mode(env)
-            self._fps = frames_per_second(slots.envs[0])
+            self._fps = frames_per_second(envs.envs[0])
 
     @property
     def load(self) -> int:
         """Episodes that are played or wait."""
-        return len(self._playing) + len(self._waiting)
+        return len(self.envs.playing) + len(self._waiting)
 
     def add(self, tasks: Iterable[EpisodeTask]) -> None:
-        """Add episodes, which play in this order as soon as there are slots."""
+        """Add episodes, which begin in this order as soon as an environment rests."""
         self._waiting.extend(tasks)
 
     def drop(self) -> None:
         """Forget the episodes that are played and wait; unfinished videos are removed."""
         self._waiting.clear()
-        for playing in self._playing:
-            if playing.video is not None:
-                playing.video.discard()
-        self._playing.clear()
+        self.envs.rest()
+        for row in self._rows:
+            row.task = None
+            if row.video is not None:
+                row.video.discard()
 
     def step(self) -> list[PlayedEpisode]:
         """One step of every episode that is played; returns those that ended.
@@ -424,92 +431,93 @@ class EpisodePlayer:
             EnvError: If an environment or a policy raises or returns something invalid.
             RunDirectoryError: If a video cannot be written.
         """
-        while self._waiting and len(self._playing) < len(self.slots):
-            self._start(self._waiting.popleft())
-        count = len(self._playing)
-        if not count:
+        envs = self.envs
+        for i in envs.begin():
+            self._begin(i)
+        rows = envs.playing
+        if not rows:
             return []
-        actions = self.agent.act(count, self.slots)
+        for key, actions in leaves_by_key(self.agent.act(envs)).items():
+            envs.actions[key][rows] = actions[: len(rows)]
         if self._agents:
-            for slot, playing in enumerate(self._playing):
-                playing.turns += self.slots.obs[ACTS][slot]
-        if self._settings.record:
-            for slot, playing in enumerate(self._playing):
-                assert playing.recording is not None
-                playing.recording.act(actions, slot)
-        ended = self.slots.step(count, actions)
-        self._on_step(count)
-        if self._keeps_steps:
-            self._keep_step(set(ended))
-        results = [self._result(slot) for slot in ended]
-        for slot in reversed(ended):
-            self._vacate(slot)
-        return results
+            self._turns[rows] += envs.obs[ACTS][rows]
+        report = self._step(rows)
+        self._returns += envs.rewards  # those of others are overwritten when they begin
+        self._lengths += 1
+        self._on_step(len(rows))
+        if report is None:
+            return []
+        ends: dict[int, EpisodeEnd | None] = {end.env: end for end in report.ends}
+        ends |= dict.fromkeys(report.lost)
+        return [self._result(i, ends[i]) for i in sorted(ends)]
 
-    def _start(self, task: EpisodeTask) -> None:
-        """Begin an episode in the first free slot."""
-        slot, settings, slots = len(self._playing), self._settings, self.slots
-        slots.start(slot, task.seed)
-        self.agent.begin(slot, task)
-        playing = _Playing(task, np.zeros(len(self._agents), np.int64))
-        self._playing.append(playing)
-        if settings.record:
-            playing.recording = EpisodeRecording(slots, slot)
-        if settings.video_dir is not None and task.number % settings.video_every == 0:
-            name = f"episode_{task.number:06d}_seed_{task.seed}.mp4"
-            path = Path(settings.video_dir, name)
-            playing.video = VideoWriter(path, self._fps)
-            self._film(slot, playing.video)
+    def _begin(self, i: int) -> None:
+        """Begin what belongs to an episode that has just begun."""
+        row, settings = self._rows[i], self._settings
+        assert row.task is not None
+        self._returns[i], self._lengths[i], self._turns[i] = 0.0, 0, 0
+        self.agent.begin(i, row.task)
+        row.recording = EpisodeRecording(self.envs, i) if settings.record else None
+        row.video = None
+        if settings.video_dir is not None and row.task.number % settings.video_every == 0:
+            name = f"episode_{row.task.number:06d}_seed_{row.task.seed}.mp4"
+            row.video = VideoWriter(Path(settings.video_dir, name), self._fps)
+            self._film(i, row.video)
 
-    def _keep_step(self, ended: set[int]) -> None:
-        """Record and film the results of the actions."""
-        for slot, playing in enumerate(self._playing):
-            if playing.recording is not None:
-                playing.recording.step(self.slots, slot, ended=slot in ended)
-            if playing.video is not None:
-                self._film(slot, playing.video)
+    def _step(self, rows: Sequence[int]) -> StepReport | None:
+        """Step the environments, and record and film what happens."""
+        playing = [(i, self._rows[i]) for i in rows if self._keeps_steps]
+        for i, row in playing:
+            if row.recording is not None:
+                row.recording.act(self.envs, i)
+        report = self.envs.step()
+        for i, row in playing:
+            if row.recording is not None:
+                row.recording.step(self.envs, i)
+            if row.video is not None:
+                self._film(i, row.video)
+        return report
 
-    def _film(self, slot: int, video: VideoWriter) -> None:
-        frame = self.slots.render(slot)
+    @property
+    def _keeps_steps(self) -> bool:
+        return self._settings.record or self._settings.video_dir is not None
+
+    def _film(self, i: int, video: VideoWriter) -> None:
+        frame = self.envs.render(i)
         try:
             video.add(frame)
         except EnvError as error:
-            seed = self.slots.seeds[slot]
+            seed = self.envs.seeds[i]
             text = f"filming the episode with seed {seed} failed: {error}"
             raise EpisodeError(text, seed) from error
 
-    def _result(self, slot: int) -> PlayedEpisode:
-        slots, playing = self.slots, self._playing[slot]
-        recording, video = playing.recording, playing.video
-        # At first: it may find that the episode is lost.
-        trajectory = None if recording is None else recording.trajectory(slots, slot)
-        if video is not None:
-            video.close()
-        info = slots.final_infos.get(slot, {})
-        numbers = numbers_of(info, (SUCCESS,), self._agents)
-        raw_return, _ = slots.counted.get(slot, (slots.returns[slot], 0))
+    def _result(self, i: int, end: EpisodeEnd | None) -> PlayedEpisode:
+        """The episode that ended in an environment; None: it was dropped."""
+        envs, row = self.envs, self._rows[i]
+        task, row.task = row.task, None
+        assert task is not None
+        if row.video is not None:
+            row.video.close()
+        episode_return, success, trajectory = self._returns[i], math.nan, None
+        if end is not None:
+            if row.recording is not None:
+                trajectory = row.recording.trajectory(envs, i)
+            success = end.info.get(SUCCESS, math.nan)
+            if end.counted is not None:
+                episode_return = end.counted[0]
         return PlayedEpisode(
-            number=playing.task.number,
-            seed=playing.task.seed,
-            episode_return=float(raw_return),
-            length=int(slots.lengths[slot]),
-            success=numbers.get(SUCCESS, math.nan),
-            terminated=bool(slots.end[slot] == TERMINATED),
-            truncated=bool(slots.end[slot] == TRUNCATED),
-            lost=bool(slots.end[slot] == DROPPED),
+            number=task.number,
+            seed=task.seed,
+            episode_return=float(episode_return),
+            length=int(self._lengths[i]),
+            success=success,
+            terminated=bool(envs.end[i] == TERMINATED),
+            truncated=bool(envs.end[i] == TRUNCATED),
+            lost=end is None,
             trajectory=trajectory,
-            video=None if video is None else str(video.path),
-            fitness=float(slots.returns[slot]),
-            moments=self.agent.moments(slot),
-            agent_returns=dict(info.get(AGENT_RETURNS, {})) if self._agents else {},
-            agent_turns=dict(zip(self._agents, playing.turns.tolist(), strict=True)),
+            video=None if row.video is None else str(row.video.path),
+            fitness=float(self._returns[i]),
+            moments=self.agent.moments(i),
+            agent_returns={} if end is None else end.agent_returns,
+            agent_turns=dict(zip(self._agents, self._turns[i].tolist(), strict=True)),
         )
-
-    def _vacate(self, slot: int) -> None:
-        """Free a slot; the last episode moves there, so that the first slots are played in."""
-        last = len(self._playing) - 1
-        playing = self._playing.pop()
-        if slot != last:
-            self._playing[slot] = playing
-            self.slots.swap(slot, last)
-            self.agent.swap(slot, last)

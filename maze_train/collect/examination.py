@@ -19,9 +19,10 @@ from maze_train.collect.agents import RandomAgent
 from maze_train.collect.collector import RolloutCollector
 from maze_train.collect.episode_player import EpisodeTask
 from maze_train.collect.fixed_policies import random_policy
+from maze_train.core.types import leaves_by_key
 from maze_train.envs.faults import own_processes
 from maze_train.envs.pooled import PooledVectorEnv
-from maze_train.envs.stepped import EnvSlots
+from maze_train.envs.slice import EnvSlice
 from maze_train.nets.joint import acting_alone
 from maze_train.spaces.agents import agent_spaces
 
@@ -63,14 +64,14 @@ def examine(make_env: MakeEnv) -> Findings:
         EnvError: If the first environment fails.
     """
     before = global_states()
-    first = EnvSlots([make_env], 1)
+    first = EnvSlice.for_playing([make_env])
     before = {**global_states(), **before}  # building it may import PyTorch
     # The first prefix may leave marks in an environment that others do not change.
     _, alone, again = (prefix(first) for _ in range(3))
     after = global_states()
     generators = tuple(name for name in before if before[name] != after[name])
     try:
-        second = EnvSlots([make_env], 1)
+        second = EnvSlice.for_playing([make_env])
         beside = prefix(first, second)
     except Exception as error:
         return Findings(str(error), generators=generators)
@@ -110,30 +111,33 @@ def replay_difference(make_env: MakeEnv) -> str:
     return found[0].rpartition(": ")[2] if found else ""
 
 
-def prefix(slots: EnvSlots, beside: EnvSlots | None = None) -> list[bytes]:
+def prefix(envs: EnvSlice, beside: EnvSlice | None = None) -> list[bytes]:
     """Play the first steps of an episode; returns what is observed, and the rewards.
 
     Args:
-        slots: The environment.
+        envs: The environment.
         beside: Another one, which plays another episode step by step.
     """
-    pair = [(slots, SEED)] if beside is None else [(slots, SEED), (beside, SEED + 1)]
+    pair = [(envs, SEED)] if beside is None else [(envs, SEED), (beside, SEED + 1)]
     agents = [RandomAgent(each) for each, _ in pair]
     for agent, (each, seed) in zip(agents, pair, strict=True):
         each.start(0, seed)
         agent.begin(0, EpisodeTask(0, seed, seed))
-    seen = [row_of(slots)]
+    seen = [row_of(envs)]
     for step in range(1, STEPS):
         for agent, (each, seed) in zip(agents, pair, strict=True):
-            if each.step(1, agent.act(1, each)):
+            for key, actions in leaves_by_key(agent.act(each)).items():
+                each.actions[key][:] = actions
+            each.step()
+            if each.resting:
                 each.start(0, seed + 2 * step)
-        seen.append(row_of(slots))
+        seen.append(row_of(envs))
     return seen
 
 
-def row_of(slots: EnvSlots) -> bytes:
+def row_of(envs: EnvSlice) -> bytes:
     """The observation and the last reward as bytes."""
-    columns = (slots.rewards, *slots.obs.values())
+    columns = (envs.rewards, *envs.obs.values())
     return b"".join(column[0].tobytes() for column in columns)
 
 

@@ -18,15 +18,14 @@ from maze_train.collect.episode_player import (
     EpisodeTask,
     PlayedEpisode,
     PlaySettings,
-    SlotAgent,
+    RowAgent,
 )
 from maze_train.collect.recording import ffmpeg_path
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.files import remove_leftovers
 from maze_train.core.seeding import SEED_LIMIT
-from maze_train.envs.stepped import EnvSlots
-from maze_train.nets.population import row_blocks
+from maze_train.envs.slice import EnvSlice
 from maze_train.workers.places import Place, Portable, ThisProcess
 from maze_train.workers.pool import WorkerContext, shares, worker_names
 from maze_train.workers.task_queue import TaskQueue
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 MakeEnv: TypeAlias = Callable[[], gymnasium.Env[Any, Any]]
-MakeAgent: TypeAlias = Callable[[EnvSlots], SlotAgent]
+MakeAgent: TypeAlias = Callable[[EnvSlice], RowAgent]
 
 
 LONGEST_S = 0.05
@@ -69,11 +68,11 @@ class PlayerWorker:
         context: WorkerContext,
     ) -> None:
         count = len(factories.value)
-        self._slots = EnvSlots(
+        self._envs = EnvSlice.for_playing(
             factories.value,
-            row_blocks(count),
-            first=context.index * count,
+            number=context.index * count,
             on_non_finite=on_non_finite,
+            final_obs="all" if settings.record else "none",
         )
         self._settings = settings
         self._report_s = report_s
@@ -82,17 +81,17 @@ class PlayerWorker:
 
     def describe(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
-        return self._slots.env_observation_space, self._slots.single_action_space
+        return self._envs.observation.space, self._envs.action.space
 
-    def set_agent(self, make_agent: Portable[Callable[..., SlotAgent]], *args: Any) -> None:
+    def set_agent(self, make_agent: Portable[Callable[..., RowAgent]], *args: Any) -> None:
         """Get what acts.
 
         Args:
-            make_agent: Builds it; called with the slots.
+            make_agent: Builds it; called with the environments.
             *args: Further arguments of `make_agent`.
         """
-        agent = make_agent.value(self._slots, *args)
-        self._player = EpisodePlayer(self._slots, agent, self._settings, self._context.count)
+        agent = make_agent.value(self._envs, *args)
+        self._player = EpisodePlayer(self._envs, agent, self._settings, self._context.count)
 
     def begin_round(self, *args: Any) -> None:
         """Notify the agent that a round begins; no episodes are running then."""
@@ -124,7 +123,7 @@ class PlayerWorker:
     def close(self) -> None:
         """Close the environments; unfinished videos are removed."""
         self.drop()
-        self._slots.close()
+        self._envs.close()
 
 
 class PlayerPool:
@@ -257,7 +256,7 @@ class RolloutPlayer(PlayerPool):
 
     Args:
         env_factory: Builds an environment.
-        make_agent: Builds what acts in the slots of a worker.
+        make_agent: Builds what acts in the environments of a worker.
         settings: How episodes are played.
         place: Where they are played.
         num_envs: Environments of all workers together, >= 1, rounded up to the same number in each

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,13 @@ import numpy as np
 from maze_train.core.errors import EnvError, MissingExtraError, RunDirectoryError
 from maze_train.core.files import fsync_directory, open_own
 from maze_train.core.folders import make_folders
-from maze_train.core.step_end import DROPPED, TERMINATED, TRUNCATED
+from maze_train.core.step_end import TERMINATED, TRUNCATED, has_ended
 from maze_train.core.targets import import_extra
-from maze_train.core.types import Array, ArrayTree, as_tree, leaves_by_key
+from maze_train.core.types import Array, ArrayTree, as_tree
 from maze_train.data.trajectory import Trajectory
 from maze_train.envs.atari import game_under
 from maze_train.envs.monitoring import metadata_of
-from maze_train.envs.stepped import EnvSlots
-from maze_train.spaces.describe import flat_spaces
+from maze_train.envs.slice import EnvSlice
 
 
 class EpisodeRecording:
@@ -33,56 +33,42 @@ class EpisodeRecording:
     Observations and actions have the types of their spaces, rewards are float64.
 
     Args:
-        slots: The environments; the episode has just begun in one of them.
-        slot: Which one.
+        envs: The environments; the episode has just begun in one of them.
+        i: Which one.
     """
 
-    def __init__(self, slots: EnvSlots, slot: int) -> None:
-        spaces = flat_spaces(slots.single_action_space)
-        self._dtypes = {key: np.dtype(leaf.dtype) for key, leaf in spaces.items()}
-        self._obs: list[dict[str, Array]] = []
+    def __init__(self, envs: EnvSlice, i: int) -> None:
         self._actions: list[dict[str, Array]] = []
         self._rewards: list[float] = []
-        game = game_under(slots.envs[slot])
-        self._game = game if game and game.action_space == slots.single_action_space else None
-        self._observe(slots, slot)
+        game = game_under(envs.envs[i])
+        self._game = game if game and game.action_space == envs.action.space else None
+        self._obs = [_row(envs.obs, i)]
 
-    def _observe(self, slots: EnvSlots, slot: int) -> None:
-        self._obs.append({key: column[slot].copy() for key, column in slots.obs.items()})
+    def act(self, envs: EnvSlice, i: int) -> None:
+        """Record the action of the next step."""
+        self._actions.append(_row(envs.actions, i))
 
-    def act(self, actions: ArrayTree, slot: int) -> None:
-        """Record the action of the next step.
-
-        Args:
-            actions: As the environments get them, `[rows, ...]` by leaf.
-            slot: Which row.
-        """
-        columns = leaves_by_key(actions)
-        self._actions.append(
-            {key: np.array(columns[key][slot], dtype) for key, dtype in self._dtypes.items()}
-        )
-
-    def step(self, slots: EnvSlots, slot: int, *, ended: bool) -> None:
-        """Record the reward, and the next observation unless the episode ended."""
-        self._rewards.append(float(slots.rewards[slot]))
+    def step(self, envs: EnvSlice, i: int) -> None:
+        """Record the reward, and the next or last observation."""
+        self._rewards.append(float(envs.rewards[i]))
         if self._game is not None:
             self._actions[-1][""][...] = self._game.executed
-        if not ended:
-            self._observe(slots, slot)
+        self._obs.append(_row(envs.final_obs if has_ended(envs.end[i]) else envs.obs, i))
 
-    def trajectory(self, slots: EnvSlots, slot: int) -> Trajectory | None:
-        """The whole episode, which has just ended; None: it is lost, which may be found here."""
-        last_obs = None if slots.end[slot] == DROPPED else slots.last_observation(slot)
-        if last_obs is None:
-            return None
+    def trajectory(self, envs: EnvSlice, i: int) -> Trajectory:
+        """The whole episode, which has just ended."""
         return Trajectory(
-            obs=_stacked([*self._obs, last_obs]),
+            obs=_stacked(self._obs),
             actions=_stacked(self._actions),
             rewards=np.array(self._rewards, np.float64),
-            terminated=bool(slots.end[slot] == TERMINATED),
-            truncated=bool(slots.end[slot] == TRUNCATED),
-            seed=slots.seeds[slot],
+            terminated=bool(envs.end[i] == TERMINATED),
+            truncated=bool(envs.end[i] == TRUNCATED),
+            seed=envs.seeds[i],
         )
+
+
+def _row(columns: Mapping[str, Array], i: int) -> dict[str, Array]:
+    return {key: np.array(column[i]) for key, column in columns.items()}
 
 
 def _stacked(rows: list[dict[str, Array]]) -> ArrayTree:

@@ -24,10 +24,10 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.targets import import_extra
+from maze_train.envs.building import closed_on_error
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.monitoring import layers_of
 from maze_train.envs.registered import register_atari
-from maze_train.envs.stepped import closed_on_error
 from maze_train.envs.wrappers import ObservationStackWrapper
 
 PURPOSE = "the preprocessing of Atari games"

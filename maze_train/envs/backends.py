@@ -24,6 +24,7 @@ from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, neares
 from maze_train.core.notices import notify
 from maze_train.core.seeding import distinct_seeds
 from maze_train.core.targets import Given, import_extra, maker_of
+from maze_train.envs.building import closed_on_error
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.registered import (
@@ -33,7 +34,6 @@ from maze_train.envs.registered import (
     register_atari,
     registered_failure,
 )
-from maze_train.envs.stepped import closed_on_error
 from maze_train.spaces.autoreset import AutoresetMode
 
 ATARI_ENTRY_POINT = "ale_py.vector_env:AtariVectorEnv"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,6 +17,27 @@ Mask: TypeAlias = npt.NDArray[np.bool_]
 
 SUCCESS = "is_success"
 """Key of an info that says whether an episode was a success."""
+
+
+@dataclass(slots=True)
+class StepReport:
+    """Ends of episodes and infos of one step, in the order of the environments."""
+
+    ends: list[EpisodeEnd] = field(default_factory=list)
+    """Episodes that ended."""
+    infos: list[tuple[int, dict[str, Any]]] = field(default_factory=list)
+    """Infos of resets and of all other steps by index of the environment, if they are asked for."""
+    lost: list[int] = field(default_factory=list)
+    """Environments whose row is no transition, because their episode was dropped."""
+    continuing: list[int] = field(default_factory=list)
+    """Environments whose new episode continues with the game of the old one."""
+
+    def add(self, other: StepReport) -> None:
+        """Append the report of the environments that follow."""
+        self.ends += other.ends
+        self.infos += other.infos
+        self.lost += other.lost
+        self.continuing += other.continuing
 
 
 def asked_keys(info_keys: Sequence[str], agents: Sequence[str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from gymnasium import spaces
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.core.targets import TARGET, Given, build_target, locate, maker_of
 from maze_train.envs.agents import JointEnv, MultiAgentEnv
+from maze_train.envs.building import closed_on_error
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
 from maze_train.envs.monitoring import AllLegalWrapper, MonitoringWrapper, layers_of
@@ -24,7 +25,6 @@ from maze_train.envs.registered import (
     register_installed,
     registered_failure,
 )
-from maze_train.envs.stepped import closed_on_error
 from maze_train.spaces.agents import AGENTS, agent_spaces
 
 if TYPE_CHECKING:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
+ON_NON_FINITE = ("raise", "skip")
+"""Reactions to numbers that are not finite."""
+
+
 READERS = ("maze_train.", "gymnasium.")
 """Packages that read what an environment returns."""
 
@@ -80,6 +84,17 @@ def explained(error: BaseException) -> str:
     return text + NEW_SIGNATURES + SHIMMY if OLD_SIGNATURE.search(str(error)) else text
 
 
+def checked_info(info: Any) -> dict[str, Any]:
+    """`info` itself.
+
+    Raises:
+        TypeError: If it is not a dict.
+    """
+    if not isinstance(info, dict):
+        raise TypeError(f"info is {info!r}, expected a dict")
+    return info
+
+
 def own_processes(num_envs: object) -> str:
     """How each environment gets a process of its own.
 
@@ -115,6 +130,22 @@ def episode_fault(number: int, step: int, seed: int, error: BaseException) -> st
     """
     when = f"at step {step}" if step else "in the reset"
     return f"environment {number} failed {when} of the episode with seed {seed}: {explained(error)}"
+
+
+class EpisodeError(EnvError):
+    """An episode failed.
+
+    Args:
+        text: Description of the failure, with place and time.
+        seed: Seed of the episode.
+    """
+
+    def __init__(self, text: str, seed: int) -> None:
+        self.text, self.seed = text, seed
+        super().__init__(text)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.text, self.seed)
 
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)

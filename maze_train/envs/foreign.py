@@ -32,6 +32,7 @@ from maze_train.envs.backends import (
     seed_for,
 )
 from maze_train.envs.batch import Mask, asked_keys, episode_end
+from maze_train.envs.building import close_all, closed_on_error
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.facade import info_of
 from maze_train.envs.faults import (
@@ -46,7 +47,6 @@ from maze_train.envs.faults import (
 from maze_train.envs.lives import AtariLives
 from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.simulated import simulator_of
-from maze_train.envs.stepped import close_all, closed_on_error
 from maze_train.envs.vector import (
     FILL_MASKS,
     Array,

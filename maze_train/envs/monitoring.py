@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 from typing import Any, ClassVar, SupportsFloat
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
+from maze_train.envs.faults import checked_info
 from maze_train.envs.vector import Array
 from maze_train.spaces.describe import MASK_KEY, FlatView, choice_sizes, flat_spaces
 from maze_train.spaces.masks import mask_layout
@@ -87,6 +90,60 @@ class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Return (once) the return and length of the episode that ended last, else None."""
         ended, self._ended = self._ended, None
         return ended
+
+
+def monitor_of(env: gymnasium.Env[Any, Any]) -> MonitoringWrapper | None:
+    """Return the monitor of raw rewards within the wrappers of training, if there is one."""
+    found = [layer for layer in layers_of(env) if isinstance(layer, MonitoringWrapper)]
+    return found[-1] if found else None
+
+
+class WatchedGame(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Remembers how the game ended last that a layer around it continues with.
+
+    Attributes:
+        end: Whether it terminated (else it was truncated), and the last info; None: it continues.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+        super().__init__(env)
+        self.end: tuple[bool, dict[str, Any]] | None = None
+
+    def step(self, action: Any) -> Any:
+        """Step."""
+        result = self.env.step(action)
+        if result[2] or result[3]:
+            self.end = bool(result[2]), checked_info(result[4])
+        return result
+
+
+def watched_game(continuing: Sequence[Any]) -> WatchedGame | None:
+    """Watch the game that the layers continue with; None without such layers."""
+    if not continuing or not isinstance(continuing[-1], gymnasium.Wrapper):
+        return None
+    continuing[-1].env = game = WatchedGame(continuing[-1].env)
+    return game
+
+
+def continue_game(
+    env: gymnasium.Env[Any, Any], game: WatchedGame | None
+) -> tuple[Any, tuple[bool, dict[str, Any]] | None]:
+    """Continue with a game after a wrapper ended an episode; limits of steps around it count on.
+
+    Returns:
+        The observation to act on, and how the game ended if it did: continuing takes steps without
+        the agent.
+    """
+    if game is not None:
+        game.end = None
+    around = takewhile(lambda layer: not hasattr(layer, "goes_on"), layers_of(env))
+    limits = [layer for layer in around if isinstance(layer, TimeLimit)]
+    elapsed = [layer._elapsed_steps for layer in limits]
+    obs, info = env.reset()
+    checked_info(info)
+    for layer, steps in zip(limits, elapsed, strict=True):
+        layer._elapsed_steps = steps
+    return obs, None if game is None else game.end
 
 
 def metadata_of(env: Any) -> Mapping[str, Any]:

@@ -17,12 +17,13 @@ from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.step_end import StepBatch
+from maze_train.envs.batch import StepReport
 from maze_train.envs.facade import columns_of
+from maze_train.envs.faults import ON_NON_FINITE
 from maze_train.envs.journal import MAX_NBYTES, Difference, Journal
 from maze_train.envs.monitoring import note_on_ignored_mask
-from maze_train.envs.stepped import ON_NON_FINITE
+from maze_train.envs.slice import EnvSlice, SliceSettings
 from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepBuffers
-from maze_train.envs.worker import CALLS, EnvWorker, StepReport
 from maze_train.spaces.describe import MASK_KEY, FlatView
 from maze_train.workers.places import Place, Portable, ThisProcess
 from maze_train.workers.pool import (
@@ -32,6 +33,18 @@ from maze_train.workers.pool import (
     shares,
     worker_names,
 )
+
+CALLS = {
+    "step": "a step",
+    "reset": "a reset",
+    "begin_anew": "a reset",
+    "restore": "playing episodes again",
+    "own_states": "telling the state of its environments",
+    "load_own_states": "loading the state of its environments",
+    "busy_s": "telling its time",
+    "map": "mapping the shared memory",
+}
+"""Names of the calls of workers in messages."""
 
 DOES_NOT_REPEAT = (
     "the environment does not repeat an episode from its seed and actions, as if it had its own "
@@ -142,7 +155,7 @@ class WorkerRepair:
     def _begin_anew(self, index: int, root_seed: int, method: str, given_up: int) -> StepReport:
         """Begin new episodes in a new worker, after `given_up` attempts."""
         started = [self._started(i, method) + given_up - 1 for i in self._slices[index]]
-        report: StepReport = self._pool.ask(index, "begin", root_seed, started)
+        report: StepReport = self._pool.ask(index, "begin_anew", root_seed, started)
         report.lost *= given_up
         return report
 
@@ -252,17 +265,16 @@ class PooledVectorEnv(MazeVectorEnv):
         count = place.num_workers(n)
         self._slices = shares(n, count)
         self._indices = range(count)
+        final_obs: Literal["truncated", "all"] = "all" if keeps_terminal_obs else "truncated"
+        settings = SliceSettings(step_infos, info_keys, on_non_finite, final_obs)
         make_workers = [
             partial(
-                EnvWorker,
+                EnvSlice,
                 Portable(list(env_factories[part.start : part.stop]), "env"),
                 part.start,
                 n,
                 first_env + part.start,
-                step_infos,
-                info_keys,
-                on_non_finite,
-                keeps_terminal_obs,
+                settings,
             )
             for part in self._slices
         ]

@@ -14,10 +14,11 @@ from __future__ import annotations
 import copy
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import nn
 
@@ -66,10 +67,8 @@ class Population(ABC):
         rows: Number of rows, at least that of the copies.
 
     Attributes:
-        rows: Number of rows.
+        rows: Number of rows in memory.
         dim: Number of parameters that can be trained.
-        weights: These of each copy in the order of `model.parameters()`, `[rows, dim]`; written by
-            the owner of the copies.
     """
 
     def __init__(self, model: nn.Module, rows: int) -> None:
@@ -81,33 +80,41 @@ class Population(ABC):
         # Whole cache lines, so that every copy lies in memory like the first one.
         self._stride = -(-self.dim // ROW_BLOCK) * ROW_BLOCK * self._dtype.itemsize
         self._memory = torch.zeros(self.rows * self._stride, dtype=torch.uint8).numpy()
-        self.weights: Array = self._view_at(0, (self.dim,))
+        self._weights: Array = self._view_at(0, (self.dim,))
         self._offsets: dict[int, int] = {}
         offset = 0
         for p in trained:
             self._offsets[id(p)] = offset
             offset += p.numel() * self._dtype.itemsize
 
+    def weights_of(self, row: int) -> Array:
+        """The trained parameters of a copy in the order of `model.parameters()`, `[dim]`.
+
+        The owner of the copies writes them. `act` may move them to another place in memory.
+        """
+        weights: Array = self._weights[row]
+        return weights
+
     @abstractmethod
-    def act(self, count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
-        """Choose the actions of the first copies; see `ActingModel`.
+    def act(
+        self, rows: Sequence[int], obs: TensorTree, noise: Tensor | None, deterministic: bool
+    ) -> Acted:
+        """Choose the actions of some copies, while the others pause; see `ActingModel`.
 
         Args:
-            count: Number of copies that matter; results of further rows mean nothing.
-            obs: The observation of each copy, `[row_blocks(count), ...]`.
-            noise: Random numbers, `[row_blocks(count), noise_size]`, or None.
+            rows: The copies, growing.
+            obs: The observation of each copy, those that pause included.
+            noise: Random numbers in the order of `rows`, `[row_blocks(len(rows)), noise_size]`, or
+                None.
             deterministic: Whether to take the most likely actions instead of sampled ones.
 
         Returns:
-            The actions, with `row_blocks(count)` rows.
+            The actions in the order of `rows`, `[row_blocks(len(rows)), ...]`; further rows hold
+            arbitrary values.
         """
 
     def forget(self, row: int) -> None:  # noqa: B027 (not all are recurrent)
         """Clear the recurrent state of a copy."""
-
-    def swap(self, i: int, j: int) -> None:
-        """Exchange two copies."""
-        self.weights[[i, j]] = self.weights[[j, i]]
 
     def _view(self, param: torch.Tensor) -> Array:
         """A parameter of all copies, `[rows, *shape]`."""
@@ -153,7 +160,7 @@ class BatchedPolicy:
         )
 
     def act(self, count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
-        """Choose the actions of the first copies, see `Population.act`."""
+        """Choose the actions of the first copies, for arguments of `row_blocks(count)` rows."""
         model, rows = self.model, row_blocks(count)
         inputs: Any = model.inputs(obs)
         # Some kernels of OpenBLAS read what was left on the stack into lanes that they do not use,
@@ -174,6 +181,8 @@ class BatchedPolicy:
 class BatchedPopulation(Population):
     """Copies of a policy such as `BatchedPolicy` computes, or of a `JointModel` of such policies.
 
+    Copies that are computed lie next to each other in memory, those that pause behind them.
+
     Args:
         model: The policy, or the policies and who acts with which.
         count: Number of copies.
@@ -181,6 +190,8 @@ class BatchedPopulation(Population):
 
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__(model, row_blocks(count))
+        self._row_at = np.arange(self.rows)
+        self._place_of = np.arange(self.rows)
         self._policies = {
             policy: BatchedPolicy(own, self._view) for policy, own in policies_of(model).items()
         }
@@ -190,8 +201,38 @@ class BatchedPopulation(Population):
         """Whether a model is of that kind."""
         return all(map(BatchedPolicy.fits, policies_of(model).values()))
 
-    def act(self, count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
-        """Choose the actions of the first copies, of all agents; see `Population.act`."""
+    def weights_of(self, row: int) -> Array:
+        """The trained parameters of a copy, see `Population.weights_of`."""
+        return super().weights_of(self._place_of[row])
+
+    def act(
+        self, rows: Sequence[int], obs: TensorTree, noise: Tensor | None, deterministic: bool
+    ) -> Acted:
+        """Choose the actions of some copies, of all agents; see `Population.act`."""
+        numbers, size = np.asarray(rows), row_blocks(len(rows))
+        self._move_to_front(numbers)
+        lying = self._row_at[: len(rows)]
+        obs = tree_map(lambda x: x[torch.from_numpy(np.resize(lying, size))], obs)
+        if np.array_equal(lying, numbers):
+            return self._act(len(rows), obs, noise, deterministic)
+        if noise is not None:
+            noise = noise[torch.from_numpy(np.resize(np.searchsorted(numbers, lying), size))]
+        acted = self._act(len(rows), obs, noise, deterministic)
+        order = torch.from_numpy(np.resize(self._place_of[numbers], size))
+        return Acted._make(tree_map(lambda x: x[order], column) for column in acted)
+
+    def _move_to_front(self, rows: npt.NDArray[np.int64]) -> None:
+        """Let the copies that are computed change places with copies that pause."""
+        behind = rows[self._place_of[rows] >= len(rows)]
+        free = np.flatnonzero(~np.isin(self._row_at[: len(rows)], rows)) if len(behind) else behind
+        for row, place in zip(behind, free, strict=True):
+            other, old = self._row_at[place], self._place_of[row]
+            self._weights[[place, old]] = self._weights[[old, place]]
+            self._row_at[[place, old]] = row, other
+            self._place_of[[row, other]] = place, old
+
+    def _act(self, count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
+        """Choose the actions of the first copies as they lie in memory."""
         model = self.model
         if not isinstance(model, JointModel):
             return self._policies[""].act(count, obs, noise, deterministic)
@@ -235,17 +276,19 @@ class RowPopulation(Population):
                     mine.data = torch.from_numpy(self._view(param))[row]
             self._copies.append(acting(own))
 
-    def act(self, count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
-        """Choose the actions of the first copies, see `Population.act`."""
+    def act(
+        self, rows: Sequence[int], obs: TensorTree, noise: Tensor | None, deterministic: bool
+    ) -> Acted:
+        """Choose the actions of some copies, see `Population.act`."""
         results: list[Acted] = []
-        for i in range(count):
+        for k, i in enumerate(rows):
             # A copy begins at a cache line, wherever the row begins.
             row = tree_map(lambda x, i=i: x[i : i + 1].clone(), obs)  # type: ignore[misc]
-            drawn = None if noise is None else noise[i : i + 1].clone()
+            drawn = None if noise is None else noise[k : k + 1].clone()
             acted = self._copies[i].act(row, self._state[i].clone(), drawn, deterministic)
             self._state[i] = acted.hidden_state
             results.append(acted)
-        fillers = [results[0]] * (row_blocks(count) - count)
+        fillers = [results[0]] * (row_blocks(len(rows)) - len(rows))
         columns = zip(*results, *fillers, strict=True)
         return Acted._make(joined(column) for column in columns)
 
@@ -253,11 +296,6 @@ class RowPopulation(Population):
         """Clear the recurrent state of a copy."""
         self._acting.on_episode_end(self._state[row])
         self._state[row] = 0.0
-
-    def swap(self, i: int, j: int) -> None:
-        """Exchange two copies."""
-        super().swap(i, j)
-        self._state[[i, j]] = self._state[[j, i]]
 
 
 def _batched(module: nn.Module, view: View) -> Net:

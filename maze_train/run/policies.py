@@ -20,7 +20,7 @@ from maze_train.collect.agents import (
     spaces_of_policy,
 )
 from maze_train.collect.custom_policies import built_policy
-from maze_train.collect.episode_player import ModelAgent, SlotAgent
+from maze_train.collect.episode_player import ModelAgent, RowAgent
 from maze_train.collect.fixed_policies import fixed_policy
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
@@ -28,7 +28,7 @@ from maze_train.config.train_config import TrainConfig
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.targets import TARGET, Given, build_target, is_target
 from maze_train.envs.config import EnvConfig
-from maze_train.envs.stepped import EnvSlots
+from maze_train.envs.slice import EnvSlice
 from maze_train.nets.joint import JointModel
 from maze_train.run.saved_policies import SavedPolicy, read_saved_policy, read_source, score_of
 from maze_train.spaces.agents import AgentSpaces, agent_spaces, matching
@@ -48,8 +48,8 @@ class RolloutPolicy:
     settings: dict[str, Any]
     """Plain values that distinguish it from others."""
 
-    make_agent: Callable[[EnvSlots], SlotAgent]
-    """Builds the agent that acts in some slots, also in other processes."""
+    make_agent: Callable[[EnvSlice], RowAgent]
+    """Builds the agent that acts in some environments, also in other processes."""
 
     spaces: tuple[Any, Any] = (None, None)
     """Observation and action space that it is for; None: any."""
@@ -138,13 +138,13 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
     return RolloutPolicy(name, {"policy": config.policy}, agent, spaces_of_policy(found), chance)
 
 
-def _trained_agent(saved: SavedPolicy, deterministic: bool, slots: EnvSlots) -> SlotAgent:
+def _trained_agent(saved: SavedPolicy, deterministic: bool, envs: EnvSlice) -> RowAgent:
     model: Any = saved.make_model()
-    several = agent_spaces(slots.env_observation_space, slots.single_action_space)
+    several = agent_spaces(envs.observation.space, envs.action.space)
     if several is not None:  # flags of agents are in the order that they have here
         owners = {agent: model.agents[agent] for agent in several.agents}
         model = JointModel(modules_of(model), owners)
-    return ModelAgent(model, len(slots), deterministic)
+    return ModelAgent(model, envs, deterministic)
 
 
 @dataclass(frozen=True)
@@ -334,7 +334,7 @@ def _agent_of(
     policies: Mapping[str, NamedPolicy],
     owners: Mapping[str, str],
     deterministic: bool,
-    slots: EnvSlots,
-) -> SlotAgent:
+    envs: EnvSlice,
+) -> RowAgent:
     models = {policy: named.make_model() for policy, named in policies.items()}
-    return ModelAgent(JointModel(models, owners), len(slots), deterministic)
+    return ModelAgent(JointModel(models, owners), envs, deterministic)

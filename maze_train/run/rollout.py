@@ -24,10 +24,10 @@ from maze_train.core.notices import notify, warn
 from maze_train.core.plain_yaml import dump_yaml
 from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_files import TrajectoryWriter
+from maze_train.envs.building import close_all
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory, env_name, guard_note
 from maze_train.envs.monitoring import metadata_of
-from maze_train.envs.stepped import close_all
 from maze_train.learner.modules import torch_threads
 from maze_train.run.policies import chosen_policy, with_policies
 from maze_train.run.rollout_report import (

@@ -1,4 +1,4 @@
-"""What acts in slots: policies of users in all their forms, chance, models."""
+"""What acts in environments: policies of users in all their forms, chance, models."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from actor_envs import ACTIONS, OBSERVATIONS, ActorEnv
-from es_problems import WalkEnv, make_slots, model_for
+from es_problems import WalkEnv, model_for
 from gymnasium import spaces
 
 from maze_train.collect.agents import PolicyAgent, RandomAgent, UniformPolicy
 from maze_train.collect.episode_player import EpisodeTask, ModelAgent, acting_part
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
-from maze_train.envs.stepped import EpisodeError
+from maze_train.envs.faults import EpisodeError
+from maze_train.envs.slice import EnvSlice
 from maze_train.nets.acting import Actor
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
@@ -26,20 +27,20 @@ from maze_train.training.policy_files import TrainedPolicy
 
 
 def started(make, count=3):
-    """Slots with an episode each."""
-    slots = make_slots(make, count)
-    for slot in range(count):
-        slots.start(slot, 10 + slot)
-    return slots
+    """Environments with an episode each."""
+    envs = EnvSlice.for_playing([make] * count)
+    for i in range(count):
+        envs.start(i, 10 + i)
+    return envs
 
 
 def acting(make, make_policy, count=3):
     """Actions of policies at the beginning of episodes."""
-    slots = started(make, count)
-    agent = PolicyAgent(make_policy, slots)
-    for slot in range(count):
-        agent.begin(slot, EpisodeTask(0, 0, slot))
-    return agent.act(count, slots)
+    envs = started(make, count)
+    agent = PolicyAgent(make_policy, envs)
+    for i in range(count):
+        agent.begin(i, EpisodeTask(0, 0, i))
+    return agent.act(envs)
 
 
 # -- policies of users ---------------------------------------------------------------------------
@@ -54,9 +55,9 @@ def test_observations_are_those_of_the_environment():
         return {"gear": 2, "force": [0.5, -1]}
 
     make = partial(ActorEnv, "dict", "dict")
-    slots = started(make)
-    actions = PolicyAgent(lambda: policy, slots).act(3, slots)
-    for column in slots.obs.values():
+    envs = started(make)
+    actions = PolicyAgent(lambda: policy, envs).act(envs)
+    for column in envs.obs.values():
         column[:] = 0
     for i, observation in enumerate(seen):
         assert OBSERVATIONS["dict"].contains(observation)
@@ -127,14 +128,14 @@ def test_the_beginning_of_episodes(policy, expected):
         built.append(policy())
         return built[-1]
 
-    slots = started(WalkEnv)
-    agent = PolicyAgent(make_policy, slots)
+    envs = EnvSlice.for_playing([WalkEnv] * 3)
+    envs.start(1, 10)
+    agent = PolicyAgent(make_policy, envs)
     assert len(built) == 3
     agent.begin(1, EpisodeTask(0, 0, 41))
-    agent.swap(1, 0)
-    agent.act(1, slots)
-    agent.act(1, slots)
-    agent.begin(0, EpisodeTask(0, 0, 42))
+    agent.act(envs)
+    agent.act(envs)
+    agent.begin(1, EpisodeTask(0, 0, 42))
     assert [one.calls for one in built] == [[], expected, []]
 
 
@@ -214,32 +215,32 @@ def test_policies_that_raise():
         def act(self, observation):
             raise KeyError("speed")
 
-    slots = started(WalkEnv)
-    agent = PolicyAgent(Fails, slots)
+    envs = started(WalkEnv)
+    agent = PolicyAgent(Fails, envs)
     agent.begin(0, EpisodeTask(0, 0, 0))
     with pytest.raises(EpisodeError, match=r"Fails failed .* seed 11: ValueError: not this one"):
         agent.begin(1, EpisodeTask(0, 0, 1))
     with pytest.raises(EpisodeError, match=r"Fails failed at step 1 .* seed 10: Key") as caught:
-        agent.act(3, slots)
+        agent.act(envs)
     assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_what_is_no_policy():
     """Neither callable nor with a method; the same object for all; one that cannot be built."""
-    slots = started(WalkEnv)
+    envs = started(WalkEnv)
     with pytest.raises(ConfigError, match=r"^policy = 5: expected 'random', a model"):
-        PolicyAgent(lambda: 5, slots)
+        PolicyAgent(lambda: 5, envs)
     shared = reset_of(reset_by_name)()
     with pytest.raises(ConfigError, match=r"same object twice; let it build a new one"):
-        PolicyAgent(lambda: shared, slots)
+        PolicyAgent(lambda: shared, envs)
     with pytest.raises(ConfigError, match="building it failed: ZeroDivisionError"):
-        PolicyAgent(lambda: 1 / 0, slots)
+        PolicyAgent(lambda: 1 / 0, envs)
 
     def refuses():
         raise MazeTrainError("not today")
 
     with pytest.raises(MazeTrainError, match=r"^not today$"):
-        PolicyAgent(refuses, slots)
+        PolicyAgent(refuses, envs)
 
 
 # -- chance --------------------------------------------------------------------------------------
@@ -267,11 +268,11 @@ def test_random_actions_are_uniform():
 @pytest.mark.parametrize("kind", ACTIONS)
 def test_random_actions_lie_in_the_space(kind):
     """All of it is reached."""
-    slots = started(partial(WalkEnv, "box", kind), 8)
-    agent = RandomAgent(slots)
-    for slot in range(8):
-        agent.begin(slot, EpisodeTask(0, 0, slot))
-    drawn = [agent.act(8, slots) for _ in range(40)]
+    envs = started(partial(WalkEnv, "box", kind), 8)
+    agent = RandomAgent(envs)
+    for i in range(8):
+        agent.begin(i, EpisodeTask(0, 0, i))
+    drawn = [agent.act(envs) for _ in range(40)]
     if kind == "box":
         found = np.concatenate(drawn)
         assert -0.5 <= found.min() < -0.45
@@ -289,13 +290,13 @@ def test_random_actions_lie_in_the_space(kind):
 def test_models_act_as_they_are(policy):
     """A model without anything to train as well; its mode and weights are not touched."""
     model = model_for(WalkEnv, policy)
-    slots = started(WalkEnv)
-    expected = ModelAgent(model, 3).act(3, slots)
+    envs = started(WalkEnv)
+    expected = ModelAgent(model, envs).act(envs)
     frozen = model_for(WalkEnv, policy).requires_grad_(False)
-    agent = ModelAgent(frozen, 3)
-    np.testing.assert_array_equal(agent.act(3, slots), expected)
-    assert agent._population._memory.nbytes == 0  # one copy of the weights for all slots
-    assert slots.single_action_space.contains(expected[0])
+    agent = ModelAgent(frozen, envs)
+    np.testing.assert_array_equal(agent.act(envs), expected)
+    assert agent._population._memory.nbytes == 0  # one copy of the weights for all rows
+    assert envs.action.space.contains(expected[0])
 
 
 def test_critics_of_several_agents_are_left_out():
@@ -318,17 +319,18 @@ def test_critics_of_several_agents_are_left_out():
 )
 def test_an_actor_critic_acts_as_its_policy_does(memory, shared):
     """Its critic is left out, and the model stays as it is."""
-    slots = started(WalkEnv)
-    found = slots.env_observation_space, slots.single_action_space
+    envs = started(WalkEnv)
+    found = envs.observation.space, envs.action.space
     config = ModelConfig(hidden_sizes=[6], rnn=memory, shared_trunk=shared)
     model = build_actor_critic(config, *found, seed=3).train()
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    agent, expected = ModelAgent(model, 3), TrainedPolicy(model, *found)
+    agent, expected = ModelAgent(model, envs), TrainedPolicy(model, *found)
     for _ in range(5):
-        actions = agent.act(3, slots)
+        actions = agent.act(envs)
         assert isinstance(actions, np.ndarray)
-        np.testing.assert_array_equal(actions[:3], expected.act(slots.obs[""][:3]))
-        slots.step(3, actions)
+        np.testing.assert_array_equal(actions[:3], expected.act(envs.obs[""]))
+        envs.actions[""][:] = actions[:3]
+        envs.step()
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
     assert type(model) is ActorCriticModel
     assert model.training

@@ -53,8 +53,8 @@ CASES = {
 MEMBERS = [0, 1, 2, 3, 5, 130, 131, 256]
 """Members of which some are pairs, within several blocks of numbers."""
 
-MANY_SLOTS = ("box, discrete", "box, box, noisy", "memory")
-"""Cases with more slots than are in a block of rows."""
+MANY_ENVS = ("box, discrete", "box, box, noisy", "memory")
+"""Cases with more environments than are in a block of rows."""
 
 OFTEN = [*CASES][::3]
 every_case = pytest.mark.parametrize("case", everyday(len(OFTEN), dict.fromkeys([*OFTEN, *CASES])))
@@ -92,7 +92,7 @@ def assert_slow(found, make, model, settings=PLAIN, *, exactly=True, var_rel=1e-
 def test_members_do_what_a_plain_loop_does(case):
     """Returns, lengths, successes and moments of observations are those of the slow reference.
 
-    However many slots, in whatever order, with whomever: results are the same to the bit.
+    However many environments, in whatever order, with whomever: results are the same to the bit.
     """
     make, policy, how = CASES[case]
     model = model_for(make, policy)
@@ -103,15 +103,15 @@ def test_members_do_what_a_plain_loop_does(case):
     assert_slow(found, make, model, HOW[how], exactly=exactly)
     assert len({result.fitness for result in found.values()}) > len(MEMBERS) / 2
     rng = np.random.default_rng(1)
-    for num_slots in (1, 2, 8, 40) if case in MANY_SLOTS else (1, 8):
-        members = Members(make, num_slots, model, HOW[how])
+    for num_envs in (1, 2, 8, 40) if case in MANY_ENVS else (1, 8):
+        members = Members(make, num_envs, model, HOW[how])
         # Where others played before, members do not find what these left.
         members.play(range(50, 53), iteration=1)
         for order in (rng.permutation(MEMBERS).tolist(), [131, 2]):
             others = members.play(order)
             assert others.keys() == set(order)
             for member in order:
-                assert bits(others[member]) == bits(found[member]), (num_slots, member)
+                assert bits(others[member]) == bits(found[member]), (num_envs, member)
 
 
 # -- pairs ---------------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ def test_pairs_share_noise_and_seeds():
     members.begin([0, 1, 4, 5, 2, 3], iteration=3)
     members.player.step()
     dim = members.agent._population.dim
-    weights = members.agent._population.weights[:6].copy()
+    weights = np.stack([members.agent._population.weights_of(row) for row in range(6)])
     theta = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).numpy()
     for k, pair in enumerate((0, 2, 1)):
         index, env_seed, _ = slow_draw(PLAIN.seed, 3, pair, table.count, dim)
@@ -195,8 +195,8 @@ def test_lost_members(where):
     make = partial(SpoiltEnv, where)
     model = model_for(make, "normalised")
     results = []
-    for num_slots in (1, 4, 20):
-        found = Members(make, num_slots, model, on_non_finite="skip").play(range(20))
+    for num_envs in (1, 4, 20):
+        found = Members(make, num_envs, model, on_non_finite="skip").play(range(20))
         slow = assert_slow(found, make, model)
         assert {result.lost for result in slow.values()} == {False, True}
         assert all(math.isfinite(result.fitness) for result in found.values())

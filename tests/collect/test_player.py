@@ -255,7 +255,7 @@ def test_a_last_observation_that_is_not_finite():
     with player_of(LastIsBadEnv, on_non_finite="skip") as player:
         found = list(player.play(range(3)))
     assert all(episode.lost and episode.trajectory is None for episode in found)
-    with player_of(LastIsBadEnv) as player, pytest.raises(EnvError, match=r"seed 0: .*last obs"):
+    with player_of(LastIsBadEnv) as player, pytest.raises(EnvError, match=r"seed 0: .*final obs"):
         list(player.play([0]))
     with player_of(LastIsBadEnv, settings=PlaySettings()) as player:
         assert not any(episode.lost for episode in player.play(range(3)))
@@ -309,7 +309,7 @@ def test_settings_are_checked(key):
         player_of(WalkEnv, num_envs=0) if key == "num_envs" else PlaySettings(**{key: -1})
 
 
-def refuses(slots):
+def refuses(envs):
     """An agent that cannot be built."""
     raise ConfigError("policy", "expected another one")
 

@@ -90,7 +90,7 @@ def test_seeds_go_on():
         second = generator.rollout(2)
         assert [one.seed for one in (*first, *told, *second)] == [7, 8, 9, 3, 8, 10, 11]
         assert_equal([told[1]], [first[1]])
-        assert [episode.seed for episode in generator.episodes([5, 6])] == [5, 6]
+        assert [episode.seed for episode in generator.play([5, 6])] == [5, 6]
         assert generator.spaces == (WalkEnv().observation_space, WalkEnv().action_space)
 
 
@@ -187,6 +187,6 @@ def test_processes():
     ):
         generator.rollout(4)
     with RolloutGenerator(UnequalEnv, n_workers=1, start_method="fork") as generator:
-        found = [bits(episode) for episode in generator.episodes(range(3))]
+        found = [bits(episode) for episode in generator.play(range(3))]
     with RolloutGenerator(UnequalEnv) as generator:
-        assert [bits(episode) for episode in generator.episodes(range(3))] == found
+        assert [bits(episode) for episode in generator.play(range(3))] == found

@@ -18,9 +18,8 @@ from maze_train.collect.agents import RolloutGenerator
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
 from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper, SignRewardWrapper
 from maze_train.envs.factory import BoundedEnvFactory
-from maze_train.envs.monitoring import MonitoringWrapper
+from maze_train.envs.monitoring import MonitoringWrapper, monitor_of
 from maze_train.envs.pooled import PooledVectorEnv
-from maze_train.envs.stepped import monitor_of
 
 pytest.importorskip("ale_py")
 cv2 = pytest.importorskip("cv2")

@@ -25,7 +25,7 @@ from maze_train.core.targets import Given
 from maze_train.envs.factory import env_name
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
-from maze_train.envs.stepped import EnvSlots
+from maze_train.envs.slice import EnvSlice
 
 
 def test_kwargs_and_time_limit_of_registered_id():
@@ -312,7 +312,7 @@ REFUSING = [{"_target_": Given(refusing)}]
         EnvFactory(EnvConfig(target=Given(OpenAgents))),
         lambda: PooledVectorEnv([OpenEnv, partial(OpenEnv, text=True)]),
         lambda: PooledVectorEnv([partial(OpenEnv, text=True)] * 2),
-        lambda: EnvSlots([partial(OpenEnv, text=True)] * 2, 2),
+        lambda: EnvSlice.for_playing([partial(OpenEnv, text=True)] * 2),
         *(
             partial(
                 make_foreign_env,

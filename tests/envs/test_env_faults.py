@@ -16,10 +16,11 @@ from toy_envs import CountingEnv
 from maze_train import SequentialVectorEnv
 from maze_train.core.errors import EnvError
 from maze_train.core.targets import Given
+from maze_train.envs.building import close_all
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.monitoring import MonitoringWrapper
-from maze_train.envs.stepped import EnvSlots, close_all
+from maze_train.envs.slice import EnvSlice
 from maze_train.envs.wrappers import RewardScalingWrapper
 
 SCALED = partial(RewardScalingWrapper, scale=1.0)
@@ -60,20 +61,20 @@ def run_vector(make: Any) -> None:
     vector.close()
 
 
-def run_slots(make: Any) -> None:
+def run_episodes(make: Any) -> None:
     """Everything that whoever plays single episodes does with environments."""
-    slots = EnvSlots([make], 1)
-    slots.start(0, 0)
-    slots.step(1, np.zeros(1, np.int64))
-    slots.render(0)
-    slots.close()
+    envs = EnvSlice.for_playing([make])
+    envs.start(0, 0)
+    envs.step()
+    envs.render(0)
+    envs.close()
 
 
 @pytest.mark.parametrize("error", [SystemExit(0), Panic("index"), GeneratorExit()], ids=repr)
 @pytest.mark.parametrize(
     ("run", "where"),
     [(run_vector, w) for w in ("init", "reset", "step", "close")]
-    + [(run_slots, w) for w in ("init", "reset", "step", "render", "close")],
+    + [(run_episodes, w) for w in ("init", "reset", "step", "render", "close")],
 )
 def test_whatever_an_environment_raises_is_its_error(
     run: Any, where: str, error: BaseException
@@ -86,7 +87,8 @@ def test_whatever_an_environment_raises_is_its_error(
 
 
 @pytest.mark.parametrize(
-    ("run", "where"), [(run_vector, w) for w in ("init", "reset", "step")] + [(run_slots, "step")]
+    ("run", "where"),
+    [(run_vector, w) for w in ("init", "reset", "step")] + [(run_episodes, "step")],
 )
 def test_ctrl_c_goes_through(run: Any, where: str) -> None:
     """It is no fault of the environment in which it arrives."""
@@ -120,7 +122,7 @@ class Reward(CountingEnv):
 
 
 @pytest.mark.parametrize("wrap", [lambda env: env, MonitoringWrapper, SCALED])
-@pytest.mark.parametrize("run", [run_vector, run_slots])
+@pytest.mark.parametrize("run", [run_vector, run_episodes])
 @pytest.mark.parametrize(
     ("reward", "told"),
     [
@@ -171,7 +173,7 @@ class OldSeed(CountingEnv):
 @pytest.mark.parametrize(
     "wrap", [lambda env: env, partial(gymnasium.wrappers.TimeLimit, max_episode_steps=9)]
 )
-@pytest.mark.parametrize("run", [run_vector, run_slots])
+@pytest.mark.parametrize("run", [run_vector, run_episodes])
 @pytest.mark.parametrize("kind", [OldStep, OldReset, OldSeed])
 def test_old_signatures_name_the_compatibility_wrapper(run: Any, kind: Any, wrap: Any) -> None:
     """Whoever read first what they returned; and say what is expected."""

@@ -19,7 +19,7 @@ from maze_train.envs.agents import JointEnv
 from maze_train.envs.backends import autoreset_mode
 from maze_train.envs.foreign import foreign_env
 from maze_train.envs.monitoring import ActionMaskWrapper, AllLegalWrapper, MonitoringWrapper
-from maze_train.envs.stepped import EnvSlots
+from maze_train.envs.slice import EnvSlice
 from maze_train.envs.wrappers import ObservationStackWrapper
 
 pytestmark = FORKS
@@ -192,11 +192,11 @@ def test_counters_that_end_one_beyond_their_space(make, truncate):
         last = infos["final_obs"][1]
         assert vector.single_observation_space.contains(last)
         assert (last["left"], last["made"].tolist()) == (1, [4, 3])
-    slots = EnvSlots([lambda: Counter(truncate)], 1)
-    slots.start(0, 3)
-    while not slots.step(1, np.zeros(1, np.int64)):
-        pass
-    assert slots.last_observation(0)["made"].tolist() == [4, 3]
+    envs = EnvSlice.for_playing([lambda: Counter(truncate)], final_obs="all")
+    envs.start(0, 3)
+    while envs.playing:
+        envs.step()
+    assert envs.final_obs["made"][0].tolist() == [4, 3]
     with make([lambda: Counter(truncate, beyond=1)]) as vector:
         vector.reset(seed=0)
         for _ in range(3):

@@ -29,10 +29,10 @@ from maze_train.collect.agents import PolicyAgent, RandomAgent
 from maze_train.collect.episode_player import EpisodePlayer, ModelAgent, PlaySettings
 from maze_train.collect.player import RolloutPlayer
 from maze_train.core.types import tree_leaves
-from maze_train.envs.stepped import EnvSlots
+from maze_train.envs.slice import EnvSlice
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
-from maze_train.nets.population import find_normalizer, row_blocks
+from maze_train.nets.population import find_normalizer
 from maze_train.workers.places import ThisProcess
 from maze_train.workers.pool import PrivateMemory
 from maze_train.workers.process_pool import LocalProcesses
@@ -186,29 +186,25 @@ def make_table(count=5_000):
     return SharedNoiseTable(count, seed=3)
 
 
-def make_slots(make, count, on_non_finite="raise"):
-    """Slots in this process."""
-    return EnvSlots([make] * count, row_blocks(count), on_non_finite=on_non_finite)
-
-
 class Members:
-    """Members of a population in slots of this process.
+    """Members of a population in this process.
 
     Args:
         make: Builds an environment.
-        num_slots: Members that play at a time.
+        num_envs: Members that play at a time.
         model: The policy.
         settings: How members act.
         on_non_finite: What to do about numbers that are not finite.
     """
 
-    def __init__(self, make, num_slots, model, settings=PLAIN, on_non_finite="raise"):
-        slots, table = make_slots(make, num_slots, on_non_finite), make_table()
+    def __init__(self, make, num_envs, model, settings=PLAIN, on_non_finite="raise"):
+        envs = EnvSlice.for_playing([make] * num_envs, on_non_finite=on_non_finite)
+        table = make_table()
         memory = PrivateMemory(weights_nbytes(model))
         self._writer = WeightsWriter(model, memory.buffer)
         self._draws = PairDraws(settings.seed, table, trained_size(model))
-        self.agent = MemberAgent(lambda: copy.deepcopy(model), slots, memory, table, settings)
-        self.player = EpisodePlayer(slots, self.agent, PlaySettings(), lambda steps: None)
+        self.agent = MemberAgent(lambda: copy.deepcopy(model), envs, memory, table, settings)
+        self.player = EpisodePlayer(envs, self.agent, PlaySettings(), lambda steps: None)
 
     def begin(self, members, iteration=2, sigma=SIGMA):
         """Begin an iteration with the policy as it is now, with some of its members."""
@@ -377,15 +373,10 @@ class PictureEnv(UnequalEnv):
         return np.full((*self.shape, 3), 40 * min(self.t, 6), np.uint8)
 
 
-def model_agent(model, deterministic, slots):
-    """What builds the agent of a model."""
-    return ModelAgent(model, len(slots), deterministic)
-
-
 def model_problem(obs, actions, policy, deterministic=False):
     """Environment and agent of a model."""
     make = partial(WalkEnv, obs, actions)
-    return make, partial(model_agent, model_for(make, policy), deterministic)
+    return make, partial(ModelAgent, model_for(make, policy), deterministic=deterministic)
 
 
 def user_problem(obs, actions):

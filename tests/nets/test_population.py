@@ -197,9 +197,9 @@ class Copies:
     def play(self, population, numbers):
         """Parameters `[STEPS, param_size]` of each row, where row i plays a number."""
         for row, number in enumerate(numbers):
-            population.weights[row] = self.weights[number]
+            population.weights_of(row)[:] = self.weights[number]
             population.forget(row)
-        steps = [self.step(population, numbers, t) for t in range(STEPS)]
+        steps = [self.step(population, dict(enumerate(numbers)), t) for t in range(STEPS)]
         return torch.stack(steps, 1)
 
     def check(self, found):
@@ -211,16 +211,16 @@ class Copies:
             torch.testing.assert_close(params, expected, rtol=2e-6, atol=2e-6 * scale)
 
     def step(self, population, numbers, t):
-        """Parameters of each row for its observation t; further rows observe whatever."""
-        rows = [self.obs[number] for number in numbers]
-        rows += rows[:1] * (row_blocks(len(numbers)) - len(numbers))
-        leaves = [tree_map(lambda x: x[t], row) for row in rows]
+        """Parameters of the rows that play a number, for its observation t."""
+        others = next(iter(numbers.values()))
+        played = [numbers.get(row, others) for row in range(population.rows)]
+        leaves = [tree_map(lambda x: x[t], self.obs[number]) for number in played]
         if isinstance(leaves[0], dict):
             obs = {key: torch.stack([row[key] for row in leaves]) for key in leaves[0]}
         else:
             obs = torch.stack(leaves)
         with torch.no_grad():
-            params = population.act(len(numbers), obs, None, True).params
+            params = population.act([*numbers], obs, None, True).params
         assert len(params) == row_blocks(len(numbers))
         return params[: len(numbers)].clone()
 
@@ -259,30 +259,28 @@ def test_rows_do_not_depend_on_others(case):
     assert len(known) == 6
 
 
-# -- rows that move ------------------------------------------------------------------------------
+# -- rows that pause -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", ["box tanh", "own", "gru of 33", "two layers", "remembering rule"])
-def test_swapping(case):
-    """Copies take their weights and their memory with them."""
+def test_pausing(case):
+    """Copies keep their weights and their memory while others are computed."""
     model, space = model_of(case)
     copies = Copies(model, space)
     expected = copies.play(build_population(model, 4), range(4))
     population = build_population(model, 4)
     copies.play(population, [4, 5, 4, 5])
     for row in range(4):
-        population.weights[row] = copies.weights[row]
+        population.weights_of(row)[:] = copies.weights[row]
         population.forget(row)
-    assert torch.equal(copies.step(population, [0, 1, 2, 3], 0), expected[:, 0])
-    population.swap(1, 3)
-    np.testing.assert_array_equal(population.weights[:4], copies.weights[[0, 3, 2, 1]])
-    assert torch.equal(copies.step(population, [0, 3, 2, 1], 1), expected[[0, 3, 2, 1], 1])
-    population.swap(0, 1)
-    # The last one pauses meanwhile.
-    assert torch.equal(copies.step(population, [3, 0, 2], 2), expected[[3, 0, 2], 2])
-    population.swap(3, 0)
-    found = copies.step(population, [1], 2)
-    assert torch.equal(found, expected[[1], 2])
+    steps = dict.fromkeys(range(4), 0)
+    for rows in ([0, 1, 2, 3], [1, 3], [3], [0, 2], [0, 1, 2]):
+        for t in {steps[row] for row in rows}:
+            own = [row for row in rows if steps[row] == t]
+            assert torch.equal(copies.step(population, {k: k for k in own}, t), expected[own, t])
+        steps |= {row: steps[row] + 1 for row in rows}
+        for row in range(4):
+            np.testing.assert_array_equal(population.weights_of(row), copies.weights[row])
 
 
 @pytest.mark.parametrize(
@@ -294,17 +292,18 @@ def test_memories(case):
     copies = Copies(model, space)
     population = build_population(model, 3)
     expected = copies.play(population, [0, 1, 2])
-    assert not torch.equal(expected[:, 0], copies.step(population, [0, 1, 2], 0))
+    every = {row: row for row in range(3)}
+    assert not torch.equal(expected[:, 0], copies.step(population, every, 0))
     for row in range(3):
         population.forget(row)
-    first = [copies.step(population, [0, 1, 2], t) for t in range(2)]
+    first = [copies.step(population, every, t) for t in range(2)]
     assert torch.equal(torch.stack(first, 1), expected[:, :2])
     population.forget(1)
-    third = copies.step(population, [0, 1, 2], 2)
+    third = copies.step(population, every, 2)
     assert torch.equal(third[[0, 2]], expected[[0, 2], 2])
     assert not torch.equal(third[1], expected[1, 2])
     population.forget(1)
-    assert torch.equal(copies.step(population, [0, 1], 0)[1], expected[1, 0])
+    assert torch.equal(copies.step(population, {0: 0, 1: 1}, 0)[1], expected[1, 0])
 
 
 # -- what is perturbed ---------------------------------------------------------------------------
@@ -318,13 +317,14 @@ def test_weights_are_the_parameters_in_their_order(case):
     expected = sum(p.numel() for p in model.parameters() if p.requires_grad)
     assert population.dim == expected
     rows = 3 if isinstance(population, RowPopulation) else ROW_BLOCK
-    assert population.weights.shape == (rows, expected)
+    assert population.weights_of(2).shape == (expected,)
     assert population.rows == rows
     if isinstance(population, RowPopulation):
-        population.weights[:3] = np.arange(3 * expected, dtype=np.float32).reshape(3, expected)
+        for row in range(3):
+            population.weights_of(row)[:] = 1_000 * row + np.arange(expected, dtype=np.float32)
         for row, own in enumerate(population._copies):
             flat = torch.cat([p.detach().reshape(-1) for p in trained(own)])
-            np.testing.assert_array_equal(flat, population.weights[row])
+            np.testing.assert_array_equal(flat, population.weights_of(row))
 
 
 @pytest.mark.parametrize("case", ["box tanh", "trunk", "dict", "own", "gru of 33", "rule"])

@@ -20,7 +20,7 @@ from leftovers import left_of, run_owner
 from toy_workers import ToyWorker, local_class
 
 from maze_train.core.errors import ConfigError, WorkerError
-from maze_train.envs.worker import EnvWorker
+from maze_train.envs.slice import EnvSlice
 from maze_train.workers import process_pool, ray_pool
 from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, WorkerPool
@@ -143,9 +143,9 @@ def test_global_generators(start: Any, where: str) -> None:
 
 def test_a_fork_server_imports_the_modules_of_workers() -> None:
     """Of this package; custom ones may not stand a fork."""
-    own = partial(partial(EnvWorker, []), 0)
+    own = partial(partial(EnvSlice, []), 0)
     assert process_pool.modules_to_preload([own, ToyWorker]) == [
-        "maze_train.envs.worker",
+        "maze_train.envs.slice",
         "maze_train.workers.process",
     ]
 

@@ -26,7 +26,7 @@ from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
 from maze_train.core.seeding import SEED_LIMIT
 from maze_train.core.types import Array, Tensor, TensorTree
-from maze_train.envs.stepped import EnvSlots
+from maze_train.envs.slice import EnvSlice
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.population import find_normalizer
 from maze_train.workers.places import Place, Portable
@@ -226,7 +226,7 @@ class MemberAgent(PopulationAgent):
 
     Args:
         make_model: Builds the policy θ; perturbed copies of it act.
-        slots: The environments.
+        envs: The environments.
         weights: Memory that a `WeightsWriter` writes.
         noise_table: The noise.
         settings: How members act.
@@ -237,16 +237,14 @@ class MemberAgent(PopulationAgent):
     def __init__(
         self,
         make_model: Callable[[], nn.Module],
-        slots: EnvSlots,
+        envs: EnvSlice,
         weights: Any,
         noise_table: SharedNoiseTable,
         settings: MemberSettings,
     ) -> None:
         self._model = make_model()
         self._reader = WeightsReader(self._model, weights.buffer)
-        super().__init__(
-            self._model, len(slots), settings.deterministic, settings.action_noise_stddev
-        )
+        super().__init__(self._model, envs, settings.deterministic, settings.action_noise_stddev)
         self._table = noise_table
         self._normalizer = find_normalizer(self._model)
         self._observed: _Observed | None = None
@@ -268,32 +266,26 @@ class MemberAgent(PopulationAgent):
             self._observed = _Observed(normalizer, self._population.rows)
 
     def begin(self, row: int, task: EpisodeTask) -> None:
-        """Begin the episode of a member, see `SlotAgent`."""
+        """Begin the episode of a member, see `RowAgent`."""
         super().begin(row, task)
         noise = self._table.array[task.noise_index : task.noise_index + self._population.dim]
         signed = self._noise_stddev if task.number % 2 == 0 else -self._noise_stddev
-        weights = self._population.weights[row]
+        weights = self._population.weights_of(row)
         np.multiply(noise, weights.dtype.type(signed), out=weights)
         weights += self._theta
         if self._observed is not None:
             self._observed.forget(row)
 
-    def _observe(self, count: int, slots: EnvSlots) -> TensorTree:
+    def _observe(self, envs: EnvSlice) -> TensorTree:
         """The observations of this step, which are counted as well."""
-        obs = super()._observe(count, slots)
+        obs = super()._observe(envs)
         if self._observed is not None:
-            self._observed.take_in(count, obs)
+            self._observed.take_in(envs.playing, obs)
         return obs
 
     def moments(self, row: int) -> ObservationMoments | None:
         """Moments of the observations of the episode, where they are normalised."""
         return None if self._observed is None else self._observed.moments(row)
-
-    def swap(self, i: int, j: int) -> None:
-        """Exchange two rows, see `SlotAgent`."""
-        super().swap(i, j)
-        if self._observed is not None:
-            self._observed.swap(i, j)
 
 
 class _Observed:
@@ -314,18 +306,19 @@ class _Observed:
         """Begin an episode."""
         self._sums[row] = 0.0
 
-    def take_in(self, count: int, obs: TensorTree) -> None:
-        """Add the observations of the first members."""
+    def take_in(self, rows: list[int], obs: TensorTree) -> None:
+        """Add the observations of some members."""
         leaves = obs if isinstance(obs, dict) else {"": obs}
-        parts = [leaves[key][:count].reshape(count, -1).numpy() for key in self._keys]
+        parts = [leaves[key].numpy()[rows].reshape(len(rows), -1) for key in self._keys]
         x = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).astype(np.float64)
-        mean = self._mean[:count]
-        self._count[:count] += 1.0
+        mean = self._mean[rows]
+        self._count[rows] += 1.0
         shift = x - mean
-        mean += shift / self._count[:count]
+        mean += shift / self._count[rows]
+        self._mean[rows] = mean
         x -= mean
         x *= shift
-        self._squares[:count] += x
+        self._squares[rows] += x
 
     def moments(self, row: int) -> ObservationMoments:
         """Moments of the episode of a member."""
@@ -333,10 +326,6 @@ class _Observed:
         return ObservationMoments(
             count, self._mean[row].copy(), self._squares[row] / max(count, 1.0)
         )
-
-    def swap(self, i: int, j: int) -> None:
-        """Exchange two members."""
-        self._sums[[i, j]] = self._sums[[j, i]]
 
 
 REPORT_S = 0.005

@@ -1,0 +1,93 @@
+"""Building and closing of several environments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, Protocol
+
+import gymnasium
+
+from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.envs.faults import explained, own_processes
+from maze_train.workers.pool import check_spaces
+
+ONE_PER_PROCESS = "; if a process can have only one of them, " + own_processes(
+    "<runner.concurrency>"
+)
+"""What may have kept an environment from being built after another one was."""
+
+
+def build_envs(
+    factories: Sequence[Callable[[], Any]], first: int = 0
+) -> list[gymnasium.Env[Any, Any]]:
+    """Call the factories, and check that the environments have equal spaces.
+
+    Args:
+        factories: Functions that return one environment each.
+        first: Index of the first one in its vector environment.
+
+    Raises:
+        ConfigError: If a factory refuses its settings.
+        EnvError: If a factory raises, returns no environment, or one whose spaces differ
+            from the first's.
+        MissingExtraError: If a package that an environment needs is not installed.
+    """
+    envs: list[gymnasium.Env[Any, Any]] = []
+    index = first
+    with closed_on_error(envs):
+        try:
+            for index, factory in enumerate(factories, start=first):
+                env = factory()
+                if not isinstance(env, gymnasium.Env):
+                    raise TypeError(f"the factory returned {env!r}, expected a gymnasium.Env")
+                if any(env is other for other in envs):
+                    raise TypeError(
+                        "the factory returned the same environment twice; let it build a new one"
+                    )
+                envs.append(env)
+                check_spaces(index, spaces_of(env), spaces_of(envs[0]), first)
+        except (ConfigError, MissingExtraError):
+            raise
+        except BaseException as error:
+            problem = f"environment {index} could not be built: {explained(error)}"
+            if envs and len(envs) == index - first and not isinstance(error, TypeError):
+                problem += ONE_PER_PROCESS
+            raise EnvError(problem) from error
+    return envs
+
+
+def spaces_of(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:
+    """Observation and action space."""
+    return env.observation_space, env.action_space
+
+
+class Closeable(Protocol):
+    """An environment, or many."""
+
+    def close(self) -> Any:
+        """Release what it holds."""
+        ...
+
+
+@contextmanager
+def closed_on_error(envs: Iterable[Closeable]) -> Iterator[None]:
+    """Close environments if the block raises; an error of closing does not replace that one."""
+    try:
+        yield
+    except BaseException:
+        with suppress(EnvError):
+            close_all(envs)
+        raise
+
+
+def close_all(envs: Iterable[Closeable]) -> None:
+    """Close environments; the first exception is raised after all were closed."""
+    first_error: BaseException | None = None
+    for env in envs:
+        try:
+            env.close()
+        except BaseException as error:
+            first_error = first_error or error
+    if first_error is not None:
+        raise EnvError(f"closing an environment failed: {explained(first_error)}") from first_error

@@ -1,0 +1,597 @@
+"""A slice of environments in one process, which are stepped one after the other."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from maze_train.core.seeding import EpisodeSeeds, NoSeeds, SeedSource
+from maze_train.core.step_end import DROPPED, RUNNING, TERMINATED, TRUNCATED, EpisodeEnd
+from maze_train.envs.agents import JointEnv
+from maze_train.envs.batch import StepReport, asked_keys, episode_end
+from maze_train.envs.building import build_envs, close_all, closed_on_error
+from maze_train.envs.faults import (
+    MAX_FLOAT32,
+    EpisodeError,
+    FiniteCheck,
+    NonFiniteError,
+    check_finite,
+    check_finite_reward,
+    checked_info,
+    episode_fault,
+    explained,
+    non_finite_rewards,
+    non_finite_rows,
+)
+from maze_train.envs.journal import (
+    NOT_KEPT,
+    Difference,
+    EpisodeRecord,
+    load_own_state,
+    offers_own_state,
+    own_state,
+)
+from maze_train.envs.monitoring import (
+    continue_game,
+    continuing_layers,
+    described_metadata,
+    monitor_of,
+    watched_game,
+)
+from maze_train.envs.vector import Array, StepBuffers, masked_writer, row_writer
+from maze_train.spaces.agents import agent_spaces
+from maze_train.spaces.describe import MASK_KEY, FlatView
+from maze_train.spaces.masks import mask_layout
+from maze_train.workers.places import Portable
+from maze_train.workers.pool import CallCancelledError, PrivateMemory, WorkerContext
+
+
+@dataclass(frozen=True)
+class SliceSettings:
+    """How the environments of a slice are stepped."""
+
+    step_infos: bool = False
+    """Whether to report the infos of every step and reset, not only those of last steps."""
+
+    info_keys: Sequence[str] | None = ()
+    """Keys of the numbers to report of last infos; None: report whole infos."""
+
+    on_non_finite: str = "raise"
+    """Reaction to NaN and infinities, one of `ON_NON_FINITE`: `skip` drops the episode."""
+
+    final_obs: Literal["none", "truncated", "all"] = "truncated"
+    """Episodes whose last observations must be finite: those that were truncated, or all. `none`:
+    last observations are not kept at all."""
+
+    whole_games: bool = False
+    """Whether each episode is a whole game, independent of earlier ones: it continues where a
+    wrapper ends an episode in the middle of a game (`EpisodicLifeWrapper`), and an environment that
+    offers `state_dict` begins it in the state of a new one."""
+
+
+class EnvSlice:
+    """The environments `first, first + 1, ...`, each with a row of all arrays.
+
+    Where an episode ends, the seed source of the environment says how the next one begins: at once,
+    or the environment rests until `begin` or `start`. A resting environment is not stepped, and
+    its rows hold what they held before. Whatever an environment raises becomes an `EpisodeError`.
+
+    Args:
+        factories: Functions that build the environments.
+        first: Index of the first one.
+        num_envs: Number of environments of all slices.
+        number: Number of the first one in messages.
+        settings: How they are stepped.
+        context: Where the slice lives.
+
+    Attributes:
+        envs: The environments.
+        observation: View of the observation space.
+        action: View of the action space.
+        playing: Rows of the environments that do not rest, growing.
+        resting: Rows of the others.
+        seeds: Seed of the running or last episode of each environment.
+        obs: Observations to act on, `[n, ...]` per leaf.
+        final_obs: Last observations of the episodes that ended in the last step, `[n, ...]` per
+            leaf; other rows hold arbitrary values.
+        actions: Actions of the next step, `[n, ...]` per leaf.
+        rewards: Rewards of the last step, `[n]`.
+        end: How the last step ended, `[n]`, see `StepEnd`.
+
+    Raises:
+        ConfigError: If a factory refuses its settings.
+        EnvError: If an environment cannot be built, or differs in its spaces from the first.
+        SpaceError: If a space cannot be flattened.
+    """
+
+    obs: dict[str, Array]
+    final_obs: dict[str, Array]
+    actions: dict[str, Array]
+    rewards: npt.NDArray[np.float64]
+    end: npt.NDArray[np.uint8]
+
+    def __init__(
+        self,
+        factories: Portable[Sequence[Callable[[], gymnasium.Env[Any, Any]]]],
+        first: int,
+        num_envs: int,
+        number: int,
+        settings: SliceSettings,
+        context: WorkerContext,
+    ) -> None:
+        self.envs = build_envs(factories.value, number)
+        self._first, self._num_envs, self._number = first, num_envs, number
+        self._settings, self._context = settings, context
+        self._skips = settings.on_non_finite == "skip"
+        with closed_on_error(self.envs):
+            self.observation = FlatView(self.envs[0].observation_space)
+            self.action = FlatView(self.envs[0].action_space)
+            self._continuing = [continuing_layers(env) for env in self.envs]
+            self._monitors = [monitor_of(env) for env in self.envs]
+            self._offers_own_state = [offers_own_state(env) for env in self.envs]
+            games = self._continuing if settings.whole_games else [[]] * len(self.envs)
+            self._games = [watched_game(layers) for layers in games]
+        for joint in (env.unwrapped for env in self.envs):
+            if isinstance(joint, JointEnv):
+                joint.skips_non_finite = self._skips
+        several = agent_spaces(self.observation.space, self.action.space)
+        self._agents = several.agents if several is not None else ()
+        keys = settings.info_keys
+        self._keys = None if keys is None else asked_keys(keys, self._agents)
+        self._sources: Sequence[SeedSource] = [NoSeeds()] * len(self.envs)
+        self._unplayed: dict[int, dict[str, Any]] = {}
+        self.seeds = [0] * len(self.envs)
+        self._episode_start = [0] * len(self.envs)
+        self._steps, self._busy_s = 0, 0.0
+        self._report: StepReport | None = None
+        self.rest()
+
+    @classmethod
+    def for_playing(
+        cls,
+        factories: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+        *,
+        number: int = 0,
+        on_non_finite: str = "raise",
+        final_obs: Literal["none", "all"] = "none",
+    ) -> EnvSlice:
+        """Return environments that play whole games, each when it is asked to.
+
+        Raises:
+            SpaceError: If masks do not fit the actions; and what the class raises.
+        """
+        settings = SliceSettings(on_non_finite=on_non_finite, final_obs=final_obs, whole_games=True)
+        made = cls(Portable(factories, "env"), 0, len(factories), number, settings, WorkerContext())
+        with closed_on_error(made.envs):
+            columns = StepBuffers.columns(made.observation, made.action, len(factories))
+            made.map(PrivateMemory(columns.nbytes))
+        return made
+
+    def __len__(self) -> int:
+        return len(self.envs)
+
+    def describe(self) -> tuple[Any, Any, Any, Any, bool]:
+        """Spaces, metadata and render mode, and whether an environment offers its state."""
+        env, offers = self.envs[0], any(self._offers_own_state)
+        metadata = described_metadata(env)
+        return env.observation_space, env.action_space, metadata, env.render_mode, offers
+
+    def close(self) -> None:
+        """Close every environment, all of them also when one raises."""
+        close_all(self.envs)
+
+    def busy_s(self) -> float:
+        """Seconds that steps took, since the slice was built."""
+        return self._busy_s
+
+    def map(self, memory: Any) -> None:
+        """Step into memory of all slices from now on.
+
+        Raises:
+            SpaceError: If a mask in the observations does not fit the actions.
+        """
+        columns = StepBuffers.columns(self.observation, self.action, self._num_envs)
+        buffers = StepBuffers.over(memory.buffer, columns)
+        part = buffers.rows(self._first, self._first + len(self.envs))
+        self.obs, self.final_obs, self.actions = part.obs, part.final_obs, part.actions
+        self.rewards, self.end = part.rewards, part.end
+        self._write_obs = row_writer(self.observation, self.obs)
+        masks = mask_layout(self.observation.space, self.action.space)
+        if masks is not None:
+            self._write_obs = masked_writer(self._write_obs, masks, self.obs)
+        self._write_final_obs = row_writer(self.observation, self.final_obs, is_last=True)
+        self._finite = FiniteCheck(self.obs)
+
+    def written(self) -> list[Any]:
+        """Return what the last call wrote: the rows, and last observations of ended episodes."""
+        ends = self._report.ends if self._report else ()
+        rows = [end.env - self._first for end in ends]
+        final = [column[i : i + 1] for column in self.final_obs.values() for i in rows]
+        return [*self.obs.values(), self.rewards, self.end, *final]
+
+    def _row(self, i: int) -> dict[str, Array]:
+        return {key: column[i] for key, column in self.obs.items()}
+
+    # -- episodes --------------------------------------------------------------------------------
+
+    def seed_from(self, sources: Sequence[SeedSource]) -> None:
+        """Ask these sources, one per environment, for the seeds of episodes from now on."""
+        self._sources = sources
+
+    def begin(self) -> list[int]:
+        """Begin an episode where a resting environment gets a seed; returns the rows."""
+        began = []
+        for i in sorted(self.resting):
+            seed = self._sources[i].next()
+            if seed is not None:
+                self.start(i, seed)
+                began.append(i)
+        return began
+
+    def start(self, i: int, seed: int, options: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Begin an episode that is independent of earlier ones; returns the info."""
+        try:
+            self._let_go(i)
+            obs, info = self._reset(i, seed, options)
+            self._counted(i)
+            self._write_obs(i, obs)
+            check_finite(self._row(i))
+        except BaseException as error:
+            raise self._fault(i, error) from error
+        if i in self.resting:
+            self.resting.remove(i)
+            self._arrange()
+        return info
+
+    def rest(self) -> None:
+        """End all running episodes."""
+        self.resting = set(range(len(self.envs)))
+        self._arrange()
+
+    def steps_of(self, i: int) -> int:
+        """Steps of the running episode of an environment, or of the one that ended last."""
+        return self._steps - self._episode_start[i]
+
+    def render(self, i: int) -> Any:
+        """Render an environment: a picture, where its render mode is `rgb_array`."""
+        try:
+            return self.envs[i].render()
+        except BaseException as error:
+            raise self._fault(i, error) from error
+
+    def _arrange(self) -> None:
+        """Step those environments from now on that do not rest."""
+        self.playing = [i for i in range(len(self.envs)) if i not in self.resting]
+        self._in_turn = [(i, self.envs[i]) for i in self.playing]
+
+    def _reset(
+        self, i: int, seed: int, options: dict[str, Any] | None
+    ) -> tuple[Any, dict[str, Any]]:
+        """Reset an environment; a game may continue there."""
+        self._episode_start[i], self.seeds[i] = self._steps, seed
+        if self._settings.whole_games and self._offers_own_state[i]:
+            self._forget_earlier_episodes(i)
+        obs, info = self.envs[i].reset(seed=seed, options=options)
+        return obs, checked_info(info)
+
+    def _forget_earlier_episodes(self, i: int) -> None:
+        """Restore the state in which no episode was played."""
+        if i in self._unplayed:
+            load_own_state(self.envs[i], self._unplayed[i])
+        else:
+            self.envs[i].reset(seed=0)
+            self._unplayed[i] = own_state(self.envs[i])
+
+    def _let_go(self, i: int) -> None:
+        """Make the next reset begin a new game."""
+        for layer in self._continuing[i]:
+            layer.goes_on = False
+
+    def _goes_on(self, i: int) -> bool:
+        """Whether a wrapper ended an episode of a game that is not over."""
+        return any(layer.goes_on for layer in self._continuing[i])
+
+    def _counted(self, i: int) -> tuple[float, int] | None:
+        """Raw return and length of the game that ended last, once; None: none did."""
+        monitor = self._monitors[i]
+        return None if monitor is None else monitor.take()
+
+    def _fault(self, i: int, error: BaseException) -> EpisodeError:
+        """The error about an environment that failed."""
+        seed = self.seeds[i]
+        return EpisodeError(episode_fault(self._number + i, self.steps_of(i), seed, error), seed)
+
+    # -- steps -----------------------------------------------------------------------------------
+
+    def step(self) -> StepReport | None:
+        """Take the actions in all environments that do not rest.
+
+        Where an episode ends, the next one begins if the source has a seed.
+
+        Returns:
+            The ends of episodes and infos to pass on, or None without any.
+        """
+        started = time.perf_counter()
+        self._report = None
+        self._steps += 1
+        self.end.fill(RUNNING)
+        infos: list[tuple[int, Any]] | None = [] if self._settings.step_infos else None
+        total = self._step_envs(infos)
+        if infos is not None:
+            self._report_of_step().infos += [(self._first + i, info) for i, info in infos]
+        if not (total <= MAX_FLOAT32 and self._finite.passes()):
+            self._drop_non_finite()
+        self._busy_s += time.perf_counter() - started
+        return self._report
+
+    def _step_envs(self, infos: list[tuple[int, Any]] | None) -> float:
+        """Step the environments; returns the sum of the magnitudes of the rewards."""
+        rewards, write_obs, total, i = self.rewards, self._write_obs, 0.0, 0
+        try:
+            for (i, env), action in zip(self._in_turn, self._next_actions(), strict=False):
+                obs, reward, terminated, truncated, info = env.step(action)
+                # As a float: an array of numbers would take None for NaN.
+                rewards[i] = number = float(reward)
+                total += abs(number)
+                if terminated or truncated:
+                    following = self._end_episode(i, obs, terminated, truncated, info)
+                    if following is None:
+                        continue
+                    obs, info = following
+                write_obs(i, obs)
+                if infos is not None:
+                    infos.append((i, checked_info(info)))
+        except BaseException as error:
+            raise self._fault(i, error) from error
+        return total
+
+    def _next_actions(self) -> Iterable[Any]:
+        """Copies, since environments may keep or change what they are given."""
+        rows = self.playing
+        if len(rows) == len(self.envs):
+            columns = {key: column.copy() for key, column in self.actions.items()}
+        else:
+            columns = {key: column[rows] for key, column in self.actions.items()}
+        return self._built(columns, len(rows))
+
+    def _built(self, actions: Mapping[str, Array], count: int) -> Iterable[Any]:
+        """The first actions in the form of the space, one after the other."""
+        if self.action.is_single:
+            column: Iterable[Any] = actions[""]
+            return column
+        return [
+            self.action.build({key: column[i] for key, column in actions.items()})
+            for i in range(count)
+        ]
+
+    def _report_of_step(self) -> StepReport:
+        """The report of this step, made where there is something to report."""
+        if self._report is None:
+            self._report = StepReport()
+        return self._report
+
+    def _end_episode(
+        self, i: int, obs: Any, terminated: bool, truncated: bool, info: Any
+    ) -> tuple[Any, dict[str, Any]] | None:
+        """Report the end of an episode; returns where to continue, None: the environment rests."""
+        kept = self._settings.final_obs
+        if self._settings.whole_games and not truncated and self._goes_on(i):
+            following, game_end = continue_game(self.envs[i], self._games[i])
+            if game_end is None:
+                return following, checked_info(info)
+            terminated, last_info = game_end
+            info = {**checked_info(info), **last_info}
+        self.end[i] = TERMINATED if terminated else TRUNCATED
+        if kept != "none":
+            self._write_final_obs(i, obs)
+        # Before the reset: the environment may use the memory of the info again.
+        end = episode_end(self._first + i, checked_info(info), self._keys, self._agents)
+        try:
+            check_finite_reward(self.rewards[i])
+            if kept == "all" or (kept == "truncated" and not terminated):
+                final = {key: column[i] for key, column in self.final_obs.items()}
+                check_finite(final, "final observation")
+        except NonFiniteError:
+            if not self._skips:
+                raise
+            self._drop(i)
+        else:
+            self._report_of_step().ends.append(end)
+        return self._next_episode(i, end)
+
+    def _next_episode(self, i: int, end: EpisodeEnd) -> tuple[Any, dict[str, Any]] | None:
+        """Start the next episode, perhaps in the same game; None: the environment rests."""
+        monitor, following = self._monitors[i], None
+        if self._settings.whole_games:
+            self._let_go(i)
+            if monitor is not None:
+                monitor.end()  # a wrapper may have ended the episode from outside
+        elif self._goes_on(i):
+            self._report_of_step().continuing.append(self._first + i)
+        seed = self._sources[i].next()
+        if seed is None:
+            self.resting.add(i)
+            self._arrange()
+        else:
+            following = self._reset(i, seed, None)
+        # After the reset, which ends the game if a training wrapper ended the episode.
+        end.counted = self._counted(i)
+        return following
+
+    def _drop(self, i: int) -> None:
+        """Give up an episode; the next reset begins a new game."""
+        self.rewards[i], self.end[i] = 0.0, DROPPED
+        self._report_of_step().lost.append(self._first + i)
+        self._let_go(i)
+
+    def _drop_non_finite(self) -> None:
+        """Look for numbers that are not finite, and raise or drop the episodes."""
+        bad = non_finite_rows(self.obs) | non_finite_rewards(self.rewards)
+        for i in [k for k in self.playing if bad[k]]:
+            try:
+                check_finite_reward(self.rewards[i])
+                check_finite(self._row(i))
+            except NonFiniteError as error:
+                # There is nothing to drop in the first observation of an episode.
+                if not self._skips or self._episode_start[i] == self._steps:
+                    raise self._fault(i, error) from error
+            self._drop(i)
+            seed = self._sources[i].next()
+            if seed is not None:
+                self.start(i, seed)
+                continue
+            self.resting.add(i)
+            self._arrange()
+            for column in self.obs.values():
+                column[i] = 0
+
+    # -- a run of episodes, and its state --------------------------------------------------------
+
+    def reset(self, seed: int, options: dict[str, Any] | None) -> StepReport:
+        """Start the first episodes of the run of episodes that `seed` names."""
+        self._begin_run(seed)
+        report = StepReport()
+        for i, source in enumerate(self._run):
+            # A copy: an environment may change it.
+            info = self.start(i, source.next(), copy.deepcopy(options))
+            if self._keys is not None and not self._settings.step_infos:
+                info = {MASK_KEY: info[MASK_KEY]} if MASK_KEY in info else {}
+            report.infos.append((self._first + i, info))
+        return report
+
+    def begin_anew(self, seed: int, episodes: Sequence[int]) -> StepReport:
+        """Start the next episode of every environment.
+
+        Args:
+            seed: Names the run of episodes.
+            episodes: How many episodes each environment has started before.
+        """
+        self._begin_run(seed)
+        self.end.fill(DROPPED)
+        report = StepReport(lost=[self._first + i for i in range(len(self.envs))])
+        for i, count in enumerate(episodes):
+            self._run[i].episodes_started = count
+            info = self.start(i, self._run[i].next())
+            if self._settings.step_infos:
+                report.infos.append((self._first + i, info))
+        return report
+
+    def _begin_run(self, seed: int) -> None:
+        indices = range(self._first, self._first + len(self.envs))
+        self._run = [EpisodeSeeds(seed, index, self._num_envs) for index in indices]
+        self._sources = self._run
+        self._context.seed_generators(seed)
+        self._clear_rows(slice(None))
+        self._steps = 0
+        self.resting = set()
+        self._arrange()
+
+    def _clear_rows(self, rows: int | slice) -> None:
+        self.rewards[rows] = 0.0
+        self.end[rows] = RUNNING
+
+    def restore(
+        self, seed: int, records: Sequence[EpisodeRecord], allow_new_episodes: bool
+    ) -> list[tuple[int, Difference]]:
+        """Put every environment where its record says, by playing its episode again.
+
+        Args:
+            seed: Names the run of episodes.
+            records: One per environment.
+            allow_new_episodes: Whether an environment that did not do the same again begins a new
+                episode. One whose replay differs within rounding continues its episode in any case,
+                with the observation of the record.
+
+        Returns:
+            The environments whose replay differed, and how.
+        """
+        self._begin_run(seed)
+        problems = []
+        for i, record in enumerate(records):
+            problem: Difference | None
+            try:
+                problem = self._replay(i, record)
+            except CallCancelledError:
+                raise  # no one needs the result
+            except BaseException as error:
+                problem = Difference(f"it raised {explained(error)}")
+            self._counted(i)
+            self.rewards[i] = record.reward
+            self._episode_start[i] = -record.steps
+            if problem is None:
+                continue
+            name = f"environment {self._number + i} "
+            name += "" if problem.is_rounding else "could not be put back where it was: "
+            name += f"after {record.num_actions} actions in the episode with seed "
+            text = f"{name}{self.seeds[i]}, {problem.text}"
+            problems.append((self._first + i, replace(problem, text=text)))
+            if problem.is_rounding:
+                self._restore_obs(i, record)
+            elif allow_new_episodes:
+                self._run[i].episodes_started = record.episodes
+                self._clear_rows(i)
+                self.start(i, self._run[i].next())
+        return problems
+
+    def _restore_obs(self, i: int, record: EpisodeRecord) -> None:
+        """Let the observation to act on be that of a record."""
+        for key, column in self.obs.items():
+            column[i] = record.obs[key]
+
+    def _replay(self, i: int, record: EpisodeRecord) -> Difference | None:
+        """Play an episode again; returns the difference."""
+        env, seeds = self.envs[i], self._run[i]
+        seeds.episodes_started = record.base_episodes - 1
+        self._let_go(i)
+        self.seeds[i] = seed = seeds.next()
+        if not record.is_kept:
+            return Difference(NOT_KEPT)
+        obs, _ = self._reset(i, seed, copy.deepcopy(record.options))
+        if record.own is not None:
+            load_own_state(env, record.own)
+        reward: Any = record.reward
+        actions = {key: column.copy() for key, column in record.actions.items()}
+        for k, action in enumerate(self._built(actions, record.num_actions), start=1):
+            self._episode_start[i] -= 1
+            obs, reward, terminated, truncated, _ = env.step(action)
+            self._context.count()
+            if terminated or truncated:
+                if seeds.episodes_started == record.episodes:
+                    return Difference(f"the episode has ended, already after {k} of them")
+                obs, _ = self._reset(i, seeds.next(), None)
+        if seeds.episodes_started != record.episodes:
+            left = record.episodes - seeds.episodes_started
+            return Difference(f"{left} episodes have not ended")
+        if record.own is not None and not record.num_actions:
+            self._restore_obs(i, record)
+            return None
+        self._write_obs(i, obs)
+        return record.difference(self._row(i), float(reward))
+
+    def own_states(self) -> list[dict[str, Any] | None] | str:
+        """States that environments give of themselves, or None; a text if one cannot."""
+        states: list[dict[str, Any] | None] = []
+        for i, env in enumerate(self.envs):
+            try:
+                states.append(own_state(env) if self._offers_own_state[i] else None)
+            except BaseException as error:
+                return str(self._fault(i, error))
+        return states
+
+    def load_own_states(self, states: Sequence[dict[str, Any] | None]) -> None:
+        """Give the environments the states that `own_states` returned; a reset has to follow."""
+        self._begin_run(0)
+        for i, state in enumerate(states):
+            if state is not None:
+                self.start(i, self._run[i].next())
+                try:
+                    load_own_state(self.envs[i], state)
+                except BaseException as error:
+                    raise self._fault(i, error) from error

@@ -1,0 +1,380 @@
+"""Environments that play the episodes that they are told to, one at a time each."""
+
+from __future__ import annotations
+
+import pickle
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from cases import sweep
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+from toy_envs import CountingEnv, FailingEnv, LivesEnv, NestedEnv, SpoiltEnv, assert_same
+
+from maze_train.core.errors import EnvError
+from maze_train.core.step_end import EpisodeEnd, StepEnd
+from maze_train.envs.atari import EpisodicLifeWrapper
+from maze_train.envs.batch import StepReport
+from maze_train.envs.faults import EpisodeError
+from maze_train.envs.monitoring import MonitoringWrapper
+from maze_train.envs.slice import EnvSlice
+from maze_train.envs.wrappers import RewardScalingWrapper
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class PlannedEnv(CountingEnv):
+    """Episodes as their seed says.
+
+    Seed s: s mod 7 + 1 steps, which end terminated (s mod 3 = 0), truncated (1) or both (2). The
+    reward is a function of seed, step and action; it or the observation may be spoilt in a step.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        plan = spaces.Box(-np.inf, np.inf, (3,), np.float64)
+        self.observation_space = spaces.Dict({"kind": spaces.Discrete(9, start=5), "plan": plan})
+        self.action_space = spaces.Discrete(5)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self.seed, self.last = int(seed or 0), 0
+        return super().reset(seed=seed)
+
+    def spoils(self, what: int) -> bool:
+        return self.seed // 10 % 5 == what and self.t == self.seed // 50 % 7 + 1
+
+    def observe(self) -> Any:
+        number = np.nan if self.spoils(1) else self.seed
+        return {"kind": 5 + self.seed % 9, "plan": np.array([number, self.t, self.last], float)}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.t, self.last = self.t + 1, int(action)
+        ended = self.t == self.seed % 7 + 1
+        ends = (ended and self.seed % 3 != 1, ended and self.seed % 3 != 0)
+        reward = np.nan if self.spoils(2) else np.sin(self.seed + 0.3 * self.t) + 0.1 * self.last
+        return self.observe(), reward, *ends, {"t": self.t, "seed": self.seed}
+
+
+class SlowEnv:
+    """`PlannedEnv` in plain Python."""
+
+    def __init__(self, seed: int) -> None:
+        self.env = PlannedEnv()
+        self.start(seed)
+
+    def start(self, seed: int) -> None:
+        self.seed, self.length = seed, 0
+        self.end, self.plays = StepEnd.RUNNING, True
+        self.obs, _ = self.env.reset(seed=seed)
+
+    def step(self, action: int) -> bool:
+        """Whether the episode is over."""
+        self.obs, self.reward, terminated, truncated, self.info = self.env.step(action)
+        self.length += 1
+        self.end = StepEnd.TERMINATED if terminated else StepEnd(2 * truncated)
+        if np.isnan(self.reward) or np.isnan(self.obs["plan"][0]):
+            self.end, self.reward = StepEnd.DROPPED, 0.0
+        self.plays = self.end == StepEnd.RUNNING
+        return not self.plays
+
+
+def slice_of(make: Callable[[], Any], count: int = 3, **settings: Any) -> EnvSlice:
+    """Environments of one kind."""
+    return EnvSlice.for_playing([make] * count, **settings)
+
+
+def ends_of(envs: EnvSlice, *actions: int) -> dict[int, EpisodeEnd | None]:
+    """Take a step; returns the ends of episodes by environment, None for one that was dropped."""
+    envs.actions[""][: len(actions)] = actions
+    report = envs.step() or StepReport()
+    return {**{end.env: end for end in report.ends}, **dict.fromkeys(report.lost)}
+
+
+def assert_equal(envs: EnvSlice, slow: list[SlowEnv]) -> None:
+    """All that is reported of environments that play."""
+    for i, one in enumerate(slow):
+        assert envs.seeds[i] == one.seed
+        assert (i in envs.playing, i in envs.resting) == (one.plays, not one.plays)
+        if one.plays:
+            assert envs.steps_of(i) == one.length
+            assert envs.obs["kind"][i] == one.obs["kind"]
+            assert_same(envs.obs["plan"][i], one.obs["plan"])
+
+
+# -- episodes ------------------------------------------------------------------------------------
+
+
+def test_episodes_are_what_slow_ones_are() -> None:
+    """Whatever is started, stepped, dropped and over: all that is reported of each of them."""
+    rng = np.random.default_rng(0)
+    envs = slice_of(PlannedEnv, 4, on_non_finite="skip", final_obs="all")
+    assert envs.playing == []
+    slow = [SlowEnv(i) for i in range(4)]
+    for i in range(4):
+        envs.start(i, i)
+    lost, over = 0, 0
+    for _ in range(600):
+        actions, playing = rng.integers(0, 5, 4), envs.playing
+        ends = ends_of(envs, *actions)
+        assert sorted(ends) == [i for i in playing if slow[i].step(int(actions[i]))]
+        assert_equal(envs, slow)
+        for i in playing:
+            one, end = slow[i], ends.get(i)
+            assert (envs.rewards[i], StepEnd(envs.end[i])) == (one.reward, one.end)
+            if end is not None:
+                assert_same(envs.final_obs["plan"][i], one.obs["plan"])
+                assert end.info == {}
+        lost, over = lost + list(ends.values()).count(None), over + len(ends)
+        for i in sorted({*ends, *envs.resting, int(rng.integers(4))}):
+            if rng.random() < 0.7:
+                seed = int(rng.integers(10_000))
+                envs.start(i, seed)
+                slow[i].start(seed)
+        assert_equal(envs, slow)
+    assert over > 300
+    assert 50 < lost < over - 50
+
+
+class Plan:
+    """Seeds of an environment, and None where it is to rest."""
+
+    def __init__(self, *seeds: int | None) -> None:
+        self.seeds = list(seeds)
+
+    def next(self) -> int | None:
+        return self.seeds.pop(0) if self.seeds else None
+
+
+def test_a_source_says_what_is_played() -> None:
+    """At once where an episode ends, or when it is asked again; those that rest are not stepped."""
+    envs = slice_of(lambda: CountingEnv(2), 2)
+    envs.seed_from([Plan(3, 4, None, 5), Plan(None, 6)])
+    assert envs.begin() == [0]
+    assert (envs.playing, envs.seeds) == ([0], [3, 0])
+    ended = [[*ends_of(envs)], [*ends_of(envs)]]
+    assert envs.begin() == [1]
+    ended += [[*ends_of(envs)], [*ends_of(envs)]]
+    assert ended == [[], [0], [], [0, 1]]
+    assert envs.seeds == [4, 6]
+    assert envs.begin() == [0]
+    assert [env.unwrapped.seeds for env in envs.envs] == [[3, 4, 5], [6]]
+    envs.rest()
+    assert (envs.playing, envs.resting) == ([], {0, 1})
+    assert ends_of(envs) == {}
+    assert envs.envs[0].unwrapped.t == 0
+
+
+def test_what_environments_tell_about_themselves() -> None:
+    """Their number, spaces, and arrays with a row for each."""
+    envs = slice_of(NestedEnv, 2)
+    env = envs.envs[0]
+    assert len(envs) == len(envs.envs) == 2
+    assert envs.observation.space == env.observation_space
+    assert envs.action.space == env.action_space
+    described = {key: (column.shape, column.dtype.name) for key, column in envs.obs.items()}
+    assert described == {
+        "image": ((2, 3, 4, 1), "uint8"),
+        "robot/0": ((2, 2, 2), "float64"),
+        "robot/1": ((2,), "int64"),
+    }
+
+
+@sweep("where", ["speed", "temperature"])
+def test_last_observations_that_are_no_good(where: str) -> None:
+    """An error where they are kept; else no one looks at them."""
+    envs = slice_of(lambda: SpoiltEnv(where, 1, length=1))
+    envs.start(0, 5)
+    assert [*ends_of(envs)] == [0]
+    envs = slice_of(lambda: SpoiltEnv(where, 1, length=1), final_obs="all")
+    envs.start(0, 5)
+    words = rf"step 1 of the episode with seed 5: NonFiniteError: final observation '{where}' is"
+    with pytest.raises(EpisodeError, match=words):
+        envs.step()
+
+
+def test_what_environments_show() -> None:
+    """Their pictures; an error names the seed."""
+
+    class Shown(CountingEnv):
+        def render(self) -> Any:
+            return 10 // self.t
+
+    envs = slice_of(Shown)
+    for i in (0, 1):
+        envs.start(i, 5 + i)
+    with pytest.raises(EpisodeError, match=r"environment 1 .* seed 6: ZeroDivisionError") as caught:
+        envs.render(1)
+    assert caught.value.seed == 6
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), again.seed, str(again)) == (EpisodeError, 6, str(caught.value))
+    envs.step()
+    assert envs.render(1) == 10
+
+
+def test_pictures_without_a_display() -> None:
+    """Where the libraries by which MuJoCo draws fail, the error says how it draws without one."""
+
+    class Drawn(CountingEnv):
+        def render(self) -> Any:
+            exec("None.eglQueryString", {"__name__": "OpenGL.EGL"})
+
+    envs = slice_of(Drawn)
+    envs.start(0, 5)
+    with pytest.raises(EpisodeError, match=r"AttributeError: .*MUJOCO_GL=egl.*libosmesa6"):
+        envs.render(0)
+
+
+# -- wrappers ------------------------------------------------------------------------------------
+
+
+def test_each_start_begins_a_new_game() -> None:
+    """A life that was lost ends neither the episode nor the game, another start does."""
+    envs = slice_of(lambda: EpisodicLifeWrapper(LivesEnv()))
+    envs.start(0, 1)
+    assert ends_of(envs, 1) == {}
+    assert ends_of(envs, 1) == {}  # a life was lost, and the game continues
+    assert not envs.end.any()
+    assert (envs.steps_of(0), envs.envs[0].unwrapped.t) == (2, 3)
+    envs.start(0, 2)
+    assert envs.envs[0].unwrapped.seeds == [1, 2]
+    assert envs.obs[""][0].tolist() == [2.0, 0.0]
+
+
+class NoLifeEnv(LivesEnv):
+    """The step without action after the first lost life ends the game."""
+
+    how = "terminated"
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, *_, info = super().step(action)
+        if self.t != 3:
+            return obs, reward, False, False, info
+        ends = (self.how in ("terminated", "both"), self.how in ("truncated", "both"))
+        return obs, reward, *ends, {**info, "is_success": True}
+
+
+@sweep("how", ["terminated", "truncated", "both"])
+def test_a_game_that_ends_while_it_goes_on(how: str) -> None:
+    """The episode ends there: nothing of a second game is in it, and the next one is a new one."""
+
+    class Env(NoLifeEnv):
+        pass
+
+    Env.how = how
+    limited = partial(TimeLimit, max_episode_steps=50)
+    make = lambda: limited(EpisodicLifeWrapper(MonitoringWrapper(Env())))  # noqa: E731
+    envs = slice_of(make, final_obs="all")
+    for seed in (1, 2):
+        envs.start(0, seed)
+        envs.start(1, 9)
+        assert ends_of(envs, 1, 2) == {}
+        assert envs.rewards.tolist() == [1.0, 1.0, 0.0]
+        ends = ends_of(envs, 1, 2)
+        assert [*ends] == [0, 1]
+        assert (envs.rewards[0], envs.steps_of(0)) == (2.0, 2)
+        end = StepEnd.TRUNCATED if how == "truncated" else StepEnd.TERMINATED
+        assert envs.end[:2].tolist() == [end] * 2
+        assert ends[0] is not None
+        assert (ends[0].counted, ends[0].info) == ((6.0, 3), {"is_success": 1.0})
+        assert envs.final_obs[""][:2].tolist() == [[seed, 2.0], [9.0, 2.0]]
+    envs.start(1, 4)
+    assert ends_of(envs) == {}
+    assert [*ends_of(envs)] == [1]
+
+
+def test_infos_where_a_game_goes_on() -> None:
+    """They have to be dicts as well."""
+
+    class Odd(EpisodicLifeWrapper):
+        def reset(self, **kwargs: Any) -> Any:
+            goes_on = self.goes_on
+            obs, info = super().reset(**kwargs)
+            return obs, "so" if goes_on else info
+
+    envs = slice_of(lambda: Odd(LivesEnv()))
+    envs.start(0, 1)
+    ends_of(envs, 1)
+    words = r"at step 2 .*seed 1: TypeError: info is 'so', expected a d"
+    with pytest.raises(EnvError, match=words):
+        ends_of(envs, 1)
+
+
+@sweep("limit", [1, 2, 3, 4, 5])
+def test_an_episode_is_a_whole_game(limit: int) -> None:
+    """Lives lost on the way are no ends; the steps that continue after them are not counted.
+
+    A limit of steps does not start over there; one within the game has its own count.
+    """
+
+    def make() -> Any:
+        return TimeLimit(EpisodicLifeWrapper(TimeLimit(LivesEnv(), 6)), limit)
+
+    envs, rewards = slice_of(make), [1.0, 2.0, 4.0, 6.0][:limit]
+    for seed in (1, 2):
+        envs.start(0, seed)
+        for k, reward in enumerate(rewards, start=1):
+            assert [*ends_of(envs, 1)] == [0] * (k == len(rewards))
+            assert (envs.rewards[0], envs.steps_of(0)) == (reward, k)
+
+
+@sweep("length", [9, 2])
+def test_raw_returns_are_told(length: int) -> None:
+    """Of whole episodes, and of those that a time limit around the monitor cuts."""
+    envs = slice_of(
+        lambda: TimeLimit(RewardScalingWrapper(MonitoringWrapper(CountingEnv(length)), 0.1), 2)
+    )
+    for seed in (5, 6):
+        envs.start(0, seed)
+        assert ends_of(envs) == {}
+        end = ends_of(envs)[0]
+        assert envs.rewards[0] == pytest.approx(0.2)
+        assert end is not None
+        assert end.counted == (3.0, 2)
+
+
+# -- what is wrong -------------------------------------------------------------------------------
+
+
+def test_an_environment_that_raises() -> None:
+    """The message names it, the step and the seed of the episode."""
+    envs = slice_of(FailingEnv, number=10)
+    for i in range(3):
+        envs.start(i, 70 + i)
+    envs.step()
+    envs.step()
+    envs.start(0, 80)
+    words = "environment 11 failed at step 3 of the episode with seed 71: RuntimeError: the wheel"
+    with pytest.raises(EnvError, match=f"^{words}") as caught:
+        envs.step()
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+@sweep("case", [(7, "at step 1"), (8, "in the reset")])
+def test_infos_that_are_no_dicts(case: tuple[int, str]) -> None:
+    """They are an error in a reset, and at the end of an episode."""
+    seed, when = case
+
+    class Odd(CountingEnv):
+        def reset(self, **kwargs: Any) -> Any:
+            obs, info = super().reset(**kwargs)
+            return obs, "so" if seed == 8 else info
+
+        def info(self) -> Any:
+            return "so" if self.t else {}
+
+    envs = slice_of(lambda: Odd(1))
+    words = f"^environment 0 failed {when} of .* seed {seed}: TypeError: info is 'so', expected"
+    with pytest.raises(EnvError, match=words):  # noqa: PT012
+        envs.start(0, seed)
+        envs.step()
+
+
+@sweep("on_non_finite", ["raise", "skip"])
+def test_first_observations_have_to_be_finite(on_non_finite: str) -> None:
+    """There is no episode that could be given up."""
+    envs = slice_of(lambda: SpoiltEnv("temperature", 0), on_non_finite=on_non_finite)
+    with pytest.raises(EnvError, match=r"^environment 1 failed in the reset of the episode with "):
+        envs.start(1, 4)
