@@ -234,7 +234,7 @@ class PolicyStep(nn.Module):
         """Outputs by name."""
         leaves = leaves_by_key(part_of(inputs, OBS))
         obs = {key: leaves[key].to(dtype) for key, dtype in self._dtypes.items()}
-        state = inputs.get(STATE, torch.zeros(len(next(iter(obs.values()))), 0))
+        state = inputs.get(STATE, torch.zeros(next(iter(obs.values())).shape[0], 0))
         acted = self.model.act(as_tree(obs, has_keys=not self._is_single), state, None, True)
         parts = {key: own for key, (_, own) in self.model.parts(acted.params).items()}
         action, params = with_name(ACTION, acted.env_actions), parts.get("", parts)
