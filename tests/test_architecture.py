@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from dataclasses import dataclass, field
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -384,3 +388,48 @@ def test_every_folder_is_a_package() -> None:
     """A folder without `__init__.py` would be missing from the wheel."""
     folders = {module.path.parent for module in modules().values()}
     assert [folder for folder in folders if not (folder / "__init__.py").exists()] == []
+
+
+TWO_UPDATES = """
+import sys
+import maze_train
+settings = {"algorithm.n_epochs": 1, "algorithm.epoch_length": 2, "tracking.progress": "quiet"}
+maze_train.train("CartPole-v1", "ppo", run_dir=sys.argv[1], seed=0, **settings)
+print(*(name for name in sys.modules if name.startswith("maze_train.")))
+"""
+
+FEATURES = {
+    "other algorithms": ("algorithms.a2c", "algorithms.off_policy", "algorithms.es"),
+    "several agents": ("training.several_agents", "training.league", "nets.joint", "data.turns"),
+    "opponents": ("run.opponents", "run.policies", "collect.fixed_policies"),
+    "actors": ("training.actors", "collect.actors", "collect.actor_worker"),
+    "learners in processes": ("learner.group", "learner.others", "learner.update_queue"),
+    "processes and clusters": ("workers.process_pool", "workers.ray_pool", "workers.task_queue"),
+    "other environments": ("envs.atari", "envs.pettingzoo", "envs.foreign", "envs.backends"),
+    "simulators": ("simulators", "envs.simulated", "collect.simulators"),
+    "replay and data sets": ("data.replay", "data.trajectories", "data.datasets", "data.minari"),
+    "rollouts and videos": ("collect.player", "collect.agents", "collect.recording", "run.rollout"),
+    "resuming": ("config.resuming", "run.checkpoints", "run.saved_policies", "core.hub"),
+    "tools and services": ("tools", "tracking.services", "config.sweeps", "config.search_config"),
+}
+"""Modules and packages of features that training one agent with PPO does not use."""
+
+
+@pytest.fixture(scope="module")
+def loaded_by_ppo(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    """Modules of the package that a process has loaded after two updates of PPO."""
+    command = [sys.executable, "-c", TWO_UPDATES, str(tmp_path_factory.mktemp("loaded") / "run")]
+    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    return set(found.stdout.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_ppo_loads_no_other_features(feature: str, loaded_by_ppo: set[str]) -> None:
+    """Features are passed in by `run/assembly.py`, or named by settings: the core has none."""
+    wrong = []
+    for name in FEATURES[feature]:
+        module = f"{PACKAGE}.{name}"
+        assert module in modules(), f"{module} does not exist"
+        wrong += [found for found in loaded_by_ppo if f"{found}.".startswith(f"{module}.")]
+    assert wrong == []
+    assert f"{PACKAGE}.algorithms.ppo.learner" in loaded_by_ppo

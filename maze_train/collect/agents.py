@@ -20,9 +20,9 @@ from torch import nn
 from maze_train.collect.custom_policies import UserPolicy, built_policy, check_are_new
 from maze_train.collect.episode_player import EpisodeTask, ModelAgent, PlaySettings, RowAgent
 from maze_train.collect.player import MakeAgent, RolloutPlayer
+from maze_train.collect.uniform import UniformPolicy
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, SpaceError
-from maze_train.core.seeding import Seeds
 from maze_train.core.types import Array, ArrayTree
 from maze_train.data.trajectory import Trajectory
 from maze_train.envs.config import EnvConfig
@@ -31,8 +31,6 @@ from maze_train.envs.faults import EpisodeError
 from maze_train.envs.slice import EnvSlice
 from maze_train.envs.vector import zeroed_columns
 from maze_train.nets.acting import acts
-from maze_train.spaces.describe import FlatView
-from maze_train.spaces.masks import LegalChoices, random_action
 from maze_train.workers.places import ThisProcess
 from maze_train.workers.process_pool import LocalProcesses
 
@@ -128,40 +126,6 @@ class RandomAgent(PolicyAgent):
     def __init__(self, envs: EnvSlice) -> None:
         found = envs.observation.space, envs.action.space
         super().__init__(partial(UniformPolicy, *found), envs)
-
-
-class UniformPolicy:
-    """Draws actions with `gymnasium.Space.sample`, only legal ones if there are masks.
-
-    Args:
-        observation_space: Observation space of one environment.
-        action_space: Its action space.
-
-    Raises:
-        SpaceError: If masks do not fit the actions.
-    """
-
-    def __init__(
-        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
-    ) -> None:
-        self._legal = LegalChoices(observation_space, action_space)
-        self._action = FlatView(copy.deepcopy(action_space))
-        self._generator = np.random.default_rng()
-
-    def reset(self, seed: int) -> None:
-        """Begin an episode: its random numbers follow from the seed, >= 0."""
-        seeds = Seeds(seed)
-        self._action.space.seed(seeds.integer("actions") % 2**31)
-        self._generator = seeds.generator("legal actions")
-
-    def act(self, observation: Any) -> Any:
-        """A random action.
-
-        Raises:
-            SpaceError: If no action is legal.
-        """
-        legal = self._legal.read(observation) if self._legal.has_masks else ()
-        return random_action(self._action, legal, self._generator)
 
 
 def converted_action(part: Any, leaf: spaces.Space[Any]) -> Array:

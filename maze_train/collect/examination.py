@@ -15,16 +15,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from maze_train.collect.agents import RandomAgent
-from maze_train.collect.collector import RolloutCollector
-from maze_train.collect.episode_player import EpisodeTask
-from maze_train.collect.fixed_policies import random_policy
+from maze_train.collect.uniform import UniformActions
 from maze_train.core.types import leaves_by_key
 from maze_train.envs.faults import own_processes
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.slice import EnvSlice
-from maze_train.nets.joint import acting_alone
-from maze_train.spaces.agents import agent_spaces
 
 STEPS = 20
 """Steps of each episode prefix."""
@@ -92,18 +87,12 @@ def replay_difference(make_env: MakeEnv) -> str:
         EnvError: If an environment fails.
     """
     with PooledVectorEnv([make_env]) as env, PooledVectorEnv([make_env]) as other:
-        spaces = env.env_observation_space, env.single_action_space
-        several = agent_spaces(*spaces)
-        if several is None:
-            model: Any = random_policy(*spaces)
-        else:
-            model = acting_alone(
-                {agent: random_policy(*several.of(agent)) for agent in several.agents}
-            )
-        collector = RolloutCollector(env, STEPS, env_seed=SEED, action_seed=SEED)
+        act = UniformActions(env.env_observation_space, env.single_action_space, SEED)
+        obs, _ = env.reset(seed=SEED)
         started = time.monotonic()
-        for _ in range(REPLAYED // STEPS):
-            collector.collect_steps(model)
+        for _ in range(REPLAYED):
+            env.step_async(act(obs))
+            obs = env.receive().obs
             if time.monotonic() - started > REPLAYED_S:
                 break
         other.load_state_dict(env.state_dict(), allow_new_episodes=True)
@@ -119,14 +108,16 @@ def prefix(envs: EnvSlice, beside: EnvSlice | None = None) -> list[bytes]:
         beside: Another one, which plays another episode step by step.
     """
     pair = [(envs, SEED)] if beside is None else [(envs, SEED), (beside, SEED + 1)]
-    agents = [RandomAgent(each) for each, _ in pair]
-    for agent, (each, seed) in zip(agents, pair, strict=True):
+    policies = [
+        UniformActions(each.env_observation_space, each.single_action_space, seed)
+        for each, seed in pair
+    ]
+    for each, seed in pair:
         each.start(0, seed)
-        agent.begin(0, EpisodeTask(0, seed, seed))
     seen = [row_of(envs)]
     for step in range(1, STEPS):
-        for agent, (each, seed) in zip(agents, pair, strict=True):
-            for key, actions in leaves_by_key(agent.act(each)).items():
+        for act, (each, seed) in zip(policies, pair, strict=True):
+            for key, actions in leaves_by_key(act(each.obs)).items():
                 each.actions[key][:] = actions
             each.step()
             if each.resting:

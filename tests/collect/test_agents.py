@@ -13,8 +13,9 @@ from actor_envs import ACTIONS, OBSERVATIONS, ActorEnv
 from es_problems import WalkEnv, model_for
 from gymnasium import spaces
 
-from maze_train.collect.agents import PolicyAgent, RandomAgent, UniformPolicy
+from maze_train.collect.agents import PolicyAgent, RandomAgent
 from maze_train.collect.episode_player import EpisodeTask, ModelAgent, acting_part
+from maze_train.collect.uniform import UniformPolicy
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.envs.faults import EpisodeError
 from maze_train.envs.slice import EnvSlice
