@@ -27,7 +27,7 @@ from maze_train.learner.modules import (
 )
 from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer, check_free, joint_norm
 from maze_train.learner.part import Part, check_apis
-from maze_train.learner.shard import shard_rows
+from maze_train.learner.rows import shard_rows
 from maze_train.learner.step_settings import LossScaler
 from maze_train.learner.steps import GradientSteps, LearnerEvents, statistics_of
 

@@ -5,23 +5,20 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
 from itertools import accumulate
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from maze_train.core.errors import TrainingError
 from maze_train.core.events import Event, Statistics
-from maze_train.core.types import Array, Tensor, tree_leaves, tree_map
+from maze_train.core.types import Array, Tensor
 from maze_train.learner.optimizers import ModuleOptimizer
 from maze_train.learner.part import Optimizers, Part, ShardBatch
+from maze_train.learner.rows import own_rows
 from maze_train.spaces.columns import padded
 from maze_train.workers.pool import SharedMemory, WorkerPool
-
-Batch = TypeVar("Batch")
 
 
 class PeersLostError(Exception):
@@ -152,47 +149,6 @@ class ShareStatistics(Statistics):
         """
         if self.share:
             super().record(event, value, self.share if weight is None else weight)
-
-
-def own_rows(rows: Tensor, rank: int, count: int) -> Tensor:
-    """Every `count`-th row from `rank` on; the first one, if there are too few."""
-    return rows[rank::count] if len(rows) > rank else rows[:1]
-
-
-def shard_rows(batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
-    """Rows of all tensors of a dataclass, `[n, ...]` each, alone or in mappings.
-
-    Args:
-        batch: The dataclass.
-        rank: Number of the part.
-        count: Number of parts.
-
-    Returns:
-        The part, with the first row if it has none; its number of rows; that of all.
-
-    Raises:
-        TrainingError: If the batch is not a dataclass of tensors, or its tensors differ in their
-            number of rows.
-    """
-    trees: dict[str, Any] = {}
-    if is_dataclass(batch) and not isinstance(batch, type):
-        trees = {f.name: getattr(batch, f.name) for f in fields(batch)}
-    trees = {
-        name: tree
-        for name, tree in trees.items()
-        if isinstance(tree, torch.Tensor) or (isinstance(tree, dict) and tree)
-    }
-    sizes = {len(leaf) for tree in trees.values() for leaf in tree_leaves(tree)}
-    if len(sizes) != 1:
-        raise TrainingError(
-            f"a minibatch of the type {type(batch).__name__} cannot be shared out: expected a "
-            "dataclass of tensors with one row per sample, a method Learner.shard of your own, or "
-            "learner_group.n_learners=1"
-        )
-    own = {name: tree_map(lambda x: own_rows(x, rank, count), t) for name, t in trees.items()}
-    size = sizes.pop()
-    part: Any = replace(batch, **own)  # type: ignore[type-var]  # checked above
-    return part, len(range(rank, size, count)), size
 
 
 class Parcels:

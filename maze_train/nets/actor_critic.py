@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium import spaces
@@ -25,9 +25,11 @@ from maze_train.nets.policy_model import (
     input_space,
     readable,
 )
-from maze_train.nets.recurrent import RecurrentNetwork
 from maze_train.nets.template import resolve
 from maze_train.spaces.describe import flat_space
+
+if TYPE_CHECKING:
+    from maze_train.nets.recurrent import RecurrentNetwork
 
 
 class ValueHead:

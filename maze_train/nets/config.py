@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from maze_train.core.checks import check_at_least, check_between, check_fields
 from maze_train.core.conversion import convert_fields
@@ -17,6 +17,9 @@ ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
 @dataclass(kw_only=True)
 class RecurrentConfig:
     """A recurrent layer between the hidden layers and the heads."""
+
+    network_class: ClassVar[str] = "maze_train.nets.recurrent.RecurrentNetwork"
+    """Dotted path of the layers."""
 
     cell: Literal["lstm", "gru"] = "lstm"
     """Kind of recurrent cell."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from gymnasium import spaces
@@ -13,6 +13,7 @@ from gymnasium.spaces import Dict
 from torch import nn
 
 from maze_train.core.errors import ConfigError, SpaceError, did_you_mean, nearest
+from maze_train.core.targets import locate
 from maze_train.core.types import Tensor, TensorTree
 from maze_train.distributions.base import Distribution
 from maze_train.distributions.categorical import Categorical, MultiCategorical, impossible_logit
@@ -22,10 +23,12 @@ from maze_train.nets.blocks import MLP
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.own import build_own, wrapped
-from maze_train.nets.recurrent import RecurrentNetwork
 from maze_train.nets.template import TemplateNet, resolve
 from maze_train.spaces.describe import flat_space, is_mask_key
 from maze_train.spaces.masks import MaskedPart, MaskLayout, mask_layout
+
+if TYPE_CHECKING:
+    from maze_train.nets.recurrent import RecurrentNetwork
 
 
 class ActionMasking:
@@ -417,7 +420,8 @@ def compose_policy(
     if config.shared_trunk:
         trunk = build_network(config, "trunk", space, sizes, sizes[-1], 0.0)
         if config.rnn is not None:
-            rnn = RecurrentNetwork(sizes[-1], config.rnn, bool(config.orthogonal_init))
+            layers: type[RecurrentNetwork] = locate(config.rnn.network_class)
+            rnn = layers(sizes[-1], config.rnn, bool(config.orthogonal_init))
         net: nn.Module = head_of_trunk(config, net_size, POLICY_GAIN)
     else:
         net = build_network(config, "policy", space, sizes, net_size, POLICY_GAIN)

@@ -74,7 +74,8 @@ from maze_train.learner.others import (
     depends_on_others,
 )
 from maze_train.learner.part import Part
-from maze_train.learner.shard import Shard, own_rows, shard_rows
+from maze_train.learner.rows import own_rows, shard_rows
+from maze_train.learner.shard import Shard
 from maze_train.learner.steps import LearnerEvents, statistics_of
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.critics import build_soft_actor_critic
