@@ -109,8 +109,7 @@ def prefix(envs: EnvSlice, beside: EnvSlice | None = None) -> list[bytes]:
     """
     pair = [(envs, SEED)] if beside is None else [(envs, SEED), (beside, SEED + 1)]
     policies = [
-        UniformActions(each.env_observation_space, each.single_action_space, seed)
-        for each, seed in pair
+        UniformActions(each.observation.space, each.action.space, seed) for each, seed in pair
     ]
     for each, seed in pair:
         each.start(0, seed)
