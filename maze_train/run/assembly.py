@@ -59,6 +59,10 @@ def _build_features(config: TrainConfig) -> BuildFeatures:
         from maze_train.learner.group import LearnerGroup
 
         found["make_group"] = LearnerGroup
+    if any(policy.opponents is not None for policy in config.policies.values()):
+        from maze_train.training.league import make_league_collector
+
+        found["make_league"] = make_league_collector
     if config.runner.envs_per_actor:
         from maze_train.training.actors import PARTS
 

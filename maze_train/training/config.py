@@ -42,9 +42,6 @@ SNAPSHOT = "@"
 class OpponentsConfig:
     """Earlier versions of a policy, its snapshots, against which it plays in training."""
 
-    make_collector: ClassVar[str] = "maze_train.training.league.make_league_collector"
-    """Function that makes the collector of a run with such policies."""
-
     add_every: int = 10
     """Epochs from one snapshot to the next; 0: the win rate alone says it. The first one is the
     policy that training begins with."""

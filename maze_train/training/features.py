@@ -54,6 +54,10 @@ class BuildFeatures:
     actors: ActorParts | None = None
     """Actors; None: the policy of the learner acts in all environments."""
 
+    make_league: Callable[..., Collector] | None = None
+    """Makes the collector of policies that play against their snapshots, see
+    `make_league_collector`; None: none has snapshots."""
+
     make_vector_env: Callable[..., MazeVectorEnv] | None = None
     """Makes vector environments of another `env.backend` than gymnasium; see `make_foreign_env`."""
 

@@ -95,9 +95,9 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         collector = self.make_collector(self.algorithm.n_rollout_steps, model)
         policies = self.context.policies.items()
         opponents = {key: own.opponents for key, own in policies if own.opponents is not None}
-        for own in opponents.values():  # all of them make the same
-            make = locate(own.make_collector, "policies")
-            return {"collector": make(self, collector, model, opponents)}
+        make_league = self.context.features.make_league
+        if make_league is not None:
+            collector = make_league(self, collector, model, opponents)
         return {"collector": collector}
 
     def make_collector(
