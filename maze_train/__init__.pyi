@@ -71,11 +71,11 @@ from maze_train.api import load_policy as load_policy
 from maze_train.api import make_env as make_env
 from maze_train.api import run_rollout as run_rollout
 from maze_train.collect.actors import DistributedActors as DistributedActors
-from maze_train.collect.agents import RolloutGenerator as RolloutGenerator
 from maze_train.collect.collector import RolloutCollector as RolloutCollector
-from maze_train.collect.episode_player import PlaySettings as PlaySettings
-from maze_train.collect.episode_player import PlayedEpisode as PlayedEpisode
+from maze_train.collect.episode_runner import PlayedEpisode as PlayedEpisode
 from maze_train.collect.fixed_policies import RandomPolicy as RandomPolicy
+from maze_train.collect.player import RolloutGenerator as RolloutGenerator
+from maze_train.collect.recording import PlaySettings as PlaySettings
 from maze_train.compat import ACDevRunner as ACDevRunner
 from maze_train.compat import ACLocalRunner as ACLocalRunner
 from maze_train.compat import ACRunner as ACRunner

@@ -8,8 +8,8 @@ from typing import Any
 
 from gymnasium import Env
 
-from maze_train.collect.agents import RolloutGenerator
-from maze_train.collect.episode_player import PlaySettings
+from maze_train.collect.player import RolloutGenerator
+from maze_train.collect.recording import PlaySettings
 from maze_train.config.loading import load_config
 from maze_train.config.rollout_config import load_rollout_config
 from maze_train.config.stored import PARTS_OF_ENV, read_settings

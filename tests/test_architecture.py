@@ -408,7 +408,12 @@ FEATURES = {
     "other environments": ("envs.atari", "envs.pettingzoo", "envs.foreign", "envs.backends"),
     "simulators": ("simulators", "envs.simulated", "collect.simulators"),
     "replay and data sets": ("data.replay", "data.trajectories", "data.datasets", "data.minari"),
-    "rollouts and videos": ("collect.player", "collect.agents", "collect.recording", "run.rollout"),
+    "rollouts and videos": (
+        "collect.player",
+        "collect.row_agents",
+        "collect.recording",
+        "run.rollout",
+    ),
     "resuming": ("config.resuming", "run.checkpoints", "run.saved_policies", "core.hub"),
     "tools and services": ("tools", "tracking.services", "config.sweeps", "config.search_config"),
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
@@ -12,26 +13,38 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium
 import numpy as np
+from torch import nn
 
-from maze_train.collect.episode_player import (
-    EpisodePlayer,
+from maze_train.collect.custom_policies import UserPolicy
+from maze_train.collect.episode_runner import (
+    EpisodeRunner,
     EpisodeTask,
     PlayedEpisode,
-    PlaySettings,
     RowAgent,
+    SliceEpisodes,
 )
-from maze_train.collect.recording import ffmpeg_path
+from maze_train.collect.recording import PlaySettings, Recorder, ffmpeg_path
+from maze_train.collect.row_agents import ModelAgent, PolicyAgent, RandomAgent
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.files import remove_leftovers
 from maze_train.core.seeding import SEED_LIMIT
+from maze_train.data.trajectory import Trajectory
+from maze_train.envs.building import closed_on_error
+from maze_train.envs.config import EnvConfig
+from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.slice import EnvSlice
+from maze_train.nets.acting import acts
 from maze_train.workers.places import Place, Portable, ThisProcess
 from maze_train.workers.pool import WorkerContext, shares, worker_names
+from maze_train.workers.process_pool import LocalProcesses
 from maze_train.workers.task_queue import TaskQueue
 
 if TYPE_CHECKING:
     from typing import Self
+
+RANDOM = "random"
+
 
 MakeEnv: TypeAlias = Callable[[], gymnasium.Env[Any, Any]]
 MakeAgent: TypeAlias = Callable[[EnvSlice], RowAgent]
@@ -74,10 +87,13 @@ class PlayerWorker:
             on_non_finite=on_non_finite,
             final_obs="all" if settings.record else "none",
         )
-        self._settings = settings
+        self._episodes = SliceEpisodes(self._envs)
+        is_kept = settings.record or settings.video_dir is not None
+        with closed_on_error(self._envs.envs):
+            self._recorder = Recorder(self._envs, settings) if is_kept else None
         self._report_s = report_s
         self._context = context
-        self._player: EpisodePlayer | None = None
+        self._runner: EpisodeRunner | None = None
 
     def describe(self) -> tuple[Any, Any]:
         """Observation and action space of one environment."""
@@ -91,21 +107,20 @@ class PlayerWorker:
             *args: Further arguments of `make_agent`.
         """
         agent = make_agent.value(self._envs, *args)
-        self._player = EpisodePlayer(self._envs, agent, self._settings, self._context.count)
+        self._runner = EpisodeRunner(self._episodes, agent, self._recorder, self._context.count)
 
     def begin_round(self, *args: Any) -> None:
         """Notify the agent that a round begins; no episodes are running then."""
-        assert self._player is not None, "set_agent() comes first"
-        self._player.agent.begin_round(*args)
+        assert self._runner is not None, "set_agent() comes first"
+        self._runner.agent.begin_round(*args)
 
     def advance(self, tasks: Iterable[EpisodeTask]) -> list[PlayedEpisode]:
         """Play for a while, further episodes too; returns those that ended."""
-        player = self._player
-        assert player is not None, "set_agent() comes first"
-        player.add(tasks)
+        assert self._runner is not None, "set_agent() comes first"
+        self._episodes.add(tasks)
         began, steps, results = time.monotonic(), 0, list[PlayedEpisode]()
-        while player.load:
-            results += player.step()
+        while self._episodes.load:
+            results += self._runner.step()
             steps += 1
             if not self._context.is_remote:
                 is_over = bool(results) or steps == LONGEST_STEPS
@@ -117,8 +132,9 @@ class PlayerWorker:
 
     def drop(self) -> None:
         """Forget all episodes; unfinished videos are removed."""
-        if self._player is not None:
-            self._player.drop()
+        self._episodes.drop()
+        if self._recorder is not None:
+            self._recorder.drop()
 
     def close(self) -> None:
         """Close the environments; unfinished videos are removed."""
@@ -365,3 +381,150 @@ def checked_seeds(seeds: Iterable[Any]) -> list[int]:
             raise ConfigError(f"seeds[{i}]", "expected an integer >= 0", seed)
         checked.append(number)
     return checked
+
+
+def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
+    """Return what builds the agent, for any form in which a caller names a policy.
+
+    Args:
+        policy: See `RolloutGenerator`.
+        deterministic: Whether a model takes the most likely action instead of a sampled one.
+
+    Raises:
+        ConfigError: If it is no policy.
+    """
+    if isinstance(policy, str) and policy == RANDOM:
+        return RandomAgent
+    model = model_of(policy)
+    if model is not None:
+        return partial(_model_agent, model, deterministic)
+    if isinstance(policy, type):
+        return partial(PolicyAgent, policy)
+    return partial(PolicyAgent, partial(copy.deepcopy, UserPolicy(policy).policy))
+
+
+def model_of(policy: Any) -> nn.Module | None:
+    """Return the model that acts for a policy: itself or its `model`; otherwise None."""
+    for model in (policy, getattr(policy, "model", None)):
+        if isinstance(model, nn.Module) and acts(model):
+            return model
+    return None
+
+
+def spaces_of_policy(policy: Any) -> tuple[Any, Any]:
+    """Observation and action space that a policy names; None: it names none."""
+    if isinstance(policy, type):
+        return None, None
+    return getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
+
+
+def check_policy_spaces(found: tuple[Any, Any], spaces: tuple[Any, Any]) -> None:
+    """Refuse spaces that a policy names, if those of the environment are others.
+
+    Raises:
+        ConfigError: Naming both.
+    """
+    names = ("observation_space", "action_space")
+    for name, own, space in zip(names, found, spaces, strict=True):
+        if own is not None and own != space:
+            raise ConfigError("policy", f"its {name} is {own}, that of the environment is {space}")
+
+
+def _model_agent(model: nn.Module, deterministic: bool, envs: EnvSlice) -> RowAgent:
+    return ModelAgent(model, envs, deterministic)
+
+
+class RolloutGenerator(RolloutPlayer):
+    """Plays episodes with a policy and records them.
+
+        with RolloutGenerator("CartPole-v1", load_policy(run_dir)) as generator:
+            trajectories = generator.rollout(100)
+
+    An episode depends on the policy and its seed only, to the bit; not on `concurrency`,
+    `n_workers` or other episodes. Call `close` at the end, or use it as a context manager.
+
+    Args:
+        env: A registered id, an `EnvConfig`, a factory, or a class or function that returns an
+            environment. Wrappers for training are left out.
+        policy: The policy: `"random"`; a model, or an object with a model as its attribute `model`,
+            such as a `TrainedPolicy`; an object with a method `act(observation)`, a function of one
+            observation, or a class of such objects. See `PolicyAgent`. Each environment gets a copy
+            of an object. Models act with their current weights.
+        deterministic: Whether a model takes the most likely action instead of a sampled one.
+        concurrency: Episodes that are played at a time, >= 1.
+        n_workers: Processes that play them; 0: this one.
+        seed: Seed of the first episode, >= 0; the next ones have `seed + 1`, `seed + 2`, ...
+        max_episode_steps: Steps after which an episode is truncated, >= 1; None: as the environment
+            says.
+        settings: How episodes are played; None: they are recorded. Its `deterministic` has no
+            meaning here.
+        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
+        **processes: With processes, further settings of `LocalProcesses`: `start_method`,
+            `timeout_s`, `on_worker_failure`, `max_worker_restarts`.
+
+    Raises:
+        ConfigError: If a setting is wrong, or a policy is for other spaces.
+        EnvError: If an environment cannot be built.
+        MissingExtraError: If a package that is needed is not installed.
+    """
+
+    def __init__(
+        self,
+        env: str | EnvConfig | EnvFactory | Callable[..., gymnasium.Env[Any, Any]],
+        policy: Any = RANDOM,
+        *,
+        deterministic: bool = True,
+        concurrency: int = 8,
+        n_workers: int = 0,
+        seed: int = 0,
+        max_episode_steps: int | None = None,
+        settings: PlaySettings | None = None,
+        on_non_finite: str = "raise",
+        **processes: Any,
+    ) -> None:
+        check_at_least("concurrency", concurrency, 1)
+        check_at_least("n_workers", n_workers, 0)
+        check_at_least("seed", seed, 0)
+        factory: Any = EnvFactory.from_any(env).for_evaluation()
+        if max_episode_steps is not None:
+            check_at_least("max_episode_steps", max_episode_steps, 1)
+            factory = BoundedEnvFactory(factory, max_episode_steps)
+        self._next_seed = seed
+        super().__init__(
+            factory,
+            agent_maker(policy, deterministic),
+            PlaySettings(record=True) if settings is None else settings,
+            LocalProcesses(n_workers, **processes) if n_workers else ThisProcess(),
+            num_envs=concurrency,
+            on_non_finite=on_non_finite,
+        )
+        try:
+            check_policy_spaces(spaces_of_policy(policy), self.spaces)
+        except BaseException:
+            self.close()
+            raise
+
+    def rollout(self, n_episodes: int, seeds: Sequence[int] | None = None) -> list[Trajectory]:
+        """Play episodes and return them, without those that were lost.
+
+        Args:
+            n_episodes: Number of episodes, >= 1.
+            seeds: One seed for each; None: the next seeds, so that each call plays new episodes.
+
+        Raises:
+            ConfigError: If an argument is invalid, or the settings record nothing.
+            EnvError: If an environment or the policy raises or returns something invalid.
+            WorkerError: If a process fails and is not started again.
+        """
+        check_at_least("n_episodes", n_episodes, 1)
+        if not self.settings.record:
+            raise ConfigError(
+                "settings.record", "rollout() returns what is recorded: set it", False
+            )
+        if seeds is None:
+            seeds = range(self._next_seed, self._next_seed + n_episodes)
+            self._next_seed += n_episodes
+        elif len(seeds) != n_episodes:
+            raise ConfigError("seeds", f"expected {n_episodes} of them, one per episode", seeds)
+        played = self.play(seeds)
+        return [episode.trajectory for episode in played if episode.trajectory is not None]

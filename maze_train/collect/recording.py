@@ -9,12 +9,14 @@ import os
 import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import gymnasium
 import numpy as np
 
+from maze_train.core.checks import check_at_least
 from maze_train.core.errors import EnvError, MissingExtraError, RunDirectoryError
 from maze_train.core.files import fsync_directory, open_own
 from maze_train.core.folders import make_folders
@@ -23,6 +25,7 @@ from maze_train.core.targets import import_extra
 from maze_train.core.types import Array, ArrayTree, as_tree
 from maze_train.data.trajectory import Trajectory
 from maze_train.envs.atari import game_under
+from maze_train.envs.faults import EpisodeError
 from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.slice import EnvSlice
 
@@ -44,12 +47,9 @@ class EpisodeRecording:
         self._game = game if game and game.action_space == envs.action.space else None
         self._obs = [_row(envs.obs, i)]
 
-    def act(self, envs: EnvSlice, i: int) -> None:
-        """Record the action of the next step."""
-        self._actions.append(_row(envs.actions, i))
-
     def step(self, envs: EnvSlice, i: int) -> None:
-        """Record the reward, and the next or last observation."""
+        """Record the action and the reward of a step, and the next or last observation."""
+        self._actions.append(_row(envs.actions, i))
         self._rewards.append(float(envs.rewards[i]))
         if self._game is not None:
             self._actions[-1][""][...] = self._game.executed
@@ -74,6 +74,98 @@ def _row(columns: Mapping[str, Array], i: int) -> dict[str, Array]:
 def _stacked(rows: list[dict[str, Array]]) -> ArrayTree:
     found = {key: np.stack([row[key] for row in rows]) for key in rows[0]}
     return as_tree(found, "" not in found)
+
+
+@dataclass(frozen=True)
+class PlaySettings:
+    """Settings of the episodes and of their records."""
+
+    deterministic: bool = True
+    """Whether the most likely action is taken instead of a sampled one. It describes the
+    agent, which was built with this setting."""
+
+    record: bool = False
+    """Whether trajectories are kept."""
+
+    video_dir: str | None = None
+    """Directory of the videos `episode_<number>_seed_<seed>.mp4`; the render mode of the
+    environment has to be `rgb_array`. None: no videos."""
+
+    video_every: int = 1
+    """Interval of videos in episodes: those whose number it divides are filmed. >= 1."""
+
+    action_seed: int = 0
+    """Number that, with the seed of an episode, determines the random choices in it. >= 0."""
+
+    def __post_init__(self) -> None:
+        check_at_least("video_every", self.video_every, 1)
+        check_at_least("action_seed", self.action_seed, 0)
+
+
+class Recorder:
+    """Records and films the episodes of a slice.
+
+    Args:
+        envs: The environments.
+        settings: What is kept.
+
+    Raises:
+        EnvError: If there are to be videos, but the environments have another render mode.
+        MissingExtraError: If there are to be videos, but imageio-ffmpeg is not installed.
+    """
+
+    def __init__(self, envs: EnvSlice, settings: PlaySettings) -> None:
+        self._envs, self._settings = envs, settings
+        self._recordings: dict[int, EpisodeRecording] = {}
+        self._videos: dict[int, VideoWriter] = {}
+        if settings.video_dir is not None:
+            ffmpeg_path()
+            for env in envs.envs:
+                check_render_mode(env)
+            self._fps = frames_per_second(envs.envs[0])
+
+    def begin(self, i: int, number: int) -> None:
+        """Keep the beginning of an episode of this number, in this row."""
+        settings, seed = self._settings, self._envs.seeds[i]
+        if settings.record:
+            self._recordings[i] = EpisodeRecording(self._envs, i)
+        if settings.video_dir is not None and number % settings.video_every == 0:
+            path = Path(settings.video_dir, f"episode_{number:06d}_seed_{seed}.mp4")
+            self._videos[i] = VideoWriter(path, self._fps)
+            self._film(i)
+
+    def step(self) -> None:
+        """Keep the step that was made."""
+        for i, recording in self._recordings.items():
+            recording.step(self._envs, i)
+        for i in self._videos:
+            self._film(i)
+
+    def _film(self, i: int) -> None:
+        frame = self._envs.render(i)
+        try:
+            self._videos[i].add(frame)
+        except EnvError as error:
+            seed = self._envs.seeds[i]
+            text = f"filming the episode with seed {seed} failed: {error}"
+            raise EpisodeError(text, seed) from error
+
+    def end(self, i: int) -> tuple[Trajectory | None, str | None]:
+        """Return the trajectory of an episode that ended, unless it was dropped, and its video."""
+        recording, video = self._recordings.pop(i, None), self._videos.pop(i, None)
+        if video is not None:
+            video.close()
+        path = None if video is None else str(video.path)
+        if recording is None or not has_ended(self._envs.end[i]):
+            return None, path
+        return recording.trajectory(self._envs, i), path
+
+    def drop(self) -> None:
+        """Forget running episodes; unfinished videos are removed."""
+        for video in self._videos.values():
+            video.discard()
+        self._recordings.clear()
+        self._videos.clear()
 
 
 DEFAULT_FPS = 30.0

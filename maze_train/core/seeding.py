@@ -10,7 +10,6 @@ import random
 import secrets
 import sys
 import zlib
-from typing import Protocol
 
 import numpy as np
 
@@ -46,22 +45,6 @@ class Seeds:
     def generator(self, name: str) -> np.random.Generator:
         """A numpy generator for the stream `name`."""
         return np.random.default_rng(self.integer(name))
-
-
-class SeedSource(Protocol):
-    """Seeds of the episodes of one environment."""
-
-    def next(self) -> int | None:
-        """Return the seed of the next episode; None: the environment rests."""
-        ...
-
-
-class NoSeeds:
-    """The environment rests when its episode is over, until it is started."""
-
-    def next(self) -> int | None:
-        """None."""
-        return None
 
 
 class EpisodeSeeds:

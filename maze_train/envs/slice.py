@@ -6,13 +6,13 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from maze_train.core.seeding import EpisodeSeeds, NoSeeds, SeedSource
+from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.step_end import DROPPED, RUNNING, TERMINATED, TRUNCATED, EpisodeEnd
 from maze_train.envs.agents import JointEnv
 from maze_train.envs.batch import StepReport, asked_keys, episode_end
@@ -52,6 +52,9 @@ from maze_train.spaces.masks import mask_layout
 from maze_train.workers.places import Portable
 from maze_train.workers.pool import CallCancelledError, PrivateMemory, WorkerContext
 
+SeedSource: TypeAlias = Callable[[int], int | None]
+"""Gives the seed of the next episode of an environment, by its row; None: it rests."""
+
 
 @dataclass(frozen=True)
 class SliceSettings:
@@ -79,8 +82,8 @@ class SliceSettings:
 class EnvSlice:
     """The environments `first, first + 1, ...`, each with a row of all arrays.
 
-    Where an episode ends, the seed source of the environment says how the next one begins: at once,
-    or the environment rests until `begin` or `start`. A resting environment is not stepped, and
+    Where an episode ends, the seed source says how the next one begins: at once, or the environment
+    rests until `begin` or `start`. A resting environment is not stepped, and
     its rows hold what they held before. Whatever an environment raises becomes an `EpisodeError`.
 
     Args:
@@ -99,8 +102,7 @@ class EnvSlice:
         resting: Rows of the others.
         seeds: Seed of the running or last episode of each environment.
         obs: Observations to act on, `[n, ...]` per leaf.
-        final_obs: Last observations of the episodes that ended in the last step, `[n, ...]` per
-            leaf; other rows hold arbitrary values.
+        final_obs: Last observations of episodes that ended in the last step, `[n, ...]` per leaf.
         actions: Actions of the next step, `[n, ...]` per leaf.
         rewards: Rewards of the last step, `[n]`.
         end: How the last step ended, `[n]`, see `StepEnd`.
@@ -145,7 +147,8 @@ class EnvSlice:
         self._agents = several.agents if several is not None else ()
         keys = settings.info_keys
         self._keys = None if keys is None else asked_keys(keys, self._agents)
-        self._sources: Sequence[SeedSource] = [NoSeeds()] * len(self.envs)
+        self._run: list[EpisodeSeeds] = []
+        self._next_seed: SeedSource = lambda i: None
         self._unplayed: dict[int, dict[str, Any]] = {}
         self.seeds = [0] * len(self.envs)
         self._episode_start = [0] * len(self.envs)
@@ -188,7 +191,7 @@ class EnvSlice:
         close_all(self.envs)
 
     def busy_s(self) -> float:
-        """Seconds that steps took, since the slice was built."""
+        """Seconds that steps took."""
         return self._busy_s
 
     def map(self, memory: Any) -> None:
@@ -221,15 +224,15 @@ class EnvSlice:
 
     # -- episodes --------------------------------------------------------------------------------
 
-    def seed_from(self, sources: Sequence[SeedSource]) -> None:
-        """Ask these sources, one per environment, for the seeds of episodes from now on."""
-        self._sources = sources
+    def seed_from(self, source: SeedSource) -> None:
+        """Ask this source from now on."""
+        self._next_seed = source
 
     def begin(self) -> list[int]:
         """Begin an episode where a resting environment gets a seed; returns the rows."""
         began = []
         for i in sorted(self.resting):
-            seed = self._sources[i].next()
+            seed = self._next_seed(i)
             if seed is not None:
                 self.start(i, seed)
                 began.append(i)
@@ -332,7 +335,7 @@ class EnvSlice:
         return self._report
 
     def _step_envs(self, infos: list[tuple[int, Any]] | None) -> float:
-        """Step the environments; returns the sum of the magnitudes of the rewards."""
+        """Step the environments; returns the sum of the magnitudes of rewards."""
         rewards, write_obs, total, i = self.rewards, self._write_obs, 0.0, 0
         try:
             for (i, env), action in zip(self._in_turn, self._next_actions(), strict=False):
@@ -415,7 +418,7 @@ class EnvSlice:
                 monitor.end()  # a wrapper may have ended the episode from outside
         elif self._goes_on(i):
             self._report_of_step().continuing.append(self._first + i)
-        seed = self._sources[i].next()
+        seed = self._next_seed(i)
         if seed is None:
             self.resting.add(i)
             self._arrange()
@@ -443,7 +446,7 @@ class EnvSlice:
                 if not self._skips or self._episode_start[i] == self._steps:
                     raise self._fault(i, error) from error
             self._drop(i)
-            seed = self._sources[i].next()
+            seed = self._next_seed(i)
             if seed is not None:
                 self.start(i, seed)
                 continue
@@ -486,7 +489,7 @@ class EnvSlice:
     def _begin_run(self, seed: int) -> None:
         indices = range(self._first, self._first + len(self.envs))
         self._run = [EpisodeSeeds(seed, index, self._num_envs) for index in indices]
-        self._sources = self._run
+        self._next_seed = lambda i: self._run[i].next()
         self._context.seed_generators(seed)
         self._clear_rows(slice(None))
         self._steps = 0

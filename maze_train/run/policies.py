@@ -10,18 +10,17 @@ from typing import Any
 
 from torch import nn
 
-from maze_train.collect.agents import (
+from maze_train.collect.custom_policies import built_policy
+from maze_train.collect.episode_runner import RowAgent
+from maze_train.collect.fixed_policies import fixed_policy
+from maze_train.collect.player import (
     RANDOM,
-    PolicyAgent,
-    RandomAgent,
     agent_maker,
     check_policy_spaces,
     model_of,
     spaces_of_policy,
 )
-from maze_train.collect.custom_policies import built_policy
-from maze_train.collect.episode_player import ModelAgent, RowAgent
-from maze_train.collect.fixed_policies import fixed_policy
+from maze_train.collect.row_agents import ModelAgent, PolicyAgent, RandomAgent
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.config.train_config import TrainConfig

@@ -11,9 +11,9 @@ from typing import Any
 
 import gymnasium
 
-from maze_train.collect.episode_player import PlayedEpisode, PlaySettings
+from maze_train.collect.episode_runner import PlayedEpisode
 from maze_train.collect.player import RolloutPlayer
-from maze_train.collect.recording import ffmpeg_path
+from maze_train.collect.recording import PlaySettings, ffmpeg_path
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.writing import CONFIG_FILE, config_to_dict, writable
 from maze_train.core.errors import ConfigError, DatasetError, EnvError

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from maze_train.collect.episode_player import PlayedEpisode
+from maze_train.collect.episode_runner import PlayedEpisode
 from maze_train.collect.episodes import return_of_team, spread
 from maze_train.core.errors import RunDirectoryError
 from maze_train.tracking.console import Display, ProgressMode

@@ -17,19 +17,23 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
+from maze_train.collect.episode_runner import (
+    BatchedAgent,
+    EpisodeRunner,
+    PlayedEpisode,
+    VectorEpisodes,
+)
 from maze_train.collect.episodes import TrainingEpisodeEvents, spread
 from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import CallbackError, ConfigError, EnvError, did_you_mean, nearest
 from maze_train.core.files import read_regular
 from maze_train.core.notices import notify, warn
-from maze_train.core.step_end import DROPPED, EpisodeEnd, is_followed_by_new, is_transition
 from maze_train.core.targets import build_targets
-from maze_train.core.types import Array, Tensor, tree_map
+from maze_train.core.types import Array, Tensor
 from maze_train.envs.batch import SUCCESS, asked_keys, numbers_of
 from maze_train.envs.factory import guard_note
 from maze_train.envs.vector import MazeVectorEnv
-from maze_train.nets.acting import ActingModel, Actor, as_arrays
-from maze_train.spaces.tensors import as_tensors
+from maze_train.nets.acting import ActingModel
 from maze_train.training.config import SNAPSHOT, EvaluationConfig
 from maze_train.training.generators import generators_kept
 from maze_train.training.outcome import TrainingSummary
@@ -197,64 +201,44 @@ class RolloutEvaluator(Evaluator):
 
         Values that an episode does not report are NaN.
         """
-        n, num_envs = self.n_episodes, self._num_envs
+        n, lost, missing = self.n_episodes, 0, self.n_episodes
         returns, lengths = np.zeros(n), np.zeros(n)
         reported: dict[str, Array] = {}
-        episode = np.arange(num_envs)
-        running_return, running_length = np.zeros(num_envs), np.zeros(num_envs)
-        generator = torch.Generator().manual_seed(self._seed)
         # A custom evaluator may hand on the policy that it was given.
-        actor = Actor(policy.model if isinstance(policy, TrainedPolicy) else policy, num_envs)
-        obs, _ = env.reset(seed=self._seed)
-        lost = 0
-        while (episode < n).any():
-            actions = self._act(actor, env, obs, generator)
-            env.step_async(actions)
-            batch = env.receive()
-            obs = batch.obs
-            running_return += batch.rewards
-            running_length += 1
-            if batch.has_gaps:  # an episode that was lost is played again, with another seed
-                ignored = ~is_transition(batch.end)
-                running_return[ignored] = running_length[ignored] = 0.0
-                lost += int((batch.end == DROPPED).sum())
+        model = policy.model if isinstance(policy, TrainedPolicy) else policy
+        episodes = VectorEpisodes(env, self._seed)
+        agent = BatchedAgent(model, episodes, self.deterministic, self._seed)
+        runner = EpisodeRunner(episodes, agent)
+        while missing:
+            for played in runner.step():
+                lost += played.lost
                 if lost > MOST_LOST * n:
                     raise EnvError(
                         f"an evaluation of {n} episodes lost {lost}: the environment returns "
                         "numbers that are not finite, or its workers fail, again and again"
                     )
-            for end in batch.ends:
-                i = end.env
-                if episode[i] < n:
-                    returns[episode[i]] = running_return[i]
-                    lengths[episode[i]] = running_length[i]
-                    for name, value in self._metrics_of(end, env.agents).items():
-                        reported.setdefault(name, np.full(n, np.nan))[episode[i]] = value
-                episode[i] += num_envs
-                running_return[i] = running_length[i] = 0.0
-            if batch.ends or batch.has_gaps:
-                actor.forget(is_followed_by_new(batch.end))
-        actor.forget(np.ones(num_envs, np.bool_))  # no one continues the episodes that still run
+                number = played.number
+                if played.lost or number >= n:
+                    continue
+                missing -= 1
+                returns[number], lengths[number] = played.fitness, played.length
+                for name, value in self._metrics_of(played, env.agents).items():
+                    reported.setdefault(name, np.full(n, np.nan))[number] = value
+        agent.stop()  # no one continues the episodes that still run
         return returns, lengths, reported
 
-    def _metrics_of(self, end: EpisodeEnd, agents: Sequence[str]) -> dict[str, float]:
+    def _metrics_of(self, played: PlayedEpisode, agents: Sequence[str]) -> dict[str, float]:
         """Return what the last info of an episode says, by the name of the metric."""
-        numbers = numbers_of(end.info, asked_keys(self._info_keys, agents), agents)
+        numbers = numbers_of(played.info, asked_keys(self._info_keys, agents), agents)
         asked = {f"info/{key}": numbers[key] for key in self._info_keys if key in numbers}
         successes = {
             key.replace(SUCCESS, "success_rate"): numbers[key]
             for key in asked_keys((), agents)
             if key in numbers
         }
-        returns = {f"{agent}/episode_return_mean": own for agent, own in end.agent_returns.items()}
+        own_returns = played.agent_returns.items()
+        returns = {f"{agent}/episode_return_mean": own for agent, own in own_returns}
         return {**successes, **asked, **returns}
-
-    def _act(self, actor: Actor, env: MazeVectorEnv, obs: Any, generator: torch.Generator) -> Any:
-        device = actor.hidden_state.device
-        tensors = as_tensors(env.single_observation_space, obs)
-        noise = actor.model.noise_for(env.num_envs, generator, self.deterministic, device)
-        sent = tree_map(lambda x: x.to(device), tensors)
-        return as_arrays(actor.act(sent, noise, self.deterministic).env_actions)
 
     def close(self) -> None:
         """Close the environments."""

@@ -27,7 +27,7 @@ from maze_train.algorithms.es.population import (
     trained_size,
 )
 from maze_train.algorithms.es.trainer import ESTrainer
-from maze_train.collect.episode_player import ObservationMoments, PlayedEpisode
+from maze_train.collect.episode_runner import ObservationMoments, PlayedEpisode
 from maze_train.core.errors import TrainingError
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.config import Progress, Schedule

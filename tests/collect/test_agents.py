@@ -13,8 +13,8 @@ from actor_envs import ACTIONS, OBSERVATIONS, ActorEnv
 from es_problems import WalkEnv, model_for
 from gymnasium import spaces
 
-from maze_train.collect.agents import PolicyAgent, RandomAgent
-from maze_train.collect.episode_player import EpisodeTask, ModelAgent, acting_part
+from maze_train.collect.episode_runner import EpisodeTask
+from maze_train.collect.row_agents import ModelAgent, PolicyAgent, RandomAgent, acting_part
 from maze_train.collect.uniform import UniformPolicy
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.envs.faults import EpisodeError
@@ -41,7 +41,7 @@ def acting(make, make_policy, count=3):
     agent = PolicyAgent(make_policy, envs)
     for i in range(count):
         agent.begin(i, EpisodeTask(0, 0, i))
-    return agent.act(envs)
+    return agent.act()
 
 
 # -- policies of users ---------------------------------------------------------------------------
@@ -57,7 +57,7 @@ def test_observations_are_those_of_the_environment():
 
     make = partial(ActorEnv, "dict", "dict")
     envs = started(make)
-    actions = PolicyAgent(lambda: policy, envs).act(envs)
+    actions = PolicyAgent(lambda: policy, envs).act()
     for column in envs.obs.values():
         column[:] = 0
     for i, observation in enumerate(seen):
@@ -134,8 +134,8 @@ def test_the_beginning_of_episodes(policy, expected):
     agent = PolicyAgent(make_policy, envs)
     assert len(built) == 3
     agent.begin(1, EpisodeTask(0, 0, 41))
-    agent.act(envs)
-    agent.act(envs)
+    agent.act()
+    agent.act()
     agent.begin(1, EpisodeTask(0, 0, 42))
     assert [one.calls for one in built] == [[], expected, []]
 
@@ -222,7 +222,7 @@ def test_policies_that_raise():
     with pytest.raises(EpisodeError, match=r"Fails failed .* seed 11: ValueError: not this one"):
         agent.begin(1, EpisodeTask(0, 0, 1))
     with pytest.raises(EpisodeError, match=r"Fails failed at step 1 .* seed 10: Key") as caught:
-        agent.act(envs)
+        agent.act()
     assert isinstance(caught.value.__cause__, KeyError)
 
 
@@ -273,7 +273,7 @@ def test_random_actions_lie_in_the_space(kind):
     agent = RandomAgent(envs)
     for i in range(8):
         agent.begin(i, EpisodeTask(0, 0, i))
-    drawn = [agent.act(envs) for _ in range(40)]
+    drawn = [agent.act() for _ in range(40)]
     if kind == "box":
         found = np.concatenate(drawn)
         assert -0.5 <= found.min() < -0.45
@@ -292,10 +292,10 @@ def test_models_act_as_they_are(policy):
     """A model without anything to train as well; its mode and weights are not touched."""
     model = model_for(WalkEnv, policy)
     envs = started(WalkEnv)
-    expected = ModelAgent(model, envs).act(envs)
+    expected = ModelAgent(model, envs).act()
     frozen = model_for(WalkEnv, policy).requires_grad_(False)
     agent = ModelAgent(frozen, envs)
-    np.testing.assert_array_equal(agent.act(envs), expected)
+    np.testing.assert_array_equal(agent.act(), expected)
     assert agent._population._memory.nbytes == 0  # one copy of the weights for all rows
     assert envs.action.space.contains(expected[0])
 
@@ -327,7 +327,7 @@ def test_an_actor_critic_acts_as_its_policy_does(memory, shared):
     before = {key: value.clone() for key, value in model.state_dict().items()}
     agent, expected = ModelAgent(model, envs), TrainedPolicy(model, *found)
     for _ in range(5):
-        actions = agent.act(envs)
+        actions = agent.act()
         assert isinstance(actions, np.ndarray)
         np.testing.assert_array_equal(actions[:3], expected.act(envs.obs[""]))
         envs.actions[""][:] = actions[:3]

@@ -27,7 +27,7 @@ from gymnasium.wrappers import TransformReward
 from reference_population import slow_draw, slow_members
 
 from maze_train.algorithms.es.population import MemberSettings, PairDraws, SharedNoiseTable
-from maze_train.collect.episode_player import EpisodeTask
+from maze_train.collect.episode_runner import EpisodeTask
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.nets.population import find_normalizer
 

@@ -33,8 +33,8 @@ from es_problems import (
 from gymnasium import spaces
 from leftovers import has_ended
 
-from maze_train.collect.agents import PolicyAgent, RandomAgent
-from maze_train.collect.episode_player import PlaySettings
+from maze_train.collect.recording import PlaySettings
+from maze_train.collect.row_agents import PolicyAgent, RandomAgent
 from maze_train.core.errors import ConfigError, EnvError, SpaceError, WorkerError
 from maze_train.core.types import leaves_by_key, tree_map
 from maze_train.spaces.describe import flatten_value, unflatten_value

@@ -15,10 +15,9 @@ from actor_envs import FailsForSeedEnv
 from es_problems import PictureEnv, play_alone
 
 from maze_train.collect import recording
-from maze_train.collect.agents import RandomAgent
-from maze_train.collect.episode_player import PlaySettings
 from maze_train.collect.player import RolloutPlayer
-from maze_train.collect.recording import VideoWriter, ffmpeg_path, frames_per_second
+from maze_train.collect.recording import PlaySettings, VideoWriter, ffmpeg_path, frames_per_second
+from maze_train.collect.row_agents import RandomAgent
 from maze_train.core.errors import EnvError, MissingExtraError, RunDirectoryError
 
 ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()

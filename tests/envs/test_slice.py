@@ -138,20 +138,11 @@ def test_episodes_are_what_slow_ones_are() -> None:
     assert 50 < lost < over - 50
 
 
-class Plan:
-    """Seeds of an environment, and None where it is to rest."""
-
-    def __init__(self, *seeds: int | None) -> None:
-        self.seeds = list(seeds)
-
-    def next(self) -> int | None:
-        return self.seeds.pop(0) if self.seeds else None
-
-
 def test_a_source_says_what_is_played() -> None:
     """At once where an episode ends, or when it is asked again; those that rest are not stepped."""
     envs = slice_of(lambda: CountingEnv(2), 2)
-    envs.seed_from([Plan(3, 4, None, 5), Plan(None, 6)])
+    plans: list[list[int | None]] = [[3, 4, None, 5], [None, 6, None, None]]
+    envs.seed_from(lambda i: plans[i].pop(0))
     assert envs.begin() == [0]
     assert (envs.playing, envs.seeds) == ([0], [3, 0])
     ended = [[*ends_of(envs)], [*ends_of(envs)]]

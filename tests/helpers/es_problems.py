@@ -25,9 +25,10 @@ from maze_train.algorithms.es.population import (
     trained_size,
 )
 from maze_train.collect.actor_worker import WeightsWriter, weights_nbytes
-from maze_train.collect.agents import PolicyAgent, RandomAgent
-from maze_train.collect.episode_player import EpisodePlayer, ModelAgent, PlaySettings
+from maze_train.collect.episode_runner import EpisodeRunner, SliceEpisodes
 from maze_train.collect.player import RolloutPlayer
+from maze_train.collect.recording import PlaySettings
+from maze_train.collect.row_agents import ModelAgent, PolicyAgent, RandomAgent
 from maze_train.core.types import tree_leaves
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.config import ModelConfig, RecurrentConfig
@@ -204,20 +205,23 @@ class Members:
         self._writer = WeightsWriter(model, memory.buffer)
         self._draws = PairDraws(settings.seed, table, trained_size(model))
         self.agent = MemberAgent(lambda: copy.deepcopy(model), envs, memory, table, settings)
-        self.player = EpisodePlayer(envs, self.agent, PlaySettings(), lambda steps: None)
+        self.episodes = SliceEpisodes(envs)
+        self.player = EpisodeRunner(self.episodes, self.agent)
 
     def begin(self, members, iteration=2, sigma=SIGMA):
         """Begin an iteration with the policy as it is now, with some of its members."""
         self._writer.publish(iteration)
-        self.player.drop()
+        self.episodes.drop()
         self.agent.begin_round(sigma)
         for member in members:
-            self.player.add([self._draws.task(iteration, member)])
+            self.episodes.add([self._draws.task(iteration, member)])
 
     def play(self, members, **iteration):
         """Play some members of an iteration; results by member, in the order of their ends."""
         self.begin(members, **iteration)
-        found = [result for _ in iter(lambda: self.player.load, 0) for result in self.player.step()]
+        found = []
+        while self.episodes.load:
+            found += self.player.step()
         assert len(found) == len({result.number for result in found})
         return {result.number: result for result in found}
 

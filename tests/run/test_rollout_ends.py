@@ -22,7 +22,7 @@ from maze_train.run.rollout_report import RolloutProgress
 from maze_train.training.outcome import Interrupted
 
 if TYPE_CHECKING:
-    from maze_train.collect.episode_player import PlayedEpisode
+    from maze_train.collect.episode_runner import PlayedEpisode
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 

@@ -14,14 +14,10 @@ import torch
 from torch import nn
 
 from maze_train.collect.actor_worker import WeightsReader, WeightsWriter, weights_nbytes
-from maze_train.collect.episode_player import (
-    EpisodeTask,
-    ObservationMoments,
-    PlayedEpisode,
-    PlaySettings,
-    PopulationAgent,
-)
+from maze_train.collect.episode_runner import EpisodeTask, ObservationMoments, PlayedEpisode
 from maze_train.collect.player import MakeEnv, PlayerPool
+from maze_train.collect.recording import PlaySettings
+from maze_train.collect.row_agents import PopulationAgent
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
 from maze_train.core.seeding import SEED_LIMIT
@@ -276,11 +272,11 @@ class MemberAgent(PopulationAgent):
         if self._observed is not None:
             self._observed.forget(row)
 
-    def _observe(self, envs: EnvSlice) -> TensorTree:
+    def _observe(self) -> TensorTree:
         """The observations of this step, which are counted as well."""
-        obs = super()._observe(envs)
+        obs = super()._observe()
         if self._observed is not None:
-            self._observed.take_in(envs.playing, obs)
+            self._observed.take_in(self._envs.playing, obs)
         return obs
 
     def moments(self, row: int) -> ObservationMoments | None:

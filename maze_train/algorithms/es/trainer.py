@@ -22,8 +22,8 @@ from maze_train.algorithms.es.population import (
     SharedNoiseTable,
     trained_size,
 )
-from maze_train.collect.episode_player import num_reals
 from maze_train.collect.episodes import FinishedEpisodes, add_lists
+from maze_train.collect.row_agents import num_reals
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.events import Statistics
 from maze_train.envs.factory import BoundedEnvFactory
