@@ -82,9 +82,8 @@ class SliceSettings:
 class EnvSlice:
     """The environments `first, first + 1, ...`, each with a row of all arrays.
 
-    Where an episode ends, the seed source says how the next one begins: at once, or the environment
-    rests until `begin` or `start`. A resting environment is not stepped, and
-    its rows hold what they held before. Whatever an environment raises becomes an `EpisodeError`.
+    Where an episode ends, the seed source gives the seed of the next one, or the environment rests:
+    it is not stepped, and its rows keep their values. Its errors become an `EpisodeError`.
 
     Args:
         factories: Functions that build the environments.
@@ -154,6 +153,7 @@ class EnvSlice:
         self._episode_start = [0] * len(self.envs)
         self._steps, self._busy_s = 0, 0.0
         self._report: StepReport | None = None
+        self._columns: list[Array] = []
         self.rest()
 
     @classmethod
@@ -211,13 +211,13 @@ class EnvSlice:
             self._write_obs = masked_writer(self._write_obs, masks, self.obs)
         self._write_final_obs = row_writer(self.observation, self.final_obs, is_last=True)
         self._finite = FiniteCheck(self.obs)
+        self._columns = [*self.obs.values(), self.rewards, self.end]
 
     def written(self) -> list[Any]:
         """Return what the last call wrote: the rows, and last observations of ended episodes."""
-        ends = self._report.ends if self._report else ()
-        rows = [end.env - self._first for end in ends]
-        final = [column[i : i + 1] for column in self.final_obs.values() for i in rows]
-        return [*self.obs.values(), self.rewards, self.end, *final]
+        rows = [end.env - self._first for end in (self._report.ends if self._report else ())]
+        final = [column[i : i + 1] for i in rows for column in self.final_obs.values()]
+        return [*self._columns, *final]
 
     def _row(self, i: int) -> dict[str, Array]:
         return {key: column[i] for key, column in self.obs.items()}
