@@ -18,7 +18,7 @@ from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.nets.policy_model import build_policy
 from maze_train.spaces.agents import AgentSpaces
-from maze_train.training import models, policy_files
+from maze_train.training import models, policy_files, several_agents
 from maze_train.training.evaluators import copy_of_weights
 from maze_train.training.policy_files import (
     PolicyWriter,
@@ -407,11 +407,11 @@ ALIKE = AgentSpaces({"b": FEW, "c": FEW}, dict.fromkeys("bc", CHOICE))
 )
 def test_weights_of_a_model_are_those_of_its_modules(pair):
     """By the names that the model has for them."""
-    model = models.make_model(
+    model = several_agents.make_joint_model(
         PPOAlgorithmConfig(), ModelConfig(hidden_sizes=[3]), {}, *pair, seed=0
     )
     modules = {key: module.state_dict() for key, module in models.modules_of(model).items()}
-    found, expected = models.model_weights(modules, *pair), model.state_dict()
+    found, expected = several_agents.model_weights(modules, *pair), model.state_dict()
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[key], expected[key]) for key in expected)
 
@@ -422,4 +422,4 @@ def test_an_algorithm_for_one_agent_names_the_others():
     with pytest.raises(
         ConfigError, match=r"algorithm = 'own': learns for one agent.*say learns_for_several"
     ):
-        models.make_model(OwnConfig(), ModelConfig(), *given, seed=0)
+        several_agents.make_joint_model(OwnConfig(), ModelConfig(), *given, seed=0)
