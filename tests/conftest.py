@@ -16,6 +16,7 @@ from hydra._internal.hydra import Hydra
 from leftovers import open_files
 
 from maze_train.learner.others import MeetingPlace, join, leave
+from maze_train.run import assembly
 from maze_train.workers.pool import LOOPBACK
 from maze_train.workers.ray_session import RAY_ENVIRONMENT
 
@@ -59,9 +60,11 @@ def no_waits() -> Iterator[None]:
     """Leave out what takes long, and what no test looks at.
 
     Files are not brought to the disk, which takes a sixth of the time of a short run. Hydra does
-    not compose what a command says twice, first for `hydra.mode` alone.
+    not compose what a command says twice, first for `hydra.mode` alone. Runs do not examine their
+    environments (`runner.check_repeatability`), which takes a third of the time of a short run.
     """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(assembly, "is_examined", lambda config: False)
         patch.setattr(os, "fsync", lambda descriptor: None)
         patch.setattr(Hydra, "get_mode", lambda *_, **__: None)
         yield

@@ -23,6 +23,7 @@ COMMON = (
     "algorithm.n_rollout_steps=16", "algorithm.batch_size=16", "algorithm.epoch_length=2",
     "runner.concurrency=4", "evaluation.n_episodes=2", "model.hidden_sizes=[8]",
     "total_steps=640", "tracking.progress=quiet", "tracking.plot=false",
+    "runner.check_repeatability=never",  # what happens once shall happen to the run
 )  # fmt: skip
 LOCAL = (
     *("runner=local", "runner.start_method=fork", "runner.n_workers=2"),
@@ -61,10 +62,7 @@ def lost_episodes(run_dir: Path) -> float:
 
 def fault(kind: str, **settings: Any) -> tuple[str, ...]:
     """Arguments that put a fault into the environment."""
-    found = (f"+env.kwargs.fault={kind}", *(f"+env.kwargs.{k}={v}" for k, v in settings.items()))
-    if "marker" in settings:  # what happens once shall not happen to the environment of the check
-        found += ("runner.check_repeatability=never",)
-    return found
+    return (f"+env.kwargs.fault={kind}", *(f"+env.kwargs.{k}={v}" for k, v in settings.items()))
 
 
 # -- signals -------------------------------------------------------------------------------------

@@ -243,7 +243,7 @@ def beginnings(directory: Path) -> set[tuple[float, ...]]:
 @pytest.mark.exhaustive
 def test_actors_begin_anew(tmp_path, capsys):
     """What was in flight is reported and counted; no episode is one from before."""
-    more = {**FORK, **NO_EVALUATION, "runner.check_repeatability": "never"}  # one more diary
+    more = {**FORK, **NO_EVALUATION}
     start("impala", tmp_path / "run", env=diary_env(tmp_path / "diaries"), **more, **TWO_EPOCHS)
     in_flight = in_flight_of(tmp_path / "run")
     before = beginnings(tmp_path / "diaries")

@@ -98,7 +98,6 @@ def test_each_actor_has_its_turn_and_its_seeds(tmp_path: Path) -> None:
     (tmp_path / "diaries").mkdir()
     env = {"_target_": "own_parts.DiaryEnv", "kwargs": {"directory": str(tmp_path / "diaries")}}
     more = {"algorithm.num_actors": 3, "runner.concurrency": 3, "evaluation.n_episodes": 0}
-    more["runner.check_repeatability"] = "never"  # its environment would keep a diary too
     impala_run(env=env, total_steps=9 * 16, **more)
     happened = [diary for count, diary in diaries(tmp_path / "diaries") if count]
     assert [len(diary) for diary in happened] == [48, 48, 48]

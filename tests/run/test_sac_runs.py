@@ -73,7 +73,6 @@ def test_what_is_stored_is_what_happened(
         **({**FORK, **workers} if runner == "local" else {}),
         **{
             "runner.concurrency": concurrency,
-            "runner.check_repeatability": "never",  # its environment would keep a diary too
             "algorithm.replay_buffer": KEPT,
             "algorithm.replay_buffer_size": size,
             "algorithm.gamma": 0.9,

@@ -19,7 +19,8 @@ from short_runs import QUIET
 
 from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv, load_config, load_policy, train
 from maze_train.envs.foreign import make_foreign_env
-from maze_train.run import repeatability
+from maze_train.run import assembly, repeatability
+from maze_train.run.assembly import is_examined
 from maze_train.run.notes import (
     TimeLimitNote,
     native_notes,
@@ -399,6 +400,7 @@ def test_what_environments_do_not_promise(
     told: str,
 ) -> None:
     """A run says so at its start, in one note, and not with the environments of the run."""
+    monkeypatch.setattr(assembly, "is_examined", is_examined)  # in tests of other things it is not
     monkeypatch.setattr(repeatability, "WAIT_S", repeatability.LIMIT_S)  # the machine may be busy
     small = {"runner.concurrency": 2, "algorithm.n_rollout_steps": 8, "algorithm.batch_size": 8}
     more = {**small, "model.hidden_sizes": [4], "evaluation.n_episodes": 1, **more}

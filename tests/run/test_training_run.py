@@ -200,8 +200,7 @@ def test_two_runs_in_one_process_do_not_mix() -> None:
                     short_run("inner", seed=4)
             return super().step(action)
 
-    # The examination of the environment, in another process, would begin the inner run as well.
-    short_run("outer", env=Nesting, seed=3, **{"runner.check_repeatability": "never"})
+    short_run("outer", env=Nesting, seed=3)
     short_run("outer_alone", seed=3)
     short_run("inner_alone", seed=4)
     assert rows("outer") == rows("outer_alone")
@@ -291,7 +290,7 @@ def test_two_runs_in_two_threads_are_refused() -> None:
                 thread.join()
             return super().step(action)
 
-    short_run("first", env=Meeting, seed=3, **{"runner.check_repeatability": "never"})
+    short_run("first", env=Meeting, seed=3)
     short_run("alone", seed=3)
     assert "another run is active in this process" in str(refused[0])
     assert not Path("second").exists()
