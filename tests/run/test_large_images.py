@@ -104,9 +104,9 @@ def test_a_signal_in_a_long_update(
     def slow(self: Any, *args: Any) -> Any:
         nonlocal calls
         calls += 1
-        time.sleep(0.8)
-        if calls == 3:
+        if calls == 3:  # two of four minibatches are left
             os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.8)
         return policy_loss(self, *args)
 
     monkeypatch.setattr(PPOLearner, "policy_loss", slow)
