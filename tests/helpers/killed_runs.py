@@ -38,7 +38,7 @@ MOMENTS: dict[str, tuple[str, str]] = {
     "rollout": ("maze_train.collect.collector", "as_arrays"),
     "playing": ("maze_train.training.outcome:Interruption", "check"),
     "update": ("maze_train.learner.learner:Learner", "apply_gradients"),
-    "evaluation": ("maze_train.training.evaluators:RolloutEvaluator", "_act"),
+    "evaluation": ("maze_train.collect.episode_runner:BatchedAgent", "act"),
     "writing": ("maze_train.tracking.tracker:Tracker", "write"),
     "saving": ("maze_train.training.checkpoint_files", "write_synced"),
     "renaming": ("maze_train.training.checkpoints", "fsync_directory"),
