@@ -210,7 +210,7 @@ ATTACKS = {
 }
 EVERYDAY = ("train resume", "load_policy", "search")
 """Commands that meet attacks in `make test`."""
-SHIFTS = {"one kind": (0,), "two more kinds": (2, 3)}
+SHIFTS = {"one kind": (0,), "another kind": (2,)}
 """Kinds that are planted in the first place; each next place has the next ones."""
 
 
@@ -303,7 +303,14 @@ def test_no_attack_succeeds(
     planted = {key: attack for key, attack in ATTACKS.items() if attack.where == where}
     links = [key for key in planted if key.startswith(f"{where}/")]
     shifts = {key: (i - i // len(KINDS)) % len(KINDS) for i, key in enumerate(links)}
-    chosen = [key for key in planted if shifts.get(key, 0) in SHIFTS[kinds]]
+    turn = list(CALLS[where]).index(name)
+    chosen = [
+        key
+        for i, (key, attack) in enumerate(planted.items())
+        if shifts.get(key, 0) in SHIFTS[kinds]
+        # Commands that only read are alike: each meets a third of what it does not refuse.
+        and (name in (*WRITERS[where], *attack.refused) or (i + turn) % 3 == 0)
+    ]
     found = {key: outcome(planted[key], name, trained, capfd) for key in chosen}
     succeeded = {key: problem for key, problem in found.items() if problem}
     with capfd.disabled():
