@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from maze_train.cli import main
 from maze_train.run.prepared import PreparedRun
-
-if TYPE_CHECKING:
-    from functools import partial
-from pathlib import Path
 
 
 class CommandLine:
