@@ -13,15 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from maze_train.core.step_end import (
-    DROPPED,
-    RESET_ONLY,
-    TERMINATED,
-    TRUNCATED,
-    EpisodeEnd,
-    has_ended,
-    is_followed_by_new,
-)
+from maze_train.core.step_end import DROPPED, RESET_ONLY, EpisodeEnd, has_ended, is_followed_by_new
 from maze_train.core.types import Array, ArrayTree, leaves_by_key, tree_map
 from maze_train.envs.batch import SUCCESS, numbers_of
 from maze_train.envs.slice import EnvSlice
@@ -112,15 +104,9 @@ class PlayedEpisode:
     success: float
     """1.0 or 0.0 if the last info has `is_success` (of several agents the mean), else NaN."""
 
-    terminated: bool
-    """Whether the last step led to a terminal state."""
-
-    truncated: bool
-    """Whether the episode was cut off (time limit) after the last step."""
-
-    lost: bool
-    """Whether it was given up, since a number in it was not finite; the others say how far it
-    came."""
+    end: int
+    """Code of the last step, see `StepEnd`. If the episode was dropped because a value was not
+    finite, the other fields describe it up to that step."""
 
     trajectory: Trajectory | None = None
     """Observations and actions, where they are recorded and the episode was not lost."""
@@ -142,6 +128,11 @@ class PlayedEpisode:
 
     agent_turns: dict[str, int] = field(default_factory=dict)
     """Number of actions of each agent, where there are several."""
+
+    @property
+    def lost(self) -> bool:
+        """Whether the episode was dropped because a value was not finite."""
+        return self.end == DROPPED
 
 
 class Episodes(ABC):
@@ -364,7 +355,7 @@ class EpisodeRunner:
     def _result(self, i: int, end: EpisodeEnd | None) -> PlayedEpisode:
         """The episode that ended in an environment; None: it was dropped."""
         task, agents = self._tasks[i], self._episodes.agents
-        code, info = self._episodes.end[i], {} if end is None else end.info
+        info = {} if end is None else end.info
         trajectory, video = (None, None) if self._recorder is None else self._recorder.end(i)
         counted = None if end is None else end.counted
         return PlayedEpisode(
@@ -373,9 +364,7 @@ class EpisodeRunner:
             episode_return=float(self._returns[i] if counted is None else counted[0]),
             length=int(self._lengths[i]),
             success=numbers_of(info, (SUCCESS,), agents).get(SUCCESS, math.nan),
-            terminated=bool(code == TERMINATED),
-            truncated=bool(code == TRUNCATED),
-            lost=end is None,
+            end=int(self._episodes.end[i]),
             trajectory=trajectory,
             video=video,
             fitness=float(self._returns[i]),

@@ -16,6 +16,7 @@ import numpy as np
 from maze_train.collect.episode_runner import PlayedEpisode
 from maze_train.collect.episodes import return_of_team, spread
 from maze_train.core.errors import RunDirectoryError
+from maze_train.core.step_end import TERMINATED, TRUNCATED
 from maze_train.tracking.console import Display, ProgressMode
 from maze_train.tracking.tracker import RunInfo, aligned, compact, duration, readable
 from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
@@ -200,8 +201,8 @@ class RolloutFiles:
             "seed": episode.seed,
             "return": float(episode.episode_return),
             "length": episode.length,
-            "terminated": int(episode.terminated),
-            "truncated": int(episode.truncated),
+            "terminated": int(episode.end == TERMINATED),
+            "truncated": int(episode.end == TRUNCATED),
             "lost": int(episode.lost),
         }
         row |= {f"return/{agent}": value for agent, value in episode.agent_returns.items()}

@@ -71,18 +71,6 @@ def modules_of(model: nn.Module) -> dict[str, Any]:
     return (isinstance(model, ActingModel) and model.by_policy) or {DEFAULT_MODULE: model}
 
 
-def states_by_module(
-    state: Mapping[str, Any] | None, owners: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """The states of the owners by module id.
-
-    Runs of one agent saved the state of their only replay without an id before, or None without a
-    replay.
-    """
-    state = state or {}
-    return state if owners.keys() <= state.keys() else {DEFAULT_MODULE: state}
-
-
 def model_maker(algorithm: AlgorithmConfig) -> Callable[..., nn.Module]:
     """The function that builds a model from settings of networks, spaces and a seed."""
     path = locate(algorithm.model_builder, "algorithm.model_builder")

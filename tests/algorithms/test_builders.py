@@ -16,7 +16,6 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.targets import locate
 from maze_train.run.pipeline import prepare
 from maze_train.run.runner import TrainingRunner
-from maze_train.training.models import states_by_module
 from maze_train.workers.places import ThisProcess
 from maze_train.workers.process_pool import LocalProcesses
 
@@ -140,21 +139,6 @@ def test_what_does_not_fit(settings: dict[str, Any], message: str) -> None:
     """Settings that are refused when their parts are built, before there is a run directory."""
     with pytest.raises(ConfigError, match=message), make(**settings) as made:
         prepared_model(made)
-
-
-@pytest.mark.parametrize(
-    ("saved", "owners", "expected"),
-    [
-        ({"default": 1}, ["default"], {"default": 1}),
-        ({"first": 1, "referee": 2}, ["first", "referee"], {"first": 1, "referee": 2}),
-        ({"generator": 1, "added": 2}, ["default"], {"default": {"generator": 1, "added": 2}}),
-        (None, [], {}),
-    ],
-    ids=["one", "several", "one of before", "none of before"],
-)
-def test_states_of_replay_by_module(saved: Any, owners: list[str], expected: Any) -> None:
-    """Runs of one agent saved them without an id before."""
-    assert states_by_module(saved, dict.fromkeys(owners)) == expected
 
 
 # -- evolution strategies ------------------------------------------------------------------------

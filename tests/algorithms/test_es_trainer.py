@@ -29,6 +29,7 @@ from maze_train.algorithms.es.population import (
 from maze_train.algorithms.es.trainer import ESTrainer
 from maze_train.collect.episode_runner import ObservationMoments, PlayedEpisode
 from maze_train.core.errors import TrainingError
+from maze_train.core.step_end import DROPPED, TERMINATED
 from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.config import Progress, Schedule
 from maze_train.learner.flat_parameters import get_flat_parameters
@@ -104,9 +105,7 @@ class ScriptedRollouts(ESDistributedRollouts):
             episode_return=100.0 + member,
             length=length,
             success=float(member % 3 == 0) if member % 2 == 0 else math.nan,
-            terminated=True,
-            truncated=False,
-            lost=self.lost(iteration, member),
+            end=DROPPED if self.lost(iteration, member) else TERMINATED,
             fitness=float(member * 7 % 5),
             moments=ObservationMoments(np.array(float(length)), np.ones(2), np.zeros(2)),
         )

@@ -19,6 +19,7 @@ from maze_train.algorithms.es.learner import ESLearner, EvaluatedPopulation
 from maze_train.algorithms.es.population import ESRolloutResult, SharedNoiseTable
 from maze_train.collect.episode_runner import ObservationMoments, PlayedEpisode
 from maze_train.core.errors import TrainingError
+from maze_train.core.step_end import TERMINATED
 from maze_train.functional.moments import batch_moments
 from maze_train.learner.config import Progress
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
@@ -101,9 +102,7 @@ def member(number, fitness, moments=None):
         episode_return=-100.0,
         length=7 * number + 1,
         success=math.nan,
-        terminated=True,
-        truncated=False,
-        lost=False,
+        end=TERMINATED,
         fitness=fitness,
         moments=moments,
     )

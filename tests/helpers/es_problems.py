@@ -282,7 +282,7 @@ class Rollouts:
 def bits(episode):
     """All that is reported of an episode, to the bit."""
     numbers = np.array([episode.episode_return, episode.fitness, episode.success]).tobytes()
-    flags = (episode.terminated, episode.truncated, episode.lost, episode.video)
+    flags = (episode.end, episode.video)
     found = [episode.number, episode.seed, numbers, episode.length, *flags]
     found += [part.tobytes() for part in episode.moments or ()]
     trajectory = episode.trajectory

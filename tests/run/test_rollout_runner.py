@@ -23,6 +23,7 @@ from maze_train import load_policy, train
 from maze_train.collect.episode_runner import PlayedEpisode
 from maze_train.config.rollout_config import load_rollout_config
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, RunDirectoryError
+from maze_train.core.step_end import TERMINATED
 from maze_train.data.datasets import open_dataset
 from maze_train.run.rollout import RolloutRunner
 from maze_train.run.rollout_report import RolloutProgress
@@ -391,7 +392,7 @@ def test_lines_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
     with RolloutProgress(2, "lines", clock=lambda: next(times)) as progress:
         progress.steps(10)
         progress.steps(10)
-        progress.ended(PlayedEpisode(0, 0, 3.0, 4, math.nan, True, False, False, None, None))
+        progress.ended(PlayedEpisode(0, 0, 3.0, 4, math.nan, TERMINATED))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2
     assert lines[0].startswith("episode 0/2     10 steps     10/s")

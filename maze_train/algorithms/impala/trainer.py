@@ -22,7 +22,6 @@ from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.joint import JointModel, members_of
 from maze_train.training.actors import build_actors, worker_use
 from maze_train.training.events import TimeEvents
-from maze_train.training.models import states_by_module
 from maze_train.training.trainer import Trainer
 from maze_train.workers.places import Portable
 
@@ -104,9 +103,8 @@ class IMPALA(Trainer):
         """Put the actors and the kept rollouts where they were."""
         self.actors.load_state_dict(state["actors"])
         self.exact = self.exact and self.actors.is_exact
-        saved = states_by_module(state["replay"], self.replay)
         for key, replay in self.replay.items():
-            replay.load_state_dict(saved[key])
+            replay.load_state_dict(state["replay"][key])
 
 
 class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):

@@ -42,7 +42,7 @@ from maze_train.training.build_context import close_quietly
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.contexts import available_disk, available_memory, readable_nbytes
 from maze_train.training.events import TimeEvents
-from maze_train.training.models import modules_of, states_by_module
+from maze_train.training.models import modules_of
 from maze_train.training.trainer import Trainer
 
 
@@ -195,9 +195,8 @@ class OffPolicy(Trainer):
 
     def load_experience(self, state: dict[str, Any]) -> None:
         """Put the replay buffers and the environments where they were."""
-        saved = states_by_module(state["replay_buffer"], self.replay_buffers)
         for key, buffer in self.replay_buffers.items():
-            buffer.load_state_dict(saved[key])
+            buffer.load_state_dict(state["replay_buffer"][key])
         self._initial_policy.load_policy_state(state["initial_policy"])
         self._stored, self._learned_from, self.gradient_steps = state["transitions"]
         lost = torch.from_numpy(self.collector.load_state_dict(state["collector"]))
