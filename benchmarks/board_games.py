@@ -20,7 +20,7 @@ import torch
 
 from maze_train import SequentialVectorEnv, load_policy, make_env
 from maze_train.collect.fixed_policies import fixed_policy, random_policy
-from maze_train.run.policies import OpponentEvaluator
+from maze_train.run.opponents import OpponentEvaluator
 from maze_train.spaces.agents import agent_spaces
 
 TRUST = ["pettingzoo"]

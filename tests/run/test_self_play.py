@@ -18,7 +18,7 @@ from maze_train import ConfigError, EnvConfig, EnvFactory
 from maze_train.collect.fixed_policies import fixed_policy
 from maze_train.core.targets import Given
 from maze_train.nets.joint import JointModel
-from maze_train.run.policies import OpponentEvaluator
+from maze_train.run.opponents import OpponentEvaluator
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
