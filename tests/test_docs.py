@@ -134,9 +134,9 @@ def test_equations_become_mathml(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_readme_is_short_and_names_the_test_command_of_ci() -> None:
-    """At most 100 lines; CI runs all tests with a command of the README."""
+    """At most 110 lines; CI runs all tests with a command of the README."""
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(readme.splitlines()) <= 100
+    assert len(readme.splitlines()) <= 110
     assert "`make test-all`" in readme
     assert "make --no-print-directory test-all\n" in (ROOT / ".ci/run").read_text(encoding="utf-8")
 
