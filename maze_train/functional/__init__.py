@@ -1,4 +1,4 @@
-"""Pure tensor functions of papers: no modules, no configuration, no environments.
+"""Estimators and losses from papers as pure tensor functions.
 
 Tensors are time-major, [T, B, ...]: T steps of B environments.
 """

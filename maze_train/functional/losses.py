@@ -1,14 +1,12 @@
-"""Losses of a stochastic policy, of a state-value estimate, and of values of actions.
+"""Policy, value and critic losses.
 
-Log-probabilities are those of the joint action: for actions of several parts, the sum over the
-parts. The losses run once per minibatch, so they use few tensor operations and never wait for a
+Log-probabilities refer to the joint action: for actions of several parts, the sum over the parts.
+The losses run once per minibatch, so they use few tensor operations and never synchronise the
 device.
 
-Losses of soft actor-critics.
-
-N samples, E critics, M values per critic. The action of a sample has C continuous parts and
-discrete parts with M choices in all; without discrete parts M = 1. The value of an action is the
-sum of the values of its choices.
+Losses of soft actor-critics use these sizes: N samples, E critics, M outputs per critic. The action
+of a sample has C continuous parts and discrete parts with M choices in total; without discrete
+parts M = 1. The Q-value of an action is the sum of the outputs of its choices.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ from maze_train.core.checks import check_same_shape
 from maze_train.core.types import Tensor
 
 # exp(89) overflows float32, and the gradient of a clipped sample would be 0 * inf = NaN. exp(60) is
-# far outside of any clip range and leaves room for the product with an advantage.
+# far outside any clip range and leaves headroom for the product with an advantage.
 MAX_LOG_RATIO = 60.0
 
 
@@ -35,7 +33,7 @@ def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
 
     Args:
         log_probs: Log-probability of the actions taken, [N] or any shape.
-        advantages: Advantages of these actions, same shape; a constant of the loss.
+        advantages: Advantages of these actions, same shape; treated as constant.
 
     Returns:
         Loss, 0-d.
@@ -50,18 +48,18 @@ def policy_gradient_loss(log_probs: Tensor, advantages: Tensor) -> Tensor:
 
 
 def clipped_surrogate_loss(log_ratios: Tensor, advantages: Tensor, clip_range: float) -> Tensor:
-    """Surrogate loss that stops rewarding a policy once it left a band around the old one.
+    """Clipped surrogate objective of PPO, as a loss.
 
     L = -mean(min(rho * A, clip(rho, 1 - c, 1 + c) * A)),  rho = exp(log ratio)
 
-    Computed as -mean(min(rho * A, A + c * |A|)), which is the same: for A >= 0 the inner minimum is
+    Computed as the equivalent -mean(min(rho * A, A + c * |A|)): for A >= 0 the inner minimum is
     A * min(rho, 1 + c), for A < 0 it is A * max(rho, 1 - c). The bound is a constant, so the
-    gradient passes fewer operations. Log ratios count as at most 60.
+    backward pass has fewer operations. Log ratios are clamped to at most 60.
 
     Args:
         log_ratios: log pi(a|s) - log pi_old(a|s) of the joint action, [N] or any shape.
-        advantages: Advantages of these actions, same shape; a constant of the loss.
-        clip_range: c, half-width of the band, > 0.
+        advantages: Advantages of these actions, same shape; treated as constant.
+        clip_range: c, half-width of the interval around a ratio of 1, > 0.
 
     Returns:
         Loss, 0-d.
@@ -73,7 +71,7 @@ def clipped_surrogate_loss(log_ratios: Tensor, advantages: Tensor, clip_range: f
     """
     check_same_shape(log_ratios=log_ratios, advantages=advantages)
     advantages = advantages.detach()
-    if is_compiling():  # an alpha would be part of the graph, with another graph for each
+    if is_compiling():  # `alpha` would be a constant of the graph and cause recompilations
         bounds = advantages + clip_range * advantages.abs()
     else:
         bounds = torch.add(advantages, advantages.abs(), alpha=clip_range)
@@ -101,31 +99,31 @@ def approximate_kl(log_ratios: Tensor) -> Tensor:
 
 
 def clip_fraction(log_ratios: Tensor, clip_range: float) -> Tensor:
-    """Share of samples whose probability ratio is outside of the band.
+    """Fraction of samples whose probability ratio is outside the clip range.
 
     mean(|rho - 1| > c),  rho = exp(log ratio)
 
     Args:
         log_ratios: log pi(a|s) - log pi_old(a|s) of the joint action, [N] or any shape.
-        clip_range: c, half-width of the band, > 0.
+        clip_range: c, half-width of the interval around a ratio of 1, > 0.
 
     Returns:
         Fraction in [0, 1], 0-d, in the dtype of the log ratios, without gradient.
 
-    Source: the band of Schulman et al. (2017), arXiv:1707.06347, eq. 7.
+    Source: the clip range of Schulman et al. (2017), arXiv:1707.06347, eq. 7.
     """
     log_ratios = log_ratios.detach()
     return (torch.expm1(log_ratios).abs() > clip_range).mean(dtype=log_ratios.dtype)
 
 
 def squared_value_loss(values: Tensor, targets: Tensor) -> Tensor:
-    """Mean squared error, without the factor 0.5 that some papers put in front.
+    """Mean squared error of the value estimates, without the factor 0.5 that some papers use.
 
     L = mean((v - R)^2)
 
     Args:
         values: v(s), [N] or any shape.
-        targets: R, same shape; a constant of the loss.
+        targets: R, same shape; treated as constant.
 
     Returns:
         Loss in squared units of the reward, 0-d.
@@ -142,16 +140,16 @@ def squared_value_loss(values: Tensor, targets: Tensor) -> Tensor:
 def clipped_value_loss(
     values: Tensor, old_values: Tensor, targets: Tensor, clip_range: float
 ) -> Tensor:
-    """Mean squared error that ignores gains from moving far off the old value.
+    """Mean squared error with clipped value updates.
 
     L = mean(max((v - R)^2, (v_old + clamp(v - v_old, -c, c) - R)^2))
 
-    Like `squared_value_loss` without a factor 0.5, which it equals while |v - v_old| <= c.
+    Equal to `squared_value_loss`, also without the factor 0.5, while |v - v_old| <= c.
 
     Args:
         values: v(s), [N] or any shape.
-        old_values: v(s) at collection, on the scale of the values, same shape; a constant.
-        targets: R, on the scale of the values, same shape; a constant.
+        old_values: v(s) at collection, on the scale of the values, same shape; treated as constant.
+        targets: R, on the scale of the values, same shape; treated as constant.
         clip_range: c, in units of the values, > 0.
 
     Returns:
@@ -160,12 +158,12 @@ def clipped_value_loss(
     Raises:
         ShapeError: If the tensors differ in shape.
 
-    Source: Engstrom et al. (2020), arXiv:2005.12729, section 3 (value function clipping), with the
-    larger of both errors, as in the code which that paper examines.
+    Source: Engstrom et al. (2020), arXiv:2005.12729, section 3 (value function clipping); the
+    maximum of both errors follows the implementation that the paper examines.
     """
     check_same_shape(values=values, old_values=old_values, targets=targets)
     old_values, targets = old_values.detach(), targets.detach()
-    # Clamping to a moving band leaves inner values bit for bit, unlike v_old + (v - v_old).
+    # Clamping to a moving interval keeps inner values exact, unlike v_old + (v - v_old).
     clipped = torch.clamp(values, old_values - clip_range, old_values + clip_range)
     plain_errors = mse_loss(values, targets, reduction="none")
     clipped_errors = mse_loss(clipped, targets, reduction="none")
@@ -179,7 +177,7 @@ def critic_loss(
     weights: Tensor | None = None,
     delta: float = math.inf,
 ) -> tuple[Tensor, Tensor]:
-    """Squared errors, or Huber losses, of all critics of actions.
+    """Squared or Huber loss of an ensemble of Q-functions.
 
     L = Σ_e mean_n(w_n h(Q_e(s_n, a_n) - y_n)),  Q_e(s, a) = Σ_k q_e[choice k of a],
 
@@ -187,14 +185,14 @@ def critic_loss(
 
     Args:
         q: Outputs of the critics, `[E, N, M]`.
-        choices: Which entries of the last dimension the actions chose, `[N, K]` int64; K = 0: there
-            are no choices, and M is 1.
-        targets: y, `[N]`; constants of the loss.
-        weights: w, `[N]`; None: 1.
-        delta: δ, > 0; infinite: squared errors.
+        choices: Indices of the actions in the last dimension of `q`, `[N, K]` int64; K = 0 if there
+            are no discrete parts, and then M is 1.
+        targets: y, `[N]`; treated as constant.
+        weights: Importance weights w, `[N]`; None: 1.
+        delta: δ of the Huber loss, > 0; infinite: squared errors.
 
     Returns:
-        Loss, 0-d, and the errors Q_e - y without a graph, `[E, N]`.
+        Loss, 0-d, and the TD errors Q_e - y, detached, `[E, N]`.
 
     Source: Haarnoja et al. (2018), arXiv:1812.05905, eq. 5; Huber (1964), robust estimation of a
     location parameter.
@@ -218,14 +216,14 @@ def critic_loss(
 def critic_loss_gradient(
     errors: Tensor, weights: Tensor | None = None, delta: float = math.inf
 ) -> Tensor:
-    """Gradient of `critic_loss` with respect to the values of the actions, by hand.
+    """Analytic gradient of `critic_loss` with respect to the Q-values.
 
     ∂L/∂Q_e(s_n, a_n) = w_n / N clip(Q_e(s_n, a_n) - y_n, -δ, δ)
 
     Args:
         errors: Q_e - y as `critic_loss` returns them, `[E, N]`.
-        weights: w, `[N]`; None: 1.
-        delta: δ, > 0; infinite: squared errors.
+        weights: Importance weights w, `[N]`; None: 1.
+        delta: δ of the Huber loss, > 0; infinite: squared errors.
 
     Returns:
         The gradient, `[E, N]`.
@@ -237,36 +235,36 @@ def critic_loss_gradient(
 
 @dataclass(frozen=True, slots=True)
 class EntropyTerms:
-    """Terms of the policy in the value of a state."""
+    """Log-probabilities and temperatures of the policy that enter the soft state value."""
 
     log_probs: Tensor
     """Log-densities of the sampled continuous parts, `[N, C]`."""
 
     temperatures: Tensor
-    """Their temperatures, `[C]`."""
+    """Temperatures of the continuous parts, `[C]`."""
 
     choice_probs: Tensor | None = None
-    """Probabilities π_j of all choices, `[N, M]`; those of one choice sum to 1. None: there are no
-    discrete parts."""
+    """Probabilities π_j of all choices, `[N, M]`, which sum to 1 per discrete part; None if there
+    are no discrete parts."""
 
     choice_log_probs: Tensor | None = None
-    """Their logarithms, 0 where the probability is 0, `[N, M]`."""
+    """Log-probabilities of the choices, 0 where the probability is 0, `[N, M]`."""
 
     choice_temperatures: Tensor | None = None
     """Temperatures of the choices, `[M]`."""
 
 
 def soft_state_values(q: Tensor, terms: EntropyTerms) -> Tensor:
-    """Values of states under a policy that is paid for its entropy.
+    """Soft state values: expected Q-value plus entropy bonus of the policy.
 
     V(s) = Σ_j π_j (min_e Q_ej - α_j log π_j) - Σ_c α_c log π_c,
 
-    the first sum over choices, an exact expectation; the second over continuous parts, with one
-    sampled action each. Without choices V(s) = min_e Q_e - Σ_c α_c log π_c.
+    where the first sum is an exact expectation over the choices and the second one uses a sampled
+    action per continuous part. Without choices V(s) = min_e Q_e - Σ_c α_c log π_c.
 
     Args:
-        q: Values of the critics for the sampled continuous parts, `[E, N, M]`.
-        terms: The policy in these states.
+        q: Outputs of the critics for the sampled continuous parts, `[E, N, M]`.
+        terms: Log-probabilities and temperatures of the policy in these states.
 
     Returns:
         Values, `[N]`.
@@ -289,11 +287,11 @@ def soft_state_values(q: Tensor, terms: EntropyTerms) -> Tensor:
 
 
 def soft_policy_loss(q: Tensor, terms: EntropyTerms) -> Tensor:
-    """Minus the mean of `soft_state_values`, 0-d; the weights of the critics are constants.
+    """Negative mean of `soft_state_values`, 0-d.
 
     Args:
-        q: Values of the critics for the actions of the policy, `[E, N, M]`.
-        terms: The policy.
+        q: Outputs of the critics for the actions of the policy, `[E, N, M]`.
+        terms: Log-probabilities and temperatures of the policy.
 
     Source: Haarnoja et al. (2018), arXiv:1812.05905, eq. 7 and 9.
     """
@@ -301,20 +299,20 @@ def soft_policy_loss(q: Tensor, terms: EntropyTerms) -> Tensor:
 
 
 def temperature_loss(log_temperatures: Tensor, entropies: Tensor, targets: Tensor) -> Tensor:
-    """Loss of the temperatures: they fall where entropy is above its target.
+    """Loss of the entropy temperatures, which decrease while the entropy exceeds its target.
 
     L = Σ_p mean_n(log α_p (H_np - H̄_np))
 
     Args:
         log_temperatures: log α of the parts of the action, `[P]`.
-        entropies: Estimates of the entropies of the parts (-log π of the sampled action, or exact
-            ones), `[N, P]`; constants of the loss.
-        targets: Target entropies, `[N, P]`; constants of the loss.
+        entropies: Entropy estimates of the parts (-log π of the sampled action, or the exact
+            entropy), `[N, P]`; treated as constant.
+        targets: Target entropies, `[N, P]`; treated as constant.
 
     Returns:
         Loss, 0-d.
 
-    Source: Haarnoja et al. (2018), arXiv:1812.05905, eq. 18, with log α in the place of α, as in
-    the code of the authors: the steps of an optimizer then are relative ones.
+    Source: Haarnoja et al. (2018), arXiv:1812.05905, eq. 18, with log α in place of α as in the
+    authors' code, so that optimizer steps change α by a relative amount.
     """
     return (log_temperatures * (entropies - targets).detach().mean(0)).sum()

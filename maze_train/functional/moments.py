@@ -1,4 +1,4 @@
-"""Mean and variance of data that comes in batches, without keeping it."""
+"""Mean and variance of data that arrives in batches, computed without storing it."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from maze_train.core.types import Tensor
 
 @dataclass(frozen=True)
 class Moments:
-    """Number, mean and variance of some samples, in float64."""
+    """Count, mean and variance of a set of samples, in float64."""
 
     count: Tensor
     """Number of samples, >= 0, 0-d."""
 
     mean: Tensor
-    """Mean, entry by entry; 0 of no samples."""
+    """Elementwise mean; 0 if there are no samples."""
 
     var: Tensor
-    """Variance with divisor `count`, >= 0, in the shape of the mean; 0 of no samples."""
+    """Elementwise variance with divisor `count`, >= 0, same shape as the mean; 0 if there are no
+    samples."""
 
 
 def batch_moments(batch: Tensor) -> Moments:
-    """Moments of one batch.
+    """Compute the moments of one batch.
 
     mean = sum(x) / N,  var = sum((x - mean)^2) / N
 
@@ -33,11 +34,11 @@ def batch_moments(batch: Tensor) -> Moments:
         batch: Samples of any real dtype, `[N, ...]`, N >= 0.
 
     Returns:
-        Moments of the shape of one sample. Values that are not finite make their entries NaN or
+        Moments with the shape of one sample. Elements with a non-finite value become NaN or
         infinite.
 
     Raises:
-        ShapeError: If there is no first dimension.
+        ShapeError: If the batch is 0-d.
     """
     if batch.dim() == 0:
         raise ShapeError("batch has shape [], expected samples [N, ...]")
@@ -46,13 +47,13 @@ def batch_moments(batch: Tensor) -> Moments:
     if len(x) == 0:
         zeros = x.new_zeros(x.shape[1:])
         return Moments(count, zeros, zeros.clone())
-    # The mean is known before squares are summed: they are small, whatever the mean is.
+    # Two passes: subtracting the mean before squaring keeps precision for a large mean.
     var, mean = torch.var_mean(x, dim=0, correction=0)
     return Moments(count, mean, var)
 
 
 def merge_moments(a: Moments, b: Moments) -> Moments:
-    """Moments of two disjoint sets of samples taken together.
+    """Moments of the union of two disjoint sets of samples.
 
     With w = n_b / (n_a + n_b) and d = mean_b - mean_a,
 
@@ -68,8 +69,8 @@ def merge_moments(a: Moments, b: Moments) -> Moments:
     Raises:
         ShapeError: If the shapes differ.
 
-    Source: Chan, Golub and LeVeque (1983), The American Statistician 37(3), the formula that joins
-    two sums of squares, divided by counts.
+    Source: Chan, Golub and LeVeque (1983), The American Statistician 37(3), pairwise update of the
+    sums of squares, divided by the counts.
     """
     if a.mean.shape != b.mean.shape:
         raise ShapeError(f"b has shape {list(b.mean.shape)}, expected {list(a.mean.shape)} like a")

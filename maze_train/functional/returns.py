@@ -1,7 +1,7 @@
-"""Advantages and returns of time-major trajectories, and the one backward recurrence they share.
+"""Advantages and returns of time-major trajectories, based on one shared backward recurrence.
 
-Every estimator takes arrays of discounts and lambdas, so that episode ends are data and not cases:
-`discounts_and_lambdas` turns the codes of steps into the two arrays.
+All estimators take arrays of discounts and lambdas, so episode ends need no special cases.
+`discounts_and_lambdas` derives both arrays from the end codes of the steps.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from maze_train.core.types import Tensor
 
 
 def backward_recurrence(inputs: Tensor, decays: Tensor) -> Tensor:
-    """Accumulate inputs from the last row to the first.
+    """Accumulate decayed inputs backwards in time.
 
     acc_t = x_t + d_t * acc_{t+1},  acc_T = 0
 
-    Computed by recursive doubling: log2(T) passes over whole tensors in place of T steps. With
-    W_t(s) = d_t * ... * d_{t+s-1} and S_t(s) the sum restricted to the rows t .. t+s-1,
+    Computed by recursive doubling: log2(T) passes over whole tensors instead of T steps. With
+    W_t(s) = d_t * ... * d_{t+s-1} and S_t(s) the sum over the rows t .. t+s-1,
 
     S_t(2s) = S_t(s) + W_t(s) * S_{t+s}(s),  W_t(2s) = W_t(s) * W_{t+s}(s)
 
     Args:
         inputs: x, [T, ...] with any trailing shape.
-        decays: d, the weight of everything after a row, usually in [0, 1], [T, ...].
+        decays: d, the weight of the accumulated later rows, usually in [0, 1], [T, ...].
 
     Returns:
-        acc, [T, ...], without gradient, in the wider of both dtypes.
+        acc, [T, ...], without gradient, in the promoted dtype of both inputs.
 
     Raises:
         ShapeError: If the tensors differ in shape or have no time dimension.
@@ -46,9 +46,9 @@ def backward_recurrence(inputs: Tensor, decays: Tensor) -> Tensor:
     num_steps = sums.shape[0]
     span = 1
     while span < num_steps:
-        # The product is a fresh tensor, so the overlapping slices are read before written.
+        # The product is a new tensor, so the overlapping slices are read before they are written.
         sums[:-span] += weights[: num_steps - span] * sums[span:]
-        # Rows that already reach the end need no weight any more: the tensor shrinks.
+        # Rows whose sum already reaches the end need no weight, so the tensor shrinks.
         weights = weights[:-span] * weights[span:]
         span *= 2
     return sums
@@ -61,17 +61,17 @@ def discounts_and_lambdas(
     *,
     dtype: torch.dtype = torch.float32,
 ) -> tuple[Tensor, Tensor]:
-    """Turn episode ends into the arrays that the estimators take.
+    """Derive the discounts and lambdas of the estimators from episode ends.
 
     discount_t = 0 if the step terminated, else gamma
     lambda_t = gae_lambda if the episode continues and step t + 1 is a transition, else 0
 
-    A terminal step is followed by nothing. A truncated step is still followed by the value of its
-    last observation, but by no reward of the next episode. So is a step before a row that is not a
-    transition, such as one in which the episode was dropped.
+    After a terminated step nothing is bootstrapped. After a truncated step the value of the final
+    observation is bootstrapped and the trace is cut, so no reward of the next episode enters. The
+    same holds for a step before a row that is not a transition, such as a dropped episode.
 
     Args:
-        end: How the steps ended, codes of `maze_train.core.step_end.StepEnd`, uint8, [T, B].
+        end: End codes of the steps (`maze_train.core.step_end.StepEnd`), uint8, [T, B].
         gamma: Discount of one step, in [0, 1].
         gae_lambda: Trace decay of one step, in [0, 1].
         dtype: Floating dtype of the results.
@@ -90,7 +90,7 @@ def discounts_and_lambdas(
 def lambda_advantages(
     rewards: Tensor, discounts: Tensor, values: Tensor, next_values: Tensor, lambdas: Tensor
 ) -> Tensor:
-    """Generalized advantage estimate: exponentially weighted temporal-difference errors.
+    """Generalized advantage estimation: exponentially weighted temporal-difference errors.
 
     delta_t = r_t + discount_t * v_{t+1} - v_t
     A_t = delta_t + discount_t * lambda_t * A_{t+1},  A_T = 0
@@ -99,8 +99,8 @@ def lambda_advantages(
         rewards: Reward after each action, [T, B].
         discounts: gamma, or 0 at terminal steps, in [0, 1], [T, B].
         values: v(s_t), [T, B].
-        next_values: v of the true successor of each step, also where the environment was reset,
-            [T, B].
+        next_values: v of the true successor of each step (the final observation at the end of an
+            episode), [T, B].
         lambdas: Trace decay, or 0 at every episode end, in [0, 1], [T, B].
 
     Returns:
@@ -124,12 +124,11 @@ def lambda_advantages(
 
 
 def normalize_advantages(advantages: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """Shift to mean zero and scale to unit sample standard deviation.
+    """Normalize advantages to mean 0 and sample standard deviation 1.
 
     (A - mean(A)) / (std(A) + epsilon),  std with divisor N - 1
 
-    Fewer than two elements have no standard deviation and come back unchanged. Equal elements
-    become 0.
+    Fewer than two elements are returned unchanged. Equal elements become 0.
 
     Args:
         advantages: All advantages of one minibatch, any shape.
@@ -142,19 +141,19 @@ def normalize_advantages(advantages: Tensor, epsilon: float = 1e-8) -> Tensor:
     """
     if advantages.numel() < 2:
         return advantages
-    # One pass with a running mean: exact for equal elements, unlike `advantages.mean()`, whose
-    # rounding error divided by itself would turn them into numbers near 1.
+    # std_mean uses a running mean, which is exact for equal elements. The rounding error of
+    # `advantages.mean()`, divided by itself, would turn them into values near 1.
     std, mean = torch.std_mean(advantages)
     return (advantages - mean) / (std + epsilon)
 
 
 def scale_advantages(advantages: Tensor, epsilon: float = 1e-8) -> Tensor:
-    """Scale to a root mean square of one.
+    """Scale advantages to a root mean square of 1.
 
     A / (sqrt(mean(A^2)) + epsilon)
 
-    Unlike `normalize_advantages` it keeps zero where it is. A shift adds c E[grad log pi(a)] to a
-    policy gradient, which is 0 only where pi itself drew the actions a.
+    Unlike `normalize_advantages`, this does not shift. A shift adds c E[grad log pi(a)] to the
+    policy gradient, which is 0 only if pi itself sampled the actions a.
 
     Args:
         advantages: All advantages of one batch, any shape.
@@ -167,12 +166,12 @@ def scale_advantages(advantages: Tensor, epsilon: float = 1e-8) -> Tensor:
 
 
 def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
-    """Share of the variance of the targets that the predictions account for.
+    """Fraction of the variance of the targets that the predictions explain.
 
     1 - Var(targets - predictions) / Var(targets)
 
-    1 is a perfect prediction, 0 no better than a constant, below 0 worse than a constant. Equal
-    targets leave nothing to explain and give 0.
+    1: perfect prediction; 0: no better than a constant; below 0: worse than a constant. Targets of
+    zero variance give 0.
 
     Args:
         predictions: Predicted values, any shape, at least one element.
@@ -184,12 +183,12 @@ def explained_variance(predictions: Tensor, targets: Tensor) -> Tensor:
     Raises:
         ShapeError: If the tensors differ in shape.
 
-    Source: coefficient of determination with the mean error removed; no paper.
+    Source: coefficient of determination after removing the mean error; no paper.
     """
     check_same_shape(predictions=predictions, targets=targets)
     with torch.no_grad():
-        # `var_mean` updates a running mean, so equal elements give exactly 0. `var` gives the
-        # square of a rounding error, and dividing by it would give nonsense like -1e16.
+        # `var_mean` uses a running mean, so equal elements give exactly 0. `var` would give the
+        # square of a rounding error, and dividing by it results such as -1e16.
         variance, _ = torch.var_mean(targets, correction=0)
         residual, _ = torch.var_mean(targets - predictions, correction=0)
         share = 1.0 - residual / variance

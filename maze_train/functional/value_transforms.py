@@ -1,4 +1,4 @@
-"""Maps of returns to a scale that is easier to learn, and scalars as categories of a support."""
+"""Rescaling of value targets, and categorical (two-hot) representations of scalars."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def _as_tensor(x: Tensor | Array | float) -> Tensor:
 
 
 class ValueTransform(ABC):
-    """A strictly increasing map h of returns, applied element by element, and its inverse."""
+    """Strictly increasing elementwise map h of returns, with its inverse."""
 
     @abstractmethod
     def transform_value(self, x: Tensor | Array | float) -> Tensor:
-        """Map returns to the scale on which the critic learns.
+        """Map returns to the scale that the critic predicts.
 
         Args:
             x: Returns, any shape.
@@ -33,7 +33,7 @@ class ValueTransform(ABC):
 
     @abstractmethod
     def transform_value_inv(self, x: Tensor | Array | float) -> Tensor:
-        """Map predictions of the critic back to the scale of returns.
+        """Map predictions of the critic back to returns.
 
         Args:
             x: Transformed values, any shape.
@@ -45,20 +45,20 @@ class ValueTransform(ABC):
 
 @dataclass(frozen=True)
 class ReduceScaleValueTransform(ValueTransform):
-    """Square root of large magnitudes, with a linear term that keeps the inverse Lipschitz.
+    """Square-root scaling of large magnitudes; the linear term keeps the inverse Lipschitz.
 
     h(x) = sign(x) * (sqrt(|x| + 1) - 1) + epsilon * x
 
     h^-1(y) = sign(y) * (((sqrt(1 + 4 epsilon (|y| + 1 + epsilon)) - 1) / (2 epsilon))^2 - 1)
 
-    Both are computed in a form without differences of nearly equal numbers, so float32 keeps its
-    precision near 0, for large |x|, and for small epsilon.
+    Both are computed without differences of nearly equal values, so float32 keeps its precision
+    near 0, for large |x|, and for small epsilon.
 
     Args:
         epsilon: Weight of the linear term, > 0.
 
     Raises:
-        ConfigError: If epsilon is not a finite number above 0.
+        ConfigError: If epsilon is not finite and above 0.
 
     Source: Pohlen et al. (2018), arXiv:1805.11593, proposition A.2.
     """
@@ -69,12 +69,12 @@ class ReduceScaleValueTransform(ValueTransform):
         check_positive("epsilon", self.epsilon)
 
     def transform_value(self, x: Tensor | Array | float) -> Tensor:
-        """h(x) by sqrt(|x| + 1) - 1 = |x| / (sqrt(|x| + 1) + 1)."""
+        """Compute h(x) with sqrt(|x| + 1) - 1 = |x| / (sqrt(|x| + 1) + 1)."""
         x = _as_tensor(x)
         return x / (torch.sqrt(x.abs() + 1.0) + 1.0) + self.epsilon * x
 
     def transform_value_inv(self, x: Tensor | Array | float) -> Tensor:
-        """h^-1(y) by the positive root u = sqrt(|x| + 1) - 1 of a quadratic equation.
+        """Compute h^-1(y) from the positive root u = sqrt(|x| + 1) - 1 of a quadratic equation.
 
         epsilon u^2 + (1 + 2 epsilon) u - |y| = 0,  |x| = u (u + 2)
         """
@@ -93,7 +93,7 @@ def _check_range(support_range: tuple[int, int]) -> tuple[int, int]:
 
 
 def check_support(logits: Tensor, support_range: tuple[int, int]) -> None:
-    """Refuse logits whose last dimension does not count the integers of the support.
+    """Raise if the last dimension of the logits does not match the size of the support.
 
     Args:
         logits: One entry per integer of the support, [..., K].
@@ -138,7 +138,7 @@ def support_to_scalar(logits: Tensor, support_range: tuple[int, int]) -> Tensor:
 
 
 def scalar_to_support(scalar: Tensor, support_range: tuple[int, int]) -> Tensor:
-    """Probabilities on the two integers around a scalar, whose expected value is the scalar.
+    """Two-hot encoding: probabilities of the two nearest integers with the scalar as their mean.
 
     p_k = max(0, 1 - |x - (low + k)|),  x clamped to [low, high]
 
@@ -147,7 +147,7 @@ def scalar_to_support(scalar: Tensor, support_range: tuple[int, int]) -> Tensor:
         support_range: Lowest and highest integer of the support, low < high.
 
     Returns:
-        Probabilities, [..., K], K = high - low + 1, at most two of them non-zero, of sum 1.
+        Probabilities, [..., K], K = high - low + 1, at most two of them nonzero, which sum to 1.
 
     Raises:
         ConfigError: If low >= high.
@@ -169,8 +169,8 @@ def two_hot_loss(logits: Tensor, targets: Tensor, support_range: tuple[int, int]
 
     Args:
         logits: Unnormalized log-probabilities of the support, [..., K], K = high - low + 1.
-        targets: R, already passed through the value transform if there is one, clamped to the
-            support, [...]; a constant of the loss.
+        targets: R, [...]; apply the value transform, if any, beforehand. Clamped to the support and
+            treated as constant.
         support_range: Lowest and highest integer of the support, low < high.
 
     Returns:

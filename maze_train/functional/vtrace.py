@@ -1,9 +1,8 @@
-"""V-trace: value targets and advantages from actions of another, usually older, policy.
+"""V-trace: value targets and advantages from actions of a different, usually older, policy.
 
-Like the estimators of `returns.py` it takes arrays of discounts and lambdas, so that episode ends
-are data and not cases.
-
-Log-probabilities, parameters and actions are of a whole action, or mappings by part of it.
+Like the estimators in `returns.py`, V-trace takes arrays of discounts and lambdas, so episode ends
+need no special cases. Log-probabilities, parameters and actions refer to a whole action, or are
+mappings from the part of an action to its value.
 """
 
 from __future__ import annotations
@@ -23,8 +22,8 @@ if TYPE_CHECKING:
     from typing import Unpack
 
 
-# exp(89) overflows float32, and a ratio of inf at a discount or an error of 0 would give NaN.
-# exp(40) is far above any threshold, and unclipped advantages multiply two ratios with rewards.
+# exp(89) overflows float32, and an infinite ratio times a discount or an error of 0 would give NaN.
+# exp(40) is far above any threshold; unclipped advantages multiply two ratios with rewards.
 _MAX_LOG_RATIO = 40.0
 
 
@@ -39,7 +38,7 @@ class VTraceReturns(NamedTuple):
 
 
 def importance_weights(log_rhos: Tensor) -> Tensor:
-    """Rho = exp(log rho), where log rho counts as at most 40, so that products stay finite.
+    """Exponentiate log rho, clamped to at most 40 so that products of weights stay finite.
 
     Args:
         log_rhos: log pi(a|s) - log mu(a|s) of the joint action, any shape.
@@ -70,28 +69,28 @@ def vtrace(
     vs_t = v_t + e_t
     A_t = min(rho_bar_pg, rho_t) * (r_t + discount_t * (v_{t+1} + lambda_t * e_{t+1}) - v_t)
 
-    With all lambdas 1 this is the estimator of the paper. With all rho 1 (and thresholds of at
-    least 1) the advantages are `lambda_advantages`, and the targets those plus the values. Log
-    ratios count as at most 40; -inf, an action that the target policy never takes, is a weight
-    of 0.
+    With all lambdas 1 this is the estimator of the paper. With all rho 1 (and thresholds >= 1) the
+    advantages equal `lambda_advantages`, and the targets equal advantages plus values. Log ratios
+    are clamped to at most 40; -inf, an action that the target policy never takes, has weight 0.
 
-    The values are those of the policy that learns. The proof that the targets converge to values of
-    a policy assumes rho_bar >= c_bar (section 4.1).
+    The values are estimates for the target policy. The convergence proof assumes
+    rho_bar >= c_bar (section 4.1).
 
     Args:
-        log_rhos: log pi(a|s) - log mu(a|s) of the joint action, pi the policy that learns, mu the
-            one that acted, [T, ...].
+        log_rhos: log pi(a|s) - log mu(a|s) of the joint action, with target policy pi and
+            behaviour policy mu, [T, ...].
         discounts: gamma, or 0 at terminal steps, in [0, 1], [T, ...].
         rewards: Reward after each action, [T, ...].
         values: v(s_t), [T, ...].
-        next_values: v of the true successor of each step, also where the environment was reset,
-            [T, ...].
+        next_values: v of the true successor of each step (the final observation at the end of an
+            episode), [T, ...].
         lambdas: Trace decay, or 0 at every episode end, in [0, 1], [T, ...].
-        clip_rho_threshold: rho_bar, > 0: which policy between mu and pi the values are of. None:
-            no clipping.
-        clip_pg_rho_threshold: rho_bar_pg, > 0, the same for the advantages.
-        clip_c_threshold: c_bar, > 0: how far corrections reach back. None: no clipping; products
-            of weights over many steps may then overflow.
+        clip_rho_threshold: rho_bar, > 0; selects the policy between mu and pi whose values are
+            estimated. None: no clipping.
+        clip_pg_rho_threshold: rho_bar_pg, > 0; clips the weights of the advantages. None: no
+            clipping.
+        clip_c_threshold: c_bar, > 0; limits how far corrections propagate back. None: no clipping;
+            products of weights over many steps may then overflow.
 
     Returns:
         Targets and advantages, [T, ...], without gradient.
@@ -126,7 +125,7 @@ def vtrace(
 
 
 def _check_threshold(key: str, threshold: float | None) -> None:
-    # The negation refuses NaN as well.
+    # `not threshold > 0` is also true for NaN.
     if threshold is not None and not threshold > 0:
         raise ConfigError(key, "expected a number > 0, or None for no clipping", threshold)
 
@@ -136,7 +135,7 @@ def _clip(rhos: Tensor, threshold: float | None) -> Tensor:
 
 
 class ActionDistribution(Protocol):
-    """Log-probabilities of actions under parameters; every `Distribution` has them."""
+    """Interface that `from_logits` needs: log-probabilities of actions under parameters."""
 
     def log_prob(self, params: Tensor, actions: Any) -> Tensor:
         """Log-probability of the whole action, [...], for `params` [..., param_size]."""
@@ -144,7 +143,7 @@ class ActionDistribution(Protocol):
 
 
 class VTraceFromLogitsReturns(NamedTuple):
-    """Results of V-trace, and the log-probabilities that it was computed from."""
+    """Results of V-trace with the log-probabilities they were computed from."""
 
     vs: Tensor
     """Targets of the value function, without gradient, `[T, ...]`."""
@@ -157,23 +156,23 @@ class VTraceFromLogitsReturns(NamedTuple):
     """Log importance weights of the joint actions, without gradient, `[T, B]`."""
 
     behaviour_action_log_probs: TensorTree
-    """Of the policy that acted, without gradient, `[T, B]` or by part of the action."""
+    """Log-probabilities under the behaviour policy, without gradient, `[T, B]` or by part."""
 
     target_action_log_probs: TensorTree
-    """Of the policy that learns, with gradient, `[T, B]` or by part of the action."""
+    """Log-probabilities under the target policy, with gradient, `[T, B]` or by part."""
 
 
 class VTraceOptions(TypedDict, total=False):
-    """Settings of V-trace that `from_logits` hands on."""
+    """Keyword arguments that `from_logits` passes to `from_importance_weights`."""
 
     clip_rho_threshold: float | None
-    """As in `vtrace`."""
+    """See `vtrace`."""
 
     clip_pg_rho_threshold: float | None
-    """As in `vtrace`."""
+    """See `vtrace`."""
 
     lambdas: Tensor | float | None
-    """As in `from_importance_weights`."""
+    """See `from_importance_weights`."""
 
 
 def from_importance_weights(
@@ -187,23 +186,23 @@ def from_importance_weights(
     *,
     lambdas: Tensor | float | None = None,
 ) -> VTraceReturns:
-    """`vtrace` of rows in which the value of each row is the next value of the row before.
+    """Compute V-trace for sequences in which `values[t + 1]` is the next value of step t.
 
-    Values may have trailing dimensions: C values per step, [T, B, C]. The other arguments have all
-    of them, or [T, B], or [T, B, 1], and then count for each value.
+    Values may have trailing dimensions, for example C values per step, [T, B, C]. The other
+    arguments then have the same shape, or [T, B] or [T, B, 1], which are broadcast.
 
-    At a truncated step, where the next row belongs to another episode, add gamma times the value of
-    the last observation to the reward and set the discount to 0.
+    At a truncated step the next row belongs to another episode: add gamma times the value of the
+    final observation to the reward and set the discount to 0.
 
     Args:
-        log_rhos: log pi(a|s) - log mu(a|s) of the joint action, [T, B] or like values.
-        discounts: gamma, or 0 at every episode end, in [0, 1], [T, B] or like values.
-        rewards: Reward after each action, [T, B] or like values.
-        values: v(s_t), [T, B] or [T, B, ...]; also [T] of a single sequence.
+        log_rhos: log pi(a|s) - log mu(a|s) of the joint action, [T, B] or the shape of values.
+        discounts: gamma, or 0 at every episode end, in [0, 1], [T, B] or the shape of values.
+        rewards: Reward after each action, [T, B] or the shape of values.
+        values: v(s_t), [T, B] or [T, B, ...]; [T] for a single sequence.
         bootstrap_value: v(s_T), the shape of one row of values.
-        clip_rho_threshold: As in `vtrace`.
-        clip_pg_rho_threshold: As in `vtrace`.
-        lambdas: Trace decay in [0, 1], one number, or [T, B] or like values; None: 1.
+        clip_rho_threshold: See `vtrace`.
+        clip_pg_rho_threshold: See `vtrace`.
+        lambdas: Trace decay in [0, 1]: a scalar, [T, B], or the shape of values; None: 1.
 
     Returns:
         Targets and advantages, the shape of values, without gradient.
@@ -244,23 +243,23 @@ def from_logits(
     bootstrap_value: Tensor,
     **options: Unpack[VTraceOptions],
 ) -> VTraceFromLogitsReturns:
-    """`from_importance_weights` for two policies, given by the parameters that they computed.
+    """Compute V-trace from the distribution parameters of both policies.
 
     Args:
-        behaviour_policy_logits: Parameters of the policy that acted, [T, B, param_size], or by
-            part of the action; constants.
-        target_policy_logits: Parameters of the policy that learns, likewise.
+        behaviour_policy_logits: Parameters of the behaviour policy, [T, B, param_size], or by part
+            of the action; treated as constant.
+        target_policy_logits: Parameters of the target policy, [T, B, param_size], or by part.
         actions: The agent's actions, [T, B, ...] or by part.
-        distribution: Distribution of the parameters; a mapping where they are given by part.
-        discounts: As in `from_importance_weights`.
-        rewards: As in `from_importance_weights`.
-        values: As in `from_importance_weights`.
-        bootstrap_value: As in `from_importance_weights`.
+        distribution: Distribution of the parameters; a mapping if they are given by part.
+        discounts: See `from_importance_weights`.
+        rewards: See `from_importance_weights`.
+        values: See `from_importance_weights`.
+        bootstrap_value: See `from_importance_weights`.
         **options: Thresholds and lambdas, see `VTraceOptions`.
 
     Returns:
-        Targets, advantages, log importance weights and log-probabilities; only those of the policy
-        that learns have a gradient.
+        Targets, advantages, log importance weights and log-probabilities. Only the
+        log-probabilities of the target policy have a gradient.
 
     Raises:
         ConfigError: If a threshold is not above 0.
@@ -285,13 +284,15 @@ def from_logits(
 def get_log_rhos(
     target_action_log_probs: TensorTree, behaviour_action_log_probs: TensorTree
 ) -> Tensor:
-    """Log importance weights of joint actions: the differences, summed over parts.
+    """Log importance weights of joint actions, summed over the parts of the action.
 
     log rho = sum_k (log pi_k(a_k|s) - log mu_k(a_k|s))
 
     Args:
-        target_action_log_probs: Of the policy that learns, [T, B] or any shape, or by part.
-        behaviour_action_log_probs: Of the policy that acted, likewise, with the same parts.
+        target_action_log_probs: Log-probabilities under the target policy, [T, B] or any shape, or
+            by part.
+        behaviour_action_log_probs: Log-probabilities under the behaviour policy, same shape and
+            parts.
 
     Returns:
         Log importance weights, [T, B], without gradient.
@@ -312,7 +313,7 @@ def get_log_rhos(
         }
     )
     with torch.no_grad():
-        # Differences first: the sums over parts are larger and would round away digits.
+        # Subtract before summing: the sums over parts are larger, so digits would be lost.
         differences: list[Tensor] = [part - behaviour[key] for key, part in target.items()]
         return reduce(torch.add, differences)
 
@@ -322,14 +323,14 @@ def log_probs_from_logits_and_actions_and_spaces(
     actions: TensorTree,
     distribution: ActionDistribution | Mapping[str, ActionDistribution],
 ) -> TensorTree:
-    """Log-probabilities of actions under the parameters that a policy computed.
+    """Log-probabilities of actions under the distribution parameters of a policy.
 
     Args:
         policy_logits: Parameters, [T, B, param_size], or by part of the action.
-        actions: The agent's actions, [T, B, ...]; by part where the parameters are, or where one
-            distribution takes them so.
-        distribution: Distribution of the parameters: anything with `log_prob(params, actions)`. A
-            mapping of such where the parameters are given by part.
+        actions: The agent's actions, [T, B, ...]; by part if the parameters are, or if a single
+            distribution takes them in this form.
+        distribution: Any object with `log_prob(params, actions)`; a mapping of such objects if the
+            parameters are given by part.
 
     Returns:
         Log-probabilities of the joint action, [T, B], or by part, differentiable.
@@ -349,7 +350,7 @@ def log_probs_from_logits_and_actions_and_spaces(
 
 
 def _spread(name: str, tensor: Tensor, values: Tensor) -> Tensor:
-    """A tensor of steps repeated for each value of a step.
+    """Broadcast a per-step tensor to the shape of the values.
 
     Raises:
         ShapeError: If it has neither the shape of values nor [T, B] nor [T, B, 1].
@@ -366,10 +367,10 @@ def _spread(name: str, tensor: Tensor, values: Tensor) -> Tensor:
 
 
 def _by_part(**trees: Any) -> list[Mapping[str, Any]]:
-    """Arguments as mappings by part of the action; the key of a whole action is empty.
+    """Return the arguments as mappings by part of the action; a whole action has the key "".
 
     Raises:
-        ShapeError: If the parts of an argument differ from those of the first, or that has none.
+        ShapeError: If the arguments differ in their parts, or have none.
     """
     parts = {
         name: f"the parts {sorted(tree)}" if isinstance(tree, Mapping) else "no parts"
