@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
+import os
 import re
 import shutil
 import warnings
@@ -23,6 +24,7 @@ from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec
 
 from maze_train.core.errors import DatasetError, MissingExtraError, ShapeError, SpaceError
+from maze_train.core.files import process_runs
 from maze_train.core.targets import import_extra
 from maze_train.core.types import tree_map
 from maze_train.data.trajectories import DatasetMetadata
@@ -34,6 +36,9 @@ DATASET_ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]/)?[-_\w]+-v[0-9]+")
 DETAILS = ("algorithm_name", "author", "author_email", "code_permalink", "description")
 OWN = "maze_train"
 """Under this key of the metadata, Minari keeps what only this package knows."""
+
+UNFINISHED = "-unfinished-"
+"""Part of the name of a dataset while it is written; the process ID follows."""
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, AssertionError, OSError)
 """Errors of Minari and h5py for data that are damaged or of another version."""
@@ -158,7 +163,11 @@ def save_minari(
     code_permalink: str | None = None,
     description: str | None = None,
 ) -> Path:
-    """Write a Minari data set (HDF5, images without loss); nothing is left of one that failed.
+    """Write a Minari dataset (HDF5, lossless images).
+
+    The dataset is written under a temporary name next to its own and renamed once it is complete.
+    If writing fails, nothing is left. If the process is killed, the unfinished dataset
+    `<name>-unfinished-<pid>-v0` is left; the next call for the same name removes it.
 
     Args:
         dataset: The episodes.
@@ -196,12 +205,12 @@ def save_minari(
         key: value if value is not None else metadata.policy.get(key)
         for key, value in zip(DETAILS, given, strict=True)
     }
-    path: Path | None = None
+    stem, path = dataset_id.rpartition("-v")[0], None
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it asks for the details that are missing
             storage = create(
-                dataset_id,
+                f"{stem}{UNFINISHED}{os.getpid()}-v0",
                 [],
                 observation_space=metadata.observation_space,
                 action_space=metadata.action_space,
@@ -210,17 +219,33 @@ def save_minari(
                 **{key: text for key, text in texts.items() if isinstance(text, str)},
             ).storage
         path = Path(storage.data_path).parent
+        target = path.with_name(Path(dataset_id).name)
+        if target.exists():
+            raise FileExistsError(f"{target} already exists")
+        _remove_unfinished(path.parent, Path(stem).name)
         spec = _env_spec(metadata.env)
         own = {OWN: {"env": metadata.env, "policy": metadata.policy}}
         storage.update_metadata(own if spec is None else {**own, "env_spec": spec.to_json()})
         storage.update_episodes(_buffers(dataset))
+        file = Path(storage.data_path, "metadata.json")
+        content = {**json.loads(file.read_text()), "dataset_id": dataset_id}
+        file.write_text(json.dumps(content))
+        path.rename(target)
     except BaseException as error:
         if path is not None:
             shutil.rmtree(path, ignore_errors=True)
         if isinstance(error, UNREADABLE):
             raise DatasetError(f"minari:{dataset_id} could not be written: {error}") from error
         raise
-    return path
+    return target
+
+
+def _remove_unfinished(directory: Path, name: str) -> None:
+    """Remove the datasets of this name that killed processes left unfinished."""
+    for path in directory.glob(f"{name}{UNFINISHED}*-v0"):
+        pid = path.name.removeprefix(name + UNFINISHED).removesuffix("-v0")
+        if pid.isdigit() and not process_runs(int(pid)):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def _buffers(dataset: TrajectoryDataset) -> Iterator[Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
 from collections import OrderedDict
 from dataclasses import replace
+from pathlib import Path
 from warnings import catch_warnings, simplefilter
 
 import gymnasium
@@ -287,6 +289,40 @@ def test_a_failed_export_leaves_nothing(root, monkeypatch):
     with pytest.raises(DatasetError, match=r"could not be written.*No space left"):
         save_minari(dataset, NAME)
     assert [path for path in root.rglob("*test-v3*")] == []
+
+
+KILLED = """
+import os, signal, sys
+sys.path[:0] = sys.argv[1:]
+from maze_train.data import minari
+from test_minari_data import NAME, in_memory
+
+buffers = minari._buffers
+
+def killed(dataset):
+    episodes = buffers(dataset)
+    yield next(episodes)
+    yield next(episodes)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+minari._buffers = killed
+minari.save_minari(in_memory(), NAME)
+"""
+
+
+def test_a_killed_export(root):
+    """No dataset has the name until a whole one does; the next export removes what was left."""
+    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
+    result = subprocess.run([sys.executable, "-c", KILLED, *folders], timeout=60)
+    assert result.returncode == -signal.SIGKILL
+    folder = (root / NAME).parent
+    assert [path.name.startswith("test-unfinished-") for path in folder.glob("*-v*")] == [True]
+    with pytest.raises(DatasetError, match=f"minari:{NAME} is not on this machine"):
+        load_minari(NAME)
+    expected = in_memory()
+    save_minari(expected, NAME)
+    assert_all_same(load_minari(NAME), expected)
+    assert [path.name for path in folder.glob("*-v*")] == ["test-v3"]
 
 
 def test_damage():
