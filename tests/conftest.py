@@ -74,10 +74,11 @@ def no_waits() -> Iterator[None]:
 def no_process_is_left() -> Iterator[None]:
     """End the processes that a test left behind, and fail it.
 
-    A test that fails leaves them, too: they must not disturb the tests after it. Ctrl-C interrupts
-    every test, also where a script started them in the background, which has them ignore it.
+    A failed test leaves processes, too; they must not disturb later tests. Shells start background
+    jobs with SIGINT ignored, and `nohup` ignores SIGHUP: tests of signals need the defaults.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     before = set(multiprocessing.active_children())
     yield
     left = set(multiprocessing.active_children()) - before
