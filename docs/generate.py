@@ -49,7 +49,9 @@ if TYPE_CHECKING:
 
 WIDTH = 100
 EVENTS = re.compile(r"(<!-- events:begin -->\n).*?(<!-- events:end -->)", re.DOTALL)
-TABLE = re.compile(r"(<!-- settings:begin ([\w.]+) -->\n).*?(<!-- settings:end -->)", re.DOTALL)
+TABLE = re.compile(
+    r"(<!-- settings:begin ([\w.]+)( flat)? -->\n).*?(<!-- settings:end -->)", re.DOTALL
+)
 TABLE_HEAD = "| Column | Over an epoch | Meaning |\n| --- | --- | --- |"
 PUBLIC_MODULES = ("build", "config", "events", "learner", "trainer")
 """Modules of an algorithm whose classes are public."""
@@ -110,22 +112,27 @@ def _yaml_lines(cls: type, indent: str, without: Collection[str] = ()) -> list[s
     return lines
 
 
-def render_table(cls: type) -> str:
-    """The settings of a configuration dataclass as a Markdown table."""
+def render_table(cls: type, flat: bool = False) -> str:
+    """Return the settings of a configuration dataclass as a Markdown table.
+
+    Args:
+        cls: The dataclass.
+        flat: Whether to omit the settings of nested sections, which have a table of their own.
+    """
     rows = ["| Setting | Type | Default | Meaning |", "| --- | --- | --- | --- |"]
-    for cells in _table_rows(cls, ""):
+    for cells in _table_rows(cls, "", flat):
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(rows) + "\n"
 
 
-def _table_rows(cls: type, prefix: str) -> list[tuple[str, str, str, str]]:
-    """Key, type, default and text of every field; those of sections with dotted keys."""
+def _table_rows(cls: type, prefix: str, flat: bool = False) -> list[tuple[str, str, str, str]]:
+    """Key, type, default and text of every field; nested sections get dotted keys."""
     docs = field_docs(cls)
     rows: list[tuple[str, str, str, str]] = []
     for field in dataclasses.fields(cls):
         key, value = prefix + key_of_field(field.name), _default(field)
         if _is_section(value):
-            rows += _table_rows(type(value), f"{key}.")
+            rows += [] if flat else _table_rows(type(value), f"{key}.")
             continue
         kind = _type_name(str(field.type))
         rows.append((f"`{key}`", f"`{kind}`", f"`{_yaml_value(value)}`", docs[field.name]))
@@ -175,9 +182,15 @@ def generated_pages() -> dict[Path, str]:
     for page in sorted(folder.rglob("*.md")):
         text = page.read_text(encoding="utf-8")
         if TABLE.search(text) or EVENTS.search(text):
-            text = TABLE.sub(lambda m: f"{m[1]}\n{render_table(locate(m[2]))}\n{m[3]}", text)
+            text = TABLE.sub(_filled_table, text)
             pages[page] = EVENTS.sub(lambda m: f"{m[1]}\n{render_events()}\n{m[2]}", text)
     return pages
+
+
+def _filled_table(match: re.Match[str]) -> str:
+    """Return the markers of a table with the current table between them."""
+    begin, name, flat, end = match.groups()
+    return f"{begin}\n{render_table(locate(name), bool(flat))}\n{end}"
 
 
 def stub_path() -> Path:

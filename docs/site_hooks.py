@@ -47,11 +47,11 @@ def public_names() -> dict[str, list[str]]:
 
 
 def on_config(config: Any) -> Any:
-    """Add the pages of the reference to the navigation, and the version to every page."""
-    first, *rooms = (f"api/{page}.md" for page in public_names())
-    modules = [{Path(page).stem: page} for page in rooms]
-    reference = {"Reference": [{"What you call": first}, {"By module": modules}]}
-    config.nav.insert(-2, reference)
+    """Add the Python reference to the navigation, and the version to every page."""
+    first, *packages = (f"api/{page}.md" for page in public_names())
+    modules = [{Path(page).stem: page} for page in packages]
+    reference = next(entry["Reference"] for entry in config.nav if "Reference" in entry)
+    reference[:0] = [{"Python API": first}, {"Python API by package": modules}]
     (version,) = VERSION.findall((PACKAGE / "__init__.py").read_text(encoding="utf-8"))
     config.copyright = f"maze_train {version}, MIT licence"
     return config
@@ -62,7 +62,7 @@ def on_files(files: Any, config: Any) -> Any:
     from mkdocs.structure.files import File  # The tests of equations do without MkDocs.
 
     for page, names in public_names().items():
-        title = "What you call" if page == "calls" else page
+        title = "Python API" if page == "calls" else page
         blocks = "\n".join(f"::: {name}\n" for name in names)
         text = f"# {title}\n\n`from maze_train import ...`\n\n{blocks}"
         files.append(File.generated(config, f"api/{page}.md", content=text))

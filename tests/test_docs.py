@@ -255,8 +255,8 @@ def all_event_groups() -> list[type[EventInterface]]:
 
 
 def test_every_metric_is_explained() -> None:
-    """docs/training.md has a row for each event, with the text of its declaration."""
-    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
+    """docs/metrics.md has a row for each event, with the text of its declaration."""
+    page = (ROOT / "docs" / "metrics.md").read_text(encoding="utf-8")
     rows = {
         f"| `{event.tag}` | {event.reduce} | {event.doc.replace('|', chr(92) + '|')} |"
         for group in all_event_groups()
