@@ -1,1 +1,1 @@
-"""Action distributions: families bound to one action space, as functions of their parameters."""
+"""Action distributions: families bound to an action space, as functions of their parameters."""

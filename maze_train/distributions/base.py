@@ -1,26 +1,26 @@
-"""Base of all families of action distributions.
+"""Base class of all action distributions.
 
 A `Distribution` is a *family bound to one action space*. It is built once and holds no parameters:
-the policy computes one tensor `params` of shape [..., param_size], and every method is a plain
-function of it. The leading dimensions `...` are free (a batch [B], a rollout [T, B], or none).
+the policy computes one tensor `params` of shape [..., param_size], and every method is a pure
+function of it. The leading dimensions `...` are arbitrary (a batch [B], a rollout [T, B], or none).
 
-Three conventions hold everywhere:
+Three conventions apply to all families:
 
-- *Actions are the agent's own, as sampled*: the unclipped Gaussian sample, the pre-tanh `u` of the
-  squashed Gaussian, the `x` in (0, 1) of the Beta distribution, the 0-based index of a category.
-  Storage and losses hold these, so that a stored action always has the probability it was drawn
-  with, and a saturated action never has to be inverted. `to_env` is applied just before
+- *Actions are the agent's actions, as sampled*: the unclipped Gaussian sample, the pre-tanh `u` of
+  the squashed Gaussian, the `x` in (0, 1) of the Beta distribution, the 0-based index of a
+  category. Storage and losses use them, so a stored action keeps the probability it was sampled
+  with, and a saturated action never has to be inverted. `to_env` converts them just before
   `env.step`.
-- *Log-probabilities are those of the joint action*: summed over dimensions and parts. Those of the
-  squashed Gaussian and of the Beta distribution are densities over the environment's action, so
-  they hold the Jacobian of tanh and of the scaling to the bounds.
-- *The last `free_param_size` entries of params* do not come from the network but from a
-  state-independent vector that is trained with it and starts at `initial_free_params()`.
+- *Log-probabilities refer to the joint action*: they are summed over dimensions and parts. The
+  squashed Gaussian and the Beta distribution use densities over the environment's action, which
+  include the Jacobian of tanh and of the scaling to the bounds.
+- *The last `free_param_size` entries of params* are not network outputs but a state-independent
+  vector that is trained with the network and initialised to `initial_free_params()`.
 
-Every family is continuous or discrete. A continuous one turns its actions into features in [-1, 1],
-which a critic reads, and has them as functions of `params` (`reparameterized`). A discrete one has
-the log-probabilities of all its choices (`choice_log_probs`), so that a critic can give a value to
-each: where several choices are made at once, their entries lie one after the other. `SoftActions`
+Every family is continuous or discrete. Continuous families map actions to features in [-1, 1] as
+critic input, differentiable in `params` (`reparameterized`). Discrete families provide the
+log-probabilities of all choices (`choice_log_probs`), so that a critic can output one value per
+choice; if an action consists of several choices, their entries are concatenated. `SoftActions`
 reads both from any distribution.
 """
 
@@ -38,21 +38,21 @@ from maze_train.core.errors import SpaceError
 from maze_train.core.types import Array, Device, Shape, Tensor, TensorTree
 
 ParamsGradient: TypeAlias = "Callable[[Tensor, float], Tensor]"
-"""Gradient of Σ (g · log_prob + h · entropy) with respect to params, `[n, param_size]`, of g `[n]`
-and the number h. A family that has it defines `log_prob_and_entropy_by_hand`."""
+"""Gradient of Σ (g · log_prob + h · entropy) with respect to params, `[n, param_size]`, given g
+`[n]` and the scalar h. Families with an analytic gradient define `log_prob_and_entropy_by_hand`."""
 
 Actions: TypeAlias = Any
-"""An argument that holds actions: a `TensorTree`, which each family narrows to what it takes."""
+"""Argument type for actions: a `TensorTree`, narrowed by each family."""
 
 
 class Constant:
-    """A fixed array of a family, available on whatever device and in whatever type it meets.
+    """Constant array that is available on any device and in any dtype.
 
-    A family does not know where its parameters will live, so it copies at first use and keeps the
-    copy: the hot loops never convert.
+    The device of the parameters is not known when a family is built, so the array is converted on
+    first use and the copy is cached; hot loops never convert.
 
     Args:
-        values: The array; floating values are best given in float64.
+        values: The array; use float64 for floating-point values.
     """
 
     def __init__(self, values: Array) -> None:
@@ -60,11 +60,11 @@ class Constant:
         self._copies: dict[tuple[torch.device, torch.dtype], Tensor] = {}
 
     def like(self, other: Tensor) -> Tensor:
-        """The values on the device and in the type of `other`."""
+        """Return the values on the device and in the dtype of `other`."""
         return self.on(other.device, other.dtype)
 
     def on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """The values on `device` as `dtype`."""
+        """Return the values on `device` as `dtype`."""
         copy = self._copies.get((device, dtype))
         if copy is None:
             copy = self._copies[(device, dtype)] = self._values.to(device, dtype)
@@ -72,17 +72,17 @@ class Constant:
 
 
 class Distribution(ABC):
-    """A family of probability distributions over the actions of one space.
+    """Family of probability distributions over the actions of one space.
 
     Single-part families are constructed as `Family(space, **settings)`.
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = None
-    """The type of space that the family supports; None: its constructor checks the space."""
+    """Type of space that the family supports; None: the constructor checks the space."""
     param_size: int
     """Size of the last dimension of `params`."""
     noise_size: int
-    """Number of random numbers that one action needs."""
+    """Number of random values needed to sample one action."""
     free_param_size: int = 0
     """Number of entries at the end of `params` that are independent of the state."""
     free_params_move_mode: bool = True
@@ -92,48 +92,48 @@ class Distribution(ABC):
     action_dtype: torch.dtype
     """Data type of the agent's actions. Single-part families only."""
     critic_input_size: int = 0
-    """Number of features that a critic reads of one action, D; 0 for discrete families."""
+    """Number of critic input features per action, D; 0 for discrete families."""
     log_scale: float = 0.0
-    """Offset that turns `log_prob` into the log-density of the action scaled to [-1, 1]: Σ_i log of
-    half the width of the interval of dimension i; 0 where `log_prob` is not one of bounded
+    """Offset that turns `log_prob` into the log-density of the action scaled to [-1, 1]: the sum
+    over dimensions of the log of half the interval width; 0 if the family has no bounded
     actions."""
     has_fixed_entropy: bool = False
-    """Whether the entropy is the same whatever the params are."""
+    """Whether the entropy is independent of the params."""
     num_choices: int = 0
-    """Number of choices, N, over all that are made at once; 0 for continuous families."""
+    """Number of choices, N, summed over all discrete components; 0 for continuous families."""
 
     @property
     def parts(self) -> dict[str, Distribution]:
-        """Families of the parts of an action by key; a family of one action has the key `""`."""
+        """Families of the parts of an action by key; single-part families use the key `""`."""
         return {"": self}
 
     def split(self, params: Tensor) -> list[Tensor]:
-        """The params of every part, each [..., param_size of the part]."""
+        """Return the params of every part, each [..., param_size of the part]."""
         return [params]
 
     def split_noise(self, noise: Tensor) -> list[Tensor]:
-        """The noise of every part, each [..., noise_size of the part]."""
+        """Return the noise of every part, each [..., noise_size of the part]."""
         return [noise]
 
     def initial_free_params(self) -> Tensor:
-        """Start of the state-independent parameters, float32, [free_param_size]."""
+        """Return initial state-independent parameters, float32, [free_param_size]."""
         return torch.zeros(self.free_param_size)
 
     def limit_free_params(self, params: Tensor) -> None:  # noqa: B027 (most have no limits)
-        """Bring state-independent parameters [free_param_size] back to their limits, in place.
+        """Clamp the state-independent parameters [free_param_size] to their limits, in place.
 
-        It is called after each gradient step. Families without limits do nothing.
+        Called after each gradient step. Families without limits do nothing.
         """
 
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Random numbers for `sample`, float32.
+        """Draw the random numbers for `sample`, float32.
 
         Args:
             shape: Leading dimensions, such as (T, B).
-            generator: Source of randomness, on `device`; None means torch's global one.
-            device: Where to put the numbers; None means torch's default device.
+            generator: Random generator on `device`; None: PyTorch's global generator.
+            device: Device of the result; None: PyTorch's default device.
 
         Returns:
             Noise, [*shape, noise_size].
@@ -144,12 +144,12 @@ class Distribution(ABC):
         return noise
 
     def _fill(self, noise: Tensor, generator: torch.Generator | None) -> None:
-        """Fill a tensor with the random numbers of the family; standard normal ones here."""
+        """Fill a tensor with the noise of the family; standard normal by default."""
         noise.normal_(generator=generator)
 
     @abstractmethod
     def sample(self, params: Tensor, noise: Tensor) -> TensorTree:
-        """The actions that `noise` selects: a deterministic function of both arguments.
+        """Sample actions as a deterministic function of the params and the noise.
 
         Continuous families are reparameterised: gradients flow from the actions to `params`.
 
@@ -163,15 +163,15 @@ class Distribution(ABC):
 
     @abstractmethod
     def mode(self, params: Tensor) -> TensorTree:
-        """The most probable actions, [..., *action_shape], for `params` [..., param_size]."""
+        """Return the most probable actions, [..., *action_shape], given `params`."""
 
     @abstractmethod
     def log_prob(self, params: Tensor, actions: Actions) -> Tensor:
-        """Logarithm of the probability (or density) of the whole action.
+        """Log-probability (or log-density) of the whole action.
 
         Args:
             params: Parameters, [..., param_size].
-            actions: The agent's actions, [..., *action_shape], leading dimensions as `params`.
+            actions: The agent's actions, [..., *action_shape], same leading dimensions as `params`.
 
         Returns:
             Sum over dimensions and parts, [...].
@@ -179,7 +179,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def entropy(self, params: Tensor) -> Tensor:
-        """Expectation of `-log_prob`, in nats, [...], for `params` [..., param_size]."""
+        """Entropy in nats, [...], for `params` [..., param_size]."""
 
     @abstractmethod
     def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class Distribution(ABC):
         """
 
     def log_prob_and_entropy(self, params: Tensor, actions: Actions) -> tuple[Tensor, Tensor]:
-        """Both at once; families share the computation where that saves work.
+        """Compute `log_prob` and `entropy` together; families share work where possible.
 
         Args:
             params: Parameters, [..., param_size].
@@ -207,7 +207,7 @@ class Distribution(ABC):
 
     @abstractmethod
     def to_env(self, actions: Actions) -> TensorTree:
-        """The actions as `env.step` takes them: inside the bounds, in the type of the space.
+        """Convert to the environment's actions: within the bounds, in the dtype of the space.
 
         Args:
             actions: The agent's actions, [..., *action_shape].
@@ -218,23 +218,23 @@ class Distribution(ABC):
 
     @abstractmethod
     def from_env(self, actions: Actions) -> TensorTree:
-        """The agent's actions that `to_env` maps to the given ones; its inverse up to clipping.
+        """Convert environment actions to the agent's; the inverse of `to_env` up to clipping.
 
         Args:
-            actions: Actions of the environment, as in a data set, [..., *space.shape].
+            actions: Actions of the environment, such as those of a dataset, [..., *space.shape].
 
         Returns:
-            The agent's actions, of type `action_dtype`, [..., *action_shape].
+            The agent's actions in `action_dtype`, [..., *action_shape].
         """
 
     def critic_input(self, actions: Actions) -> Tensor:
-        """The actions scaled to [-1, 1] per dimension, differentiable. Continuous families only.
+        """Scale the actions to [-1, 1] per dimension, differentiable. Continuous families only.
 
         Args:
             actions: The agent's actions, [..., *action_shape].
 
         Returns:
-            Features, [..., D]; beyond [-1, 1] only in dimensions without bounds.
+            Features, [..., D]; outside [-1, 1] only in dimensions without bounds.
 
         Raises:
             SpaceError: If the family is not continuous.
@@ -242,7 +242,7 @@ class Distribution(ABC):
         raise self._lacks("features for a critic")
 
     def unit_mode(self, params: Tensor) -> Tensor:
-        """The mode, scaled like `critic_input` but not clipped. Continuous families only.
+        """Return the mode, scaled like `critic_input` but not clipped. Continuous families only.
 
         Args:
             params: Parameters, [..., param_size].
@@ -256,9 +256,9 @@ class Distribution(ABC):
         return self.critic_input(self.mode(params))
 
     def reparameterized(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and log-probabilities of `sample(params, noise)`, differentiable in params.
+        """Critic features and log-probabilities of `sample(params, noise)`.
 
-        Continuous families only.
+        Differentiable in params. Continuous families only.
 
         Args:
             params: Parameters, [..., param_size].
@@ -274,16 +274,16 @@ class Distribution(ABC):
         return self.critic_input(actions), self.log_prob(params, actions) + self.log_scale
 
     def choice_probs(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        """Probabilities of all choices and their logarithms. Discrete families only.
+        """Probabilities and log-probabilities of all choices. Discrete families only.
 
-        Where a probability is 0, as that of an illegal action, the logarithm is replaced by 0: then
-        p (q - α log p) is 0 for any finite q and α.
+        Where a probability is 0, for example for a masked action, the log-probability is replaced
+        by 0, so that p (q - α log p) is 0 for any finite q and α.
 
         Args:
             params: Parameters, [..., param_size].
 
         Returns:
-            Probabilities and logarithms, each [..., N], choices in the order of the params.
+            Probabilities and log-probabilities, each [..., N], in the order of the params.
 
         Raises:
             SpaceError: If the family is not discrete.
@@ -293,7 +293,7 @@ class Distribution(ABC):
         return probs, log_probs.masked_fill(probs == 0, 0.0)
 
     def choice_log_probs(self, params: Tensor) -> Tensor:
-        """Log-probabilities of all choices, [..., N], as they are. Discrete families only.
+        """Log-probabilities of all choices, [..., N], unmodified. Discrete families only.
 
         Args:
             params: Parameters, [..., param_size].
@@ -304,13 +304,13 @@ class Distribution(ABC):
         raise self._lacks("choices")
 
     def choices(self, actions: Actions) -> Tensor:
-        """Indices of the actions among the N choices. Discrete families only.
+        """Return indices of the actions among the N choices. Discrete families only.
 
         Args:
             actions: The agent's actions, [..., *action_shape].
 
         Returns:
-            Places in the last dimension of `choice_probs`, int64, [..., K].
+            Indices into the last dimension of `choice_probs`, int64, [..., K].
 
         Raises:
             SpaceError: If the family is not discrete.
@@ -333,13 +333,13 @@ class Distribution(ABC):
 
     def _lacks(self, what: str) -> SpaceError:
         return SpaceError(
-            f"{type(self).__name__} has no {what}: ask another family, or the parts that "
-            "SoftActions(distribution) names"
+            f"{type(self).__name__} has no {what}: use another family, or the parts given by "
+            "SoftActions(distribution)"
         )
 
 
 def check_space(family: type[Distribution], space: Space[Any]) -> None:
-    """Refuse a space of another type than the family is made for.
+    """Raise if the family does not support the type of the space.
 
     Raises:
         SpaceError: If `space` is not an instance of `family.space_type`.
@@ -352,10 +352,10 @@ def check_space(family: type[Distribution], space: Space[Any]) -> None:
 
 
 def env_dtype(space: Space[Any]) -> torch.dtype:
-    """The torch data type of the elements of a space.
+    """Return the PyTorch dtype of the elements of a space.
 
     Raises:
-        SpaceError: If torch has no such type.
+        SpaceError: If PyTorch has no such dtype.
     """
     try:
         return torch.from_numpy(np.empty(0, dtype=space.dtype)).dtype

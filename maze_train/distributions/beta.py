@@ -15,9 +15,9 @@ from maze_train.distributions.base import Distribution, check_space
 from maze_train.distributions.gaussian import BoxScale, VectorLayout
 
 PROPOSALS = 8
-"""Proposals for each Gamma variate; all are rejected with a probability below 0.05⁸ = 4e-11."""
+"""Proposals per Gamma variate; the probability that all are rejected is below 0.05⁸ = 4e-11."""
 MARGIN = 2.0**-24
-"""Least distance of an action from 0 and 1: the step of float32 numbers below 1."""
+"""Minimum distance of an action from 0 and 1: the spacing of float32 values below 1."""
 
 
 class Beta(Distribution):
@@ -26,16 +26,16 @@ class Beta(Distribution):
     log p(a) = Σ_i [ (α_i - 1) log x_i + (β_i - 1) log(1 - x_i) - log B(α_i, β_i)
                      - log(high_i - low_i) ],  log B(α, β) = log Γ(α) + log Γ(β) - log Γ(α + β)
 
-    `params` are r ++ s, [..., 2 D], with α = 1 + log(1 + exp(r)) and β = 1 + log(1 + exp(s)), so
-    the density has one peak and ends at the bounds: no mass is lost or collected there. The agent's
-    actions are x, in (0, 1).
+    `params` are r ++ s, [..., 2 D], with α = 1 + log(1 + exp(r)) and β = 1 + log(1 + exp(s)). The
+    density is unimodal and its support ends at the bounds, so actions are never clipped. The
+    agent's actions are x, in (0, 1).
 
     Source: Chou et al. (2017), "Improving stochastic policy gradients in continuous control with
     deep reinforcement learning using the beta distribution", ICML, section 4.
 
-    Sampling: x = g / (g + h) with g ~ Gamma(α), h ~ Gamma(β), each the first accepted one of 8
+    Sampling: x = g / (g + h) with g ~ Gamma(α) and h ~ Gamma(β), each the first accepted of 8
     proposals. Source: Marsaglia and Tsang (2000), "A simple method for generating gamma variables",
-    ACM TOMS 26(3), section 6, which accepts at least 95% for shapes >= 1.
+    ACM TOMS 26(3), section 6; the acceptance rate is at least 95 % for shapes >= 1.
 
     Args:
         space: The action space; all bounds must be finite.
@@ -58,19 +58,19 @@ class Beta(Distribution):
         self.action_dtype = torch.float32
 
     def _fill(self, noise: Tensor, generator: torch.Generator | None) -> None:
-        """Draw normal, then uniform numbers for the proposals of both variates, [*shape, 32 D]."""
+        """Draw normal, then uniform noise for the proposals of both variates, [*shape, 32 D]."""
         half = self.noise_size // 2
         noise[..., :half].normal_(generator=generator)
         noise[..., half:].uniform_(generator=generator)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """Numbers x in (0, 1), differentiable by the implicit derivative, [..., *space.shape]."""
+        """Sample x in (0, 1), differentiable by the implicit gradient, [..., *space.shape]."""
         a, b = _excesses(params)
         x: Tensor = _BetaSample.apply(1.0 + a, 1.0 + b, noise)  # type: ignore[no-untyped-call]
         return self._layout.to_box(x.to(params.dtype))
 
     def mode(self, params: Tensor) -> Tensor:
-        """(α - 1) / (α + β - 2), and the mean ½ where α = β = 1, [..., *space.shape]."""
+        """Return (α - 1) / (α + β - 2), or the mean ½ if α = β = 1, [..., *space.shape]."""
         a, b = _excesses(params)
         total = a + b
         is_flat = total == 0
@@ -98,7 +98,7 @@ class Beta(Distribution):
         return total.to(params.dtype)
 
     def kl(self, params_p: Tensor, params_q: Tensor) -> Tensor:
-        """Divergence of the distributions of x, which equals that of the environment's action.
+        """KL divergence of the distributions of x, equal to that of the environment's actions.
 
         Σ_i [ log B(α_q, β_q) - log B(α_p, β_p) + (α_p - α_q) ψ(α_p) + (β_p - β_q) ψ(β_p)
               + (α_q - α_p + β_q - β_p) ψ(α_p + β_p) ]
@@ -111,24 +111,24 @@ class Beta(Distribution):
         return total.to(params_p.dtype)
 
     def to_env(self, actions: Tensor) -> Tensor:
-        """Value low + (high - low) · actions, rounded in an integer box, [..., *space.shape]."""
+        """Return low + (high - low) · actions, rounded for integer boxes, [..., *space.shape]."""
         return self._scale.to_bounds(actions.to(self._scale.work_dtype) * 2 - 1)
 
     def from_env(self, actions: Tensor) -> Tensor:
-        """Numbers x = (actions - low) / (high - low), clipped to [2⁻²⁴, 1 - 2⁻²⁴], float32."""
+        """Return (actions - low) / (high - low), clipped to [2⁻²⁴, 1 - 2⁻²⁴], float32."""
         x = (self._scale.from_bounds(actions) + 1) / 2
         return x.clamp(MARGIN, 1.0 - MARGIN).to(self.action_dtype)
 
     def critic_input(self, actions: Tensor) -> Tensor:
-        """The scaled action 2 x - 1, [..., D]."""
+        """Return the scaled action 2 x - 1, [..., D]."""
         return self._layout.to_vector(actions) * 2 - 1
 
 
 class _BetaSample(torch.autograd.Function):
-    """x(α, β, noise), with the derivative that moves quantiles.
+    """x(α, β, noise) with the implicit reparameterisation gradient.
 
-    From F(x; α, β) = const follows ∂x/∂α = -(∂F/∂α) / p(x), and in the same way for β. torch has
-    this quotient for Dirichlet distributions; x and 1 - x are the components of one.
+    F(x; α, β) = const implies ∂x/∂α = -(∂F/∂α) / p(x), and the same for β. PyTorch implements this
+    quotient for Dirichlet distributions, whose components x and 1 - x are.
     """
 
     @staticmethod
@@ -151,20 +151,20 @@ class _BetaSample(torch.autograd.Function):
 
 
 def _gamma(shapes: Tensor, normal: Tensor, uniform: Tensor) -> Tensor:
-    """Gamma variates: the first accepted proposal, or the first one where none is.
+    """Gamma variates: the first accepted proposal, or the first proposal if none is accepted.
 
     Args:
         shapes: Shape parameters >= 1, [...].
-        normal: Standard normal numbers, [..., PROPOSALS].
-        uniform: Numbers in [0, 1), [..., PROPOSALS].
+        normal: Standard normal values, [..., PROPOSALS].
+        uniform: Uniform values in [0, 1), [..., PROPOSALS].
 
     Returns:
-        Positive numbers, [...].
+        Positive values, [...].
     """
     d = (shapes - 1.0 / 3.0).unsqueeze(-1)
     root = 1.0 + normal / (9.0 * d).sqrt()
     is_positive = root > 0
-    # A proposal outside of the support is never accepted; 1 keeps its numbers harmless.
+    # A proposal outside the support is never accepted; 1 keeps its logarithm finite.
     v = torch.where(is_positive, root, 1.0) ** 3
     bound = 0.5 * normal.square() + d * (1.0 - v + v.log())
     accepted = is_positive & (uniform.log() < bound)
@@ -173,13 +173,13 @@ def _gamma(shapes: Tensor, normal: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _excesses(params: Tensor) -> tuple[Tensor, Tensor]:
-    """α - 1 and β - 1, float64, each [..., D]."""
-    # float64, because log Γ and its slopes are subtracted: float32 would lose the digits of peaked
-    # distributions.
+    """Return α - 1 and β - 1, float64, each [..., D]."""
+    # float64, because log Γ and its derivatives are subtracted: float32 would lose the digits of
+    # peaked distributions.
     a, b = softplus(params.double()).chunk(2, -1)
     return a, b
 
 
 def _log_beta(alpha: Tensor, beta: Tensor) -> Tensor:
-    """The value of log B(α, β)."""
+    """Return log B(α, β)."""
     return torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)

@@ -1,4 +1,4 @@
-"""Distributions over finite sets of actions and over arrays of bits."""
+"""Distributions over finite sets of actions and over binary vectors."""
 
 from __future__ import annotations
 
@@ -23,37 +23,38 @@ from maze_train.distributions.base import (
 from maze_train.distributions.gaussian import VectorLayout
 
 LEAST_LOG_PROB = -1e4
-"""Below this probabilities are 0 in every dtype; finite, so that products with them are 0."""
+"""Log-probabilities below this are 0 as probabilities in every dtype; finite, so products with
+them are 0."""
 
 
 def impossible_logit(dtype: torch.dtype) -> float:
-    """The logit of an action that must never be taken: its probability is exactly 0.
+    """Return the logit of a masked action, whose probability is exactly 0.
 
-    Finite, so that no sum or product of logits is nan; half of the lowest number, because the
+    Finite, so that sums and products of logits are never NaN; half of the minimum, because
     normalisation subtracts from it.
     """
     return torch.finfo(dtype).min / 2
 
 
 def weighted(probs: Tensor, values: Tensor) -> Tensor:
-    """The products p x, 0 where p is 0, even if x is infinite or nan; so are their gradients."""
+    """Return p x, or 0 where p is 0, even if x is infinite or NaN; the same for gradients."""
     return probs * values.masked_fill(probs == 0, 0.0)
 
 
 class CategoricalFamily(Distribution):
-    """Base of the families of independent choices, each of one action out of several.
+    """Base class of families of independent categorical choices.
 
-    A subclass lays the logits out as a table with the actions of a choice in its last dimension.
+    Subclasses arrange the logits as a table whose last dimension holds the actions of one choice.
 
     Args:
-        space: The action space; the agent's actions are counted from 0.
-        start: The number from which the environment counts them, of the shape of an action.
-        num_choices: Number of actions of all choices together.
+        space: The action space; the agent's actions start at 0.
+        start: First action of the environment, with the shape of an action.
+        num_choices: Number of actions summed over all choices.
     """
 
     action_dtype = torch.int64
     table_dims: tuple[int, ...]
-    """The dimensions of the table that one action fills."""
+    """Dimensions of the table that belong to one action."""
 
     def __init__(self, space: Space[Any], start: Any, num_choices: int) -> None:
         self.param_size = self.noise_size = self.num_choices = num_choices
@@ -65,15 +66,15 @@ class CategoricalFamily(Distribution):
     def _fill(self, noise: Tensor, generator: torch.Generator | None) -> None:
         """Draw Gumbel noise, [*shape, num_choices]."""
         noise.exponential_(generator=generator)
-        # A draw of exactly 0 would become infinite noise, which could select a forbidden action.
+        # A draw of exactly 0 would become infinite noise, which could select a masked action.
         noise.clamp_(min=torch.finfo(noise.dtype).tiny).log_().neg_()
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """The actions argmax(params + noise) of each choice, int64, [..., *action_shape]."""
+        """Return argmax(params + noise) per choice, int64, [..., *action_shape]."""
         return self.mode(params + noise)
 
     def mode(self, params: Tensor) -> Tensor:
-        """The first action with the largest logit of each choice, int64, [..., *action_shape]."""
+        """Return the first action of maximal logit per choice, int64, [..., *action_shape]."""
         return self._table(params).argmax(-1)
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
@@ -91,27 +92,27 @@ class CategoricalFamily(Distribution):
         return weighted(log_p.exp(), log_p - log_q).sum(self.table_dims)
 
     def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both from one normalisation of the logits, each [...]."""
+        """Compute both from one normalisation of the logits, each [...]."""
         log_probs = log_softmax(self._table(params), -1)
         return self._pick(log_probs, actions), self._entropy(log_probs)
 
     def to_env(self, actions: Tensor) -> Tensor:
-        """Actions counted from `space.start`, in the type of the space, [..., *action_shape]."""
+        """Return actions that start at `space.start`, in the dtype of the space."""
         shifted = actions if self._start is None else actions + self._start.like(actions)
         return shifted.to(self._env_dtype)
 
     def from_env(self, actions: Tensor) -> Tensor:
-        """Actions counted from 0, int64, [..., *action_shape]."""
+        """Return actions that start at 0, int64, [..., *action_shape]."""
         counted = actions.to(self.action_dtype)
         return counted if self._start is None else counted - self._start.like(counted)
 
     @abstractmethod
     def _table(self, params: Tensor) -> Tensor:
-        """The logits by choice, [..., n] or [..., K, max n_k]."""
+        """Return the logits by choice, [..., n] or [..., K, max n_k]."""
 
     @abstractmethod
     def _pick(self, log_probs: Tensor, actions: Tensor) -> Tensor:
-        """Sum over choices of the entries of a table that `actions` name, [...]."""
+        """Sum over choices the table entries selected by `actions`, [...]."""
 
     def _entropy(self, log_probs: Tensor) -> Tensor:
         return -weighted(log_probs.exp(), log_probs).sum(self.table_dims)
@@ -120,17 +121,17 @@ class CategoricalFamily(Distribution):
 class Categorical(CategoricalFamily):
     """One choice among n actions: P(a) = exp(l_a) / Σ_b exp(l_b).
 
-    `params` are the logits l, [..., n]. A forbidden action is one with the logit -inf, or with a
-    large negative one: it has probability 0 and adds nothing to entropy and divergence. Where all
-    logits are -inf there is no distribution: everything is nan.
+    `params` are the logits l, [..., n]. Masked actions have the logit -inf, or a large negative
+    one: their probability is 0, and they contribute nothing to entropy and KL divergence. If all
+    logits are -inf, all results are NaN.
 
-    Sampling uses the Gumbel-max trick: argmax_a (l_a + g_a) with g_a = -log e_a, e_a ~ Exp(1), has
-    exactly the distribution P, and is a function of logits and noise. Source: Maddison et al.
-    (2014), arXiv:1411.0030, section 2.
+    Sampling uses the Gumbel-max trick: argmax_a (l_a + g_a) with g_a = -log e_a, e_a ~ Exp(1), is
+    distributed exactly as P and is a function of logits and noise. Source: Maddison et al. (2014),
+    arXiv:1411.0030, section 2.
 
     Args:
-        space: The action space; the agent's actions are counted from 0, those of the environment
-            from `space.start`.
+        space: The action space; the agent's actions start at 0, the environment's at
+            `space.start`.
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = Discrete
@@ -141,15 +142,15 @@ class Categorical(CategoricalFamily):
         super().__init__(space, space.start, int(space.n))
 
     def choice_log_probs(self, params: Tensor) -> Tensor:
-        """Logarithms of P(a) of all actions, [..., n]."""
+        """Log-probabilities of all actions, [..., n]."""
         return log_softmax(params, -1)
 
     def choices(self, actions: Tensor) -> Tensor:
-        """The actions, [..., 1]."""
+        """Return the actions, [..., 1]."""
         return actions.unsqueeze(-1)
 
     def max_entropy(self, params: Tensor) -> Tensor:
-        """Logarithm of the number of legal actions, [...]."""
+        """Return the logarithm of the number of legal actions, [...]."""
         return _log_legal(params)
 
     def _table(self, params: Tensor) -> Tensor:
@@ -161,7 +162,7 @@ class Categorical(CategoricalFamily):
     def log_prob_and_entropy_by_hand(
         self, params: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """Both without a graph, and their gradient, see `ParamsGradient`.
+        """Compute both without a graph, with their analytic gradient, see `ParamsGradient`.
 
         ∂log P(a)/∂l_j = 1[j = a] - P(j), ∂H/∂l_j = -P(j) (log P(j) + H).
         """
@@ -184,13 +185,13 @@ class Categorical(CategoricalFamily):
 class MultiCategorical(CategoricalFamily):
     """K independent choices among n_1 ... n_K actions: P(a) = Π_k P_k(a_k).
 
-    `params` are the logits of all choices one after the other, [..., Σ n_k], choices in the
-    row-major order of `space.nvec`. Computation is on one table [..., K, max n_k]: a view of the
-    params when all n_k are equal, else a copy padded with logits of probability 0.
+    `params` are the concatenated logits of all choices, [..., Σ n_k], in the row-major order of
+    `space.nvec`. Computations use one table [..., K, max n_k]: a view of the params if all n_k are
+    equal, else a copy padded with logits of probability 0.
 
     Args:
-        space: The action space; `nvec` may have any shape. The agent's actions are counted from 0,
-            those of the environment from `space.start`.
+        space: The action space; `nvec` may have any shape. The agent's actions start at 0, the
+            environment's at `space.start`.
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = MultiDiscrete
@@ -202,29 +203,29 @@ class MultiCategorical(CategoricalFamily):
         super().__init__(space, space.start, int(sizes.sum()))
         self._table_shape = (len(sizes), int(sizes.max()))
         self._is_even = bool((sizes == sizes[0]).all())
-        # Cell of the flattened table [K * max n_k] that each logit goes to.
+        # Index of each logit in the flattened table [K * max n_k].
         in_table = np.arange(self._table_shape[1]) < sizes[:, None]
         self._cells = Constant(np.flatnonzero(in_table))
         self._offsets = Constant(sizes.cumsum() - sizes)
 
     def mode(self, params: Tensor) -> Tensor:
-        """The first action with the largest logit of each choice, int64, [..., *nvec.shape]."""
+        """Return the first action with the largest logit per choice, int64, [..., *nvec.shape]."""
         return super().mode(params).reshape((*params.shape[:-1], *self.action_shape))
 
     def choice_log_probs(self, params: Tensor) -> Tensor:
-        """Logarithms of P_k(a) of all actions of all choices, [..., Σ n_k]."""
+        """Log-probabilities of all actions of all choices, [..., Σ n_k]."""
         log_probs = log_softmax(self._table(params), -1).flatten(-2)
         if not self._is_even:
             log_probs = log_probs.index_select(-1, self._cells.on(params.device, torch.int64))
         return log_probs
 
     def choices(self, actions: Tensor) -> Tensor:
-        """The actions of each choice, counted from the first action of the first, [..., K]."""
+        """Return indices of the actions among the actions of all choices, [..., K]."""
         batch = actions.shape[: actions.dim() - len(self.action_shape)]
         return actions.reshape((*batch, self._table_shape[0])) + self._offsets.like(actions)
 
     def max_entropy(self, params: Tensor) -> Tensor:
-        """Σ_k of the logarithms of the numbers of legal actions, [...]."""
+        """Return the sum over choices of the log of the number of legal actions, [...]."""
         return _log_legal(self._table(params)).sum(-1)
 
     def _table(self, params: Tensor) -> Tensor:
@@ -242,25 +243,25 @@ class MultiCategorical(CategoricalFamily):
 
 
 def _log_legal(logits: Tensor) -> Tensor:
-    """Logarithm of the number of legal actions, [...], for logits [..., n]."""
+    """Return the logarithm of the number of legal actions, [...], for logits [..., n]."""
     count = (logits > impossible_logit(logits.dtype)).sum(-1)
-    # Where nothing is legal there is no choice either.
+    # At least 1, so that the result is finite if no action is legal.
     return count.clamp_(min=1).to(logits.dtype).log()
 
 
 LOG_2 = math.log(2.0)
 LEAST_UNIFORM = 2.0**-25
-"""Half of the step between uniform float32 numbers, taken for a draw of 0."""
+"""Replacement for a uniform draw of 0: half of the spacing of uniform float32 values."""
 
 
 class Bernoulli(Distribution):
     """Independent bits: P(a) = Π_i s(l_i) if a_i = 1 else 1 - s(l_i), s(l) = 1 / (1 + exp(-l)).
 
-    `params` are the logits l, [..., D] with D the number of bits. All functions use
-    log s(l) = -log(1 + exp(-l)) and 1 - s(l) = s(-l), so they are exact for large logits.
+    `params` are the logits l, [..., D], where D is the number of bits. All functions use
+    log s(l) = -log(1 + exp(-l)) and 1 - s(l) = s(-l), so they are accurate for large logits.
 
-    Sampling compares logits with logistic noise: l + log(u / (1 - u)) > 0 for uniform u has the
-    probability s(l), by the inverse of the logistic distribution function s.
+    Sampling adds logistic noise to the logits: l + log(u / (1 - u)) > 0 with uniform u has the
+    probability s(l), by inversion of the logistic distribution function s.
 
     Args:
         space: The action space, of any shape.
@@ -282,21 +283,21 @@ class Bernoulli(Distribution):
         noise.uniform_(generator=generator).logit_(LEAST_UNIFORM)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """Bits [params + noise > 0], int8, [..., *space.shape]."""
+        """Return the bits [params + noise > 0], int8, [..., *space.shape]."""
         return self.mode(params + noise)
 
     def mode(self, params: Tensor) -> Tensor:
-        """The more probable value of each bit (0 where both are alike), int8, [..., *shape]."""
+        """Return the more probable value of each bit (0 if tied), int8, [..., *shape]."""
         return self._layout.to_box(params > 0).to(self.action_dtype)
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """Σ_i log s(l_i) for ones, log s(-l_i) for zeros, [...]."""
+        """Σ_i log s(l_i) for ones and log s(-l_i) for zeros, [...]."""
         signs = self._layout.to_vector(actions).to(params.dtype) * 2 - 1
         return logsigmoid(signs * params).sum(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
         """Σ_i [ log(1 + exp(-|l_i|)) + |l_i| s(-|l_i|) ], in [0, D log 2], [...]."""
-        # The entropy is even in l; for this sign no term is a difference of large numbers.
+        # The entropy is even in l; with this sign no term is a difference of large values.
         size = params.abs()
         return (softplus(-size) + weighted(torch.sigmoid(-size), size)).sum(-1)
 
@@ -307,22 +308,22 @@ class Bernoulli(Distribution):
         return (ones + zeros).sum(-1)
 
     def to_env(self, actions: Tensor) -> Tensor:
-        """The bits in the type of the space, [..., *space.shape]."""
+        """Return the bits in the dtype of the space, [..., *space.shape]."""
         return actions.to(self._env_dtype)
 
     def from_env(self, actions: Tensor) -> Tensor:
-        """The bits as int8, [..., *space.shape]."""
+        """Return the bits as int8, [..., *space.shape]."""
         return actions.to(self.action_dtype)
 
     def choice_log_probs(self, params: Tensor) -> Tensor:
-        """Log-probabilities of 0 and 1 for the first bit, then for the second, ..., [..., 2 D]."""
+        """Log-probabilities of 0 and 1 for each bit in turn, [..., 2 D]."""
         return logsigmoid(torch.stack((-params, params), -1)).flatten(-2)
 
     def choices(self, actions: Tensor) -> Tensor:
-        """Twice the number of each bit, plus the bit, [..., D]."""
+        """Return twice the index of each bit plus its value, [..., D]."""
         bits = self._layout.to_vector(actions).to(torch.int64)
         return bits + torch.arange(0, self.num_choices, 2, device=bits.device)
 
     def max_entropy(self, params: Tensor) -> Tensor:
-        """Logarithm of 2 for each bit that may be 1, [...]."""
+        """Return log 2 times the number of bits that may be 1, [...]."""
         return (params > impossible_logit(params.dtype)).sum(-1).to(params.dtype) * LOG_2

@@ -1,4 +1,4 @@
-"""Distributions over boxes of real numbers, and the layout of their parameters."""
+"""Gaussian distributions over boxes, and the layout and scaling of box actions."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class VectorLayout:
         self._shape = space.shape or ()
         self.size = math.prod(self._shape)
         if not self.size:
-            raise SpaceError(f"the action space {space} holds no number: leave it out")
+            raise SpaceError(f"the action space {space} has no elements: remove it")
 
     def to_box(self, vectors: Tensor) -> Tensor:
         """[..., D] -> [..., *space.shape]."""
@@ -47,20 +47,20 @@ class VectorLayout:
 
 
 class BoxBounds:
-    """Bounds and data type of a box.
+    """Bounds and dtype of a box.
 
-    `centre` and `half_width` scale its elements to [-1, 1]; they are 0 and 1 where a bound is
-    infinite, and the half width is 1 where an interval is a point.
+    `centre` and `half_width` scale its elements to [-1, 1]. They are 0 and 1 if a bound is
+    infinite; the half width is also 1 if the interval is a single point.
     """
 
     def __init__(self, space: Box) -> None:
         self._env_dtype = env_dtype(space)
         self._is_integer = not self._env_dtype.is_floating_point
-        # float32 cannot hold the bounds of an int32 box; float64 holds all but those of int64.
+        # float32 cannot represent the bounds of an int32 box; float64 can, except for int64.
         self.work_dtype = torch.float64 if self._is_integer else self._env_dtype
         self._low = Constant(_inner_bound(space.low, towards=np.inf))
         self._high = Constant(_inner_bound(space.high, towards=-np.inf))
-        # Halved before the difference, which overflows for the widest bounds.
+        # Halved before subtracting, because the difference of the widest bounds overflows.
         low, high = space.low.astype(np.float64) / 2, space.high.astype(np.float64) / 2
         is_finite = np.isfinite(low) & np.isfinite(high)
         low, high = np.where(is_finite, low, -0.5), np.where(is_finite, high, 0.5)
@@ -70,22 +70,22 @@ class BoxBounds:
         """Σ_i log((high_i - low_i) / 2)."""
 
     def fit(self, values: Tensor) -> Tensor:
-        """Values of `work_dtype` clipped to the bounds, rounded if integer, as the box has them."""
+        """Clip values of `work_dtype` to the bounds, round for integer boxes, cast to the box."""
         if self._is_integer:
             values = values.round()
         return self.clip(values).to(self._env_dtype)
 
     def clip(self, values: Tensor) -> Tensor:
-        """Values clipped to the bounds."""
+        """Clip values to the bounds."""
         return values.clamp(self._low.like(values), self._high.like(values))
 
     def to_unit(self, values: Tensor) -> Tensor:
-        """Values scaled to [-1, 1] where both bounds are finite, [..., *space.shape]."""
+        """Scale values to [-1, 1] where both bounds are finite, [..., *space.shape]."""
         return (values - self.centre.like(values)) / self.half_width.like(values)
 
 
 class BoxScale:
-    """The affine map c + h v of v in [-1, 1] to the finite bounds of a box.
+    """Affine map c + h v from v in [-1, 1] to the finite bounds of a box.
 
     c = (high + low) / 2 and h = (high - low) / 2, per dimension.
 
@@ -101,18 +101,18 @@ class BoxScale:
         """Σ_i log(high_i - low_i)."""
 
     def to_bounds(self, values: Tensor) -> Tensor:
-        """Values of `work_dtype` in [-1, 1] as the box has them, rounded in an integer one."""
+        """Map values of `work_dtype` in [-1, 1] to the box, rounded for integer boxes."""
         centre, half_width = self._bounds.centre.like(values), self._bounds.half_width.like(values)
-        # Rounding errors can leave the bounds by a last digit, which strict environments refuse.
+        # Rounding errors can exceed the bounds by one ulp, which strict environments reject.
         return self._bounds.fit(torch.addcmul(centre, half_width, values))
 
     def from_bounds(self, actions: Tensor) -> Tensor:
-        """The values v of actions of the environment, float64."""
+        """Map actions of the environment to [-1, 1], float64."""
         return self._bounds.to_unit(actions.to(torch.float64))
 
 
 def _inner_bound(bound: Array, towards: float) -> Array:
-    """A bound as float64; where that type cannot hold it, the next number inside the box."""
+    """Return a bound as float64, rounded towards the interior if it is not representable."""
     values = bound.astype(np.float64)
     if not np.issubdtype(bound.dtype, np.integer):
         return values
@@ -122,7 +122,7 @@ def _inner_bound(bound: Array, towards: float) -> Array:
 
 
 def _check_intervals(family: type[Distribution], space: Box) -> None:
-    """Refuse a box that [-1, 1] cannot be scaled to."""
+    """Raise if the box cannot be scaled to [-1, 1]."""
     name = family.__name__
     if not (np.isfinite(space.low).all() and np.isfinite(space.high).all()):
         raise SpaceError(
@@ -140,20 +140,20 @@ HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 LOG_2 = math.log(2.0)
 QUADRATURE_NODES = 32
 LOG_STD_MIN, LOG_STD_MAX = -20.0, 2.0
-"""Limits of a logarithmic deviation that a network computes, unless others are given."""
+"""Default limits of a state-dependent log std."""
 ATANH_MARGIN = 1e-6
 
 
 class GaussianFamily(Distribution):
-    """Base of the families over boxes with params μ ++ log σ, [..., 2 D].
+    """Base class of families over boxes with params μ ++ log σ, [..., 2 D].
 
     Args:
         space: The action space.
-        state_dependent_std: Whether the network computes log σ; otherwise it is a free parameter.
-        initial_log_std: Start of log σ. With a state-dependent std it is added to what the network
-            computes.
-        log_std_min: Lower limit of log σ; None: -20 if it depends on the state, else none.
-        log_std_max: Upper limit of log σ; None: 2 if it depends on the state, else none.
+        state_dependent_std: Whether the network outputs log σ; otherwise it is a free parameter.
+        initial_log_std: Initial log σ. With a state-dependent std it is added to the network
+            output.
+        log_std_min: Lower limit of log σ; None: -20 with a state-dependent std, else no limit.
+        log_std_max: Upper limit of log σ; None: 2 with a state-dependent std, else no limit.
     """
 
     space_type: ClassVar[type[Space[Any]] | None] = Box
@@ -188,16 +188,16 @@ class GaussianFamily(Distribution):
         self._entropy_constant = size * (0.5 + HALF_LOG_2PI)
 
     def initial_free_params(self) -> Tensor:
-        """`initial_log_std` for every dimension, [D]; empty if the std depends on the state."""
+        """Return `initial_log_std` per dimension, [D]; empty if the std is state-dependent."""
         return torch.full((self.free_param_size,), self._initial_log_std)
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """μ + σ · noise, differentiable, [..., *space.shape]."""
+        """Return μ + σ · noise, differentiable, [..., *space.shape]."""
         mean, log_std = self._split(params)
         return self._layout.to_box(torch.addcmul(mean, log_std.exp(), noise))
 
     def mode(self, params: Tensor) -> Tensor:
-        """μ, [..., *space.shape]."""
+        """Return μ, [..., *space.shape]."""
         return self._layout.to_box(self._split(params)[0])
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
@@ -205,11 +205,11 @@ class GaussianFamily(Distribution):
         return self._log_density(*self._split(params), self._layout.to_vector(actions))
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Entropy of the actions that have this density, [...]."""
+        """Entropy of the actions in nats, [...]."""
         return self._entropy(*self._split(params))
 
     def log_prob_and_entropy(self, params: Tensor, actions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both from one reading of the params, each [...]."""
+        """Compute both from one split of the params, each [...]."""
         mean, log_std = self._split(params)
         log_prob = self._log_density(mean, log_std, self._layout.to_vector(actions))
         return log_prob, self._entropy(mean, log_std)
@@ -223,32 +223,32 @@ class GaussianFamily(Distribution):
         return (0.5 * ((2.0 * log_ratio).exp() + distance.square() - 1.0) - log_ratio).sum(-1)
 
     def _split(self, params: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and log σ, each [..., D]."""
+        """Return mean and log σ, each [..., D]."""
         mean, log_std = params.chunk(2, -1)
         if self._state_dependent and self._initial_log_std:
             log_std = log_std + self._initial_log_std
         return mean, self._limited(log_std)
 
     def _limited(self, log_std: Tensor) -> Tensor:
-        """Log σ within its limits, if it has any; beyond them its gradient is 0."""
+        """Clamp log σ to its limits, if any; the gradient is 0 outside them."""
         return log_std.clamp(*self._limits) if self._is_limited else log_std
 
     def limit_free_params(self, params: Tensor) -> None:
-        """Bring a free log σ [D] back to its limits, in place.
+        """Clamp a state-independent log σ [D] to its limits, in place.
 
-        Beyond a limit the gradient is 0: a network gets back through its other inputs, but a free
-        parameter would be stuck for good.
+        Outside the limits the gradient is 0, so a free parameter could never return. A network
+        output can, through its other inputs.
         """
         if self._is_limited:
             params.clamp_(*self._limits)
 
     @abstractmethod
     def _log_density(self, mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
-        """Log-density of actions [..., D], [...]."""
+        """Log-density of actions x [..., D], [...]."""
 
     @abstractmethod
     def _entropy(self, mean: Tensor, log_std: Tensor) -> Tensor:
-        """Its negative expectation, [...]."""
+        """Entropy of the distribution, [...]."""
 
 
 class DiagonalGaussian(GaussianFamily):
@@ -256,35 +256,35 @@ class DiagonalGaussian(GaussianFamily):
 
     log p(a) = -Σ_i [ (a_i - μ_i)² / (2 σ_i²) + log σ_i + ½ log 2π ]
 
-    `params` are μ ++ log σ, [..., 2 D] with D the number of elements of the box.
+    `params` are μ ++ log σ, [..., 2 D], where D is the number of elements of the box.
 
-    In a box with bounds this is the *clipped* Gaussian, the usual choice of PPO implementations:
-    the unclipped action is stored and has the density above, and `to_env` clips it to the bounds
-    for the environment. Where much of the mass lies outside, actions on the bounds are frequent.
+    For a bounded box this is the *clipped* Gaussian, the usual choice of PPO implementations: the
+    unclipped action is stored and has the density above, and `to_env` clips it for the environment.
+    If much of the probability mass lies outside the bounds, actions on the bounds are frequent.
 
     Args:
-        space: The action space; any bound may be infinite.
-        state_dependent_std: Whether the network computes log σ; otherwise it is a free parameter.
-        initial_log_std: Start of log σ. With a state-dependent std it is added to what the network
-            computes.
-        log_std_min: Lower limit of log σ; None: -20 if it depends on the state, else none.
-        log_std_max: Upper limit of log σ; None: 2 if it depends on the state, else none.
+        space: The action space; bounds may be infinite.
+        state_dependent_std: Whether the network outputs log σ; otherwise it is a free parameter.
+        initial_log_std: Initial log σ. With a state-dependent std it is added to the network
+            output.
+        log_std_min: Lower limit of log σ; None: -20 with a state-dependent std, else no limit.
+        log_std_max: Upper limit of log σ; None: 2 with a state-dependent std, else no limit.
     """
 
     def to_env(self, actions: Tensor) -> Tensor:
-        """Actions clipped to the bounds (and rounded in an integer box), [..., *space.shape]."""
+        """Clip actions to the bounds (and round for integer boxes), [..., *space.shape]."""
         return self._bounds.fit(actions.to(self._bounds.work_dtype))
 
     def from_env(self, actions: Tensor) -> Tensor:
-        """The same actions as float32, [..., *space.shape]."""
+        """Return the actions as float32, [..., *space.shape]."""
         return actions.to(self.action_dtype)
 
     def critic_input(self, actions: Tensor) -> Tensor:
-        """Clipped like `to_env`, not rounded, and scaled where both bounds are finite, [..., D]."""
+        """Clip like `to_env` without rounding, scale where both bounds are finite, [..., D]."""
         return self._layout.to_vector(self._bounds.to_unit(self._bounds.clip(actions)))
 
     def unit_mode(self, params: Tensor) -> Tensor:
-        """μ, scaled where both bounds are finite, [..., D]; it may lie beyond them."""
+        """Return μ, scaled where both bounds are finite, [..., D]; may lie outside [-1, 1]."""
         return self._layout.to_vector(self._bounds.to_unit(self.mode(params)))
 
     def _log_density(self, mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
@@ -297,13 +297,15 @@ class DiagonalGaussian(GaussianFamily):
     def log_prob_and_entropy_by_hand(
         self, params: Tensor, actions: Tensor
     ) -> tuple[Tensor, Tensor, ParamsGradient]:
-        """Both without a graph, and their gradient, see `ParamsGradient`; log σ is free.
+        """Compute both without a graph, with their analytic gradient, see `ParamsGradient`.
+
+        Only for a state-independent log σ.
 
         With z = (a - μ) / σ and s = log σ:
 
         ∂log p/∂μ = z / σ,  ∂log p/∂s = z² - 1,  ∂H/∂s = 1.
 
-        Beyond a limit of s both derivatives by s are 0.
+        Outside the limits of s the derivatives with respect to s are 0.
         """
         mean, free = params.chunk(2, -1)
         log_std = self._limited(free)
@@ -325,35 +327,34 @@ class DiagonalGaussian(GaussianFamily):
 
 
 class SquashedGaussian(GaussianFamily):
-    """A Gaussian squashed into the bounds: a = c + h tanh(u), u_i = μ_i + σ_i ε_i, ε_i ~ N(0, 1).
+    """Gaussian squashed to the bounds: a = c + h tanh(u), u_i = μ_i + σ_i ε_i, ε_i ~ N(0, 1).
 
-    c = (high + low) / 2 and h = (high - low) / 2, per dimension. With the change of variables
+    c = (high + low) / 2 and h = (high - low) / 2 per dimension. By the change of variables
 
     log p(a) = log N(u; μ, σ) - Σ_i [ log h_i + log(1 - tanh² u_i) ]
     log(1 - tanh² u) = 2 (log 2 - u - softplus(-2u)) = 2 (log 2 - log(eᵘ + e⁻ᵘ)),
 
-    where the right-hand side has no difference of almost equal numbers, so values and gradients are
+    where the right-hand side has no difference of nearly equal values, so values and gradients are
     finite for saturated actions. `params` are μ ++ log σ, [..., 2 D]. The agent's actions are u.
 
-    The mode is that of u, so c + h tanh(μ) is the median of the environment's action. Its density
-    may have the peak elsewhere (for a large σ at the bounds); the median is what evaluation of a
-    squashed policy customarily uses.
+    The mode is the mode of u, so c + h tanh(μ) is the median of the environment's action. Its
+    density may peak elsewhere (at the bounds for large σ); evaluation of a squashed policy
+    customarily uses the median.
 
-    The entropy is H(a) = H(u) + Σ_i E[ log |da_i / du_i| ], the expectation by Gauss-Hermite
-    quadrature with 32 nodes: a deterministic, differentiable function of `params`. The error of
-    each dimension is below 1e-7 nats for σ <= 1, 2e-3 for σ <= e, and 0.1 for σ <= e². The
-    divergence is that of the Gaussians of u: one bijection (tanh and the scaling) of both sides
-    does not change it.
+    The entropy is H(a) = H(u) + Σ_i E[ log |da_i / du_i| ], with the expectation computed by
+    Gauss-Hermite quadrature with 32 nodes, deterministic and differentiable in `params`. The error
+    per dimension is below 1e-7 nats for σ <= 1, 2e-3 for σ <= e, and 0.1 for σ <= e². The KL
+    divergence equals that of the Gaussians of u, because a bijection does not change it.
 
-    Source: Haarnoja et al. (2018), arXiv:1801.01290, appendix C, here with the scale to the bounds.
+    Source: Haarnoja et al. (2018), arXiv:1801.01290, appendix C, with scaling to the bounds added.
 
     Args:
         space: The action space; all bounds must be finite.
-        state_dependent_std: Whether the network computes log σ; otherwise it is a free parameter.
-        initial_log_std: Start of log σ. With a state-dependent std it is added to what the network
-            computes.
-        log_std_min: Lower limit of log σ; None: -20 if it depends on the state, else none.
-        log_std_max: Upper limit of log σ; None: 2 if it depends on the state, else none.
+        state_dependent_std: Whether the network outputs log σ; otherwise it is a free parameter.
+        initial_log_std: Initial log σ. With a state-dependent std it is added to the network
+            output.
+        log_std_min: Lower limit of log σ; None: -20 with a state-dependent std, else no limit.
+        log_std_max: Upper limit of log σ; None: 2 with a state-dependent std, else no limit.
 
     Raises:
         SpaceError: If a bound is infinite or an interval is empty.
@@ -379,11 +380,11 @@ class SquashedGaussian(GaussianFamily):
         self._nodes, self._weights = Constant(nodes), Constant(weights / weights.sum())
 
     def to_env(self, actions: Tensor) -> Tensor:
-        """Squashed c + h tanh(actions), rounded in an integer box, [..., *space.shape]."""
+        """Return c + h tanh(actions), rounded for integer boxes, [..., *space.shape]."""
         return self._scale.to_bounds(actions.to(self._scale.work_dtype).tanh())
 
     def from_env(self, actions: Tensor) -> Tensor:
-        """Pre-tanh u = atanh((actions - c) / h), float32, [..., *space.shape].
+        """Return the pre-tanh u = atanh((actions - c) / h), float32, [..., *space.shape].
 
         The argument is clipped to ±(1 - 1e-6), so an action on a bound becomes |u| ≈ 7.25.
         """
@@ -392,11 +393,11 @@ class SquashedGaussian(GaussianFamily):
         return squashed.clamp(-limit, limit).atanh().to(self.action_dtype)
 
     def critic_input(self, actions: Tensor) -> Tensor:
-        """The squashed action tanh(u), [..., D]."""
+        """Return the squashed action tanh(u), [..., D]."""
         return self._layout.to_vector(actions).tanh()
 
     def reparameterized(self, params: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """tanh(u) and its log-density, which do not depend on the bounds, [..., D] and [...].
+        """Return tanh(u) and its log-density, independent of the bounds, [..., D] and [...].
 
         log p = Σ_i [ -½ ε_i² - log σ_i - ½ log 2π - log(1 - tanh² u_i) ]
         """
@@ -413,7 +414,7 @@ class SquashedGaussian(GaussianFamily):
         return self._log_prob_constant - _squashed(_surprise(mean, log_std, x), x).sum(-1)
 
     def _entropy(self, mean: Tensor, log_std: Tensor) -> Tensor:
-        """H(u) + Σ_i E[ log |da_i / du_i| ], the expectation by Gauss-Hermite quadrature."""
+        """H(u) + Σ_i E[ log |da_i / du_i| ] by Gauss-Hermite quadrature."""
         u = torch.addcmul(mean.unsqueeze(-1), log_std.exp().unsqueeze(-1), self._nodes.like(mean))
         bends = torch.logaddexp(u, -u) @ self._weights.like(mean)
         return torch.sub(log_std, bends, alpha=2).sum(-1) + self._entropy_constant
@@ -426,7 +427,7 @@ def _surprise(mean: Tensor, log_std: Tensor, x: Tensor) -> Tensor:
 
 
 def _squashed(surprise: Tensor, u: Tensor) -> Tensor:
-    """The surprise of tanh(u), up to a constant, from that of u; each [..., D]."""
+    """Convert the surprise of u to that of tanh(u), up to a constant; each [..., D]."""
     return torch.sub(surprise, torch.logaddexp(u, -u), alpha=2)
 
 
@@ -436,7 +437,7 @@ def _check_settings(
     log_std_min: float | None,
     log_std_max: float | None,
 ) -> None:
-    """Refuse settings of a wrong type or range; keys are relative to the family."""
+    """Raise if a setting has a wrong type or range; keys are relative to the family."""
     if not isinstance(state_dependent_std, bool):
         raise ConfigError("state_dependent_std", "expected true or false", state_dependent_std)
     limits = {"log_std_min": log_std_min, "log_std_max": log_std_max}
@@ -444,7 +445,7 @@ def _check_settings(
     for key, value in {**given, "initial_log_std": initial_log_std}.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise ConfigError(key, "expected a number", value)
-        # The variance at these limits is still an ordinary float32 number.
+        # The variance at these limits is still a normal float32 value.
         check_between(key, value, -40.0, 40.0)
     low, high = given.get("log_std_min", -math.inf), given.get("log_std_max", math.inf)
     if low >= high:

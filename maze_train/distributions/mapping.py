@@ -1,4 +1,4 @@
-"""Action space to distribution: the table of families, and joint distributions of parts."""
+"""Choice of the distribution for an action space, and joint distributions of several parts."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from maze_train.spaces.describe import check_categories, flat_spaces
 
 
 class JointDistribution(Distribution):
-    """Independent parts: p(a) = Π_k p_k(a_k), for Dict and Tuple action spaces.
+    """Product of independent parts: p(a) = Π_k p_k(a_k), for Dict and Tuple action spaces.
 
-    Actions are a flat mapping with one tensor per part. Log-probabilities, entropies and
-    divergences are the sums over parts. `params` hold what the network computes for every part, in
-    the order of the parts, and then the state-independent parameters of every part.
+    Actions are a flat mapping with one tensor per part. Log-probabilities, entropies and KL
+    divergences are sums over the parts. `params` are the network outputs of every part, in the
+    order of the parts, followed by the state-independent parameters of every part.
 
     Args:
         parts: Single-part distributions by key (the keys of nested spaces joined by `/`).
@@ -52,15 +52,15 @@ class JointDistribution(Distribution):
 
     @property
     def parts(self) -> dict[str, Distribution]:
-        """The parts as given; shapes and data types of the actions are theirs."""
+        """The parts by key; they define shapes and dtypes of the actions."""
         return self._parts
 
     def initial_free_params(self) -> Tensor:
-        """Start of the state-independent parameters, part by part, [free_param_size]."""
+        """Return initial state-independent parameters, part by part, [free_param_size]."""
         return torch.cat([part.initial_free_params() for part in self.parts.values()])
 
     def limit_free_params(self, params: Tensor) -> None:
-        """Bring the state-independent parameters of every part back to their limits, in place."""
+        """Clamp the state-independent parameters of every part to their limits, in place."""
         for part, own in zip(
             self._parts.values(), params.split_with_sizes(self._free_sizes), strict=True
         ):
@@ -69,12 +69,12 @@ class JointDistribution(Distribution):
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """The noise of every part, one after the other, [*shape, noise_size]."""
+        """Draw the noise of every part, concatenated, [*shape, noise_size]."""
         draws = [part.draw_noise(shape, generator, device) for part in self.parts.values()]
         return torch.cat(draws, dim=-1)
 
     def sample(self, params: Tensor, noise: Tensor) -> dict[str, Any]:
-        """Actions of every part, drawn independently."""
+        """Sample the actions of every part independently."""
         return {
             key: part.sample(own, own_noise)
             for (key, part), own, own_noise in zip(
@@ -83,7 +83,7 @@ class JointDistribution(Distribution):
         }
 
     def mode(self, params: Tensor) -> dict[str, Any]:
-        """The most probable actions of every part."""
+        """Return the most probable actions of every part."""
         pairs = zip(self.parts.items(), self.split(params), strict=True)
         return {key: part.mode(own) for (key, part), own in pairs}
 
@@ -93,7 +93,7 @@ class JointDistribution(Distribution):
         return _total([part.log_prob(own, actions[key]) for (key, part), own in pairs])
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Σ_k of the entropies of the parts, [...]."""
+        """Sum of the entropies of the parts, [...]."""
         pairs = zip(self.parts.values(), self.split(params), strict=True)
         return _total([part.entropy(own) for part, own in pairs])
 
@@ -106,21 +106,21 @@ class JointDistribution(Distribution):
     def log_prob_and_entropy(
         self, params: Tensor, actions: Mapping[str, Tensor]
     ) -> tuple[Tensor, Tensor]:
-        """Sums of what the parts compute, each [...]."""
+        """Sums of log-probabilities and of entropies over the parts, each [...]."""
         pairs = zip(self.parts.items(), self.split(params), strict=True)
         both = [part.log_prob_and_entropy(own, actions[key]) for (key, part), own in pairs]
         return _total([log_prob for log_prob, _ in both]), _total([entropy for _, entropy in both])
 
     def to_env(self, actions: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Each part as the environment takes it, still flat."""
+        """Convert each part to the environment's action; the mapping stays flat."""
         return {key: part.to_env(actions[key]) for key, part in self.parts.items()}
 
     def from_env(self, actions: Mapping[str, Tensor]) -> dict[str, Any]:
-        """Each part as the agent has it, from flat actions of the environment."""
+        """Convert each part of a flat environment action to the agent's action."""
         return {key: part.from_env(actions[key]) for key, part in self.parts.items()}
 
     def split(self, params: Tensor) -> list[Tensor]:
-        """The params of every part, each [..., param_size of the part], free ones last."""
+        """Return the params of every part, each [..., param_size of the part], free ones last."""
         if not self.free_param_size:
             return list(params.split_with_sizes(self._net_sizes, -1))
         pieces = params.split_with_sizes(self._net_sizes + self._free_sizes, -1)
@@ -133,12 +133,12 @@ class JointDistribution(Distribution):
         ]
 
     def split_noise(self, noise: Tensor) -> list[Tensor]:
-        """The noise of every part, each [..., noise_size of the part]."""
+        """Return the noise of every part, each [..., noise_size of the part]."""
         return list(noise.split_with_sizes(self._noise_sizes, -1))
 
 
 def _total(terms: list[Tensor]) -> Tensor:
-    """Sum of tensors of one shape, one operation for each after the first."""
+    """Sum of tensors of equal shape, without stacking them."""
     return reduce(torch.add, terms)
 
 
@@ -153,7 +153,7 @@ FAMILIES: Mapping[str, type[Distribution]] = {
     "multi_categorical": MultiCategorical,
     "squashed_gaussian": SquashedGaussian,
 }
-"""The families that configuration knows by name."""
+"""Families that can be configured by name."""
 
 DEFAULTS: Mapping[str, str] = {
     "Box": "diagonal_gaussian",
@@ -161,7 +161,7 @@ DEFAULTS: Mapping[str, str] = {
     "MultiBinary": "bernoulli",
     "MultiDiscrete": "multi_categorical",
 }
-"""The family of each type of space, unless it is overridden."""
+"""Default family of each type of space."""
 
 
 KEY = "model.distributions"
@@ -170,24 +170,24 @@ KEY = "model.distributions"
 def distribution_for(
     action_space: Space[Any], overrides: Mapping[str, Override] | None = None
 ) -> Distribution:
-    """The distribution over the actions of a space: a joint one for Dict and Tuple spaces.
+    """Build the distribution for an action space; a joint one for Dict and Tuple spaces.
 
-    The family of a part is the override under its own key (such as `steer` or `arm/0`), else the
-    override under the name of the type of its space (such as `Box`), else the default of that type.
-    A family named by `_target_` is called with the space first.
+    The family of a part is the override for its key (such as `steer` or `arm/0`), else the override
+    for the type of its space (such as `Box`), else the default of that type. A family given by
+    `_target_` is called with the space as first argument.
 
     Args:
         action_space: Box, Discrete, MultiDiscrete, MultiBinary, or any nesting of Dict and Tuple
             over these.
-        overrides: Families by the key of a part or the name of a space type.
+        overrides: Families by key of a part or name of a space type.
 
     Returns:
-        A family bound to the space.
+        The family, bound to the space.
 
     Raises:
-        ConfigError: If an override is not a known family, or is not a family at all, names no part,
-            does not fit its space, or is set up wrongly.
-        SpaceError: If a space is of another kind, or its family cannot handle its bounds.
+        ConfigError: If an override is not a family, does not match any part or space type, does not
+            support its space, or has invalid settings.
+        SpaceError: If a space type is not supported, or the family does not support its bounds.
     """
     given = dict(overrides or {})
     for key, override in given.items():
@@ -208,7 +208,7 @@ def distribution_for(
 
 
 def _check_keys(overrides: Mapping[str, Override], spaces: Mapping[str, Space[Any]]) -> None:
-    """Refuse overrides that are neither a type of space nor a part of this one."""
+    """Raise if an override matches neither a type of space nor a part of this one."""
     types = dict.fromkeys([*DEFAULTS, *map(_type_name, spaces.values())])
     allowed = [*types, *(key for key in spaces if key)]
     for key in overrides:
@@ -220,13 +220,13 @@ def _check_keys(overrides: Mapping[str, Override], spaces: Mapping[str, Space[An
 
 
 def _type_name(space: Space[Any]) -> str:
-    """The name in `DEFAULTS` of a leaf's type, also for subclasses."""
+    """Return the key in `DEFAULTS` for the type of a leaf, including subclasses."""
     names = [base.__name__ for base in type(space).__mro__]
     return next(name for name in names if name in DEFAULTS)
 
 
 def _check_override(key: str, override: Any) -> None:
-    """Refuse what is neither a known name nor a mapping that names a family."""
+    """Raise if the override is neither a known name nor a mapping that names a family."""
     name = override
     if isinstance(override, Mapping):
         if TARGET in override:
@@ -243,7 +243,7 @@ def _check_override(key: str, override: Any) -> None:
 
 
 def _build_family(key: str, override: Override, space: Space[Any]) -> Distribution:
-    """Build what an override names for one space; `key` is the override's place in the config."""
+    """Build the family for one space; `key` is the config path of the override."""
     if isinstance(override, Mapping) and TARGET in override:
         built: Distribution = build_target(override, space, key=key, kind=Distribution)
         return built

@@ -1,4 +1,4 @@
-"""Views of action distributions for soft actor-critics: features, choices, entropies by part."""
+"""View of action distributions for soft actor-critics: features, choices and entropies by part."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from maze_train.distributions.base import Distribution
 
 @dataclass(frozen=True, slots=True)
 class SoftSample:
-    """Actions drawn for n observations: continuous parts sampled, discrete ones in full."""
+    """Actions for n observations: sampled continuous parts, and all choices of discrete parts."""
 
     features: Tensor
-    """Features of the continuous parts for critics, [n, D]."""
+    """Critic features of the continuous parts, [n, D]."""
 
     log_probs: Tensor
-    """Log-densities of the C continuous parts, each scaled to [-1, 1], [n, C]."""
+    """Log-densities of the C continuous parts, each action scaled to [-1, 1], [n, C]."""
 
     probs: Tensor
     """Probabilities of the choices of all discrete parts, [n, N]."""
 
     choice_log_probs: Tensor
-    """Their logarithms, 0 where the probability is 0, [n, N]."""
+    """Log-probabilities of the choices, 0 where the probability is 0, [n, N]."""
 
 
 class SoftActions:
-    """One view over single and joint distributions, as P parts that are continuous or discrete.
+    """Uniform view of single and joint distributions as P parts, each continuous or discrete.
 
-    A critic reads the features of the continuous parts, [n, D], and gives a value q to each of the
-    N choices of the discrete parts. The value of an action is the sum over its choices; without
-    discrete parts it is one number.
+    The critic takes the features of the continuous parts, [n, D], and outputs one value for each of
+    the N choices of the discrete parts. The Q-value of an action is the sum over its choices; if
+    there are no discrete parts, the critic outputs a single value.
 
     Args:
-        distribution: A family, or a joint distribution of families.
+        distribution: A single family or a joint distribution.
 
     Attributes:
         part_keys: Keys of the P parts; [""] for a single family.
-        parts: Their families.
+        parts: Families of the parts.
         is_discrete: Whether each part is discrete.
         critic_input_size: D, the sum over parts.
         num_choices: N, the sum over parts.
@@ -66,14 +66,14 @@ class SoftActions:
         self.num_choices = sum(self._choice_sizes)
 
     def critic_input(self, actions: TensorTree) -> Tensor:
-        """The features of the continuous parts of actions, one after the other, [n, D]."""
+        """Return the concatenated features of the continuous parts of actions, [n, D]."""
         own = self._own(actions)
         pairs = zip(self.parts, own, strict=True)
         pieces = [part.critic_input(a) for part, a in pairs if not part.num_choices]
         return _joined(pieces) if pieces else own[0].new_empty((len(own[0]), 0), dtype=torch.float)
 
     def choices(self, actions: TensorTree) -> Tensor:
-        """Indices of the K discrete parts of actions among the N choices, int64, [n, K]."""
+        """Return indices of the K chosen actions among the N choices, int64, [n, K]."""
         own, pieces, offset = self._own(actions), [], 0
         for part, part_actions in zip(self.parts, own, strict=True):
             if part.num_choices:
@@ -83,11 +83,11 @@ class SoftActions:
         return _joined(pieces) if pieces else own[0].new_empty((len(own[0]), 0), dtype=torch.int64)
 
     def sample(self, params: Tensor, noise: Tensor) -> SoftSample:
-        """Actions that `noise` selects, differentiable in the params.
+        """Sample actions, differentiable in the params.
 
         Args:
             params: Parameters of the distribution, [n, param_size].
-            noise: Its random numbers, [n, noise_size].
+            noise: Noise of the distribution, [n, noise_size].
         """
         pieces = self._distribution.split(params), self._distribution.split_noise(noise)
         features, log_probs, probs, choice_log_probs = [], [], [], []
@@ -109,10 +109,10 @@ class SoftActions:
         )
 
     def neg_log_probs(self, sample: SoftSample) -> Tensor:
-        """Estimates of the entropies of the parts, [n, P]; temperatures learn from them.
+        """Entropy estimates of the parts in nats, [n, P], from which the temperatures learn.
 
-        `-log_probs` of a continuous part, the entropy -Σ_a p_a log p_a of a discrete one (for
-        actions scaled to [-1, 1], in nats).
+        `-log_probs` for a continuous part, with actions scaled to [-1, 1]; the exact entropy
+        -Σ_a p_a log p_a for a discrete part.
         """
         columns = iter(sample.log_probs.unbind(-1))
         terms = iter(
@@ -124,18 +124,18 @@ class SoftActions:
     def target_entropies(
         self, params: Tensor, multiplier: float, discrete_fraction: float
     ) -> Tensor:
-        """The entropies that temperatures hold the parts at, [n, P].
+        """Target entropies of the parts, [n, P].
 
         -multiplier · D for a continuous part of D dimensions; multiplier · discrete_fraction · the
-        largest possible entropy for a discrete part, which depends on what is legal.
+        maximum entropy over the legal actions for a discrete part.
 
         Sources: Haarnoja et al. (2018), arXiv:1812.05905, appendix D; Christodoulou (2019),
         arXiv:1910.07207, section 5.
 
         Args:
             params: Parameters of the distribution, [n, param_size].
-            multiplier: Factor of all.
-            discrete_fraction: Factor of discrete parts, in [0, 1].
+            multiplier: Factor for all parts.
+            discrete_fraction: Additional factor for discrete parts, in [0, 1].
         """
         targets = [
             part.max_entropy(own) * (multiplier * discrete_fraction)
@@ -146,14 +146,14 @@ class SoftActions:
         return _stacked(targets)
 
     def _own(self, actions: TensorTree) -> list[Tensor]:
-        """The actions of each part."""
+        """Return the actions of each part."""
         if isinstance(actions, torch.Tensor):
             return [actions]
         return [actions[key] for key in self.part_keys]
 
 
 def _names(parts: dict[str, Distribution]) -> str:
-    """The parts that are neither continuous nor discrete, for a message."""
+    """Describe the parts that are neither continuous nor discrete, for an error message."""
     lacking = {
         key: type(part).__name__
         for key, part in parts.items()
@@ -163,10 +163,10 @@ def _names(parts: dict[str, Distribution]) -> str:
 
 
 def _joined(pieces: list[Tensor]) -> Tensor:
-    """Tensors [n, ...] side by side."""
+    """Concatenate tensors [n, ...] along the last dimension."""
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces, -1)
 
 
 def _stacked(columns: list[Tensor]) -> Tensor:
-    """Tensors [n] as the columns of one [n, P]."""
+    """Stack tensors [n] as the columns of one [n, P]."""
     return columns[0].unsqueeze(-1) if len(columns) == 1 else torch.stack(columns, -1)

@@ -176,7 +176,7 @@ def test_survives_pickling(case: str) -> None:
 @pytest.mark.parametrize(
     ("name", "space", "message"),
     [
-        *((name, Box(-1.0, 1.0, (0,)), "holds no number") for name in BOXED),
+        *((name, Box(-1.0, 1.0, (0,)), "has no elements") for name in BOXED),
         *((name, Discrete(3), r"needs a Box space.*Discrete\(3\)") for name in BOXED),
         *((name, Box(-np.inf, 1.0, (2,)), f"finite bounds{REMEDY}") for name in FILLING),
         *((name, Box(0.0, 0.0, (2,)), "low < high.*remove the constant") for name in FILLING),
