@@ -103,7 +103,7 @@ def test_no_link_is_followed_below_a_run(
             assert everything(own) == before, (kind, level)
             # A link in the place of a file is replaced by those who replace files.
             if not is_file:
-                assert "is a symbolic link below a run" in refusal, (kind, level)
+                assert "is a symbolic link inside a run" in refusal, (kind, level)
 
 
 def test_links_of_the_user(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_links_of_the_user(tmp_path: Path) -> None:
     assert found == {"run/a/file", "other/file", "file"}
     (tmp_path / "disk/run/x").symlink_to(tmp_path)
     for place in ("disk/run/x/../file", "disk/run/x/new"):
-        with pytest.raises(OSError, match="is a symbolic link below a run"):
+        with pytest.raises(OSError, match="is a symbolic link inside a run"):
             write(tmp_path / place)
         with pytest.raises(RunDirectoryError, match="disk/run/x is a symbolic link"):
             check_enclosed(tmp_path / place)

@@ -165,7 +165,7 @@ def test_two_at_the_same_time(
     with exclusive(maze_run.folder / "s", "sweeps in"):
         assert maze_run(*SWEEP, "seed=0,2") == 1
     assert f"another process (pid {os.getpid()} on host" in (text := capfd.readouterr().err)
-    assert f"sweeps in {maze_run.folder / 's'}: wait for its end" in text
+    assert f"sweeps in {maze_run.folder / 's'}: wait until it ends" in text
     assert not (maze_run.folder / "s/jobs.csv").exists()
 
 

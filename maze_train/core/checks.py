@@ -1,4 +1,4 @@
-"""Checks of settings, for the `__post_init__` of configuration dataclasses, and of shapes."""
+"""Checks of settings, for `__post_init__` of configuration dataclasses, and of tensor shapes."""
 
 from __future__ import annotations
 
@@ -17,56 +17,56 @@ if TYPE_CHECKING:
 
 
 LONGEST_BELOW = 150
-"""Characters that the longest path within a directory of ours takes."""
+"""Maximum length, in characters, of the paths the package creates below a directory."""
 
 UNKNOWN = re.compile(r"^~[^/]*|\$(\w+|\{[^}]*\})", re.ASCII)
-"""A user or a variable in a path that was expanded: the system knows none of this name."""
+"""Matches a `~user` or variable that is left in an expanded path because it is undefined."""
 
 MOST_THREADS = 1024
-"""Threads of one process, or processes, that may be asked for: a system refuses many more."""
+"""Maximum number of threads or processes in a setting; the OS rejects much larger values."""
 
 
 def expanded(name: str | os.PathLike[str]) -> str:
-    """Return a path with `~`, `~user`, `$NAME` and `${NAME}` expanded, as a shell does.
+    """Expand `~`, `~user`, `$NAME` and `${NAME}` in a path, as a shell does.
 
-    What is unknown stays as it is.
+    Undefined users and variables are left unchanged.
     """
     return os.path.expandvars(os.path.expanduser(name))
 
 
 def absolute_path(key: str, name: str) -> str:
-    """Return the absolute path of a file or directory that a setting names, see `expanded`.
+    """Return the absolute path for a file or directory setting, expanded as by `expanded`.
 
-    An environment may change the working directory. The name of a repository of the hub stays as it
-    is, and that of a Minari dataset.
+    The path is made absolute because an environment may change the working directory. Hub
+    repositories (`hf://...`) and Minari datasets (`minari:...`) are returned unchanged.
 
     Raises:
-        ConfigError: If no name is given, a variable or a user in it is unknown, or the system can
-            have nothing there.
+        ConfigError: If the name is empty, contains an undefined variable or user, or is not a valid
+            path.
     """
     if not name.strip():
-        raise ConfigError(key, "expected the name of a directory, or null", name)
+        raise ConfigError(key, "expected a path, or null", name)
     if name.startswith(("hf://", "minari:")):  # see `core.hub` and `data.datasets`
         return name
     path = Path(expanded(name)).absolute()
     unknown = UNKNOWN.search(expanded(name))
     try:
         if unknown and not os.path.lexists(path):
-            problem = f"{unknown[0]} is unknown: set the variable, or write the path in full"
+            problem = f"{unknown[0]} is undefined: set the variable, or write the full path"
             raise ConfigError(key, problem, name)
         path.lstat()
         path.joinpath(*["x" * (LONGEST_BELOW // 2)] * 2).lstat()
     except ValueError as error:
-        raise ConfigError(key, f"cannot be a path: {error}", name) from error
+        raise ConfigError(key, f"not a valid path: {error}", name) from error
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
-            problem = f"this path of {len(str(path))} characters is too long: choose a shorter one"
+            problem = f"the path of {len(str(path))} characters is too long: use a shorter one"
             raise ConfigError(key, problem, name) from error
     return str(path)
 
 
 def check_below(key: str, name: str) -> None:
-    """Refuse a name that leads out of the directory in which a file is written."""
+    """Raise if a file name is absolute or contains `..`, so that files stay in their directory."""
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise ConfigError(key, "expected a path below the run directory, without ..", name)
 
@@ -77,35 +77,35 @@ def _check_finite(key: str, value: float) -> None:
 
 
 def check_positive(key: str, value: float) -> None:
-    """Refuse a value that is not a finite number above 0."""
+    """Raise if a value is not finite and > 0."""
     _check_finite(key, value)
     if value <= 0:
         raise ConfigError(key, "expected a number > 0", value)
 
 
 def check_at_least(key: str, value: float, minimum: float) -> None:
-    """Refuse a value that is not a finite number of at least `minimum`."""
+    """Raise if a value is not finite and >= `minimum`."""
     _check_finite(key, value)
     if value < minimum:
         raise ConfigError(key, f"expected a number >= {minimum:g}", value)
 
 
 def check_between(key: str, value: float, low: float, high: float) -> None:
-    """Refuse a value outside the closed interval [low, high]."""
+    """Raise if a value is outside the closed interval [low, high]."""
     _check_finite(key, value)
     if not low <= value <= high:
         raise ConfigError(key, f"expected a number in [{low:g}, {high:g}]", value)
 
 
 def check_one_of(key: str, value: Any, allowed: Iterable[str]) -> None:
-    """Refuse a value that is not among `allowed`, naming the closest one."""
+    """Raise if a value is not in `allowed`; the message suggests the closest name."""
     names = list(allowed)
     if value not in names:
         raise ConfigError(key, one_of(str(value), names), value)
 
 
 def check_fields(settings: object, minimum: float, *keys: str, maximum: float = math.inf) -> None:
-    """Refuse fields of a dataclass that are not finite numbers in [minimum, maximum]."""
+    """Raise if a field of a dataclass is not a finite number in [minimum, maximum]."""
     for key in keys:
         value = getattr(settings, key)
         if maximum < math.inf:
@@ -115,16 +115,16 @@ def check_fields(settings: object, minimum: float, *keys: str, maximum: float = 
 
 
 def check_same_shape(**tensors: Tensor) -> None:
-    """Refuse tensors that differ in shape, because broadcasting would hide the mistake.
+    """Raise if tensors differ in shape, because broadcasting would hide the mistake.
 
     A column [N, 1] against a row [N] broadcasts silently to [N, N] and still has a finite mean.
 
     Args:
-        **tensors: At least one tensor; the names appear in the message, and the first sets the
-            expected shape.
+        **tensors: At least one tensor. The first sets the expected shape; the names appear in the
+            message.
 
     Raises:
-        ShapeError: If a tensor has another shape than the first; the message names both tensors
+        ShapeError: If the shape of a tensor differs from the first; the message names both tensors
             and both shapes.
     """
     (first_name, first), *others = tensors.items()

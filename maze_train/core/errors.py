@@ -1,4 +1,4 @@
-"""All exceptions of the package; each class says when it is raised."""
+"""Exceptions of the package, and helpers for their messages."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 
 def printable(text: str) -> str:
-    r"""A text for a terminal: what is neither to be seen nor a line break, as its code: `\x1b`.
+    r"""Escape characters that are neither printable nor line breaks, for example as `\x1b`.
 
-    Names from a stranger's files could move the cursor or change the terminal otherwise.
+    Names from untrusted files could otherwise control the terminal.
     """
     return "".join(
         char if char.isprintable() or char in "\n\t" else char.encode("unicode_escape").decode()
@@ -22,14 +22,14 @@ def printable(text: str) -> str:
 
 
 class MazeTrainError(Exception):
-    """Base of every exception that the package raises on purpose."""
+    """Base class of all exceptions that the package raises deliberately."""
 
     def __str__(self) -> str:
         return printable(super().__str__())
 
 
 def foreign_cause(error: BaseException) -> BaseException | None:
-    """Return the exception of other code that caused an error of this package; otherwise None."""
+    """Return the third-party exception that caused an error of this package, or None."""
     while isinstance(error, MazeTrainError):
         if error.__cause__ is None:
             return None
@@ -38,7 +38,7 @@ def foreign_cause(error: BaseException) -> BaseException | None:
 
 
 PASSING_ON = frozenset((*sys.stdlib_module_names, "torch", "gymnasium", "hydra"))
-"""Packages through which this one calls the code of users."""
+"""Packages through which this package calls user code."""
 
 LIBRARIES = frozenset(
     (
@@ -47,13 +47,13 @@ LIBRARIES = frozenset(
         *("onnxruntime", "onnxscript", "pettingzoo", "ray", "rich", "tensorboard", "wandb", "yaml"),
     )
 )
-"""Packages that this one uses itself; what they raise is explained by our message."""
+"""Dependencies of this package; their errors are explained by the package's own messages."""
 
 
 def failed_in_user_code(error: BaseException) -> bool:
-    """Whether an error was caused by one that code of the user raised.
+    """Return whether an error was caused by an exception in user code.
 
-    That code is what this package called, apart from its own dependencies.
+    User code is code called by this package that belongs neither to it nor to its dependencies.
     """
     cause = error.__cause__
     if cause is None:
@@ -71,12 +71,12 @@ def failed_in_user_code(error: BaseException) -> bool:
 
 
 class ConfigError(MazeTrainError):
-    """A setting is wrong.
+    """Invalid configuration value.
 
     Args:
         key: Dotted name of the setting, such as `algorithm.lr`.
-        problem: The fault, the allowed values, and the remedy, in one or two sentences.
-        value: The value that was given; left out of the message when it is not passed.
+        problem: What is wrong, what is allowed, and how to fix it, in one or two sentences.
+        value: The invalid value; omitted from the message if not given.
     """
 
     def __init__(self, key: str, problem: str, value: Any = ...) -> None:
@@ -93,25 +93,25 @@ class ConfigError(MazeTrainError):
         return type(self), (self.key, self.problem, self.value)
 
     def below(self, prefix: str) -> ConfigError:
-        """The same error seen from the node that holds this setting under `prefix`."""
+        """Return the same error with the key prefixed by the parent node `prefix`."""
         key = f"{prefix}.{self.key}" if prefix and self.key else prefix or self.key
         return type(self)(key, self.problem, self.value)
 
 
 class ShapeError(MazeTrainError):
-    """Tensors that must agree in shape do not."""
+    """Shapes of tensors do not match."""
 
 
 class SpaceError(MazeTrainError):
-    """A space that the package cannot handle, or a value outside its space."""
+    """Unsupported space, or a value outside its space."""
 
 
 class EnvError(MazeTrainError):
-    """An environment could not be built, raised, or returned something invalid."""
+    """An environment could not be built, raised an error, or returned an invalid value."""
 
 
 class WorkerError(EnvError):
-    """A process that steps environments raised, died or hung."""
+    """A worker process that steps environments raised an error, died or timed out."""
 
 
 class TrainingError(MazeTrainError):
@@ -119,10 +119,10 @@ class TrainingError(MazeTrainError):
 
 
 class CallbackError(TrainingError):
-    """A callback or an evaluator of the user raised.
+    """A callback or a user-defined evaluator raised an error.
 
     Attributes:
-        checkpoint: From where the run can be continued, once it was saved.
+        checkpoint: Checkpoint from which the run can be resumed, once it was saved.
     """
 
     at_once = False
@@ -130,29 +130,29 @@ class CallbackError(TrainingError):
 
 
 class RunDirectoryError(MazeTrainError):
-    """A run directory is missing, incomplete, damaged, or already taken."""
+    """A run directory is missing, incomplete, damaged, or in use."""
 
 
 class ExportError(MazeTrainError):
-    """A policy cannot be exported, or the file would act otherwise."""
+    """A policy cannot be exported, or the exported file would act differently."""
 
 
 class DatasetError(MazeTrainError):
-    """A data set of trajectories is missing, damaged, foreign, or does not fit."""
+    """A trajectory dataset is missing, damaged, in an unknown format, or incompatible."""
 
 
 class DependencyError(MazeTrainError):
-    """An installed package is too old."""
+    """An installed dependency is too old."""
 
 
 class MissingExtraError(MazeTrainError):
-    """An optional dependency is not installed, or broken.
+    """An optional dependency is not installed or does not work.
 
     Args:
         package: Name of the package.
-        extra: Name of the extra of `maze-train` that installs it.
+        extra: Extra of `maze-train` that installs it.
         purpose: Feature that needs it.
-        problem: Why it does not work; None: it is not installed.
+        problem: Why the installed package does not work; None: it is not installed.
     """
 
     def __init__(self, package: str, extra: str, purpose: str, problem: str | None = None) -> None:
@@ -168,7 +168,7 @@ class MissingExtraError(MazeTrainError):
 
 
 def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
-    """The candidates closest in spelling to `word`, best first, compared without regard to case."""
+    """Return the candidates closest in spelling to `word`, best first, ignoring case."""
     by_lower: dict[str, str] = {}
     for candidate in candidates:
         by_lower.setdefault(candidate.lower(), candidate)
@@ -176,13 +176,13 @@ def nearest(word: str, candidates: Iterable[str], count: int = 3) -> list[str]:
 
 
 def did_you_mean(names: Iterable[object], before: str = "; ", after: str = "") -> str:
-    """The question whether one of some names was meant; empty without any."""
+    """Format a "did you mean" question for some names; empty if there are none."""
     listed = " or ".join(map(str, names))
     return f"{before}did you mean {listed}?{after}" if listed else ""
 
 
 def one_of(word: str, allowed: Iterable[str]) -> str:
-    """Name the words that are expected in place of `word`, and the nearest one."""
+    """List the allowed words for an error message and suggest the one nearest to `word`."""
     names = list(allowed)
     meant = did_you_mean(map(repr, nearest(word, names, count=1)))
     return f"expected one of {', '.join(names)}{meant}"

@@ -1,4 +1,4 @@
-"""Events: statistics that are declared once, with their name, meaning and way of reduction."""
+"""Events: statistics declared once, with name, meaning and reduction."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from maze_train.core.types import Array, Tensor
 
 Reduction: TypeAlias = Literal["mean", "sum", "max", "min", "last"]
 
-# Bounds the memory of an epoch of any length: this many values are kept before they are summed up.
+# Number of pending values after which they are reduced, to bound the memory of long epochs.
 _PENDING_LIMIT = 65_536
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Event:
-    """One statistic, declared as an attribute of an `EventInterface`.
+    """One statistic, declared as a class attribute of an `EventInterface`.
 
     Args:
-        doc: Meaning of the number, with its unit.
-        reduce: How values recorded within an epoch become one number: their weighted `mean`, their
-            `sum`, the `max`, the `min`, or the `last` one.
+        doc: Meaning of the statistic, with its unit.
+        reduce: Reduction of the values recorded within an epoch: weighted `mean`, `sum`, `max`,
+            `min`, or the `last` value.
     """
 
     doc: str
     reduce: Reduction = "mean"
     name: str = field(default="", init=False)
-    """Name of the attribute that holds the event."""
+    """Name of the attribute."""
     tag: str = field(default="", init=False)
-    """`<prefix>/<name>`: the column of metrics.csv and the name in every other writer."""
+    """`<prefix>/<name>`: the column in metrics.csv and the metric name in all other writers."""
 
     def __post_init__(self) -> None:
         if self.reduce not in ("mean", "sum", "max", "min", "last"):
@@ -46,21 +46,21 @@ class Event:
         object.__setattr__(self, "name", name)
 
     def of_part(self, part: str) -> Event:
-        """The same statistic of one part of something, such as of an action: `<tag>/<part>`.
+        """Return the event for one part, such as a part of the action: `<tag>/<part>`.
 
-        Statistics go by tags, so that a part may be named again each time.
+        Statistics are keyed by tag, so the event may be created again on each call.
         """
         return Event.of_tag(f"{self.tag}/{part}", self.doc, self.reduce)
 
     @classmethod
     def of_tag(cls, tag: str, doc: str, reduce: Reduction = "mean") -> Event:
-        """A statistic that no interface declares, such as one that a user names."""
+        """Create an event that no interface declares, such as a user-defined metric."""
         return cls(doc, reduce)._called(tag.partition("/")[2], tag)
 
     def of_owner(self, owner: str) -> Event:
-        """The same statistic of one of several owners, such as policies: `<prefix>/<owner>/<name>`.
+        """Return the event for one owner, such as a policy: `<prefix>/<owner>/<name>`.
 
-        Statistics go by tags, as for `of_part`.
+        Statistics are keyed by tag, so the event may be created again on each call.
         """
         prefix = self.tag.removesuffix(f"/{self.name}")
         event = Event(self.doc, self.reduce)
@@ -73,13 +73,13 @@ class Event:
 
 
 class EventInterface:
-    """A group of events under one prefix; a class to derive from, never instantiated.
+    """Base class for a group of events with a common prefix; never instantiated.
 
         class ActorCriticEvents(EventInterface, prefix="train"):
             policy_loss = Event("Clipped surrogate loss.")
 
-    The event `ActorCriticEvents.policy_loss` then has the tag `train/policy_loss`. A subclass
-    inherits events with their tags, and the prefix unless it gives another one.
+    The event `ActorCriticEvents.policy_loss` then has the tag `train/policy_loss`. Subclasses
+    inherit events with their tags, and the prefix unless they set another one.
     """
 
     prefix: ClassVar[str] = ""
@@ -98,7 +98,7 @@ class EventInterface:
 
     @classmethod
     def events(cls) -> list[Event]:
-        """All events of the group in the order of declaration, inherited ones first."""
+        """Return all events of the group in order of declaration, inherited ones first."""
         found: dict[str, Event] = {}
         for base in reversed(cls.__mro__):
             found.update({n: e for n, e in vars(base).items() if isinstance(e, Event)})
@@ -106,7 +106,7 @@ class EventInterface:
 
 
 class _Total:
-    """Running totals of one event: enough to continue, and to be merged exactly."""
+    """Running total of one event, which can be merged exactly."""
 
     __slots__ = ("reduce", "value", "weight")
 
@@ -116,12 +116,12 @@ class _Total:
         self.weight = weight
 
     def add(self, value: float, weight: float) -> None:
-        """Add a value; if the reduction is the mean, it is multiplied with its weight already."""
+        """Add a value; for the reduction `mean` it must already be multiplied by its weight."""
         if self.weight == 0.0 or self.reduce == "last":
             self.value = value
         elif self.reduce in ("mean", "sum"):
             self.value += value
-        # NaN compares false with everything; it must win, or whether it shows depends on the order.
+        # All comparisons with NaN are false; NaN must win, or the result would depend on the order.
         elif math.isnan(value) or (
             value > self.value if self.reduce == "max" else value < self.value
         ):
@@ -133,11 +133,11 @@ class _Total:
 
 
 class Statistics:
-    """Collects values of events and reduces each event to one number.
+    """Collects values of events and reduces each event to one value.
 
-    `record` only appends: tensors stay on their device, and no value is read before `reduce`,
-    `merge` or `state_dict`, which copy all tensors of a device and type to the host at once.
-    NaN is not hidden: a mean, sum, maximum or minimum over a NaN is NaN.
+    `record` only appends: tensors stay on their device, and nothing is read before `reduce`,
+    `merge` or `state_dict`, which copy all tensors of one device and dtype to the host at once.
+    NaN propagates: the mean, sum, maximum or minimum of values that include NaN is NaN.
     """
 
     __slots__ = ("_pending", "_totals")
@@ -151,10 +151,10 @@ class Statistics:
 
         Args:
             event: Event of the value.
-            value: A number or a tensor of one element, any device, kept without its graph. It is
-                read later: pass a clone of a tensor that is written to again.
-            weight: How much the value counts in a mean, such as the number of samples behind it,
-                >= 0. A value with weight 0 is ignored by every reduction.
+            value: A number or a one-element tensor on any device; detached. The tensor is read
+                later: pass a clone if it will be overwritten.
+            weight: Weight of the value in a mean, such as the number of samples behind it, >= 0.
+                All reductions ignore values with weight 0.
         """
         if type(value) is not float and getattr(value, "requires_grad", False):
             value = value.detach()  # type: ignore[union-attr]  # only a tensor has requires_grad
@@ -163,7 +163,7 @@ class Statistics:
             self._settle()
 
     def record_many(self, event: Event, values: Sequence[float] | Array | Tensor) -> None:
-        """Add many values of an event, such as the returns of episodes, each with weight 1."""
+        """Add several values of an event, such as episode returns, each with weight 1."""
         if isinstance(values, torch.Tensor):
             for element in values.detach().flatten().clone().unbind():
                 self.record(event, element)
@@ -172,7 +172,7 @@ class Statistics:
                 self.record(event, number)
 
     def merge(self, other: Statistics) -> None:
-        """Add all values of `other`, as if they had been recorded here after the others.
+        """Append all values of `other`, as if they had been recorded here.
 
         Exact: means are merged by their sums and weights, not as means of means.
         """
@@ -185,24 +185,24 @@ class Statistics:
             self._settle()
 
     def reduce(self) -> dict[str, float]:
-        """One number per event, by tag, in the order of first appearance.
+        """Return the reduced value of each event by tag, in the order of first appearance.
 
-        An event without values is absent. The values stay; `clear` forgets them.
+        Events without values are omitted. The values are kept until `clear`.
 
         Raises:
             ShapeError: If a recorded tensor has more than one element.
-            ValueError: If a weight is negative, or one tag was recorded with two reductions.
+            ValueError: If a weight is negative, or a tag was recorded with two reductions.
         """
         self._settle()
         return {tag: total.result() for tag, total in self._totals.items()}
 
     def clear(self) -> None:
-        """Forget all values."""
+        """Discard all values."""
         self._pending.clear()
         self._totals.clear()
 
     def state_dict(self) -> dict[str, Any]:
-        """Totals recorded so far, by tag, as plain values."""
+        """Return the totals by tag as plain values."""
         self._settle()
         return {
             tag: {"reduce": total.reduce, "value": total.value, "weight": total.weight}
@@ -210,11 +210,11 @@ class Statistics:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state`, a result of `state_dict`; values recorded before are dropped."""
+        """Restore the totals from `state_dict`; values recorded before are discarded."""
         self._pending = []
         self._totals = {tag: _Total(**total) for tag, total in state.items()}
 
-    # Between processes travel plain numbers: tensors would be shared through file descriptors.
+    # Pickled as plain values: tensors would be shared between processes by file descriptor.
     def __getstate__(self) -> dict[str, Any]:
         return self.state_dict()
 
@@ -242,7 +242,7 @@ class Statistics:
 
 
 def _to_numbers(pending: list[tuple[Event, float | Tensor, float]]) -> list[float]:
-    """The values as Python numbers, with one transfer per accelerator and type of tensor."""
+    """Convert the values to floats, with one transfer per accelerator and dtype."""
     numbers = [math.nan] * len(pending)
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, (event, value, _) in enumerate(pending):

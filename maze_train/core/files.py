@@ -1,4 +1,4 @@
-"""Files and directories that are complete or absent, locks of directories, versions, notices."""
+"""Atomic file writes, directory locks, sealed JSON, and versions of installed packages."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ MAX_TEXT_NBYTES = 1 << 28
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a file to write, or make it; nothing else is opened in its place.
+    """Open or create a file for writing.
 
     Raises:
-        OSError: If it cannot be opened, is no regular file, or has another name elsewhere.
+        OSError: If it cannot be opened, is not a regular file, or has more than one hard link.
     """
-    wrong = OSError(errno.EINVAL, "is no regular file: remove it", str(path))
+    wrong = OSError(errno.EINVAL, "is not a regular file: remove it", str(path))
     with opened_folder(path.parent) as folder:
         try:
             descriptor = folder.open(path.name, flags)
@@ -56,38 +56,38 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a file to read. A pipe or a device is refused at once: it would never end.
+    """Open a file for reading. Raise for pipes and devices, from which a read might never return.
 
     Raises:
-        OSError: If it cannot be opened, or is no regular file.
+        OSError: If it cannot be opened or is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if stat.S_ISREG(os.fstat(descriptor).st_mode):
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    raise OSError(errno.EINVAL, "is no regular file", str(path))
+    raise OSError(errno.EINVAL, "is not a regular file", str(path))
 
 
 def read_regular(path: Path, at_most: int = MAX_TEXT_NBYTES) -> bytes:
-    """The content of a regular file of `at_most` bytes.
+    """Read a regular file of at most `at_most` bytes.
 
     Raises:
-        OSError: If it cannot be read, is no regular file, or is longer.
+        OSError: If it cannot be read, is not a regular file, or is larger.
     """
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > at_most:
-            raise OSError(errno.EFBIG, f"is longer than {at_most} bytes", str(path))
+            raise OSError(errno.EFBIG, f"is larger than {at_most} bytes", str(path))
         return file.read(at_most)
 
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that takes the place of `path` when the block ends without an exception.
+    """Open a temporary file that replaces `path` if the block ends without an exception.
 
-    Folders that are missing are created, but none that is `held`.
+    Missing parent folders are created, except those guarded by `held`.
 
     Raises:
-        OSError: If the file cannot be written; `path` is then as it was.
+        OSError: If the file cannot be written; `path` is then unchanged.
     """
     with opened_folder(path.parent, make=True) as folder:
         temporary = f".{path.name}.{os.getpid()}.tmp"
@@ -102,10 +102,10 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 
 def write_synced(path: Path, data: bytes) -> None:
-    """Write a new file and wait until the disk has its content; its name is not synced.
+    """Write a new file and sync its content to disk; the directory entry is not synced.
 
     Raises:
-        OSError: If the file cannot be written; a part of it may be there.
+        OSError: If the file cannot be written; it may then exist in part.
     """
     with opened_folder(path.parent) as folder, _synced_file(folder, path.name) as file:
         file.write(data)
@@ -113,7 +113,7 @@ def write_synced(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _synced_file(folder: OpenFolder, name: str) -> Iterator[IO[bytes]]:
-    """A file that replaces an existing one, on disk after the block: a link is not followed."""
+    """Create a file, replacing an existing one or a link, and sync it after the block."""
     folder.remove(name)
 
     def opener(*_: object) -> int:
@@ -126,12 +126,12 @@ def _synced_file(folder: OpenFolder, name: str) -> Iterator[IO[bytes]]:
 
 
 def fsync_directory(path: Path) -> None:
-    """Wait until the disk has the names of a directory: files created, renamed and removed in it.
+    """Sync a directory to disk: files that were created, renamed or removed in it.
 
-    File systems that cannot do this are left alone.
+    Does nothing on file systems that do not support this.
 
     Raises:
-        OSError: If the directory is not there, or the disk fails.
+        OSError: If the directory does not exist, or the disk fails.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -144,7 +144,7 @@ def fsync_directory(path: Path) -> None:
 
 
 def process_runs(pid: int) -> bool:
-    """Whether a process of this number runs on this machine."""
+    """Return whether a process with this id exists on this machine."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -155,7 +155,7 @@ def process_runs(pid: int) -> bool:
 
 
 def remove_leftovers(directory: Path) -> None:
-    """Remove files that `atomic_write` had not finished in a process that is dead."""
+    """Remove unfinished files that `atomic_write` left behind in a dead process."""
     for path in directory.glob(".*.tmp"):
         pid = path.suffixes[-2:-1]
         if pid and pid[0][1:].isdigit() and not process_runs(int(pid[0][1:])):
@@ -165,16 +165,16 @@ def remove_leftovers(directory: Path) -> None:
 LOCK = ".lock"
 
 TEMPORARY, CLAIM = "pymp-*", "maze_train.lock"
-"""Folders that multiprocessing makes for its sockets, and the file that marks ours."""
+"""Glob of the temporary directories of multiprocessing, and the file that marks ours."""
 
 LOCK_GRACE_S = 3.0
-"""Seconds for which the workers of a dead process may keep its lock."""
+"""Seconds to wait for the lock of a dead process, which its workers may still hold."""
 
 
 def new_directory(parent: Path) -> Path:
-    """Make a directory named after the time; no other caller gets the same one.
+    """Create a directory named after the current time, unique among concurrent callers.
 
-    Its name ends with a number if there is one of that second already.
+    A number is appended if a directory of the same second exists.
     """
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     number = 1
@@ -191,21 +191,22 @@ def new_directory(parent: Path) -> Path:
 
 @contextmanager
 def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
-    """Keep other processes from using `directory` while the block runs.
+    """Lock `directory` against other processes for the duration of the block.
 
-    A run writes into its own directory only: links that lead elsewhere are refused. One that was
-    moved or removed meanwhile, or lost its lock, is not written any more (see `files.held`).
+    A run only writes into its own directory, so links that lead out of it raise an error. If the
+    directory is moved or removed, or its lock file is replaced, later writes raise an error (see
+    `held`).
 
-    The lock is that of the file `.lock` in the directory (`flock`). It ends with the process,
-    however that ends; the file stays. A file system without locks locks nothing.
+    The lock is an `flock` on the file `.lock` in the directory. It ends with the process in any
+    case; the file is kept. On file systems without locks, nothing is locked.
 
     Args:
-        directory: A run directory, or another one, that exists.
-        use: Verb for the message to others.
+        directory: An existing directory, usually of a run.
+        use: Verb for the error message of other processes.
 
     Raises:
-        RunDirectoryError: If the lock is taken, the directory cannot be written, or something
-            below it leads elsewhere.
+        RunDirectoryError: If the directory is locked by another process, is not writable, or
+            contains a link that leads out of it.
     """
     import fcntl  # not on Windows
 
@@ -213,7 +214,7 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
     missing = (errno.ENOSYS, errno.ENOTSUP, errno.ENOLCK)
     path = directory / LOCK
     try:
-        # Closed on exec, as all files of Python: a program that is started does not hold the lock.
+        # Close-on-exec, Python's default: programs started meanwhile do not inherit the lock.
         descriptor = open_own(path, os.O_RDWR)
     except OSError as error:
         raise RunDirectoryError(f"{directory} cannot be locked: {error}") from error
@@ -222,20 +223,20 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
             _take_lock(descriptor)
         except BlockingIOError:
             raise RunDirectoryError(
-                f"another process ({_owner(descriptor)}) {use} {directory}: wait for its end, "
+                f"another process ({_owner(descriptor)}) {use} {directory}: wait until it ends, "
                 f"or choose another directory"
             ) from None
         except OSError as error:
             if error.errno not in missing:
                 raise RunDirectoryError(f"{path} cannot be locked: {error}") from error
-        with suppress(OSError):  # the name is for people; the lock holds without it
+        with suppress(OSError):  # the content is informational; the lock works without it
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
         try:
             with held(directory, path):
                 yield
         finally:
-            # A process that was forked meanwhile shares the descriptor, and with it the lock.
+            # A process forked during the block shares the descriptor and thereby the lock.
             with suppress(OSError):
                 fcntl.flock(descriptor, fcntl.LOCK_UN)
     finally:
@@ -244,9 +245,9 @@ def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
 
 @contextmanager
 def one_at_a_time(directory: Path) -> Iterator[None]:
-    """Wait until no other process of this machine is in such a block for the same directory.
+    """Serialise such blocks for one directory among the processes of this machine.
 
-    Where a directory cannot be locked, nothing is.
+    Does nothing if the directory cannot be locked.
     """
     descriptor = None
     with suppress(OSError, ImportError):
@@ -262,10 +263,10 @@ def one_at_a_time(directory: Path) -> Iterator[None]:
 
 
 def _take_lock(descriptor: int) -> None:
-    """Take a lock; that of a dead process soon falls free, when its workers are gone too.
+    """Take the lock; if its owner is dead, wait until the owner's workers have exited.
 
     Raises:
-        BlockingIOError: If another process holds it.
+        BlockingIOError: If another process holds the lock.
     """
     import fcntl
 
@@ -287,27 +288,27 @@ def _take_lock(descriptor: int) -> None:
 
 
 def _owner(descriptor: int) -> str:
-    """Process that wrote the lock file, as the file says."""
+    """Return the process that the lock file names."""
     text = os.pread(descriptor, 400, 0).decode(errors="replace").strip()
     return text if re.fullmatch(r"pid \d+ on host \S+", text) else "pid unknown"
 
 
 def claim_temporary() -> None:
-    """Mark multiprocessing's temporary folder as ours, and remove ours of processes that are dead.
+    """Mark multiprocessing's temporary directory as ours, and remove those of dead processes.
 
-    A fork server has its socket there. The folder is removed when its process ends by itself, but
-    not when that is killed. The mark is a file that is locked as long as the process lives.
+    The fork server keeps its socket there. The directory is removed at a normal exit, but not if
+    the process is killed. The mark is a file that stays locked while the process lives.
     """
     import fcntl
     import multiprocessing
     from multiprocessing.util import get_temp_dir
 
     if multiprocessing.parent_process() is not None:
-        return  # The folder may be that of the parent, which continues when this process is killed.
+        return  # the directory may be the parent's, which outlives this process
     directory = Path(get_temp_dir())
     if (directory / CLAIM).exists():
         return
-    with suppress(OSError):  # a folder that stays does no harm
+    with suppress(OSError):  # a directory that is left behind does no harm
         for path in directory.parent.glob(f"{TEMPORARY}/{CLAIM}"):
             with suppress(OSError), open_regular(path) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -318,18 +319,18 @@ def claim_temporary() -> None:
 
 
 DIGEST = "sha256"
-"""Key of the digest, which is that of the same text without this key."""
+"""Key of the digest, computed over the same JSON text without this key."""
 
 
 def seal(content: dict[str, Any], *, indent: int | None = 2) -> bytes:
-    """The only text of a sealed object with this content; its digest is made again.
+    """Serialise a JSON object with a digest of its content; the result is canonical.
 
     Args:
-        content: Values of JSON.
+        content: JSON values; an existing digest is replaced.
         indent: Spaces per level; None: one line.
 
     Raises:
-        TypeError: If the content has other values than JSON.
+        TypeError: If a value is not valid JSON.
     """
     content = {key: value for key, value in content.items() if key != DIGEST}
     content[DIGEST] = hashlib.sha256(_text(content, indent)).hexdigest()
@@ -337,21 +338,21 @@ def seal(content: dict[str, Any], *, indent: int | None = 2) -> bytes:
 
 
 def unseal(data: bytes) -> dict[str, Any]:
-    """The content of a sealed object, its digest included.
+    """Parse a sealed object; the result includes its digest.
 
     Raises:
-        ValueError: If the text is not what `seal` makes of any content.
+        ValueError: If the bytes are not the output of `seal`.
     """
     try:
         content = json.loads(data)
         if isinstance(content, dict):
             indent = 2 if data.startswith(b"{\n") else None
-            # Every byte counts: the same content in other words was not written here.
+            # The bytes must match exactly: `seal` writes one text for each content.
             if seal(content, indent=indent) == data:
                 return content
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"damaged, or no JSON: {error}") from error
-    raise ValueError(f"its {DIGEST} differs: it was changed, or is damaged")
+        raise ValueError(f"damaged, or not JSON: {error}") from error
+    raise ValueError(f"{DIGEST} mismatch: the file was modified or is damaged")
 
 
 def _text(content: dict[str, Any], indent: int | None) -> bytes:
@@ -363,9 +364,9 @@ PACKAGES = ("maze-train", "torch", "numpy", "gymnasium")
 
 @cache
 def versions() -> Mapping[str, str]:
-    """Versions of `python`, `maze_train`, `torch`, `numpy` and `gymnasium`; nothing is imported.
+    """Return versions of `python`, `maze_train`, `torch`, `numpy` and `gymnasium`.
 
-    One that is not known (a copy of the sources that is not installed) is `unknown`.
+    Imports none of them. The version is `unknown` for sources that are not installed.
     """
     found = {"python": platform.python_version()}
     for name in PACKAGES:

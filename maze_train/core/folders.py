@@ -1,7 +1,7 @@
-"""Folders in which this package writes: nothing is written through a link that a stranger made.
+"""Safe writing into run directories that may come from an untrusted source.
 
-Runs, studies and sweeps may come from a stranger. Folders below them are opened one after the
-other, each relative to the one above it, without following symbolic links.
+Runs, studies and sweeps may come from a stranger. Nothing is written through symbolic links below
+them: each folder is opened relative to its parent, without following links.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from pathlib import Path
 from maze_train.core.errors import RunDirectoryError
 
 _HELD: dict[Path, tuple[Path, int]] = {}
-"""Directories that this process writes into: the mark of each, and the same file, open."""
+"""Guarded directories: for each, its marker file and an open descriptor of that file."""
 
 
 @contextmanager
 def held(directory: Path, mark: Path) -> Iterator[None]:
-    """Refuse to write below a directory after it was moved or removed.
+    """Guard a directory: raise on writes below it once it was moved or removed.
 
     Args:
         directory: The directory.
-        mark: A file in it, or the directory itself: while that is at its place, so is the
-            directory. It stays open, so that no other file gets its number.
+        mark: A file in it, or the directory itself, whose presence shows that the directory is
+            still in place. It is kept open so that its inode number is not reused.
 
     Raises:
-        OSError: If the mark cannot be opened.
+        OSError: If the marker cannot be opened.
     """
     descriptor = os.open(mark, os.O_RDONLY)
     _HELD[directory] = (mark, descriptor)
@@ -43,10 +43,10 @@ def held(directory: Path, mark: Path) -> Iterator[None]:
 
 
 def check_held(path: Path) -> None:
-    """Refuse a path in a directory that is held and is not at its place any more.
+    """Raise if a path lies in a guarded directory that was moved or removed.
 
     Raises:
-        FileNotFoundError: If it is.
+        FileNotFoundError: If it does.
     """
     for directory in (path, *path.parents):
         if directory in _HELD:
@@ -54,24 +54,24 @@ def check_held(path: Path) -> None:
             with suppress(OSError):
                 if os.path.samestat(os.stat(mark), os.fstat(descriptor)):
                     continue
-            problem = f"was moved or removed in mid-run ({mark.name} is not that of the start)"
+            problem = f"was moved or removed during the run ({mark.name} is not the original file)"
             raise FileNotFoundError(errno.ENOENT, problem, str(directory))
 
 
 OPENS_BELOW = {os.open, os.mkdir, os.rename} <= os.supports_dir_fd
-"""Whether the system opens files relative to an open folder. Windows does not."""
+"""Whether the OS can open files relative to an open directory. Windows cannot."""
 
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
 RUN, OF_RUN = "config.yaml", ("best", "checkpoints", "metrics.csv", "policy.pt", "summary.json")
 OF_SEVERAL = ("study.journal", "study.yaml", "multirun.yaml", "jobs.csv")
-"""Files by which the directory of a run, or of a study or a sweep, is recognised."""
+"""File names that identify the directory of a run, and of a study or sweep."""
 
 
 def outermost_run(path: Path) -> Path | None:
-    """Return the outermost run, study or sweep that contains an absolute path.
+    """Return the outermost run, study or sweep directory that contains an absolute path.
 
-    None if there is none: then every folder in the path is the choice of the user.
+    None if there is none; all folders of the path are then chosen by the user.
     """
     folders = (*reversed(path.parents), path)
     for folder in folders:
@@ -81,13 +81,13 @@ def outermost_run(path: Path) -> Path | None:
 
 
 def _is_run(folder: Path) -> bool:
-    """Whether a folder looks like the directory of a run, a study or a sweep."""
+    """Return whether a folder looks like the directory of a run, a study or a sweep."""
     names = {name for name in (RUN, *OF_RUN, *OF_SEVERAL) if os.path.lexists(folder / name)}
     return not names.isdisjoint(OF_SEVERAL) or (RUN in names and len(names) > 1)
 
 
 def _absolute(path: Path) -> Path:
-    """Return the absolute path without `..`, which leads elsewhere after a link."""
+    """Return the absolute path without `..`, resolved after links."""
     found = Path(path.absolute().anchor)
     for part in path.absolute().parts[1:]:
         if part == "..":
@@ -99,7 +99,7 @@ def _absolute(path: Path) -> Path:
 
 
 def _check_links(path: Path) -> None:
-    """Refuse an absolute path that passes a symbolic link below a run, a study or a sweep.
+    """Raise if an absolute path contains a symbolic link below a run, a study or a sweep.
 
     Raises:
         OSError: If it does.
@@ -113,22 +113,22 @@ def _check_links(path: Path) -> None:
 
 def _link_error(path: Path) -> OSError:
     problem = (
-        f"is a symbolic link below a run, a study or a sweep ({outermost_run(path)}), and is not "
-        "followed: remove it, or name the directory that it leads to"
+        f"is a symbolic link inside a run, study or sweep directory ({outermost_run(path)}): "
+        "remove it, or use the directory that it points to"
     )
     return OSError(errno.ELOOP, problem, str(path))
 
 
 @dataclass(frozen=True)
 class OpenFolder:
-    """A folder in which files are written, opened without following a link below a run."""
+    """Open folder for writing files, reached without following a link below a run."""
 
     path: Path
     descriptor: int | None
-    """Descriptor of the folder; None where the system cannot open files relative to one."""
+    """Descriptor of the folder; None if the OS cannot open files relative to one."""
 
     def open(self, name: str, flags: int) -> int:
-        """Open or create a file; a symbolic link is not followed.
+        """Open or create a file without following symbolic links.
 
         Raises:
             OSError: If it cannot be opened.
@@ -147,7 +147,7 @@ class OpenFolder:
             os.replace(place, new, src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there.
+        """Remove a file if it exists.
 
         Raises:
             OSError: If it cannot be removed.
@@ -157,7 +157,7 @@ class OpenFolder:
 
     @contextmanager
     def _naming(self, name: str) -> Iterator[str]:
-        """Yield the name as system calls take it; errors name the whole path."""
+        """Yield the name to use in system calls; errors report the full path."""
         try:
             yield str(self.path / name) if self.descriptor is None else name
         except OSError as error:
@@ -167,24 +167,24 @@ class OpenFolder:
 
 @contextmanager
 def opened_folder(path: Path, *, make: bool = False) -> Iterator[OpenFolder]:
-    """Open a folder to write into. All files of this package are written through it.
+    """Open a folder for writing. All files of this package are written through it.
 
-    Below the outermost run, study or sweep no symbolic link is followed, since a stranger may have
-    made it. Folders above are the choice of the user.
+    Symbolic links below the outermost run, study or sweep are not followed, because they may be
+    untrusted. Folders above it are the user's choice.
 
     Args:
         path: The folder.
-        make: Whether to create missing folders, except those that are `held`.
+        make: Whether to create missing folders, except guarded ones (see `held`).
 
     Raises:
-        OSError: If it cannot be opened, or a part below a run is a link.
+        OSError: If it cannot be opened, or a component below a run is a link.
     """
     path = _absolute(path)
     root = outermost_run(path)
     if root is None or not OPENS_BELOW:
         _check_links(path)
         missing = [folder for folder in (path, *path.parents) if not folder.is_dir()]
-        check_held(path)  # after the look: what vanishes from here on fails below
+        check_held(path)  # after listing: folders that vanish later make the mkdir below fail
         for folder in reversed(missing if make else []):
             folder.mkdir(exist_ok=True)
         root = path
@@ -214,26 +214,26 @@ def opened_folder(path: Path, *, make: bool = False) -> Iterator[OpenFolder]:
 
 
 def make_folders(path: Path) -> None:
-    """Create a folder and those above it, but none that is held, and none through a link.
+    """Create a folder and its parents, except guarded ones, without following links below a run.
 
-    A folder that another package writes into is made, or checked, by this function as well.
+    Also called for folders into which third-party packages write.
 
     Raises:
-        OSError: If one cannot be created, was held and is gone, or is a link below a run.
+        OSError: If a folder cannot be created, is guarded but gone, or is a link below a run.
     """
     with opened_folder(path, make=True):
         pass
 
 
 def check_enclosed(directory: Path) -> None:
-    """Refuse a directory below which something leads elsewhere, before anything is written there.
+    """Raise if a directory contains links that lead out of it, before anything is written there.
 
-    Called for each run, study, sweep and dataset. Later writes below the directory, by this package
-    or a third-party one, then stay below it. The directory itself may be a link, unless it lies
-    below another run, study or sweep.
+    Called for each run, study, sweep and dataset, so that later writes of this package or a
+    third-party one stay inside. The directory itself may be a link, unless it lies below another
+    run, study or sweep.
 
     Raises:
-        RunDirectoryError: If a link below it leads out of it, or there is a pipe or a device.
+        RunDirectoryError: If a link leads out of the directory, or it contains a pipe or a device.
     """
     try:
         _check_links(_absolute(directory))
@@ -254,20 +254,19 @@ def check_enclosed(directory: Path) -> None:
             if entry.is_symlink():
                 if not Path(os.path.realpath(entry.path)).is_relative_to(root):
                     raise RunDirectoryError(
-                        f"{entry.path} is a symbolic link that leads out of {directory}, and what "
-                        "is written there would land elsewhere: remove it, or name another "
-                        "directory"
+                        f"{entry.path} is a symbolic link that leads out of {directory}: remove "
+                        "it, or choose another directory"
                     )
             elif entry.is_dir(follow_symlinks=False):
                 waiting.append(entry.path)
             elif not entry.is_file(follow_symlinks=False):
-                raise RunDirectoryError(f"{entry.path} is no regular file: remove it")
+                raise RunDirectoryError(f"{entry.path} is not a regular file: remove it")
 
 
 def files_below(directory: Path, pattern: str = "*") -> list[Path]:
     """Return the regular files at any depth whose names match; links are not followed.
 
-    What is uploaded is chosen by this function: a link could lead to a private file.
+    Uploads use this selection, because a link could lead to a private file.
     """
     found = (
         Path(folder, name)

@@ -1,4 +1,4 @@
-"""Lines for people: apart from the display of progress, the only way of text to the terminal."""
+"""Terminal output for users; only the progress display also writes to the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from maze_train.core.errors import printable
 
 
 def say(text: str) -> None:
-    """Print a result on standard output; a reader that has gone, such as `head`, has had enough."""
+    """Print a result on standard output; a closed pipe (such as `| head`) is not an error."""
     try:
         print(printable(text), flush=True)
     except BrokenPipeError:
@@ -19,12 +19,12 @@ def say(text: str) -> None:
 
 
 def abandon_output() -> None:
-    """Write to nowhere from here on, as no one reads standard output."""
+    """Redirect standard output to the null device, after its reader has closed the pipe."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def notify(text: str) -> None:
-    """Print a line on standard error; a stream that is gone costs the line and not the run."""
+    """Print a line on standard error; errors of the stream are ignored."""
     with suppress(OSError, ValueError):
         print(printable(text), file=sys.stderr, flush=True)
 
@@ -35,5 +35,5 @@ def warn(text: str) -> None:
 
 
 def tell_traceback(error: BaseException) -> None:
-    """Print an exception with the places where it was raised."""
+    """Print the traceback of an exception on standard error."""
     notify("".join(traceback.format_exception(error)).rstrip())

@@ -1,4 +1,4 @@
-"""YAML of plain values, by libyaml where PyYAML has it, which most wheels do: 10 times as fast."""
+"""YAML of plain values; uses libyaml (about 10 times faster) if PyYAML was built with it."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # one of two
-    """Writes an object that was given in Python as its name."""
+    """Dumper that writes objects given in Python as their name."""
 
 
 _Dumper.add_representer(Given, lambda dumper, name: dumper.represent_str(str(name)))
 
 
 def load_yaml(text: str) -> Any:
-    """The plain values of a text.
+    """Parse YAML into plain values.
 
     Raises:
-        yaml.YAMLError: If it is not YAML.
+        yaml.YAMLError: If the text is not valid YAML.
     """
     return yaml.load(text, LOADER)
 
 
 def dump_yaml(values: Any, **style: Any) -> str:
-    """Plain values as a text, keys in their order; `style` as for `yaml.dump`."""
+    """Dump plain values, keys in insertion order; `style` is passed to `yaml.dump`."""
     text: str = yaml.dump(values, Dumper=_Dumper, sort_keys=False, **style)
     return text

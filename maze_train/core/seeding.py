@@ -1,7 +1,7 @@
-"""Seeds: one integer gives every random stream of a run.
+"""Derivation of all random streams of a run from one seed.
 
-Streams are derived with `numpy.random.SeedSequence`, so runs with neighbouring seeds share nothing,
-and adding a stream changes no other.
+Streams are derived with `numpy.random.SeedSequence`, so runs with adjacent seeds are independent,
+and adding a stream does not change the others.
 """
 
 from __future__ import annotations
@@ -38,26 +38,26 @@ class Seeds:
         self.root = root
 
     def integer(self, name: str) -> int:
-        """A seed in [0, 2^63) for the stream `name`; the same name always gives the same seed."""
+        """Return a seed in [0, 2^63) for the stream `name`; deterministic for each name."""
         sequence = np.random.SeedSequence(self.root, spawn_key=(zlib.crc32(name.encode()),))
         return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
     def generator(self, name: str) -> np.random.Generator:
-        """A numpy generator for the stream `name`."""
+        """Return a NumPy generator for the stream `name`."""
         return np.random.default_rng(self.integer(name))
 
 
 class EpisodeSeeds:
-    """The seeds of the episodes of one environment out of `num_envs`.
+    """Seeds of the episodes of one environment out of `num_envs`.
 
-    Episodes are numbered over all environments: the k-th episode of environment i is number
-    `i + k * num_envs`. The seed of an episode depends on its number alone, so the same episodes are
-    played however they are spread.
+    Episodes are numbered over all environments: episode k of environment i has the number
+    `i + k * num_envs`. The seed of an episode depends on this number alone, so results do not
+    depend on how environments are distributed over processes.
 
     Args:
         root: Seed of the whole set of environments, an integer >= 0.
-        index: Which environment, in [0, num_envs).
-        num_envs: How many environments share the episodes.
+        index: Index of the environment, in [0, num_envs).
+        num_envs: Number of environments that share the episodes.
     """
 
     def __init__(self, root: int, index: int, num_envs: int) -> None:
@@ -82,7 +82,7 @@ class EpisodeSeeds:
 
 
 def global_entropy() -> int:
-    """Return a number in [0, 2^32) from the state of NumPy's global generator, without a draw."""
+    """Derive an integer in [0, 2^32) from NumPy's global generator without drawing from it."""
     state = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
     return zlib.crc32(state["key"].tobytes() + int(state["pos"]).to_bytes(4, "little"))
 
@@ -91,7 +91,7 @@ def seed_generators(*key: int) -> None:
     """Seed the global generators of Python, NumPy and, if it is imported, PyTorch.
 
     Args:
-        key: Integers >= 0; other keys give independent streams.
+        key: Integers >= 0; different keys give independent streams.
     """
     words = [int(word) for word in np.random.SeedSequence(key).generate_state(3)]
     random.seed(words[0])
@@ -102,6 +102,6 @@ def seed_generators(*key: int) -> None:
 
 
 def distinct_seeds(root: int, count: int) -> list[int]:
-    """`count` different seeds in [0, 2^31) that share nothing with those of another root."""
+    """Return `count` different seeds in [0, 2^31), independent of those for another root."""
     words = np.random.SeedSequence(root).generate_state(count + 64)
     return list(dict.fromkeys(int(word) >> 1 for word in words))[:count]

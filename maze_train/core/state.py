@@ -1,4 +1,4 @@
-"""Large pieces of a state that checkpoints write once."""
+"""Large parts of a state that checkpoints write only when they change."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 
 @dataclass(frozen=True)
 class StatePart:
-    """A large piece of a state, asked for when it is written, and not again unless it changed.
+    """Large part of a state that is read lazily, and written again only if it changed.
 
-    A leaf of a `state_dict`; `load_state_dict` gets one in the same place.
+    Used as a leaf of a `state_dict`; `load_state_dict` receives it in the same place.
     """
 
     version: str
-    """Changes whenever the content does: one place in a state with one version is one content."""
+    """Changes with the content: the same version at the same place implies the same content."""
 
     read: Callable[[], dict[str, Any]]
-    """Gives the content: tensors, arrays and plain values by name. To be called before the owner
-    changes."""
+    """Returns the content: tensors, arrays and plain values by name. Must be called before the
+    owner changes."""

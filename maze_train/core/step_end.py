@@ -1,4 +1,4 @@
-"""One step of many environments, and how it ended: one code per environment, up to the loss."""
+"""Results of one vector step, with one code per environment for how the step ended."""
 
 from __future__ import annotations
 
@@ -17,67 +17,67 @@ Rows = TypeVar("Rows", npt.NDArray[Any], "Tensor")
 
 
 class StepEnd(IntEnum):
-    """Codes of the column `end`, uint8; those up to TRUNCATED are transitions."""
+    """Codes of the column `end`, uint8; codes up to TRUNCATED are transitions."""
 
     RUNNING = 0
     """The episode continues."""
 
     TERMINATED = 1
-    """The step led to a terminal state; also where the episode was truncated in the same step."""
+    """The step led to a terminal state; also used if the episode was truncated in the same step."""
 
     TRUNCATED = 2
-    """The episode was cut off (time limit) in a state that is not terminal."""
+    """The episode was truncated, for example by a time limit, in a nonterminal state."""
 
     DROPPED = 3
-    """No transition: the episode was given up (worker lost, non-finite value skipped). The next
-    observation is the first of a new episode."""
+    """Not a transition: the episode was abandoned (worker lost, non-finite value skipped). The next
+    observation starts a new episode."""
 
     RESET_ONLY = 4
-    """No transition: a NEXT_STEP environment only began its next episode."""
+    """Not a transition: a NEXT_STEP environment only reset."""
 
     WAITING = 5
-    """No transition: the agent does not act in this step, and its episode continues."""
+    """Not a transition: the agent does not act in this step, and its episode continues."""
 
 
 RUNNING, TERMINATED, TRUNCATED, DROPPED, RESET_ONLY, WAITING = (int(code) for code in StepEnd)
-"""The codes as plain integers, which arrays compare ten times as fast as members of an enum."""
+"""The codes as plain integers, with which array comparisons are ten times faster."""
 
 
 def end_codes(
     terminated: npt.NDArray[np.bool_], truncated: npt.NDArray[np.bool_]
 ) -> npt.NDArray[np.uint8]:
-    """Return the codes of transitions from their two flags; terminated wins."""
+    """Return the codes of transitions from their two flags; terminated takes precedence."""
     codes = truncated.view(np.uint8) * np.uint8(TRUNCATED)
     codes[terminated] = TERMINATED
     return codes
 
 
 def is_transition(end: Rows) -> Rows:
-    """Return which rows are transitions."""
+    """Return a mask of the rows that are transitions."""
     rows: Rows = end <= TRUNCATED
     return rows
 
 
 def is_terminated(end: Rows) -> Rows:
-    """Return which rows led to a terminal state."""
+    """Return a mask of the rows that led to a terminal state."""
     rows: Rows = end == TERMINATED
     return rows
 
 
 def is_truncated(end: Rows) -> Rows:
-    """Return which rows were truncated."""
+    """Return a mask of the rows whose episode was truncated."""
     rows: Rows = end == TRUNCATED
     return rows
 
 
 def has_ended(end: Rows) -> Rows:
-    """Return which rows are the last transition of their episode."""
+    """Return a mask of the rows that are the last transition of their episode."""
     rows: Rows = (end == TERMINATED) | (end == TRUNCATED)
     return rows
 
 
 def is_followed_by_new(end: Rows) -> Rows:
-    """Return after which rows an episode begins, so that a recurrent state starts at zero."""
+    """Return a mask of the rows after which a new episode begins and recurrent states are reset."""
     rows: Rows = (end != RUNNING) & (end != WAITING)
     return rows
 
@@ -90,14 +90,14 @@ class EpisodeEnd:
     """Index of the environment."""
 
     info: dict[str, Any]
-    """Info of the last step, copied before the environment is reset: all of it, or the numbers that
-    were asked for, by key."""
+    """Info of the last step, copied before the reset: the whole mapping, or the requested values by
+    key."""
 
     agent_returns: dict[str, float] = field(default_factory=dict)
     """Undiscounted return of each agent of a multi-agent environment."""
 
     counted: tuple[float, int] | None = None
-    """Raw return and length of the game, if the environment is monitored and the game is over."""
+    """Raw return and length of the game, if the environment is monitored and the game has ended."""
 
 
 @dataclass(slots=True)
@@ -108,27 +108,27 @@ class StepBatch(Generic[Rows]):
     """Observations to act on, `[n, ...]`."""
 
     rewards: Rows
-    """`[n]`."""
+    """Rewards, `[n]`."""
 
     end: Rows
     """Codes of `StepEnd`, `[n]`."""
 
     final_obs: Rows | dict[str, Rows] | None = None
-    """Last observations of the episodes that ended, `[n, ...]`, valid until the next step; other
-    rows mean nothing. None: no episode ended."""
+    """Final observations of the episodes that ended, `[n, ...]`, valid until the next step; other
+    rows are undefined. None: no episode ended."""
 
     ends: Sequence[EpisodeEnd] = ()
-    """The episodes that ended in the step."""
+    """Episodes that ended in this step."""
 
     has_gaps: bool = False
-    """Whether there are rows that are not transitions."""
+    """Whether some rows are not transitions."""
 
     infos: Sequence[tuple[int, dict[str, Any]]] = ()
-    """Infos of this step by index of the environment, if infos of every step are reported."""
+    """Infos of this step by environment index, if infos of every step are reported."""
 
     columns: Mapping[str, Any] = field(default_factory=dict)
-    """The same in gymnasium's form, from vector environments of other packages; numbers by name
-    from simulators: `[n]`, which count where an episode ended, or 0-d: a mean over all."""
+    """Infos in gymnasium's vector format, from third-party vector environments; from simulators,
+    metrics by name, either `[n]`, used where an episode ended, or 0-d, a mean over all."""
 
     @property
     def terminated(self) -> Rows:
@@ -137,5 +137,5 @@ class StepBatch(Generic[Rows]):
 
     @property
     def truncated(self) -> Rows:
-        """Whether the episode was truncated after the step, in a state that is not terminal."""
+        """Whether the episode was truncated in a nonterminal state, `[n]`."""
         return is_truncated(self.end)

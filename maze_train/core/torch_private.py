@@ -1,4 +1,4 @@
-"""Private APIs of PyTorch, each with a public fallback where a version does not have it."""
+"""Private APIs of PyTorch, each with a public fallback for versions that lack it."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from torch.autograd import forward_ad
 
 
 def found(path: str, root: Any = torch) -> Any:
-    """Return an attribute of `root` by its dotted path, or None if PyTorch does not have it."""
+    """Return an attribute of `root` by dotted path, or None if PyTorch does not have it."""
     return reduce(lambda owner, name: getattr(owner, name, None), path.split("."), root)
 
 
 FUSED_ADAM: Callable[..., object] | None = found("_fused_adam_")
 FUSED_ADAMW: Callable[..., object] | None = found("_fused_adamw_")
-"""Kernels of fused optimizers; without them the optimizer itself takes the step."""
+"""Kernels of fused optimizers; if None, `optimizer.step()` is called instead."""
 
 STEP_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-"""Attributes of an optimizer with the hooks of its steps; without them it may have hooks."""
+"""Attributes of an optimizer that list its step hooks; if absent, hooks are assumed."""
 
 
 def replaced_check(
@@ -31,7 +31,7 @@ def replaced_check(
     innermost_transform: Callable[[], object] | None,
     levels: Any,
 ) -> Callable[[], bool]:
-    """Return a function that says whether operations on tensors may be recorded or replaced.
+    """Return a function that reports whether tensor operations may be recorded or replaced.
 
     Args:
         is_tracing: Whether `torch.jit.trace` runs.
@@ -40,7 +40,7 @@ def replaced_check(
         levels: Owner of `_current_level`, the level of forward-mode differentiation.
 
     Returns:
-        The function; if PyTorch lacks one of these, it always returns True.
+        The function; it always returns True if PyTorch lacks one of these.
     """
     if not (is_tracing and num_modes and innermost_transform and hasattr(levels, "_current_level")):
         return lambda: True
@@ -62,37 +62,37 @@ is_replaced = replaced_check(
     found("_C._functorch.peek_interpreter_stack"),
     forward_ad,
 )
-"""Whether operations are recorded or replaced, so that all of them must be PyTorch's."""
+"""Whether operations are recorded or replaced, so that only PyTorch operations may be used."""
 
 
 @dataclass(frozen=True)
 class CompilerParts:
-    """Parts of the compiler; those that PyTorch lacks do nothing."""
+    """Private parts of the compiler; missing ones have no effect."""
 
     unsupported: tuple[type[Exception], ...]
-    """Exceptions about code that cannot be compiled."""
+    """Exceptions raised for code that cannot be compiled."""
 
     no_compiler: tuple[type[Exception], ...]
-    """Exceptions of `find_compiler`."""
+    """Exceptions raised by `find_compiler`."""
 
     time_spent: Callable[[], Mapping[str, float]]
-    """Return the seconds of compilation in this process, by name."""
+    """Returns the seconds of compilation in this process, by name."""
 
     find_compiler: Callable[[], object]
-    """Find the C++ compiler."""
+    """Finds the C++ compiler."""
 
     config: Any
-    """Settings of the compiler; None: not known."""
+    """Settings of the compiler; None if not available."""
 
     def raise_limit(self, count: int) -> None:
-        """Allow at least `count` graphs of one function."""
+        """Allow at least `count` compiled graphs per function."""
         limit = found("recompile_limit", self.config)
         if limit is not None:
             self.config.recompile_limit = max(limit, count)
 
 
 def compiler_parts() -> CompilerParts:
-    """Load the compiler, which takes a second, and return its private parts."""
+    """Import the compiler, which takes about a second, and return its private parts."""
     names = ("torch._dynamo", "torch._dynamo.utils", "torch._inductor.cpp_builder")
     dynamo, utils, builder = map(_module, names)
     errors = _module("torch._inductor.exc")

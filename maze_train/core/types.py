@@ -1,4 +1,4 @@
-"""Names for the data that every room shares, and helpers for one tensor or a flat mapping."""
+"""Shared type aliases, and helpers for data that is one tensor or a flat mapping of tensors."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ TensorTree: TypeAlias = torch.Tensor | dict[str, torch.Tensor]
 (keys joined by `/`)."""
 
 ArrayTree: TypeAlias = np.ndarray[Any, Any] | dict[str, np.ndarray[Any, Any]]
-"""The same on the side of the environments."""
+"""Counterpart of `TensorTree` on the environment side."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """Layout of the samples of a batch in time, for recurrent networks.
+    """Time layout of the samples of a batch, for recurrent networks.
 
     The batch has L * n samples: step l of sequence i is sample `l * n + i`.
     """
@@ -34,10 +34,10 @@ class Sequences:
     """Hidden state before the first step of each sequence, `[n, S]`."""
 
     resets: torch.Tensor
-    """Whether an episode begins at a step, so that the hidden state is zero, `[L, n]` bool."""
+    """Whether an episode begins at a step, where the hidden state is reset to 0, `[L, n]` bool."""
 
     valid: torch.Tensor | None = None
-    """Samples that are transitions, as indices into the L * n, int64; None: all are."""
+    """Indices into the L * n samples of those that are transitions, int64; None: all are."""
 
 
 T = TypeVar("T")
@@ -45,25 +45,25 @@ S = TypeVar("S")
 
 
 def tree_map(function: Callable[[T], S], tree: T | dict[str, T]) -> S | dict[str, S]:
-    """`function` applied to the tensor, or to each tensor of the mapping."""
+    """Apply `function` to the tensor, or to each tensor of the mapping."""
     if isinstance(tree, dict):
         return {key: function(leaf) for key, leaf in tree.items()}
     return function(tree)
 
 
 def is_on(x: Tensor, device: torch.device) -> bool:
-    """Whether a tensor is on a device; one without a number is any of its type."""
+    """Return whether a tensor is on a device; a device without index matches any index."""
     return x.device.type == device.type and device.index in (None, x.device.index)
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device, without a wait for what that still computes; itself, if it is there."""
-    # CUDA has read ordinary memory when the call returns; others may read it later.
+    """Move a tensor to a device without synchronising it; returns the tensor if already there."""
+    # CUDA copies from pageable memory before the call returns; other backends may read it later.
     return x.to(device, non_blocking=device.type == "cuda")
 
 
 def on_device(columns: T, device: torch.device) -> T:
-    """A dataclass of tensors, or trees of them, on a device; the other entries stay."""
+    """Move the tensors, and trees of tensors, of a dataclass to a device; keep other fields."""
     record: Any = columns
     given = {field.name: getattr(record, field.name) for field in fields(record)}
     moved = {
@@ -76,17 +76,17 @@ def on_device(columns: T, device: torch.device) -> T:
 
 
 def tree_leaves(tree: T | dict[str, T]) -> list[T]:
-    """The tensor in a list, or the tensors of the mapping in its order."""
+    """Return the tensor in a list, or the tensors of the mapping in its order."""
     if isinstance(tree, dict):
         return list(tree.values())
     return [tree]
 
 
 def leaves_by_key(tree: Any) -> dict[str, Any]:
-    """The leaves of a tree by key; the key of a lone one is empty."""
+    """Return the leaves of a tree by key; a single leaf has the key ""."""
     return tree if isinstance(tree, dict) else {"": tree}
 
 
 def as_tree(leaves: dict[str, T], has_keys: bool) -> T | dict[str, T]:
-    """The tree of leaves by key; the inverse of `leaves_by_key`."""
+    """Build a tree from leaves by key; the inverse of `leaves_by_key`."""
     return leaves if has_keys else leaves[""]

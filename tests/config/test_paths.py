@@ -61,7 +61,7 @@ def test_paths_are_expanded(setting: str, monkeypatch: pytest.MonkeyPatch, tmp_p
     if setting == "a directory in Python":
         return
     for name in ("$NOT_SET/a", "~nobody_of_this_name/a", "a/${NOT_SET}"):
-        with pytest.raises(ConfigError, match=r"is unknown: set the variable, or write the path"):
+        with pytest.raises(ConfigError, match=r"is undefined: set the variable"):
             read(name)
     (tmp_path / "$NOT_SET").mkdir()  # a directory that is there is found
     assert read(str(tmp_path / "$NOT_SET")) == str(tmp_path / "$NOT_SET")

@@ -92,7 +92,7 @@ def test_seeds_that_are_none(seeds: Any) -> None:
         ({**RANDOM, "max_episode_steps": -1}, "max_episode_steps = -1"),
         ({**RANDOM, "video_interval": 0}, "video_interval = 0"),
         ({**RANDOM, "record_dir": "d"}, "record_dir = 'd': needs record=true"),
-        ({**RANDOM, "output_dir": " "}, "output_dir = ' ': expected the name of a directory"),
+        ({**RANDOM, "output_dir": " "}, "output_dir = ' ': expected a path"),
         ({**RANDOM, "runner.fast_dev_run": True}, "runner.fast_dev_run = True: is for training"),
         ({**RANDOM, "runner.max_wall_time_s": 5}, "runner.max_wall_time_s = 5.0: is for training"),
         ({**RANDOM, "env.backend": "native"}, "env.backend = 'native': every episode"),

@@ -341,7 +341,7 @@ def test_the_end_of_a_writer(tmp_path):
 def test_one_writer_at_a_time(dataset):
     """A second one is refused until the first is closed; readers are not."""
     first = TrajectoryWriter(dataset, METADATA)
-    with pytest.raises(DatasetError, match=rf"pid {os.getpid()} .*writes to .*wait for its end"):
+    with pytest.raises(DatasetError, match=rf"pid {os.getpid()} .*writes to .*wait until it ends"):
         TrajectoryWriter(dataset, METADATA)
     assert len(TrajectoryDataset.open(dataset)) == 3
     first.close()
@@ -483,8 +483,8 @@ HUGE = (
         (shutil.rmtree, "is no directory"),
         (lambda path: (path / DATASET).unlink(), "is no data set .* there is no dataset.json"),
         (lambda path: flip(path / DATASET, 60), "dataset.json"),
-        (lambda path: (path / DATASET).write_text("[1]"), "sha256 differs"),
-        (lambda path: (path / DATASET).write_bytes(b"\xff"), "no JSON"),
+        (lambda path: (path / DATASET).write_text("[1]"), "sha256 mismatch"),
+        (lambda path: (path / DATASET).write_bytes(b"\xff"), "not JSON"),
         ({"schema": "other"}, "schema 'other'"),
         ({"version": 0}, "version 0, expected"),
         ({"env": 3}, "expected mappings"),

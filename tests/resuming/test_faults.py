@@ -127,7 +127,7 @@ def test_a_run_directory_that_is_lost(run, undisturbed, tmp_path, how):
     every_epoch = "evaluation.dump_interval=1"
     code, output = run(every_epoch, prepare=f"run_dir_{how}")
     assert code == 1
-    reason = r".*was moved or removed in mid-run \(.lock is not that of the start\): '\S+/run'"
+    reason = r".*was moved or removed during the run \(.lock is not the original file\): '\S+/run'"
     losses = ("policies/epoch_000004", "CSVWriter", "epoch_000003", "JSONSummary")
     assert [loss for loss in losses if not re.search(loss + reason, output)] == []
     assert "/run: the directory itself, " in output

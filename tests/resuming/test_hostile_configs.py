@@ -231,7 +231,7 @@ HARMFUL = {
     "twice": ("a:\n  seed: 1\n  seed: 2", "'seed' for the second time in line 3"),
     "number": ("a: " + ":".join(["1"] * 100_000), "a number of 199,999 digits"),
     "float": ("a: " + ":".join(["1"] * 400) + ".0", "int too large"),
-    "size": ("a: " + "x" * 2_000_000, "longer than 250000 bytes"),
+    "size": ("a: " + "x" * 2_000_000, "larger than 250000 bytes"),
     "no text": (b"\xff", "can't decode"),
 }
 
@@ -249,5 +249,5 @@ def test_a_file_that_would_hang_or_crash(tmp_path: Path, text: str) -> None:
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     """Only a regular file is read."""
     os.mkfifo(tmp_path / "config.yaml")
-    with pytest.raises(RunDirectoryError, match="no regular file"):
+    with pytest.raises(RunDirectoryError, match="not a regular file"):
         read_settings(tmp_path)

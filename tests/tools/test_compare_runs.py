@@ -374,7 +374,7 @@ def test_the_metric_of_the_runs(tmp_path: Path) -> None:
         ({"threshold": {"X": math.inf}}, "threshold.X = inf: expected a finite number"),
         ({"mode": "best"}, "mode = 'best': "),
         ({"metrics": "x"}, "metrics = 'x': unknown; did you mean metric"),
-        ({"output": ""}, "output = '': expected the name of a directory"),
+        ({"output": ""}, "output = '': expected a path"),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -322,7 +322,7 @@ def test_a_policy_that_fills_the_disk_is_not_downloaded(
     """Sizes are asked for first."""
     hub.publish("x/large", stranger(trained))
     hub.sizes["policy.pt"] = 1 << 40
-    with pytest.raises(RunDirectoryError, match=r"has 1,099,5.* bytes: at most 4,294,967,296 are"):
+    with pytest.raises(RunDirectoryError, match=r"has 1,099,5.* bytes; the limit is 4,294,967,296"):
         load_policy("hf://x/large")
     assert not [line for line in hub.requests if "/resolve/" in line]
 
@@ -350,10 +350,8 @@ def test_without_the_hub_the_last_download_is_used(
     try:
         load_policy(f"hf://{NAME}")
         commit = hub.repositories[NAME].branches["main"]
-        assert (
-            f"commit {commit[:12]} is used, which was downloaded before" in capfd.readouterr().err
-        )
-        with pytest.raises(RunDirectoryError, match="it was not downloaded before"):
+        assert f"using commit {commit[:12]} from the cache" in capfd.readouterr().err
+        with pytest.raises(RunDirectoryError, match="no earlier download in the cache"):
             load_policy("hf://me/other")
     finally:
         package.close_session()
@@ -362,12 +360,12 @@ def test_without_the_hub_the_last_download_is_used(
 @pytest.mark.parametrize(
     ("name", "problem"),
     [
-        ("hf://nobody/nothing", "no such repository, or it is private: log in"),
+        ("hf://nobody/nothing", "the repository does not exist, or is private: log in"),
         (f"hf://{NAME}@v9", "the repository has no revision v9"),
-        ("hf://alone", "names no repository: expected hf://<owner>/<repository>"),
-        (f"hf://{NAME}@", "names no repository"),
-        (f"hf://{NAME}@../../../x", "names no repository"),
-        ("hf://../x", "names no repository"),
+        ("hf://alone", "is not a repository: expected hf://<owner>/<repository>"),
+        (f"hf://{NAME}@", "is not a repository"),
+        (f"hf://{NAME}@../../../x", "is not a repository"),
+        ("hf://../x", "is not a repository"),
     ],
 )
 def test_names_that_lead_nowhere(
@@ -377,7 +375,7 @@ def test_names_that_lead_nowhere(
     hub.publish(NAME, stranger(trained))
     with pytest.raises(RunDirectoryError, match=problem):
         load_policy(name)
-    assert bool(hub.requests) == ("names no" not in problem)
+    assert bool(hub.requests) == ("is not a repository" not in problem)
 
 
 def test_who_may_not_write(

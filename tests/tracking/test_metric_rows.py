@@ -38,7 +38,7 @@ def test_reading(tmp_path: Path) -> None:
     assert read_rows(path, last_epoch=1) == rows[:1]
     path.unlink()
     os.mkfifo(path)
-    with pytest.raises(RunDirectoryError, match="no regular file"):
+    with pytest.raises(RunDirectoryError, match="not a regular file"):
         read_rows(path)
 
 

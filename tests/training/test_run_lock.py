@@ -61,7 +61,7 @@ def test_a_directory_that_was_moved(tmp_path, make_again):
         if make_again:
             shutil.copytree(elsewhere, run)
         before = sorted(tmp_path.rglob("*"))
-        with pytest.raises(FileNotFoundError, match="moved or removed in mid-run"):
+        with pytest.raises(FileNotFoundError, match="moved or removed during the run"):
             write()
         assert sorted(tmp_path.rglob("*")) == before
         shutil.rmtree(run, ignore_errors=True)
@@ -96,7 +96,7 @@ def test_a_run_writes_into_its_own_directory_only(tmp_path):
     (run / "policies" / "epoch_1").unlink()
     (run / ".lock").unlink()
     (run / ".lock").mkdir()
-    for place, text in ((run, r"no regular file: remove it.*\.lock"), (tmp_path / "x", "x cannot")):
+    for place, text in ((run, r"regular file: remove it.*\.lock"), (tmp_path / "x", "x cannot")):
         with pytest.raises(RunDirectoryError, match=text), exclusive(place):
             pass
 
