@@ -1,15 +1,15 @@
-"""Spaces of several agents as those of one environment: a part for each agent, and flags.
+"""Multi-agent environments as single environments: spaces with one part per agent, and flags.
 
 Observations are a Dict with the keys
 
-    agents      observation of each agent by name; the last one it had, while it does not act
-    acts        who acts next, `[A]` bool
-    rewards     what each agent got since the step before, `[A]`
-    terminated  whose episode has ended in the step, `[A]` bool
-    truncated   whose was cut off in it, `[A]` bool; if terminated as well, the value of the state
-                is unknown, and the turn is not learned from
+    agents      observation of each agent by name; repeats the last one while the agent is inactive
+    acts        which agents act next, `[A]` bool
+    rewards     reward of each agent since its previous turn, `[A]`
+    terminated  whose episode terminated in the step, `[A]` bool
+    truncated   whose episode was truncated in the step, `[A]` bool; if it also terminated, the
+                value of the state is unknown, and the turn is excluded from learning
 
-and actions a Dict with the action of each agent; only those of agents that act count.
+and actions a Dict with the action of each agent; the actions of inactive agents are ignored.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from maze_train.core.errors import ConfigError, did_you_mean, nearest
 AGENTS, ACTS, REWARDS = "agents", "acts", "rewards"
 TERMINATED, TRUNCATED = "terminated", "truncated"
 AGENT_RETURNS = "agent_returns"
-"""Key of an info: the sum of rewards of each agent since the reset."""
+"""Key of an info: sum of the rewards of each agent since the reset."""
 TEAMS = "teams"
-"""Key of the metadata of an environment: the names of its agents by team."""
+"""Key of the environment metadata with the names of the agents by team."""
 FLAGS = (ACTS, TERMINATED, TRUNCATED)
 
 
 @dataclass(frozen=True)
 class AgentSpaces:
-    """Spaces of each agent by name, in one order."""
+    """Spaces of each agent by name, in a fixed order."""
 
     observations: dict[str, spaces.Space[Any]]
     actions: dict[str, spaces.Space[Any]]
@@ -52,7 +52,7 @@ class AgentSpaces:
 
     @property
     def observation_space(self) -> spaces.Dict:
-        """Observation space of all agents together."""
+        """Joint observation space of all agents."""
         size = len(self.observations)
         parts: OrderedDict[str, spaces.Space[Any]] = OrderedDict()
         parts[AGENTS] = spaces.Dict(OrderedDict(self.observations))
@@ -64,17 +64,17 @@ class AgentSpaces:
 
     @property
     def action_space(self) -> spaces.Dict:
-        """Action space of all agents together."""
+        """Joint action space of all agents."""
         return spaces.Dict(OrderedDict(self.actions))
 
 
 def agent_spaces(
     observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
 ) -> AgentSpaces | None:
-    """The spaces of each agent; None if the spaces are those of one agent.
+    """Return the spaces of each agent, or None for a single-agent environment.
 
     Args:
-        observation_space: Observation space of one environment, as the environment gives it.
+        observation_space: Unmodified observation space of one environment.
         action_space: Its action space.
     """
     if not isinstance(observation_space, spaces.Dict) or not isinstance(action_space, spaces.Dict):
@@ -90,15 +90,15 @@ def agent_spaces(
 
 
 def matching(pattern: str, agents: Sequence[str]) -> list[str]:
-    """The agent of a name, which may look like a pattern, else those that match the pattern."""
+    """Return the agent with this exact name, else all agents that match the pattern."""
     return [pattern] if pattern in agents else [a for a in agents if fnmatchcase(a, pattern)]
 
 
 def agents_named(pattern: str, key: str, agents: Sequence[str]) -> list[str]:
-    """The agents that a name or pattern in the settings means.
+    """Return the agents that a name or pattern in the settings selects.
 
     Raises:
-        ConfigError: If there is none; `key` is the setting.
+        ConfigError: If there are none; `key` is the setting.
     """
     found = matching(pattern, agents)
     if not found:
@@ -111,14 +111,14 @@ def agents_named(pattern: str, key: str, agents: Sequence[str]) -> list[str]:
 def partition(
     teams: Mapping[str, Sequence[str]], agents: Sequence[str]
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the teams of all agents; an agent that no team names is a team by itself.
+    """Return the teams of all agents; an agent without a team forms one by itself.
 
     Args:
         teams: Names or patterns of the members of each team.
-        agents: Names of all agents; members and teams are in their order.
+        agents: Names of all agents; they determine the order of members and teams.
 
     Raises:
-        ConfigError: If a name is of no agent, or an agent is in two teams.
+        ConfigError: If a name matches no agent, or an agent is in two teams.
     """
     owners = {agent: ("", agent) for agent in agents}
     for team, members in teams.items():
@@ -126,7 +126,7 @@ def partition(
         for agent in (agent for name in members for agent in agents_named(name, key, agents)):
             before = owners[agent]
             if before[0] not in ("", team):
-                problem = f"{agent} is in the team {before[0]} already; an agent has one team"
+                problem = f"{agent} is already in team {before[0]}; an agent can be in one team"
                 raise ConfigError(key, problem, list(members))
             owners[agent] = (team, "")
     return tuple(
@@ -136,7 +136,7 @@ def partition(
 
 
 def teams_in(metadata: Mapping[str, Any], agents: Sequence[str]) -> Sequence[Sequence[str]]:
-    """The teams that the metadata of an environment names; without any, each agent is one.
+    """Return the teams declared in the environment metadata; by default one per agent.
 
     Args:
         metadata: The metadata.

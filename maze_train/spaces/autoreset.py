@@ -1,4 +1,4 @@
-"""gymnasium's autoreset modes, which tell whether the installed gymnasium is recent enough."""
+"""Gymnasium's autoreset modes; their import checks that the installed gymnasium is supported."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ try:
     from gymnasium.vector import AutoresetMode as AutoresetMode
 except ImportError as error:
     raise DependencyError(
-        f"gymnasium {gymnasium.__version__} is installed: maze_train needs gymnasium >= 1.1. "
-        "pip install 'gymnasium>=1.1'; if another package pins an older version, use its newest "
-        "release, or install shimmy, which adapts environments of gym and older gymnasium"
+        f"gymnasium {gymnasium.__version__} is installed, but maze_train needs gymnasium >= 1.1: "
+        "pip install 'gymnasium>=1.1'. If another package pins an older version, upgrade that "
+        "package, or install shimmy, which adapts environments of gym and older gymnasium"
     ) from error

@@ -1,4 +1,4 @@
-"""Columns of data: shape and dtype of each array, and how the arrays share a block of memory."""
+"""Columns of data: shape and dtype of each array, and their layout in a block of memory."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = {
     "uint16": "int32",
     "uint32": "int64",
 }
-"""Dtype in which leaves of a dtype are stored."""
+"""Storage dtype for each dtype of an observation leaf."""
 
 T = TypeVar("T")
 
@@ -39,23 +39,23 @@ class Spec(NamedTuple):
 
 
 class Columns(dict[str, Spec]):
-    """Shape and dtype of arrays by name: `obs`, or `obs/goal` for a leaf of a Dict space.
+    """Shapes and dtypes of arrays by name: `obs`, or `obs/goal` for a leaf of a Dict space.
 
-    The columns alone determine where each array lies in a block of memory, so processes that build
-    the same columns agree on it. Every array begins on its own cache line, so that processes do not
-    contend for each other's flags.
+    The memory layout depends only on the columns, so processes that build the same columns agree on
+    it. Every array starts on its own cache line, so processes that write different arrays do not
+    contend for one.
     """
 
     @classmethod
     def of(
         cls, leaves: Mapping[str, spaces.Space[Any]], name: str = "", *, stored: bool = True
     ) -> Self:
-        """Return the columns of values of a space.
+        """Return the columns for values of a space.
 
         Args:
             leaves: Leaves of the space by key, see `maze_train.spaces.describe.flat_spaces`.
-            name: Name of the values; empty: the columns are named by the keys of the leaves.
-            stored: Whether to use the dtypes that training stores; otherwise those of the space.
+            name: Name of the values; if empty, the columns are named by the keys of the leaves.
+            stored: Whether to use the storage dtypes; otherwise the dtypes of the space.
         """
         return cls(
             {
@@ -69,7 +69,7 @@ class Columns(dict[str, Spec]):
 
     @classmethod
     def like(cls, arrays: Mapping[str, Array], name: str = "") -> Self:
-        """Return the columns of arrays of these shapes and dtypes; `name` as in `of`."""
+        """Return the columns for existing arrays; `name` as in `of`."""
         return cls({column_name(name, key): Spec(x.shape, x.dtype) for key, x in arrays.items()})
 
     def batched(self, *sizes: int) -> Self:
@@ -78,14 +78,14 @@ class Columns(dict[str, Spec]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a block of memory that holds all arrays."""
+        """Bytes of a memory block for all arrays."""
         return sum(padded(spec.nbytes) for spec in self.values())
 
     def arrays(self, memory: Any = None, offset: int = 0) -> dict[str, Array]:
         """Return the arrays by name.
 
         Args:
-            memory: Writable buffer that they are views of; None: new memory, filled with zeros.
+            memory: Writable buffer to create views of; None: new memory filled with zeros.
             offset: First byte of the arrays in `memory`.
         """
         found: dict[str, Array] = {}
@@ -99,12 +99,12 @@ class Columns(dict[str, Spec]):
 
 
 def column_name(name: str, key: str) -> str:
-    """Return the name of the column of a leaf; the key of a lone leaf is empty."""
+    """Return the column name of a leaf; the key of a single leaf is empty."""
     return f"{name}/{key}" if name and key else name or key
 
 
 def leaves_of(columns: Mapping[str, T], name: str) -> dict[str, T]:
-    """Return the columns with a name, keyed by leaf; a lone leaf has the key `""`."""
+    """Return the columns with a given name, keyed by leaf; a single leaf has the key `""`."""
     if name in columns:
         return {"": columns[name]}
     start = f"{name}/"
@@ -112,17 +112,16 @@ def leaves_of(columns: Mapping[str, T], name: str) -> dict[str, T]:
 
 
 def padded(nbytes: int, unit: int = CACHE_LINE) -> int:
-    """Return `nbytes` rounded up to whole units."""
+    """Return `nbytes` rounded up to a multiple of `unit`."""
     return -(-nbytes // unit) * unit
 
 
 def storage_dtype(space: spaces.Space[Any]) -> np.dtype[Any]:
-    """The dtype in which observations of a leaf space are stored.
+    """Return the storage dtype for observations of a leaf space.
 
-    Integers, bytes of images among them, and bool are kept as they are, or in the next larger type
-    that PyTorch knows (uint16 in int32, uint32 in int64). float16 becomes float32. Two types are
-    rounded to float32, which is what networks compute with: float64, and uint64 with an upper bound
-    beyond that of int64.
+    Integer and bool dtypes, including uint8 images, are kept, or widened to the next one that
+    PyTorch supports (uint16 to int32, uint32 to int64). Floats are stored as float32, the dtype of
+    the networks, and so is uint64 if the upper bound exceeds that of int64.
     """
     dtype = np.dtype(space.dtype if space.dtype is not None else np.float32)
     if dtype.name in DTYPES:

@@ -1,8 +1,8 @@
-"""Description, comparison and storage of gymnasium spaces.
+"""Flattening, comparison and serialisation of gymnasium spaces.
 
-A nested space becomes one flat mapping from the joined keys of its leaves to the leaves. The inside
-of a Tuple is keyed by its index, so `Dict(robot=Tuple(Box, Box), goal=Discrete)` has the leaves
-`goal, robot/0, robot/1`. A space that is a leaf already has the one key `""`.
+A nested space is flattened to a mapping from joined keys to leaves. The entries of a Tuple are
+keyed by index, so `Dict(robot=Tuple(Box, Box), goal=Discrete)` has the leaves
+`goal, robot/0, robot/1`. A space that is itself a leaf has the single key `""`.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ if TYPE_CHECKING:
 
 
 MASK_KEY = "action_mask"
-"""The key of a Dict observation that holds the legal actions."""
+"""Key of a Dict observation that contains the mask of legal actions."""
 
 LEAF_TYPES = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 NESTED_TYPES = (spaces.Dict, spaces.Tuple)
 
 LEFT_OUT = (
-    "leave it out of observations by env.wrappers=[{_target_: "
-    "gymnasium.wrappers.FilterObservation, filter_keys: [<keys that stay>]}], or "
+    "exclude it from observations with env.wrappers=[{_target_: "
+    "gymnasium.wrappers.FilterObservation, filter_keys: [<keys to keep>]}], or "
 )
 
 
 class FlatView:
-    """Reads and builds values of one space, leaf by leaf.
+    """Flattens and rebuilds values of one space.
 
-    The paths to the leaves are found once, so reading a value costs one look-up per level.
+    The paths to the leaves are computed once, so reading a leaf costs one look-up per level.
 
     Args:
         space: Any nesting of Dict and Tuple over Box, Discrete, MultiDiscrete and MultiBinary, or
             one of these alone.
-        left_out: Joined keys of leaves that are passed over; values may lack them.
+        left_out: Joined keys of leaves to skip; values may lack them.
 
     Attributes:
         space: The space as given.
         leaves: Its leaves by joined key, in the order of the space.
-        is_single: Whether the space itself is a leaf, which then has the key `""`.
+        is_single: Whether the space itself is a leaf, with the key `""`.
 
     Raises:
-        SpaceError: If the space holds no leaf, two leaves with the same joined key, or a leaf of
-            another kind.
+        SpaceError: If the space has no leaves, two leaves with the same joined key, or a leaf of an
+            unsupported type.
     """
 
     def __init__(self, space: spaces.Space[Any], left_out: Collection[str] = ()) -> None:
@@ -75,7 +75,7 @@ class FlatView:
         self._assemble = assembler(space, ())
 
     def read(self, value: Any) -> Iterator[tuple[str, Any]]:
-        """Key and value of every leaf of `value`, in the order of `leaves`.
+        """Yield key and value of every leaf of `value`, in the order of `leaves`.
 
         Raises:
             SpaceError: If a leaf is missing.
@@ -91,7 +91,7 @@ class FlatView:
             yield key, leaf
 
     def build(self, flat: Mapping[str, Any]) -> Any:
-        """The nested value whose leaves are `flat`; the inverse of `read`.
+        """Build the nested value whose leaves are `flat`; the inverse of `read`.
 
         Raises:
             SpaceError: If a leaf is missing.
@@ -106,7 +106,7 @@ class FlatView:
 
 
 def flat_spaces(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
-    """The leaves of a space by joined key; a lone leaf has the key `""`.
+    """Return the leaves of a space by joined key; a single leaf has the key `""`.
 
     Raises:
         SpaceError: If the space cannot be flattened, see `FlatView`.
@@ -115,21 +115,20 @@ def flat_spaces(space: spaces.Space[Any]) -> dict[str, spaces.Space[Any]]:
 
 
 def flat_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """The space itself when it is a leaf, else one flat `Dict` of its leaves.
+    """Return the space itself if it is a leaf, else a flat `Dict` of its leaves.
 
     Raises:
         SpaceError: If the space cannot be flattened, see `FlatView`.
     """
     view = FlatView(space)
-    # An OrderedDict keeps its order in a Dict space; a plain dict would be sorted, and "10" put
-    # before "2".
+    # A Dict space keeps the order of an OrderedDict but sorts a plain dict, with "10" before "2".
     return space if view.is_single else spaces.Dict(OrderedDict(view.leaves))
 
 
 def flatten_value(space: spaces.Space[Any] | FlatView, value: Any) -> Any:
-    """A value of `space` as a flat dict of leaves, or as it is when the space is a leaf.
+    """Flatten a value of `space` to a dict of leaves; a leaf is returned unchanged.
 
-    Pass a `FlatView` where this is called often.
+    Pass a `FlatView` in hot loops.
 
     Raises:
         SpaceError: If a leaf is missing.
@@ -139,7 +138,7 @@ def flatten_value(space: spaces.Space[Any] | FlatView, value: Any) -> Any:
 
 
 def unflatten_value(space: spaces.Space[Any] | FlatView, flat: Any) -> Any:
-    """The nested value of `space` that `flatten_value` turned into `flat`.
+    """Rebuild the nested value of `space` from the result of `flatten_value`.
 
     Raises:
         SpaceError: If a leaf is missing.
@@ -149,14 +148,14 @@ def unflatten_value(space: spaces.Space[Any] | FlatView, flat: Any) -> Any:
 
 
 def join_keys(path: tuple[Any, ...]) -> str:
-    """The joined key of a path; that of a lone leaf is empty."""
+    """Join the keys of a path; the key of a single leaf is empty."""
     return "/".join(map(str, path))
 
 
 def walk_leaves(
     space: spaces.Space[Any], path: tuple[Any, ...]
 ) -> Iterator[tuple[tuple[Any, ...], spaces.Space[Any]]]:
-    """Path and space of every leaf below `space`, in its order."""
+    """Yield path and space of every leaf below `space`, in order."""
     if isinstance(space, spaces.Dict):
         for name, child in space.spaces.items():
             yield from walk_leaves(child, (*path, name))
@@ -170,7 +169,7 @@ def walk_leaves(
         where = f"the space at {join_keys(path)!r}" if path else "the space"
         raise SpaceError(
             f"{where} is {space}: expected Box, Discrete, MultiDiscrete or MultiBinary, alone or "
-            f"in Dict and Tuple; {left_out}convert it by a wrapper of your own: "
+            f"in Dict and Tuple; {left_out}convert it with a custom wrapper: "
             "env.wrappers=[{_target_: my_module.MyWrapper}]"
         )
 
@@ -178,7 +177,7 @@ def walk_leaves(
 def assembler(
     space: spaces.Space[Any], path: tuple[Any, ...]
 ) -> Callable[[Mapping[str, Any]], Any]:
-    """A function that builds a value of `space` from leaves under the joined keys below `path`."""
+    """Return a function that builds a value of `space` from leaves with joined keys."""
     if isinstance(space, spaces.Dict):
         parts = {name: assembler(sub, (*path, name)) for name, sub in space.spaces.items()}
         return partial(_dict_of, parts)
@@ -197,34 +196,34 @@ def _tuple_of(parts: Sequence[Callable[[Any], Any]], flat: Mapping[str, Any]) ->
 
 
 SMALLEST_SIDE = 7
-"""Pixels that each side of an image has at least: MiniGrid's view."""
+"""Minimum height and width of an image in pixels, which is the view of MiniGrid."""
 
 SMALLEST_GREY_SIDE = 16
-"""The same where there are no channels: less is a table."""
+"""Minimum height and width of an image without channels; smaller arrays are tables."""
 
 
 class ImageLayout(NamedTuple):
     """Meaning of the dimensions of an image."""
 
     channels: int
-    """Channels of all frames together."""
+    """Number of channels summed over all frames."""
     height: int
     width: int
     channels_last: bool
-    """Whether the last dimension holds channels; false without channels."""
+    """Whether the last dimension contains the channels; false without channels."""
 
 
 def is_image(space: spaces.Space[Any]) -> bool:
-    """Whether observations are pictures, which convolutions can read.
+    """Return whether observations are images to be processed by convolutions.
 
-    Such a space is a Box of bytes (uint8) with
+    An image space is a Box of dtype uint8 with
 
-    - three dimensions, height and width at least 7, whatever its bounds: (7, 7, 3), (4, 84, 84);
-    - four dimensions: a stack of such pictures, (4, 96, 96, 3); or
-    - two dimensions of at least 16 and the bounds 0 and 255: (84, 84).
+    - three dimensions, height and width at least 7, and any bounds: (7, 7, 3), (4, 84, 84);
+    - four dimensions: a stack of such images, (4, 96, 96, 3); or
+    - two dimensions of at least 16 with the bounds 0 and 255: (84, 84).
 
-    All else is read as numbers: bytes in one dimension (the memory of an Atari console), tables
-    with few rows or columns or their own bounds, and whatever is not uint8.
+    All other spaces are processed as vectors: one-dimensional bytes (Atari RAM), tables with few
+    rows or columns or other bounds, and all dtypes but uint8.
     """
     if not isinstance(space, spaces.Box) or space.dtype != np.uint8:
         return False
@@ -238,11 +237,11 @@ def is_image(space: spaces.Space[Any]) -> bool:
 
 
 def image_layout(space: spaces.Box) -> ImageLayout:
-    """Decide which dimension of an image holds the channels: the first one or the last one.
+    """Determine which dimension of an image contains the channels: the first or the last.
 
-    If the remaining two are equal for one of the choices only, it is that one: (7, 7, 20) has 20
-    channels. Otherwise it is the smaller one, and the last one of equals. A first dimension of four
-    counts frames.
+    If only one choice leaves two equal dimensions, it is chosen: (7, 7, 20) has 20 channels.
+    Otherwise the smaller dimension is chosen, and the last one if they are equal. With four
+    dimensions, the first one counts frames.
 
     Args:
         space: A Box with two (no channels), three or four (frames) dimensions.
@@ -260,17 +259,17 @@ def image_layout(space: spaces.Box) -> ImageLayout:
 
 
 def holds_images(space: spaces.Space[Any]) -> bool:
-    """Whether a flat space is an image, or a Dict with an image in it."""
+    """Return whether a flat space is an image, or a Dict that contains one."""
     return any(is_image(leaf) for leaf in flat_spaces(space).values())
 
 
 def is_mask_key(key: str) -> bool:
-    """Whether a key of a flat observation is the mask, or a part of it."""
+    """Return whether a key of a flat observation is the action mask, or a part of it."""
     return key == MASK_KEY or key.startswith(f"{MASK_KEY}/")
 
 
 def choice_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
-    """Number of actions of each choice of an action leaf; empty if it cannot be masked."""
+    """Return the number of actions of each choice of a leaf; empty if it cannot be masked."""
     if isinstance(space, spaces.Discrete):
         return (int(space.n),)
     if isinstance(space, spaces.MultiDiscrete):
@@ -279,21 +278,21 @@ def choice_sizes(space: spaces.Space[Any]) -> tuple[int, ...]:
 
 
 MAX_CATEGORIES = 2**24
-"""Most categories of a leaf: networks have an input, or an output, for each of them."""
+"""Maximum number of categories of a leaf: networks have an input or output for each."""
 
 
 def check_categories(name: str, space: spaces.Space[Any]) -> None:
-    """Raise SpaceError if a leaf has so many categories that no network can be built for it."""
+    """Raise SpaceError if a leaf has too many categories to build a network for it."""
     count = sum(choice_sizes(space))
     if count > MAX_CATEGORIES:
         raise SpaceError(
             f"{name} {space} has {count:,} categories, at most {MAX_CATEGORIES:,} are supported: "
-            "describe it by numbers (Box), or by digits (MultiDiscrete)"
+            "represent it as numbers (Box) or as digits (MultiDiscrete)"
         )
 
 
 MAX_ENTRIES = 8
-"""Entries of a MultiDiscrete space that are written out."""
+"""Maximum number of entries of a MultiDiscrete space that messages list."""
 
 
 def check_same_spaces(
@@ -303,20 +302,20 @@ def check_same_spaces(
     wanted: Sequence[spaces.Space[Any]],
     value: Any = ...,
 ) -> None:
-    """Refuse a setting that brings other spaces than the rest of a run has.
+    """Raise if the spaces of a setting differ from those of the run.
 
     Args:
         key: Dotted name of the setting.
-        problem: The fault, with the places of three words in braces: `{kind}` (observation or
-            action), `{found}` and `{wanted}` (the spaces in short), such as `"its policy has the
-            {kind} space {found}, the environment has {wanted}"`.
-        found: Observation and action space that the setting brings.
-        wanted: Observation and action space of the rest.
-        value: Value of the setting; left out of the message when it is not passed.
+        problem: Message with the placeholders `{kind}` (observation or action), `{found}` and
+            `{wanted}` (short descriptions of the spaces), such as `"its policy has the {kind} space
+            {found}, the environment has {wanted}"`.
+        found: Observation and action space of the setting.
+        wanted: Observation and action space of the run.
+        value: Value of the setting; omitted from the message if not given.
 
     Raises:
-        ConfigError: If they differ.
-        SpaceError: If they differ and one cannot be described, see `FlatView`.
+        ConfigError: If the spaces differ.
+        SpaceError: If they differ and one cannot be flattened, see `FlatView`.
     """
     for kind, one, other in zip(("observation", "action"), found, wanted, strict=True):
         if one != other:
@@ -326,12 +325,12 @@ def check_same_spaces(
 
 
 def space_difference(one: spaces.Space[Any], other: spaces.Space[Any]) -> tuple[str, str]:
-    """Two spaces that are not equal in a few words each: of nested ones, the first other leaf.
+    """Describe briefly how two spaces differ; for nested spaces by the first leaf that differs.
 
-    Bounds are named only where nothing else differs, and then those of the first such entry.
+    Bounds are included only if nothing else differs, and only for the first entry that differs.
 
     Raises:
-        SpaceError: If one cannot be described, see `FlatView`.
+        SpaceError: If one cannot be flattened, see `FlatView`.
     """
     leaves, others = flat_spaces(one), flat_spaces(other)
     if type(one) is not type(other) and not (leaves.keys() == others.keys() == {""}):
@@ -346,7 +345,7 @@ def space_difference(one: spaces.Space[Any], other: spaces.Space[Any]) -> tuple[
 
 
 def _outline(space: spaces.Space[Any]) -> str:
-    """A space in short, with the number of its leaves."""
+    """Describe a space briefly, with the number of its leaves."""
     leaves = flat_spaces(space)
     if leaves.keys() == {""}:
         return _leaf(space, None)
@@ -354,9 +353,9 @@ def _outline(space: spaces.Space[Any]) -> str:
 
 
 def _leaf(leaf: spaces.Space[Any] | None, other: spaces.Space[Any] | None) -> str:
-    """A leaf in short, with what distinguishes it from another one.
+    """Describe a leaf briefly, with what distinguishes it from another one.
 
-    Bounds and choices are those of the first entry with others, where all else is equal.
+    If only bounds or choices differ, those of the first differing entry are included.
     """
     if leaf is None:
         return "nothing"
@@ -382,18 +381,18 @@ def _leaf(leaf: spaces.Space[Any] | None, other: spaces.Space[Any] | None) -> st
 
 
 MAX_NUMBERS = 1 << 26
-"""Most numbers that a value of one leaf may have: an image of 4,096 x 4,096 x 4."""
+"""Maximum number of elements of a leaf: an image of 4,096 x 4,096 x 4."""
 
 MAX_LEVELS = 64
 
 
 def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
-    """A space as a mapping of plain values, which JSON keeps.
+    """Serialise a space to plain JSON values.
 
-    A bound that is the same for all entries of a Box is one number: an image has thousands.
+    A Box bound with equal entries is stored as one number, because images have thousands.
 
     Raises:
-        SpaceError: If the space is of a kind that has no such form, or has keys that are neither
+        SpaceError: If the type of the space is not supported, or it has keys that are neither
             strings nor integers.
     """
     if isinstance(space, spaces.Box):
@@ -429,7 +428,7 @@ def space_to_dict(space: spaces.Space[Any]) -> dict[str, Any]:
 
 
 def _compact(bound: Array) -> Any:
-    """Nested lists, or one number where all entries are equal."""
+    """Return nested lists, or a single number if all entries are equal."""
     values = np.unique(bound)
     return values.item() if values.size == 1 else bound.tolist()
 
@@ -441,22 +440,22 @@ def _checked_key(key: Any) -> str | int:
 
 
 def space_from_dict(data: dict[str, Any]) -> spaces.Space[Any]:
-    """The space that `space_to_dict` described.
+    """Rebuild a space from the result of `space_to_dict`.
 
     Raises:
-        SpaceError: If the description is of an unknown type, damaged, or that of a space which no
-            memory holds.
+        SpaceError: If the description has an unknown type, is damaged, or describes a space that is
+            too large.
     """
     try:
         return _space(data, MAX_LEVELS)
     except SpaceError:
         raise
-    except Exception as error:  # whatever a description of unknown origin leads to
+    except Exception as error:  # the description may be untrusted and arbitrary
         raise SpaceError(f"not the description of a space: {error!r}") from error
 
 
 def _space(data: dict[str, Any], levels: int) -> spaces.Space[Any]:
-    """The space of a description that may be nested `levels` deep."""
+    """Build a space from a description nested at most `levels` deep."""
     if not levels:
         raise SpaceError(f"spaces are nested deeper than {MAX_LEVELS} levels")
     kind = data["type"]
@@ -466,7 +465,7 @@ def _space(data: dict[str, Any], levels: int) -> spaces.Space[Any]:
         return spaces.Box(low, high, shape, dtype.type)
     if kind == "Discrete":
         dtype = np.dtype(data["dtype"])
-        # Older versions of Gymnasium have no such argument.
+        # Older versions of Gymnasium do not have this argument.
         settings = {} if dtype == np.int64 else {"dtype": dtype.type}
         return spaces.Discrete(data["n"], start=data["start"], **settings)
     if kind == "MultiDiscrete":
@@ -485,7 +484,7 @@ def _space(data: dict[str, Any], levels: int) -> spaces.Space[Any]:
 
 
 def _checked_shape(shape: list[int]) -> tuple[int, ...]:
-    """The shape, before memory is taken for it."""
+    """Return the shape if it is not too large, before memory is allocated."""
     if (count := math.prod(shape)) > MAX_NUMBERS:
-        raise SpaceError(f"a space has {count:.3g} numbers: at most {MAX_NUMBERS} can be read")
+        raise SpaceError(f"a space has {count:.3g} elements; at most {MAX_NUMBERS} are supported")
     return tuple(shape)

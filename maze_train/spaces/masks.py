@@ -1,13 +1,13 @@
-"""Legal actions as part of the observation; checks and conversion of actions.
+"""Action masks in observations, and checks of actions.
 
-An environment whose legal actions depend on the state gives them in its Dict observation under the
-top-level key `action_mask`, as numbers that are not 0 for legal actions:
+An environment whose legal actions depend on the state provides a mask in its Dict observation under
+the top-level key `action_mask`, nonzero for legal actions:
 
-- one array for a lone Discrete action space, [n], or MultiDiscrete one, [Σ n_k] with one choice
-  after the other (also [*nvec.shape, n] when all n_k are equal to n);
-- for Dict and Tuple action spaces either one array over all Discrete and MultiDiscrete parts, one
-  after the other in the order of the flat action space, or a Dict or Tuple with one array for some
-  of these parts, under the keys that they have in the action space.
+- for a single Discrete action space one array [n]; for a single MultiDiscrete one [Σ n_k], with the
+  choices concatenated (or [*nvec.shape, n] if all n_k equal n);
+- for Dict and Tuple action spaces either one array over all Discrete and MultiDiscrete parts,
+  concatenated in the order of the flat action space, or a Dict or Tuple with one array for some of
+  these parts, under their keys in the action space.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MaskedPart:
-    """One part of the action space with legal actions in the observation."""
+    """Masked part of the action space."""
 
     part: str
-    """Key of the part in the flat action space; empty for a lone one."""
+    """Key of the part in the flat action space; empty if the space is a single leaf."""
     leaf: str
     """Key of the mask in the flat observation."""
     start: int
-    """Start of the part in the flattened mask."""
+    """First index of the part in the flattened mask."""
     sizes: tuple[int, ...]
     """Number of actions of each choice of the part, in row-major order."""
 
     @property
     def stop(self) -> int:
-        """End of the part in the flattened mask."""
+        """End index (exclusive) of the part in the flattened mask."""
         return self.start + sum(self.sizes)
 
 
 @dataclass(frozen=True)
 class MaskLayout:
-    """Layout of the legal actions of each part in the observation."""
+    """Layout of the action masks of all parts in the observation."""
 
     parts: tuple[MaskedPart, ...]
     """The masked parts, in the order of the flat action space."""
@@ -62,7 +62,7 @@ class MaskLayout:
 
     @cached_property
     def _starts(self) -> dict[str, Array]:
-        """Start of each choice in each flattened mask."""
+        """First index of each choice in each flattened mask."""
         sizes = {
             leaf: [n for part in self.parts if part.leaf == leaf for n in part.sizes]
             for leaf in self.leaves
@@ -70,14 +70,13 @@ class MaskLayout:
         return {leaf: np.cumsum([0, *own[:-1]], dtype=np.intp) for leaf, own in sizes.items()}
 
     def illegal_part(self, obs: Mapping[str, Array]) -> str | None:
-        """Describe the first illegal mask of one observation.
+        """Describe the first choice of one observation that has no legal action.
 
         Args:
-            obs: Observation of one environment by leaf; others than masks are not read.
+            obs: Observation of one environment by leaf; only masks are read.
 
         Returns:
-            None when every choice has a legal action, or a sentence that names the first part
-            without one.
+            A sentence that names the part, or None if every choice has a legal action.
         """
         for leaf, starts in self._starts.items():
             mask = obs[leaf]
@@ -90,13 +89,13 @@ class MaskLayout:
         return None
 
     def first_illegal_row(self, obs: Mapping[str, Array]) -> int | None:
-        """The first environment in which some choice has no legal action.
+        """Return the index of the first environment with a choice that has no legal action.
 
         Args:
-            obs: Observations by leaf, [B, ...]; others than masks are not read.
+            obs: Observations by leaf, [B, ...]; only masks are read.
 
         Returns:
-            Its index in [0, B), or None.
+            The index in [0, B), or None.
         """
         found: list[int] = []
         for leaf, starts in self._starts.items():
@@ -108,13 +107,13 @@ class MaskLayout:
         return min(found, default=None)
 
     def filled(self, obs: Mapping[str, Array]) -> dict[str, Array]:
-        """Masks of B observations in which a choice without a legal action has all of them.
+        """Return the masks with all actions made legal for choices that have none.
 
         Args:
-            obs: Observations by leaf, [B, ...]; others than masks are not read.
+            obs: Observations by leaf, [B, ...]; only masks are read.
 
         Returns:
-            The masks by leaf, [B, ...]; copies of those that changed.
+            The masks by leaf, [B, ...]; modified masks are copies.
         """
         found = {}
         for leaf, starts in self._starts.items():
@@ -129,7 +128,7 @@ class MaskLayout:
         return found
 
     def _describe(self, leaf: str, mask: Array) -> str:
-        """The sentence for the first choice in `mask` that has no legal action."""
+        """Return the message for the first choice in `mask` that has no legal action."""
         values = mask.reshape(-1)
         for part in self.parts:
             start = part.start
@@ -139,22 +138,22 @@ class MaskLayout:
                     name = f" of part {part.part!r}" if part.part else ""
                     return (
                         f"no action{choice}{name} is legal: entries {start} to {start + n - 1} of "
-                        f"the observation {leaf!r} are all 0, expected a number other than 0 for "
-                        "each legal action"
+                        f"the observation {leaf!r} are all 0, expected a nonzero value for each "
+                        "legal action"
                     )
                 start += n
         raise AssertionError(f"every choice of {leaf!r} has a legal action")
 
 
 def _layout_of(masks: Mapping[str, Space[Any]], action_space: Space[Any]) -> MaskLayout:
-    """Relate masks, by their keys in the flat observation, to the parts of the actions."""
+    """Assign masks, by their keys in the flat observation, to the parts of the actions."""
     actions = flat_spaces(action_space)
     sizes = {key: choice_sizes(leaf) for key, leaf in actions.items()}
     maskable = {key: own for key, own in sizes.items() if own}
     if not maskable:
         raise SpaceError(
             f"the observation has the key {MASK_KEY!r}, but the action space {action_space} has no "
-            "Discrete or MultiDiscrete part: rename the key if it is no mask"
+            "Discrete or MultiDiscrete part: rename the key if it is not a mask"
         )
     for leaf, space in masks.items():
         check_values(leaf, space)
@@ -168,7 +167,7 @@ def _layout_of(masks: Mapping[str, Space[Any]], action_space: Space[Any]) -> Mas
 
 
 def joined_parts(maskable: Mapping[str, tuple[int, ...]]) -> Iterator[MaskedPart]:
-    """All parts that can be masked, one after the other in one mask."""
+    """Yield all parts that can be masked, concatenated in one mask."""
     start = 0
     for key, sizes in maskable.items():
         yield MaskedPart(key, MASK_KEY, start, sizes)
@@ -180,7 +179,7 @@ def separate_parts(
     actions: Mapping[str, Space[Any]],
     maskable: Mapping[str, tuple[int, ...]],
 ) -> Iterator[MaskedPart]:
-    """The parts that have their own mask."""
+    """Yield the parts that have a separate mask."""
     by_part = {leaf.removeprefix(f"{MASK_KEY}/"): leaf for leaf in masks}
     for key, leaf in by_part.items():
         if key in maskable:
@@ -197,7 +196,7 @@ def separate_parts(
             )
         hint = did_you_mean(f"{MASK_KEY}/{part}" for part in nearest(key, maskable, count=1))
         raise SpaceError(
-            f"the mask {leaf!r} is for no part of the action space: expected one of "
+            f"the mask {leaf!r} does not match any part of the action space: expected one of "
             f"{', '.join(f'{MASK_KEY}/{part}' for part in maskable)}{hint}"
         )
     for key, sizes in maskable.items():
@@ -207,7 +206,7 @@ def separate_parts(
 
 
 def check_values(leaf: str, space: Space[Any]) -> None:
-    """Refuse a mask that can hold other numbers than those from 0 to 1."""
+    """Raise if a mask can have values other than 0 to 1."""
     if isinstance(space, spaces.MultiBinary):
         return
     if isinstance(space, spaces.Box):
@@ -219,7 +218,7 @@ def check_values(leaf: str, space: Space[Any]) -> None:
     if not fits:
         raise SpaceError(
             f"the mask {leaf!r} is {space}: expected MultiBinary(n), Box(0, 1, (n,), np.int8) or "
-            "MultiDiscrete([2] * n), with 0 for actions that are not legal"
+            "MultiDiscrete([2] * n), with 0 for illegal actions"
         )
 
 
@@ -229,13 +228,13 @@ def check_shape(
     sizes: list[tuple[int, ...]],
     actions: Mapping[str, Space[Any]],
 ) -> None:
-    """Refuse a mask that has not one entry for each action.
+    """Raise if a mask does not have one entry per action.
 
     Args:
         leaf: Key of the mask.
         space: Space of the mask.
-        sizes: Sizes of the choices of each part that it holds.
-        actions: These parts.
+        sizes: Sizes of the choices of each part that the mask covers.
+        actions: Action spaces of these parts.
     """
     wanted: list[tuple[int, ...]] = [(sum(map(sum, sizes)),)]
     lone = next(iter(actions.values()))
@@ -250,17 +249,17 @@ def check_shape(
 
 
 def mask_layout(observation_space: Space[Any], action_space: Space[Any]) -> MaskLayout | None:
-    """Find the legal actions in the observations of an environment.
+    """Find the action masks in the observations of an environment.
 
     Args:
         observation_space: Observation space of one environment, nested or flat.
         action_space: Its action space, nested or flat.
 
     Returns:
-        The layout, or None when observations have no key `action_mask`.
+        The layout, or None if observations have no key `action_mask`.
 
     Raises:
-        SpaceError: If the mask does not fit the action space.
+        SpaceError: If the mask does not match the action space.
     """
     if not isinstance(observation_space, spaces.Dict):
         return None
@@ -269,19 +268,19 @@ def mask_layout(observation_space: Space[Any], action_space: Space[Any]) -> Mask
 
 
 def checked_actions(name: str, part: Any, n: int, space: Space[Any]) -> Array:
-    """One part of n actions of the environment, as an array `[n, *space.shape]`.
+    """Convert one part of n environment actions to an array `[n, *space.shape]` and check it.
 
-    Numbers of a Box may lie outside of its bounds, where `Distribution.to_env` would clip them.
+    Box values may lie outside the bounds, since `Distribution.to_env` would clip them.
 
     Args:
-        name: Name in messages.
+        name: Name of the part in messages.
         part: The part.
         n: Number of actions.
-        space: Leaf of the action space that it belongs to.
+        space: Leaf of the action space for the part.
 
     Raises:
-        ShapeError: If it does not have one row per action, in the shape of the space.
-        SpaceError: If it is of another kind, or holds something that is no action.
+        ShapeError: If it does not have one row per action with the shape of the space.
+        SpaceError: If it has a wrong dtype, or contains an invalid action.
     """
     shape = (n, *(space.shape or ()))
     try:
@@ -302,7 +301,7 @@ def checked_actions(name: str, part: Any, n: int, space: Space[Any]) -> Array:
 
 
 def _limits(space: Space[Any]) -> tuple[Any, Any]:
-    """Smallest and largest numbers of an action."""
+    """Return the smallest and the largest valid action."""
     if isinstance(space, spaces.Discrete):
         return space.start, space.start + space.n - 1
     if isinstance(space, spaces.MultiDiscrete):
@@ -314,18 +313,18 @@ def _limits(space: Space[Any]) -> tuple[Any, Any]:
 
 
 class LegalChoices:
-    """Reads from observations which actions are legal; with several agents, for those that act.
+    """Reads masks of legal actions from observations; for multi-agent ones, of the acting agents.
 
     Args:
-        observation_space: Observation space of one environment, of one agent or of several
-            (`maze_train.spaces.agents`).
+        observation_space: Observation space of one environment, single- or multi-agent (see
+            `maze_train.spaces.agents`).
         action_space: Its action space.
 
     Attributes:
-        has_masks: Whether observations contain legal actions.
+        has_masks: Whether observations contain masks.
 
     Raises:
-        SpaceError: If masks do not fit the actions.
+        SpaceError: If masks do not match the actions.
     """
 
     def __init__(self, observation_space: Space[Any], action_space: Space[Any]) -> None:
@@ -339,7 +338,7 @@ class LegalChoices:
         self.has_masks = bool(self._layouts)
 
     def read(self, obs: Any) -> Iterator[tuple[str, list[Array]]]:
-        """Key and masks, one for each choice, of every masked part of the actions to be taken.
+        """Yield key and masks, one per choice, of every masked part of the actions to be taken.
 
         Raises:
             SpaceError: If a choice has no legal action.
@@ -351,7 +350,7 @@ class LegalChoices:
 
 
 def layouts_of_agents(each: AgentSpaces) -> Iterator[tuple[int, MaskLayout]]:
-    """Number and legal actions of each agent that has some, in the keys of joint spaces."""
+    """Yield index and mask layout of each agent with masks, with keys of the joint spaces."""
     for number, agent in enumerate(each.agents):
         layout = mask_layout(*each.of(agent))
         if layout is not None:
@@ -369,10 +368,10 @@ def layouts_of_agents(each: AgentSpaces) -> Iterator[tuple[int, MaskLayout]]:
 def masks_of_parts(
     masks: MaskLayout, leaves: Mapping[str, Array]
 ) -> Iterator[tuple[str, list[Array]]]:
-    """Key and masks, one for each choice, of every masked part of the action space.
+    """Yield key and masks, one per choice, of every masked part of the action space.
 
     Args:
-        masks: Layout of the legal actions in the observation.
+        masks: Layout of the masks in the observation.
         leaves: One observation by leaf.
 
     Raises:
@@ -391,12 +390,12 @@ def random_action(
     legal: Iterable[tuple[str, list[Array]]],
     generator: np.random.Generator,
 ) -> Any:
-    """An action of `actions.space.sample()`, the masked parts of which are drawn again.
+    """Sample a random legal action.
 
     Args:
-        actions: The action space, whose own generator draws what has no masks.
-        legal: Key and masks, one for each choice, of each part that has some.
-        generator: Draws uniformly from the legal choices.
+        actions: The action space, whose own generator samples the parts without masks.
+        legal: Key and masks, one per choice, of each masked part.
+        generator: Samples uniformly from the legal choices.
     """
     parts = dict(actions.read(actions.space.sample()))
     for key, masks in legal:

@@ -1,4 +1,4 @@
-"""Trees of tensors for spaces, and the parts that belong to each of several agents."""
+"""Trees of tensors for spaces, and the parts of a flat mapping that belong to each agent."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from maze_train.spaces.columns import Columns, leaves_of, storage_dtype
 from maze_train.spaces.describe import is_mask_key
 
 FIRST_INEXACT = 2.0**24
-"""Integers beyond this one are rounded in float32."""
+"""Integers above this value are rounded in float32."""
 
 LEAST_LEVELS = 16
-"""Values that float32 has at least to distinguish between the smallest and the largest one."""
+"""Minimum number of float32 values required between the smallest and the largest observation."""
 
 
 def large_floats(space: spaces.Space[Any], obs: ArrayTree) -> dict[str, Array]:
-    """Copies of leaves `[n, ...]` of a flat space with floats beyond `FIRST_INEXACT`, by key.
+    """Return copies of float64 leaves `[n, ...]` with values of at least `FIRST_INEXACT`, by key.
 
-    These are float64 in the environment, and stored in float32.
+    Only leaves that are stored as float32 are included.
     """
     leaves = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     return {
@@ -46,7 +46,7 @@ def large_floats(space: spaces.Space[Any], obs: ArrayTree) -> dict[str, Array]:
 
 
 def check_resolution(first: Mapping[str, Array], later: ArrayTree) -> None:
-    """Refuse floats whose differences are lost in float32, such as time stamps.
+    """Raise if changes of an observation, such as a time stamp, are lost in float32.
 
     Args:
         first: Result of `large_floats`.
@@ -67,24 +67,24 @@ def check_resolution(first: Mapping[str, Array], later: ArrayTree) -> None:
         place = f"entry {list(index)} of {name}" if index else name
         raise SpaceError(
             f"{place} is about {largest[index]:.10g} and changes by {spread[index]:.3g}, but "
-            f"floats are stored in float32, which has steps of {step[index]:.3g} there: subtract "
+            f"floats are stored in float32, whose spacing is {step[index]:.3g} there: subtract "
             "an offset in a wrapper (env.wrappers), or declare its space with dtype=np.int64 and "
             "set model.normalization.mode=running"
         )
 
 
 def zeros_for(space: spaces.Space[Any], shape: tuple[int, ...]) -> TensorTree:
-    """Zeros for observations of a flat space: `[*shape, *space.shape]`, one tensor per key."""
+    """Return zero observations of a flat space, `[*shape, *space.shape]`, one tensor per key."""
     leaves = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     arrays = Columns.of(leaves).batched(*shape).arrays()
     return as_tree({key: torch.from_numpy(x) for key, x in arrays.items()}, "" not in arrays)
 
 
 def sampled_for(space: spaces.Space[Any], n: int) -> TensorTree:
-    """Observations of a flat space, the same each time: `[n, *space.shape]`, one tensor per key.
+    """Return deterministic sample observations of a flat space, `[n, *space.shape]` per key.
 
-    Those of a Box are close to 0, or to the bound that is: between bounds that are as far apart as
-    numbers allow, a uniform sample would be of no use to a network.
+    Box samples are standard normal, clipped to the bounds: with very wide bounds, uniform samples
+    would be useless as network inputs.
     """
     return tree_map(lambda leaf: _sampled(leaf, n), _leaves(space))
 
@@ -99,7 +99,7 @@ def _sampled(space: spaces.Space[Any], n: int) -> torch.Tensor:
 
 
 def as_tensors(space: spaces.Space[Any], tree: ArrayTree) -> TensorTree:
-    """Copies of arrays as tensors, each in the dtype in which its space is stored."""
+    """Copy arrays to tensors, each in the storage dtype of its space."""
     if isinstance(tree, dict):
         assert isinstance(space, spaces.Dict)
         return {key: _tensor(space[key], array) for key, array in tree.items()}
@@ -111,29 +111,29 @@ def _tensor(space: spaces.Space[Any], array: Array) -> torch.Tensor:
 
 
 def _leaves(space: spaces.Space[Any]) -> spaces.Space[Any] | dict[str, spaces.Space[Any]]:
-    """The leaves of a flat space."""
+    """Return the leaves of a flat space."""
     return dict(space.spaces) if isinstance(space, spaces.Dict) else space
 
 
 JOINT = "/joint"
-"""Name below which the observations of a policy with a centralised critic have those of all agents;
-no key of an observation space begins so."""
+"""Key prefix of the joint observations in the input of a centralised critic; keys of observation
+spaces never begin with it."""
 
 OWN_LEAF = "/own"
-"""Key of an own observation that is a lone leaf, next to those."""
+"""Key of the agent's own observation, if that is a single leaf."""
 
 JOINT_ACTS, JOINT_AGENT = f"{JOINT}/{ACTS}", f"{JOINT}/agent"
-"""Flags of who acts, and the number of the agent itself."""
+"""Keys of the flags of acting agents, and of the index of the agent itself."""
 
 
 def part_of(tree: Mapping[str, Any], name: str) -> Any:
-    """The part of a flat mapping below a name: a leaf, or the mapping of those below it."""
+    """Return the part of a flat mapping below a name: a leaf, or the mapping of its leaves."""
     leaves = leaves_of(tree, name)
     return as_tree(leaves, "" not in leaves)
 
 
 def parts_by_name(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a flat mapping by the first name of their keys; see `part_of`."""
+    """Split a flat mapping by the first component of its keys; see `part_of`."""
     found: dict[str, Any] = {}
     for key, leaf in tree.items():
         name, slash, below = key.partition("/")
@@ -147,12 +147,12 @@ def parts_by_name(tree: Mapping[str, Any]) -> dict[str, Any]:
 def flat_space_of(
     observation_space: spaces.Dict, agent: str, *, is_centralized: bool = False
 ) -> spaces.Space[Any]:
-    """The flat observation space of one agent, of the flat one of all of them.
+    """Return the flat observation space of one agent, given the joint one.
 
     Args:
-        observation_space: That of all of them.
-        agent: Its name.
-        is_centralized: Whether observations have what a centralised critic reads; see `with_joint`.
+        observation_space: Flat joint observation space.
+        agent: Name of the agent.
+        is_centralized: Whether to add the inputs of a centralised critic; see `with_joint`.
     """
     part = part_of(part_of(observation_space.spaces, AGENTS), agent)
     if is_centralized:
@@ -161,36 +161,36 @@ def flat_space_of(
 
 
 def is_seen_by_critics(key: str) -> bool:
-    """Whether critics read a leaf of the flat tree of all agents: not masks, rewards and ends."""
+    """Return whether critics read a leaf of the joint tree: all but masks, rewards and ends."""
     top, _, below = key.partition("/")
     return top == ACTS or (top == AGENTS and not is_mask_key(below.partition("/")[2]))
 
 
 def joint_view(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """Leaves of the flat tree of all agents that critics read, below `JOINT`."""
+    """Return the leaves of the flat joint tree that critics read, with the prefix `JOINT`."""
     return with_name(JOINT, {k: leaf for k, leaf in tree.items() if is_seen_by_critics(k)})
 
 
 def seen_by_critic(joint: Mapping[str, spaces.Space[Any]]) -> dict[str, spaces.Space[Any]]:
-    """Spaces of what a centralised critic reads in addition to the own observation of its agent."""
+    """Return the spaces of the additional inputs of a centralised critic."""
     count = spaces.Discrete((joint[ACTS].shape or (0,))[0])
     return {**joint_view(joint), JOINT_AGENT: count}
 
 
 def with_joint(own: Any, joint: Mapping[str, Tensor], number: int) -> dict[str, Tensor]:
-    """Return the observation of an agent, `[T, E, ...]`, with the extra input of its critic.
+    """Add the inputs of a centralised critic to the observation of an agent, `[T, E, ...]`.
 
     Args:
         own: The observation.
         joint: Result of `joint_view`.
-        number: Which agent it is.
+        number: Index of the agent.
     """
     numbers = torch.full(joint[JOINT_ACTS].shape[:2], number)
     return {**_own_leaves(own), **joint, JOINT_AGENT: numbers}
 
 
 def without_joint(obs: TensorTree) -> TensorTree:
-    """The own observation of an agent, with or without the rest."""
+    """Return the agent's own observation, without the inputs of a centralised critic."""
     if not isinstance(obs, dict):
         return obs
     own = {key: leaf for key, leaf in obs.items() if not key.startswith(JOINT)}
@@ -202,14 +202,14 @@ def _own_leaves(own: Any) -> dict[str, Any]:
 
 
 def with_name(name: str, part: Any) -> dict[str, Any]:
-    """The flat mapping whose part below a name is `part`; the inverse of `part_of`."""
+    """Return a flat mapping with `part` below a name; the inverse of `part_of`."""
     if isinstance(part, dict):
         return {f"{name}/{key}": leaf for key, leaf in part.items()}
     return {name: part}
 
 
 def joined(parts: Sequence[TensorTree], dim: int = 0) -> TensorTree:
-    """Trees of the same form, one after the other along a dimension."""
+    """Concatenate trees of the same structure along a dimension."""
     if len(parts) == 1:
         return parts[0]
     trees = [leaves_by_key(part) for part in parts]
@@ -218,14 +218,14 @@ def joined(parts: Sequence[TensorTree], dim: int = 0) -> TensorTree:
 
 
 def stacked(parts: Sequence[TensorTree]) -> TensorTree:
-    """Trees of the same form in a new first dimension."""
+    """Stack trees of the same structure along a new first dimension."""
     trees = [leaves_by_key(part) for part in parts]
     leaves = {key: torch.stack([tree[key] for tree in trees]) for key in trees[0]}
     return as_tree(leaves, isinstance(parts[0], dict))
 
 
 def unstacked(tree: TensorTree) -> list[TensorTree]:
-    """The trees in the first dimension, as views; the inverse of `stacked`."""
+    """Return the trees along the first dimension, as views; the inverse of `stacked`."""
     columns = {key: leaf.unbind() for key, leaf in leaves_by_key(tree).items()}
     rows = zip(*columns.values(), strict=True)
     return [as_tree(dict(zip(columns, row, strict=True)), isinstance(tree, dict)) for row in rows]

@@ -1,4 +1,4 @@
-"""Progress of a run on the console: a bar on a terminal, lines elsewhere, a summary."""
+"""Console output of a run: progress as a bar or as lines, and a closing summary."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ from maze_train.tracking.tracker import (
 
 ProgressMode: TypeAlias = Literal["auto", "bar", "lines", "quiet"]
 
-# A refresh costs about half a millisecond, and there can be hundreds of updates in a second.
+# A refresh takes about half a millisecond, and there can be hundreds of updates per second.
 BAR_INTERVAL_S = 0.1
 LINE_INTERVAL_S = 1.0
 MIN_BAR_WIDTH = 8
 
 
 class Display:
-    """Progress of something long, in one line that is shown again and again.
+    """Displays the progress of a long operation as a bar or as lines.
 
     Args:
-        mode: `bar`: one progress bar; `lines`: one line after the other; `quiet`: nothing; `auto`:
-            a bar on a terminal, lines elsewhere.
-        console: Where to print; None: standard output.
-        line_interval_s: Least time between two lines in seconds, >= 0.
+        mode: `bar`: a progress bar; `lines`: one line per report; `quiet`: no output; `auto`: a bar
+            on a terminal, lines otherwise.
+        console: Console to print to; None: standard output.
+        line_interval_s: Minimum time between two lines in seconds, >= 0.
 
     Raises:
-        ConfigError: If `mode` is not one of the four.
+        ConfigError: If `mode` is invalid.
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Display:
         self._bar: Progress | None = None
 
     def open(self, shown_at: float = -math.inf) -> None:
-        """Open the bar, if it is one; `shown_at` counts as the last time that it was shown."""
+        """Start the bar, in bar mode; `shown_at` counts as the time of the last update."""
         self._shown_at = shown_at
         if self.mode == "bar":
-            # No refresh thread: it would compete with the hot loops for the interpreter, and a fork
-            # while it holds a lock could block the child.
+            # No refresh thread: it would compete with the hot loops for the GIL, and a fork while
+            # it holds a lock could deadlock the child.
             self._bar = Progress(
                 TextColumn("{task.description}", style="bold", markup=False),
                 BarColumn(bar_width=None),
@@ -88,26 +88,26 @@ class Display:
 
     @property
     def has_bar(self) -> bool:
-        """Whether there is an open bar."""
+        """Whether a bar is active."""
         return self._bar is not None
 
     def is_due(self, now: float) -> bool:
-        """Whether enough time has passed for another line, or for the bar to move."""
+        """Return whether enough time has passed for another line or an update of the bar."""
         return now - self._shown_at >= self._interval_s
 
     def room(self, description: str, bar_width: int = MIN_BAR_WIDTH) -> int | None:
-        """Characters of status next to a bar of this width; None: there is no limit."""
+        """Return the space for the status next to a bar of this width, or None if unlimited."""
         if self.mode != "bar":
             return None
         return self._console.width - len(description) - bar_width - 2
 
     def show(self, now: float, description: str, share: float | None, status: str) -> None:
-        """Print a line, or move the bar.
+        """Print a line, or update the bar.
 
         Args:
             now: Time in seconds.
             description: Text before the bar.
-            share: Share that is done, in [0, 1]; None: not known.
+            share: Completed fraction in [0, 1]; None: unknown.
             status: Text after the bar.
         """
         self._shown_at = now
@@ -124,56 +124,57 @@ class Display:
         self._bar.refresh()
 
     def say(self, text: str, style: str = "") -> None:
-        """Print a line, unless everything is quiet."""
+        """Print a line, unless the mode is quiet."""
         if self.mode != "quiet":
-            # Lines are for files and pipes as well: no wrapping at 80 columns, no markup in names.
+            # Lines also go to files and pipes: no wrapping at 80 columns, no markup in names.
             encoding = self._console.encoding
             text = printable(text).encode(encoding, "replace").decode(encoding)
             self._console.print(Text(text, style=style), soft_wrap=True, highlight=False)
 
     def silence(self) -> None:
-        """Show nothing from here on."""
+        """Stop all output."""
         self.mode, self._interval_s = "quiet", math.inf
 
     def close(self) -> None:
-        """Give the terminal back; calling it again does nothing."""
+        """Remove the bar and restore the terminal; may be called more than once."""
         if self._bar is not None:
             bar, self._bar = self._bar, None
             bar.stop()
 
 
 class Screen(Console):
-    """Standard output; a reader that goes away is an OSError, and not the end of training."""
+    """Standard output that raises OSError on a closed pipe instead of exiting the process."""
 
     def on_broken_pipe(self) -> None:
-        """Write to nowhere from here on, and let the tracker drop the console."""
+        """Redirect output to the null device and raise, so that the tracker drops the console."""
         abandon_output()
-        raise BrokenPipeError("no one reads standard output")
+        raise BrokenPipeError("standard output was closed")
 
 
 DISAGREEMENT = (
-    "note: training has improved, but evaluation gets no more than training did at the beginning, "
-    "again and again. Training samples its actions; evaluation takes the most likely one, which "
-    "may repeat itself without end. Try evaluation.deterministic=false"
+    "note: training returns have improved, but evaluation returns stay at or below the initial "
+    "training return. Evaluation takes the most likely action, which can get stuck, whereas "
+    "training samples actions. Try evaluation.deterministic=false"
 )
-"""The line about it."""
+"""Hint printed by `Disagreement`."""
 
 SEVERAL, WINDOW = 3, 5
-"""Number of evaluations that must fall behind before the line is shown, of the last `WINDOW`."""
+"""The hint is printed if this many of the last `WINDOW` evaluations lag behind training."""
 
 CLEAR_GAIN = 1 / 3
-"""Gain of training that counts, as a share of the range of all mean returns so far."""
+"""Required gain of the training return, as a fraction of the range of all mean returns so far."""
 
 
 class Disagreement:
-    """Follows mean returns of training and evaluation through the rows of a run.
+    """Detects runs whose training returns improve while deterministic evaluation does not.
 
-    An evaluation falls behind if it gets no more than training did in its first epoch, while
-    training has gained a good part of all that was ever seen since then. So neither the scale of
-    rewards matters, nor what happens before training has learned something.
+    An evaluation lags behind if its return does not exceed the training return of the first epoch,
+    although the training return has gained at least `CLEAR_GAIN` of the range of returns seen so
+    far. The criterion does not depend on the scale of rewards, and ignores epochs before training
+    has improved.
 
     Args:
-        config: The configuration as plain values: who samples actions.
+        config: The configuration as plain values; tells whether training and evaluation sample.
     """
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -184,7 +185,7 @@ class Disagreement:
         self._behind: deque[bool] = deque(maxlen=WINDOW)
 
     def take(self, row: Mapping[str, float]) -> bool:
-        """Record an epoch; returns whether to show the line now: once in all rows."""
+        """Record the row of an epoch; return whether to print the hint now, at most once."""
         train, evaluated = (row.get(name, math.nan) for name in (TRAIN_RETURN, EVAL_RETURN))
         if not (self._is_on and math.isfinite(train)):
             return False
@@ -205,20 +206,21 @@ class Disagreement:
 TIMES = tuple(
     f"time/{name}_s" for name in ("env", "collect", "update", "evaluate", "checkpoint", "epoch")
 )
-"""Metrics of the time that parts of a run took; the whole comes last."""
+"""Time metrics of the parts of a run; the last one is the total."""
 
 
 class ConsoleWriter(MetricsWriter):
-    """Shows progress while training runs, and the outcome when it ends.
+    """Shows progress during training and a summary at the end.
 
     Args:
         mode: See `Display`.
-        console: Where to print; None: standard output.
-        line_interval_s: Least time between two lines in seconds, >= 0; the last one always comes.
-        clock: Time in seconds, any origin.
+        console: Console to print to; None: standard output.
+        line_interval_s: Minimum time between two lines in seconds, >= 0; the final line is always
+            printed.
+        clock: Returns the time in seconds, with any origin.
 
     Raises:
-        ConfigError: If `mode` is unknown.
+        ConfigError: If `mode` is invalid.
     """
 
     is_kept = False
@@ -234,12 +236,12 @@ class ConsoleWriter(MetricsWriter):
         self._clock = clock
         self._status = _Status(RunInfo(), clock())
         self._has_more = False
-        """Whether the last epoch has not been shown."""
+        """Whether the last epoch has not been displayed yet."""
         self._said_at = -math.inf
-        """When an evaluation was last shown above the bar."""
+        """Time when an evaluation was last printed above the bar."""
 
     def start(self, run: RunInfo) -> None:
-        """Print the title and open the bar."""
+        """Print the title and start the bar."""
         self._status = _Status(run, self._clock())
         if run.title:
             self._display.say(run.title, style="bold")
@@ -248,7 +250,7 @@ class ConsoleWriter(MetricsWriter):
             self._show(self._clock())
 
     def write(self, row: Mapping[str, float]) -> None:
-        """Show the numbers of an epoch."""
+        """Show the metrics of an epoch."""
         disagrees = self._status.take(row)
         now = self._clock()
         self._has_more = self._display.mode != "quiet"
@@ -262,7 +264,7 @@ class ConsoleWriter(MetricsWriter):
             self._display.say(DISAGREEMENT)
 
     def advance(self, progress_fraction: float, env_steps: int) -> None:
-        """Move the bar within an epoch."""
+        """Update the bar within an epoch."""
         if not self._display.has_bar:
             return
         self._status.fraction = progress_fraction
@@ -271,7 +273,7 @@ class ConsoleWriter(MetricsWriter):
             self._show(now)
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Close the bar and print the outcome; a run that failed at once has none."""
+        """Close the bar and print the summary, unless the run failed in its first epoch."""
         self.close()
         if self._status.epoch == 0 and summary.get("stop_reason") in FAILURES:
             return
@@ -282,7 +284,7 @@ class ConsoleWriter(MetricsWriter):
             self._display.say(f"  {name:<{width}}  {text}")
 
     def close(self) -> None:
-        """Show the output that is held back, and restore the terminal."""
+        """Show pending output and restore the terminal."""
         try:
             if self._display.has_bar or self._has_more:
                 self._show(self._clock())
@@ -297,7 +299,7 @@ class ConsoleWriter(MetricsWriter):
 
 
 class _Status:
-    """Status line of a run."""
+    """State and text of the status line of a run."""
 
     def __init__(self, run: RunInfo, now: float) -> None:
         self.run = run
@@ -319,7 +321,7 @@ class _Status:
         self.started_share = self.share(now) or 0.0
 
     def take(self, row: Mapping[str, float]) -> bool:
-        """Note the numbers of an epoch that ended; returns whether to report a disagreement."""
+        """Record the metrics of an epoch; return whether to print the hint of `Disagreement`."""
         self.epoch = int(row[EPOCH])
         self.env_steps = int(row[ENV_STEPS])
         self.fraction = 0.0
@@ -332,7 +334,7 @@ class _Status:
         return self._disagreement.take(row)
 
     def share(self, now: float) -> float | None:
-        """Share of the run that is done, in [0, 1]; None if nothing is known to end it."""
+        """Completed fraction of the run in [0, 1]; None if the run has no limit."""
         shares = []
         if self.run.total_env_steps:
             shares.append(self.env_steps / self.run.total_env_steps)
@@ -344,29 +346,29 @@ class _Status:
         return min(max(shares), 1.0) if shares else None
 
     def speed(self, now: float) -> float:
-        """Environment steps per second since the start of this process; NaN before the first."""
+        """Environment steps per second since the start of this process; NaN if not yet known."""
         elapsed = now - self.started_at
         return (self.env_steps - self.started_with) / elapsed if elapsed > 0 else math.nan
 
     def remaining_s(self, now: float) -> float:
-        """Expected seconds to the end of the run; NaN if unknown."""
+        """Estimated seconds to the end of the run; NaN if unknown."""
         share = self.share(now)
         if share is None or share <= self.started_share:
             return math.nan
         return (now - self.started_at) * (1 - share) / (share - self.started_share)
 
     def epoch_text(self) -> str:
-        """The number of the epoch, padded so that lines align."""
+        """Format the epoch, padded so that lines align."""
         if not self.run.n_epochs:
             return f"epoch {self.epoch:>3}"
         return f"epoch {self.epoch:>{len(str(self.run.n_epochs))}}/{self.run.n_epochs}"
 
     def text(self, now: float, room: int | None = None) -> str:
-        """The numbers of the moment in one line.
+        """Format the current metrics in one line.
 
         Args:
             now: Time in seconds.
-            room: Characters that there are; the least important parts are left out. None: all fit.
+            room: Available characters; the least important items are dropped. None: unlimited.
         """
         speed, remaining = self.speed(now), self.remaining_s(now)
         rate = f"{compact(speed) if math.isfinite(speed) else '-':>5}/s"
@@ -384,7 +386,7 @@ class _Status:
         return "  ".join(parts.values())
 
     def _steps_text(self, unit: str) -> str:
-        """The steps so far, of how many; the last update may go past that number."""
+        """Format the steps so far and their limit, which the last update may exceed."""
         done, total = compact(self.env_steps), self.run.total_env_steps
         if not total:
             return f"{done:>5}{unit}"
@@ -393,7 +395,7 @@ class _Status:
         return f"{done:>5}{limit}"
 
     def outcome(self, summary: Mapping[str, Any], now: float) -> list[tuple[str, str]]:
-        """Name and text of each line of the closing summary."""
+        """Return name and text of each line of the summary."""
         found = dict(summary)
         elapsed = found.get("wall_time_s", now - self.started_at)
         speed = found.get("steps_per_second", self.speed(now))
@@ -426,14 +428,14 @@ class _Status:
         return lines
 
     def _steps_taken(self, steps: int) -> str:
-        """The steps of a run; the last update may go past the number that was asked for."""
+        """Format the total steps; the last update may exceed the configured number."""
         total = self.run.total_env_steps
         is_past = total is not None and steps > total
-        return f"{steps:,}" + (f" (the last update went past {total:,})" if is_past else "")
+        return f"{steps:,}" + (f" (the last update exceeded {total:,})" if is_past else "")
 
 
 def time_shares(seconds: Mapping[str, float]) -> str:
-    """The parts of the time of a run in percent; empty: it is not known.
+    """Format the time of the parts of a run in percent; empty if unknown.
 
     Args:
         seconds: Sums of `TIMES` over the run.

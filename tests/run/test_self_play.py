@@ -155,7 +155,7 @@ def test_teams_in_training() -> None:
     assert row["league/main/episodes"] == row["train/episodes"], "one result in each episode"
     wrong: dict[str, Any] = {
         "red_2": r"env\.teams\.red = 'red_2': no such agent; did you mean red_",
-        "blue_0": r"env\.teams\.blue .*blue_0 is in the team red already",
+        "blue_0": r"env\.teams\.blue .*blue_0 is already in team red",
         "*": r"policies\.main\.opponents .*a second agent of main, in another team",
     }
     for name, problem in wrong.items():

@@ -86,7 +86,7 @@ def test_other_spaces_are_refused(leaf):
     name = type(leaf).__name__
     with pytest.raises(SpaceError, match=rf"'robot/1' is {name}.*FilterObs.*filter_keys"):
         flat_spaces(space)
-    with pytest.raises(SpaceError, match=rf"the space is {name}.*own: env\.wrappers"):
+    with pytest.raises(SpaceError, match=rf"the space is {name}.*wrapper: env\.wrappers"):
         flat_space(leaf)
 
 

@@ -116,7 +116,7 @@ def test_types_of_masks(mask):
         (
             spaces.Dict({"whel": bits(2)}),
             NESTED,
-            "'action_mask/whel' is for no part.*did you mean action_mask/wheel?",
+            "'action_mask/whel' does not match any part.*did you mean action_mask/wheel?",
         ),
         (spaces.Dict({"keys": bits(5)}), NESTED, r"'action_mask/keys' has the shape \(5,\).*\(6,"),
         (spaces.Box(-np.inf, 0, (3,)), spaces.Discrete(3), r"expected MultiBinary\(n\), Box\(0, 1"),
@@ -142,7 +142,7 @@ def test_illegal_part_is_named():
     assert lone.illegal_part(row(action_mask=[0, 1, 0])) is None
     assert lone.illegal_part(row(action_mask=[0, 0, 0])) == (
         "no action is legal: entries 0 to 2 of the observation 'action_mask' are all 0, "
-        "expected a number other than 0 for each legal action"
+        "expected a nonzero value for each legal action"
     )
     joined = mask_layout(observed(bits(11)), NESTED)
     assert joined.illegal_part(row(action_mask=[1, 0, 0, 0, 1, 0, 0, 0, 1, 1, 1])) is None

@@ -96,7 +96,7 @@ def test_the_outcome_of_a_run() -> None:
     writer.write(make_row(2))
     writer.finish({"stop_reason": "total_steps"})
     assert "epoch   2     4k steps (past 3k)      -/s" in output(console)
-    assert "environment steps  4,000 (the last update went past 3,000)" in output(console)
+    assert "environment steps  4,000 (the last update exceeded 3,000)" in output(console)
 
 
 def test_without_a_limit_there_is_no_eta() -> None:
