@@ -11,13 +11,10 @@ import yaml
 
 from docs.generate import field_docs
 from maze_train import PrioritizedReplayBuffer, load_config
-from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.impala.config import ImpalaAlgorithmConfig
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
-from maze_train.config.results import FREE
-from maze_train.config.writing import config_to_dict
 from maze_train.core.errors import ConfigError
-from maze_train.learner.config import GradientSettings, Schedule
+from maze_train.learner.config import GradientSettings
 
 BUFFER = "maze_train.UniformReplayBuffer"
 
@@ -145,21 +142,6 @@ def test_what_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "key", "points", "wrong"),
-    [
-        ("es", "noise_stddev", {"points": [[0, 0.1], [0.5, -0.2]]}, "-0.2"),
-        ("dqn", "epsilon", {"points": [[0, 1.0], [0.1, -0.5]]}, "-0.5"),
-        ("es", "noise_stddev", "linear_-0.5", "-0.5"),
-        ("es", "lr", {"start": 0.1, "end": -0.1}, "-0.1"),
-    ],
-)
-def test_schedules_that_are_refused(algorithm: str, key: str, points: Any, wrong: str) -> None:
-    """By the value that is out of range."""
-    with pytest.raises(ConfigError, match=rf"algorithm\.{key} = {wrong}: .*expected"):
-        load(algorithm, **{key: points})
-
-
-@pytest.mark.parametrize(
     ("algorithm", "key", "value", "known"),
     [
         ("dqn", "epsilon", None, 0.1),
@@ -220,25 +202,6 @@ def test_both_ends_of_ranges_are_accepted() -> None:
     assert load("impala", num_actors=8).num_actors == 8
 
 
-def test_a_configuration_is_yaml() -> None:
-    """What is written is what was read, with the defaults filled in."""
-    own = {
-        "noise_stddev": "linear_0.1",
-        "lr": {"points": [[0, 0.5], [100, 0]], "by": "updates"},
-        "policy_wrapper": {"_target_": "my_package.MyWrapper", "place": 1.5},
-    }
-    config = load_config({"env": {"id": "CartPole-v1"}, "algorithm": {"name": "es", **own}})
-    assert isinstance(config.algorithm, ESAlgorithmConfig)
-    assert config.algorithm.noise_stddev == Schedule(start=0.1, end=0.0)
-    assert config.algorithm.lr == Schedule(points=[[0, 0.5], [100, 0]], by="updates")
-    assert config.algorithm.model_settings == {"policy_wrapper": config.algorithm.policy_wrapper}
-    written = yaml.safe_load(yaml.safe_dump(config_to_dict(config)))
-    assert load_config(written) == config
-    assert written["runner"]["concurrency"] == 64
-    assert load("es") == ESAlgorithmConfig()
-    assert ESAlgorithmConfig().optimizer is not ESAlgorithmConfig().optimizer
-
-
 @pytest.mark.parametrize(("algorithm", "expected"), [("es", 64), ("ppo", 8), ("a2c", 8)])
 def test_default_concurrency(algorithm: str, expected: int) -> None:
     """As many as suit the algorithm, unless they are set."""
@@ -266,19 +229,3 @@ def test_multiples_of_a_batch(
         queue_out_of_sync_factor=factor,
     )
     assert (config.num_replayed, config.queue_size) == (replayed, waiting)
-
-
-@pytest.mark.parametrize("max_steps", [0, 3, 1000])
-def test_a_trial_of_es_is_one_pair(max_steps: int) -> None:
-    """One epoch of one update; no episode is endless."""
-    config = load("es", n_timesteps_per_update=5000, epoch_length=7, max_steps=max_steps)
-    trial = config.shortened()
-    assert trial.max_steps == min(max_steps or 10, 10)
-    assert (trial.n_epochs, trial.epoch_length) == (1, 1)
-    assert (trial.n_rollouts_per_update, trial.n_timesteps_per_update) == (2, 0)
-
-
-def test_a_run_of_es_that_is_continued_keeps_what_decides_numbers() -> None:
-    """Nothing of the settings of ES alone may change on the way."""
-    own = {f"algorithm.{name}" for name in ESAlgorithmConfig.__annotations__}
-    assert own & set(FREE) <= {"algorithm.device"}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-import gymnasium
 import pytest
 
-from maze_train import AlgorithmBuilder, TrainerServices, load_config
+from maze_train import AlgorithmBuilder, load_config
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.es.population import trained_size
 from maze_train.algorithms.impala.trainer import ImpalaBuilder
@@ -16,10 +15,7 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.targets import locate
 from maze_train.run.pipeline import prepare
 from maze_train.run.runner import TrainingRunner
-from maze_train.workers.places import ThisProcess
-from maze_train.workers.process_pool import LocalProcesses
 
-FORK = {"runner": "local", "runner.start_method": "fork"}
 ES: dict[str, Any] = {"algorithm": "es", "algorithm.noise_table_size": 1000}
 
 
@@ -34,22 +30,6 @@ def prepared_model(runner: Any) -> Any:
     model = runner.builder.build_model()
     runner.builder.prepare(model)
     return model
-
-
-@pytest.mark.parametrize("algorithm", ["a2c", "ppo", "impala", "sac", "es"])
-def test_one_runner_builds_every_algorithm_in_every_place(algorithm: str) -> None:
-    """The settings name builder, learner and trainer; the runner names the place."""
-    settings = ES if algorithm == "es" else {"algorithm": algorithm}
-    for runner, place in (("dev", ThisProcess), ("local", LocalProcesses)):
-        made = make(runner=runner, **settings)
-        assert type(made.builder.context.place) is place
-    with make(**settings) as made:
-        config = made.config.algorithm
-        trainer = made.builder.build(TrainerServices())
-        (learner,) = trainer.learners.foreach_learner(lambda learner: learner)
-        found = [type(made.builder), type(trainer), type(learner)]
-        named = [config.builder_class, config.trainer_class, config.learner_class]
-        assert found == [locate(path) for path in named]
 
 
 @pytest.mark.parametrize(
@@ -144,19 +124,6 @@ def test_what_does_not_fit(settings: dict[str, Any], message: str) -> None:
 # -- evolution strategies ------------------------------------------------------------------------
 
 
-def test_a_noise_table_that_is_too_small() -> None:
-    """One that holds no two vectors; one number more than the policy has is enough."""
-    with make(**ES) as made:
-        dim = trained_size(prepared_model(made))
-    assert dim == 4 * 4 + 4 + 4 * 2 + 2
-    key = "algorithm.noise_table_size"
-    message = rf"algorithm\.noise_table_size = {dim}: expected more than {dim}, the number of param"
-    with pytest.raises(ConfigError, match=message), make(**{**ES, key: dim}) as made:
-        prepared_model(made)
-    with make(**{**ES, key: dim + 1}) as made:
-        prepared_model(made)
-
-
 @pytest.mark.parametrize("deterministic", [True, False])
 def test_a_deviation_that_makes_no_difference_is_not_trained(deterministic: bool) -> None:
     """That of a Gaussian counts only where actions are sampled; it is in the policy anyway."""
@@ -165,48 +132,3 @@ def test_a_deviation_that_makes_no_difference_is_not_trained(deterministic: bool
         assert model.policy.free_params.requires_grad is not deterministic
         assert trained_size(model) == 3 * 4 + 4 + 4 + 1 + (not deterministic)
         assert "policy.free_params" in model.state_dict()
-
-
-@pytest.mark.parametrize(
-    ("concurrency", "episodes", "steps", "expected"),
-    [
-        (0, 200, 0, 64),
-        (0, 10, 0, 10),
-        (0, 10, 1, 64),
-        (100, 64, 500, 100),
-        (3, 10, 0, 3),
-        (3, 2, 0, 2),
-        (3, 2, 50, 3),
-    ],
-)
-def test_no_slot_is_there_for_nothing(
-    concurrency: int, episodes: int, steps: int, expected: int
-) -> None:
-    """Not more than an update has members, unless it may need more for its steps."""
-    settings = {
-        "algorithm.n_rollouts_per_update": episodes,
-        "algorithm.n_timesteps_per_update": steps,
-        "runner.concurrency": concurrency,
-    }
-    assert make(**ES, **settings).builder.num_slots == expected
-
-
-def test_as_many_environments_as_slots() -> None:
-    """With `max_steps` they are cut."""
-    built: list[Any] = []
-
-    def make_env() -> Any:
-        built.append(gymnasium.make("Pendulum-v1"))
-        return built[-1]
-
-    settings = {**ES, "algorithm.n_rollouts_per_update": 6, "algorithm.max_steps": 7}
-    config = load_config({"env": make_env, "model.hidden_sizes": [4], **settings})
-    with TrainingRunner(prepare(config)) as runner:
-        prepared_model(runner)
-        assert len(built) == 6
-        builder: Any = runner.builder
-        env = builder.member_env_factory()()
-        env.reset(seed=0)
-        ends = [env.step([0.0])[2:4] for _ in range(7)]
-        env.close()
-        assert ends == [(False, False)] * 6 + [(False, True)]

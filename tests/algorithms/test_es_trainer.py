@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import signal
-from collections import defaultdict
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -30,7 +28,6 @@ from maze_train.algorithms.es.trainer import ESTrainer
 from maze_train.collect.episode_runner import ObservationMoments, PlayedEpisode
 from maze_train.core.errors import TrainingError
 from maze_train.core.step_end import DROPPED, TERMINATED
-from maze_train.functional.moments import Moments, merge_moments
 from maze_train.learner.config import Progress, Schedule
 from maze_train.learner.flat_parameters import get_flat_parameters
 from maze_train.learner.group import LearnerGroup
@@ -39,7 +36,7 @@ from maze_train.nets.policy_model import build_policy
 from maze_train.run.pipeline import prepare
 from maze_train.run.runner import TrainingRunner
 from maze_train.training.evaluators import RolloutEvaluator
-from maze_train.training.outcome import Interrupted, Interruption, Limits
+from maze_train.training.outcome import Limits
 from maze_train.training.trainer import TrainerServices
 
 if TYPE_CHECKING:
@@ -298,42 +295,12 @@ def test_used_steps_end_training() -> None:
 # -- with environments ---------------------------------------------------------------------------
 
 
-class NotedEnv(WalkEnv):
-    """Notes the observations that were acted on.
-
-    Args:
-        lost: Whether episodes with an even seed are lost in their second step.
-        notes: Where the observations of episodes are noted, by seed.
-    """
-
-    def __init__(self, lost: bool = False, notes: Any = None) -> None:
-        super().__init__()
-        self.lost, self.notes = lost, defaultdict(list) if notes is None else notes
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
-        self.seen: list[Any] = []
-        self.notes[seed].append(self.seen)
-        self.is_lost = self.lost and seed is not None and seed % 2 == 0
-        return super().reset(seed=seed, options=options)
-
-    def observe(self) -> Any:
-        self.obs_now = super().observe().astype(np.float32)
-        return self.obs_now
-
-    def step(self, action: Any) -> Any:
-        self.seen.append(self.obs_now)
-        obs, reward, *rest = super().step(action)
-        return obs, math.nan if self.is_lost and self.t == 2 else reward, *rest
-
-
 @contextmanager
-def walking(
-    services: dict[str, Any] | None = None, env: dict[str, Any] | None = None, **changes: Any
-) -> Iterator[tuple[Any, Any]]:
+def walking(services: dict[str, Any], **changes: Any) -> Iterator[tuple[Any, Any]]:
     """A trainer that is about to begin, with its runner."""
     config = load_config(
         {
-            "env._target_": lambda: NotedEnv(**env or {}),
+            "env": WalkEnv,
             "algorithm": "es",
             "algorithm.n_rollouts_per_update": 8,
             "algorithm.epoch_length": 2,
@@ -347,18 +314,10 @@ def walking(
     )
     with TrainingRunner(prepare(config)) as runner:
         trainer = runner.builder.build(
-            TrainerServices(**{"limits": Limits(n_epochs=3), **(services or {})})
+            TrainerServices(**{"limits": Limits(n_epochs=3), **services})
         )
         runner.builder.before_training(trainer)
         yield trainer, runner
-
-
-def numbers(rows: list[dict[str, float]]) -> list[dict[str, float]]:
-    """All metrics but those of clocks, and what was dropped."""
-    return [
-        {k: v for k, v in row.items() if k[:5] != "time/" and k != "population/steps_dropped"}
-        for row in rows
-    ]
 
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -389,116 +348,3 @@ def test_evaluations_take_the_policy_without_noise(model: str) -> None:
             update(trainer)
             plain.load_state_dict(trainer.learners.get_weights()["default"])
     made.close()
-
-
-@pytest.mark.parametrize("lost", [False, True])
-@pytest.mark.parametrize("concurrency", [1, 5])
-def test_statistics_of_observations(
-    monkeypatch: pytest.MonkeyPatch, lost: bool, concurrency: int
-) -> None:
-    """Those of every observation that was acted on in the pairs of the update, to 10 digits."""
-    notes: Any = defaultdict(list)
-    changes = {
-        "model.normalization.mode": "running",
-        "model.normalization.n_steps": 10,
-        "algorithm.on_non_finite": "skip",
-        "algorithm.n_timesteps_per_update": 80,
-        "runner.concurrency": concurrency,
-    }
-    with walking(env={"lost": lost, "notes": notes}, **changes) as (trainer, _):
-        normalizer, rollouts = trainer.model.normalizer, trainer.rollouts
-        draws = PairDraws(rollouts.settings.seed, rollouts.noise_table, trained_size(trainer.model))
-        pairs: list[int] = []
-        learn = trainer.learners.update
-
-        def noted(population: Any, progress: Any) -> Any:
-            pairs[:] = [pair.pair for pair in population["default"].pairs]
-            return learn(population, progress)
-
-        monkeypatch.setattr(trainer.learners, "update", noted)
-        was_lost = 0.0
-        for iteration in range(3):
-            old = [x.numpy().copy() for x in (normalizer.count, normalizer.mean, normalizer.var)]
-            assert old[0] >= 10
-            num_steps, metrics = update(trainer)
-            was_lost += metrics.get("train/lost_episodes", 0.0)
-            seeds = [draws.task(iteration, 2 * pair).seed for pair in pairs]
-            new = np.array([obs for seed in seeds for seen in notes[seed] for obs in seen], float)
-            assert len(new) == num_steps >= 80
-            merged = merge_moments(Moments(*map(torch.from_numpy, old)), moments_of(new))
-            assert float(normalizer.count) == float(merged.count)
-            torch.testing.assert_close(normalizer.mean, merged.mean, rtol=1e-10, atol=0.0)
-            torch.testing.assert_close(normalizer.var, merged.var, rtol=1e-10, atol=0.0)
-        assert (was_lost > 0) == lost
-
-
-def moments_of(samples: Any) -> Moments:
-    """Moments by numpy."""
-    parts = (np.array(float(len(samples))), samples.mean(0), samples.var(0))
-    return Moments(*map(torch.from_numpy, parts))
-
-
-class StopAt(Interruption):
-    """A signal comes just before one of the times when it is asked for."""
-
-    def __init__(self, call: int) -> None:
-        super().__init__()
-        self.calls, self.at = 0, call
-
-    def check(self) -> None:
-        self.calls += 1
-        if self.calls == self.at:
-            raise Interrupted(signal.SIGINT)
-
-
-@pytest.mark.exhaustive
-def test_an_iteration_that_was_interrupted_is_played_again() -> None:
-    """From its beginning, by this trainer or by another one with its state: the same numbers."""
-    more = {
-        "model.normalization.mode": "running",
-        "model.normalization.n_steps": 10,
-        "algorithm.lr": "linear_0.1",
-        "algorithm.n_timesteps_per_update": 40,
-    }
-    count = StopAt(-1)
-    with walking({"interruption": count}, **more) as (trainer, _):
-        trainer.train()
-        expected, weights = numbers(trainer.tracker.history), trainer.model.state_dict()
-    assert len(expected) == 3
-    within, was_dropped = set(), False
-    for call in np.linspace(2, count.calls - 3, 7).astype(int):
-        with walking({"interruption": StopAt(int(call))}, **more) as (trainer, _):
-            with pytest.raises(Interrupted):
-                trainer.train()
-            within.add((trainer.updates, trainer._updates_in_epoch))
-            state, rows = trainer.state_dict(), list(trainer.tracker.history)
-            made = trainer.rollouts.steps_made
-            # Nothing is learned from what an interrupted iteration has made.
-            assert state["steps_dropped"] == made - trainer.env_steps
-            trainer.train()
-            assert numbers(trainer.tracker.history) == expected
-            dropped = trainer.tracker.history[-1]["population/steps_dropped"]
-            assert dropped == trainer.rollouts.steps_made - trainer.env_steps
-            was_dropped |= state["steps_dropped"] > 0
-        with walking(**more) as (other, _):
-            other.load_state_dict(state)
-            other.train()
-            assert numbers([*rows, *other.tracker.history]) == expected
-            after = other.model.state_dict()
-            assert all(torch.equal(after[key], weights[key]) for key in weights)
-    in_iterations = {(update, update % 2) for update in range(6)}
-    in_evaluations = {(2, 2), (4, 2), (6, 2)}
-    assert in_iterations <= within <= in_iterations | in_evaluations
-    assert was_dropped
-
-
-def test_the_noise_table_of_another_run() -> None:
-    """A state that was made with other noise is refused."""
-    with walking() as (trainer, _):
-        state = trainer.state_dict()
-    for changes in ({"algorithm.noise_table_size": 2001}, {"seed": 4}):
-        with (
-            walking(**changes) as (trainer, _),
-            pytest.raises(TrainingError, match=r"the noise table is that of .*, the state is"),
-        ):
-            trainer.load_state_dict(state)

@@ -11,7 +11,6 @@ import torch
 from gymnasium import spaces
 
 import maze_train.algorithms.off_policy.learner as off_policy_learner
-from maze_train import load_policy, train
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
 from maze_train.data.replay import Transitions, UniformReplayBuffer
@@ -96,28 +95,6 @@ def test_the_learning_rate_of_the_policy_is_reported():
     assert row["train/learning_rate"] == 0.01
     rates = [o.optimizer.param_groups[0]["lr"] for o in learner.optimizers.values()]
     assert rates == [0.01, 0.02, 0.03]
-
-
-def test_a_saved_policy_has_as_many_critics_as_the_run(tmp_path):
-    """They are among the weights that `load_policy` reads."""
-    run_dir = tmp_path / "run"
-    train(
-        "Pendulum-v1",
-        "sac",
-        **{
-            "algorithm.num_critics": 3,
-            "algorithm.initial_buffer_size": 8,
-            "algorithm.batch_size": 4,
-            "algorithm.epoch_length": 4,
-            "model.hidden_sizes": [4],
-            "evaluation.n_episodes": 0,
-            "total_steps": 32,
-            "tracking.progress": "quiet",
-            "tracking.plot": False,
-            "run_dir": run_dir,
-        },
-    )
-    assert load_policy(run_dir).model.critics.layers.size == 3
 
 
 def test_errors_for_priorities_are_means_of_sizes(monkeypatch):

@@ -207,18 +207,6 @@ def test_an_environment_that_is_always_lost_ends_the_run(monkeypatch: pytest.Mon
         pass
 
 
-def test_picks_per_transition() -> None:
-    """Samples that were drawn so far over transitions that were collected so far."""
-    with sac(2, **{"algorithm.update_to_data_ratio": 0.5}) as (trainer, _):
-        rows = [update(trainer) for _ in range(12)]
-    collected = np.cumsum([steps for steps, _ in rows])
-    found = [metrics.get("replay/picks_per_transition") for _, metrics in rows]
-    taken = gradient_steps_after([steps for steps, _ in rows], 10, "0.5")
-    # Those of an update are counted before its own transitions are there.
-    assert found[5:] == [4 * taken[i] / collected[i - 1] for i in range(5, 12)]
-    assert found[:5] == [None] * 5
-
-
 def test_steps_that_are_left_out_give_no_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """With `skip`, errors that are not finite do not end a run with prioritised replay."""
     changes = {"algorithm.on_non_finite": "skip", "algorithm.replay_buffer": PRIORITISED}

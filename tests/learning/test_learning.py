@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import gymnasium
 import numpy as np
 import pytest
-import torch
 from cases import everyday
 from goal_envs import PointToGoal
 from gymnasium import spaces
 from own_callbacks import StopAtReturn
 
-from maze_train import Callback, MultiAgentEnv, Turn, train
+from maze_train import MultiAgentEnv, Turn, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -101,13 +100,10 @@ class Chain(gymnasium.Env[Any, Any]):
 
 
 class Endless(gymnasium.Env[Any, Any]):
-    """A reward of 1 in every step, cut off after 10 steps; if not, the value is 1 / (1 - gamma)."""
+    """A reward of 1 in every step, cut off after 10 steps."""
 
     observation_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
     action_space = spaces.Discrete(2)
-
-    def __init__(self, terminates: bool = False) -> None:
-        self.terminates = terminates
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -116,9 +112,7 @@ class Endless(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> Any:
         self.t += 1
-        ended = self.t >= 10
-        observation = np.zeros(1, np.float32)
-        return observation, 1.0, ended and self.terminates, ended and not self.terminates, {}
+        return np.zeros(1, np.float32), 1.0, False, self.t >= 10, {}
 
 
 class Hints(MultiAgentEnv):
@@ -149,40 +143,6 @@ class Hints(MultiAgentEnv):
         return Turn({}, both, terminated=self.possible_agents)
 
 
-class Rochambeau(MultiAgentEnv):
-    """Rock, paper, scissors, in which a rock that wins gets two points: 1/4, 1/2, 1/4 is best."""
-
-    possible_agents = ("left", "right")
-
-    gains = np.array([[0, -1, 2], [1, 0, -1], [-2, 1, 0]])
-
-    def observation_space(self, agent: str) -> spaces.Space[Any]:
-        return spaces.Box(0.0, 1.0, (1,), np.float32)
-
-    def action_space(self, agent: str) -> spaces.Space[Any]:
-        return spaces.Discrete(3)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> Turn:
-        return Turn({agent: np.ones(1, np.float32) for agent in self.possible_agents})
-
-    def step(self, actions: dict[str, Any]) -> Turn:
-        gain = float(self.gains[int(actions["left"]), int(actions["right"])])
-        obs = self.reset().obs
-        return Turn(obs, {"left": gain, "right": -gain}, terminated=self.possible_agents)
-
-
-class Probabilities(Callback):
-    """Notes the policy `main` after each update."""
-
-    def __init__(self) -> None:
-        self.seen: list[Any] = []
-
-    def on_update_end(self, run: Any) -> None:
-        with torch.no_grad():
-            logits = run.model.by_policy["main"].policy_params(torch.ones(1, 1))
-        self.seen.append(logits.softmax(-1)[0].numpy())
-
-
 def learn(tmp_path: Path, env: Any, algorithm: dict[str, Any], **overrides: Any) -> Any:
     """Train on an environment with a fixed seed."""
     settings: dict[str, Any] = {
@@ -198,7 +158,6 @@ def learn(tmp_path: Path, env: Any, algorithm: dict[str, Any], **overrides: Any)
 
 
 bandit = partial(Imitation, spaces.Discrete(6))
-several_parts = partial(Imitation, spaces.MultiDiscrete([2, 3, 4]))
 
 
 def problem(
@@ -210,7 +169,6 @@ def problem(
     return pytest.param(env, algorithm, least, steps, id=case, marks=marks)
 
 
-PATIENT_SAC = {**SAC, "target_entropy_multiplier": 0.3}
 SAMPLED_ES = {**ES, "deterministic": False}
 
 
@@ -218,20 +176,15 @@ SAMPLED_ES = {**ES, "deterministic": False}
     ("env", "algorithm", "least", "steps"),
     [
         problem("bandit", bandit, A2C, 1.0, 25_000),
-        problem("parts", several_parts, A2C, 1.0, 25_000, everyday=False),
         # Targets are reached to within about 0.1.
-        problem("target", Target, PPO, -0.01, 50_000, everyday=False),
         problem("target", Target, SAC, -0.01, 4_000, everyday=False),
         problem("target", Target, TD3, -0.01, 4_000),
-        problem("target", Target, ES, -0.01, 16_000, everyday=False),
         problem("target, sampled", Target, SAMPLED_ES, -0.01, 16_000, everyday=False),
         # A late large reward is preferred to a small one that every step offers.
         problem("chain", Chain, PPO, 1.0, 25_000),
-        problem("chain", Chain, PATIENT_SAC, 1.0, 4_000, everyday=False),
         problem("chain", Chain, DQN, 1.0, 4_000),
         problem("chain", Chain, ES, 1.0, 15_000, everyday=False),
         problem("both kinds", HybridTarget, SAC, 0.98, 4_000, everyday=False),
-        problem("both kinds", HybridTarget, ES, 0.97, 25_000, everyday=False),
     ],
 )
 def test_small_problems_are_solved(
@@ -243,112 +196,48 @@ def test_small_problems_are_solved(
     assert result.best_metric >= least
 
 
-@pytest.mark.parametrize(("algorithm", "steps"), [(PPO, 25_000), (DQN, 6_000)], ids=["ppo", "dqn"])
 @pytest.mark.exhaustive
-def test_agents_find_a_language(tmp_path: Path, algorithm: dict[str, Any], steps: int) -> None:
+def test_agents_find_a_language(tmp_path: Path) -> None:
     """Two independent learners, one of which hears nothing but the other."""
     policies = {agent: {"agents": [agent]} for agent in Hints.possible_agents}
     enough = [StopAtReturn(1.0)]
-    result = learn(
-        tmp_path, Hints, algorithm, total_steps=steps, policies=policies, callbacks=enough
-    )
+    result = learn(tmp_path, Hints, DQN, total_steps=6_000, policies=policies, callbacks=enough)
     assert result.best_metric == 1.0
 
 
 @pytest.mark.exhaustive
-def test_self_play_is_an_equilibrium_on_average(tmp_path: Path) -> None:
-    """Each policy can be exploited, and is; over all updates they play the best mixture."""
-    policies = Probabilities()
-    learn(
-        tmp_path,
-        Rochambeau,
-        {**PPO, "n_rollout_steps": 16, "batch_size": 64, "entropy_coef": 0.1, "epoch_length": 2},
-        policies={
-            "main": {"agents": ["left", "right"], "opponents": {"add_every": 1, "keep": 1000}}
-        },
-        evaluation={"n_episodes": 0},
-        callbacks=[policies],
-        model={"hidden_sizes": [8]},
-        total_steps=12_000,
-    )
-    found, equilibrium = np.stack(policies.seen), [0.25, 0.5, 0.25]
-    assert (found.max(0) > equilibrium + np.full(3, 0.2)).all()
-    np.testing.assert_allclose(found.mean(0), equilibrium, atol=0.06)
-
-
-@pytest.mark.parametrize(
-    ("replay_buffer", "least", "most"),
-    [
-        ("her", -8.0, 0.0),
-        pytest.param("uniform", -20.0, -16.0, marks=pytest.mark.exhaustive),
-    ],
-)
-@pytest.mark.exhaustive
-def test_goals_are_reached_with_hindsight_alone(
-    tmp_path: Path, replay_buffer: str, least: float, most: float
-) -> None:
-    """-1 in each of 20 steps that does not reach the goal: a random walk hardly ever does."""
-    algorithm = {**SAC, "replay_buffer": replay_buffer, "gamma": 0.9, "tau": 0.05}
+def test_goals_are_reached_with_hindsight(tmp_path: Path) -> None:
+    """Each of 20 steps that misses the goal costs 1; without hindsight returns stay below -16."""
+    algorithm = {**SAC, "replay_buffer": "her", "gamma": 0.9, "tau": 0.05}
     algorithm |= {"epoch_length": 10, "lr": 1e-3, "update_to_data_ratio": 1.0, "batch_size": 256}
     result = learn(tmp_path, PointToGoal, algorithm, total_steps=3_000)
-    assert least <= result.best_metric <= most
+    assert result.best_metric >= -8.0
 
 
 @pytest.mark.parametrize(
-    ("algorithm", "seed", "steps", "least"),
-    [
-        ({"name": "ppo"}, 0, 60_000, 475),
-        pytest.param({"name": "impala", "lr": 3e-3}, 0, 60_000, 475, marks=pytest.mark.exhaustive),
-        pytest.param(ES, 1, 300_000, 500, marks=pytest.mark.exhaustive),
-    ],
-    ids=["ppo", "impala", "es"],
+    "algorithm", everyday(1, [{"name": "ppo"}, {"name": "impala", "lr": 3e-3}])
 )
-def test_the_pole_is_balanced(
-    tmp_path: Path, algorithm: dict[str, Any], seed: int, steps: int, least: float
-) -> None:
+def test_the_pole_is_balanced(tmp_path: Path, algorithm: dict[str, Any]) -> None:
     """CartPole-v1 is solved with the default settings of networks and evaluations."""
     result = train(
         env="CartPole-v1",
         algorithm=algorithm,
-        total_steps=steps,
-        seed=seed,
-        callbacks=[StopAtReturn(least)],
+        total_steps=60_000,
+        seed=0,
+        callbacks=[StopAtReturn(475)],
         tracking={"progress": "quiet", "plot": False, "tensorboard": False},
         run_dir=str(tmp_path / "run"),
     )
-    assert result.best_metric >= least
+    assert result.best_metric >= 475
 
 
-@pytest.mark.parametrize(
-    ("terminates", "value"),
-    everyday(
-        1,
-        [(False, 10.0), (True, np.mean([(1 - 0.9**k) / 0.1 for k in range(1, 11)]))],
-        are_rows=True,
-    ),
-    ids=["truncated", "terminated"],
-)
-def test_the_value_at_a_time_limit(tmp_path: Path, terminates: bool, value: float) -> None:
-    """After a truncation the world continues: 1 / (1 - gamma); after a termination it does not.
-
-    The observation says nothing about time, so the critic learns the mean over the ten steps.
-    """
+def test_the_value_at_a_time_limit(tmp_path: Path) -> None:
+    """After a truncation the world continues: the value is 1 / (1 - gamma)."""
     result = learn(
         tmp_path,
-        lambda: Endless(terminates),
+        Endless,
         {**PPO, "gamma": 0.9, "gae_lambda": 1.0},
         evaluation={"n_episodes": 0},
-        total_steps=40_000,
+        total_steps=25_000,
     )
-    assert result.history[-1]["train/values_mean"] == pytest.approx(value, rel=0.03)
-
-
-@pytest.mark.exhaustive
-def test_the_entropy_follows_its_target(tmp_path: Path) -> None:
-    """By the temperature, from above and although rewards are against it."""
-    target = 0.5 * 0.98 * np.log(6)
-    result = learn(tmp_path, bandit, {**SAC, "target_entropy_multiplier": 0.5}, total_steps=8_000)
-    rows = [row for row in result.history if "train/policy_entropy" in row]
-    assert rows[0]["train/policy_entropy"] > target + 0.2
-    assert rows[-1]["train/target_entropy"] == pytest.approx(target)
-    assert rows[-1]["train/policy_entropy"] == pytest.approx(target, abs=0.1)
+    assert result.history[-1]["train/values_mean"] == pytest.approx(10.0, rel=0.03)
