@@ -137,16 +137,6 @@ def test_a_learning_rate_that_follows_the_divergence():
     assert compare(torch.float64, "ppo", "box", lr=lr) == [{"default"}, set()]
 
 
-def test_illegal_actions():
-    """Their logits get no gradient."""
-    space = spaces.Dict({"x": BOX, "action_mask": spaces.MultiBinary(3)})
-    masks = torch.tensor([1.0, 1.0, 0.0]).repeat(T + 1, B, 1)
-    masks[:-1].scatter_(2, make_rollout(space, ACTIONS["discrete"]).actions.unsqueeze(2), 1.0)
-    assert 0.2 < (masks == 0).float().mean() < 0.4
-    used = compare(torch.float64, "ppo", "discrete", space, masks=masks)
-    assert used == [{"default"}, set()]
-
-
 def own_loss(learner, module_id, batch, statistics):
     """The loss of the algorithm, as a function of a user."""
     return learner.compute_loss_for_module(module_id, batch, statistics)

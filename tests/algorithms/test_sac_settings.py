@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import replace
 
 import pytest
@@ -13,7 +11,7 @@ from gymnasium import spaces
 import maze_train.algorithms.off_policy.learner as off_policy_learner
 from maze_train.algorithms.sac.config import SACAlgorithmConfig
 from maze_train.algorithms.sac.learner import SACLearner
-from maze_train.data.replay import Transitions, UniformReplayBuffer
+from maze_train.data.replay import Transitions
 from maze_train.learner.config import Progress
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.critics import build_soft_actor_critic
@@ -88,15 +86,6 @@ def test_temperatures_of_a_trained_module_are_kept(add, expected, entropy_tuning
     assert temperatures.item() == pytest.approx(expected if entropy_tuning else 0.1)
 
 
-def test_the_learning_rate_of_the_policy_is_reported():
-    """The other two have settings of their own."""
-    learner = make_learner(lr=0.01, critic_lr=0.02, entropy_coef_lr=0.03)
-    row = learner.update(batch(), Progress()).reduce()
-    assert row["train/learning_rate"] == 0.01
-    rates = [o.optimizer.param_groups[0]["lr"] for o in learner.optimizers.values()]
-    assert rates == [0.01, 0.02, 0.03]
-
-
 def test_errors_for_priorities_are_means_of_sizes(monkeypatch):
     """A critic that is too high and one that is too low do not cancel out."""
     learner = make_learner()
@@ -108,20 +97,3 @@ def test_errors_for_priorities_are_means_of_sizes(monkeypatch):
     )
     learner.update(replace(batch(), weights=torch.ones(N)), Progress())
     assert learner.errors.tolist() == [1.0, 2.5]
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="files may be sparse elsewhere")
-def test_files_take_their_space_at_once(tmp_path, monkeypatch):
-    """A disk that fills later would end the process without a word."""
-    taken = []
-    original = os.posix_fallocate
-
-    def allocate(file, offset, size):
-        taken.append(size)
-        original(file, offset, size)
-
-    monkeypatch.setattr(os, "posix_fallocate", allocate)
-    settings = {"storage": "disk", "directory": tmp_path}
-    UniformReplayBuffer(99, BOX, torch.zeros(2), **settings).reserve(200)
-    UniformReplayBuffer(99, BOX, torch.zeros(2), **settings).reserve(9)
-    assert taken == [100 * 8, 100 * 8, 10 * 8, 10 * 8]

@@ -151,28 +151,6 @@ def test_gradient_steps_follow_transitions(
     assert taken[-1] > 0
 
 
-def test_gradient_steps_are_taken_while_environments_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the last step of an update, after its actions were chosen."""
-    calls: list[str] = []
-
-    def note(owner: Any, name: str) -> None:
-        original = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args: [calls.append(name), original(*args)][1])
-
-    with sac(2, **{"algorithm.n_rollout_steps": 2}) as (trainer, _):
-        for _ in range(4):
-            update(trainer)
-        env = trainer.collector.env
-        for owner, name in (
-            (env, "step_async"),
-            (env, "receive"),
-            (trainer.replay_buffers["default"], "sample_batch"),
-        ):
-            note(owner, name)
-        update(trainer)
-    assert calls == ["step_async", "receive", "step_async", *["sample_batch"] * 4, "receive"]
-
-
 @pytest.mark.parametrize("num_envs", [1, 3])
 def test_lost_steps_are_no_transitions(num_envs: int) -> None:
     """They count neither as steps, nor for the initial phase, nor for gradient steps."""

@@ -176,27 +176,3 @@ def test_gradients_are_finite_where_actions_are_saturated():
     batch.actions.fill_(20.0)
     SACLearner(model, make_config(), seed=SEED).update(batch, Progress())
     assert all(bool(torch.isfinite(param).all()) for param in model.parameters())
-
-
-def test_the_bounds_of_actions_make_no_difference():
-    """Entropies, losses and all steps are those of actions scaled to [-1, 1]."""
-    unit = spaces.Box(-1.0, 1.0, (2,), np.float64)
-    ends = []
-    for space in (REACH, unit):
-        model = make_model(BOX, space)
-        learner = SACLearner(model, make_config(), seed=SEED)
-        for step in range(3):
-            learner.update(make_transitions(BOX, REACH, seed=step), Progress())
-        ends.append(model.state_dict())
-    for key, value in ends[0].items():
-        torch.testing.assert_close(value, ends[1][key], rtol=1e-9, atol=1e-12)
-
-
-def test_targets_begin_equal_and_copy_what_is_no_parameter():
-    """Targets are copies without gradients."""
-    model = build_soft_actor_critic(ModelConfig(), BOX, REACH, 0)
-    for target, source in zip(
-        model.target_critics.parameters(), model.critics.parameters(), strict=True
-    ):
-        assert torch.equal(target, source)
-        assert not target.requires_grad

@@ -14,16 +14,13 @@ from es_problems import WalkEnv, model_for
 from gymnasium import spaces
 
 from maze_train.collect.episode_runner import EpisodeTask
-from maze_train.collect.row_agents import ModelAgent, PolicyAgent, RandomAgent, acting_part
+from maze_train.collect.row_agents import ModelAgent, PolicyAgent, RandomAgent
 from maze_train.collect.uniform import UniformPolicy
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.envs.faults import EpisodeError
 from maze_train.envs.slice import EnvSlice
-from maze_train.nets.acting import Actor
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
-from maze_train.nets.joint import JointModel
-from maze_train.nets.population import BatchedPopulation
 from maze_train.training.policy_files import TrainedPolicy
 
 
@@ -298,21 +295,6 @@ def test_models_act_as_they_are(policy):
     np.testing.assert_array_equal(agent.act(), expected)
     assert agent._population._memory.nbytes == 0  # one copy of the weights for all rows
     assert envs.action.space.contains(expected[0])
-
-
-def test_critics_of_several_agents_are_left_out():
-    """What is left acts the same, with the same weights, and copies are computed side by side."""
-    seen = spaces.Box(-1.0, 1.0, (3,), np.float32)
-    own = build_actor_critic(ModelConfig(hidden_sizes=[6]), seen, spaces.Discrete(4), seed=3)
-    model = JointModel({"a": own}, {"left": "a", "right": "a"})
-    part = acting_part(model)
-    assert BatchedPopulation.fits(part)
-    assert not hasattr(part.by_policy["a"], "critic")
-    left = {id(weight) for weight in part.parameters()}
-    assert left < {id(weight) for weight in model.parameters()}
-    obs = {f"agents/{agent}": torch.rand(5, 3) for agent in model.agents}
-    params = [Actor(each, 5).act(obs, None, True).params for each in (part, model)]
-    assert torch.equal(*params)
 
 
 @pytest.mark.parametrize(

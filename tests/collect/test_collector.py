@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import copy
 import random
-import time
 from functools import partial
 from typing import ClassVar
 
@@ -12,7 +11,6 @@ import pytest
 import torch
 from actor_envs import ACTIONS, ActorEnv, stacked_env
 from rollouts_compared import assert_same_rollouts, columns_of
-from test_episode_tracker import slow_follow
 
 from maze_train import EnvError, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.collect.collector import RolloutCollector
@@ -59,24 +57,6 @@ def assert_like(found, expected, rtol=1e-5):
     """Two trees of numbers are equal within single precision."""
     for a, b in zip(tree_leaves(found), tree_leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=rtol / 10)
-
-
-class SlowEnv(ActorEnv):
-    """Takes 20 ms to begin its first episode."""
-
-    wait = 0.02
-
-    def reset(self, **arguments):
-        time.sleep(self.wait)
-        self.wait = 0.0
-        return super().reset(**arguments)
-
-
-def test_first_episodes_count_as_time_in_the_environments():
-    """Beginning them can take longer than all steps of a rollout."""
-    collector, model = make_collector(make=SlowEnv)
-    collector.collect_steps(model)
-    assert collector.env_s >= 0.02 * B
 
 
 class HandLoop:
@@ -200,40 +180,6 @@ def test_the_environment_gets_clipped_actions_and_storage_keeps_the_sample():
     sent = rollout.actions.clamp(torch.tensor(-0.5), torch.tensor(0.25)).sum(-1)
     goes_on = ~(rollout.terminated | rollout.truncated)
     torch.testing.assert_close(rollout.obs[1:, :, 2][goes_on], sent[goes_on])
-
-
-def test_episodes_are_followed_across_rollouts():
-    """Returns and lengths count the steps of earlier rollouts; successes are those told."""
-    collector, model = make_collector(make=partial(ActorEnv, ends=("truncated", "both")))
-    rollouts, finished = zip(*(collected(collector, model) for _ in range(4)), strict=True)
-    steps = [(rollout.rewards.double().numpy(), rollout.ended.numpy()) for rollout in rollouts]
-    expected, _ = slow_follow(steps)
-    told = [
-        float(rollout.obs[t, i, 0] > 0)
-        for rollout in rollouts
-        for t, i in rollout.truncated.nonzero().tolist()
-    ]
-    assert [n for one in finished for n in one.lengths] == [n for _, n in expected]
-    returns = [r for one in finished for r in one.returns]
-    assert returns == pytest.approx([r for r, _ in expected], abs=1e-5)  # of rounded rewards
-    assert [success for one in finished for success in one.successes] == told
-    assert 0 < sum(told) < len(told) < len(expected)
-
-
-class Cancelling(ActorEnv):
-    """Rewards that single precision rounds, and whose sums it holds."""
-
-    def step(self, action):
-        obs, _, *rest = super().step(action)
-        return obs, {1: 1e8 + 1, self.length: -1e8 * (self.length > 1)}.get(self.t, 0.0), *rest
-
-
-def test_returns_are_sums_in_double_precision():
-    """Also of episodes that span rollouts, and of those whose last reward is small."""
-    collector, model = make_collector(make=Cancelling)
-    episodes = [collected(collector, model)[1] for _ in range(4)]
-    pairs = [pair for one in episodes for pair in zip(one.returns, one.lengths, strict=True)]
-    assert {total for total, length in pairs if length > 1} == {1.0}
 
 
 def test_a_rollout_is_written_into_the_same_memory():

@@ -23,20 +23,13 @@ from es_problems import (
     SpoiltEnv,
     UnequalEnv,
     WalkEnv,
-    model_maker,
     pair_bits,
     set_version,
 )
 from reference_population import slow_draw
 
-from maze_train.algorithms.es.population import (
-    ESDistributedRollouts,
-    ESRolloutResult,
-    SharedNoiseTable,
-    trained_size,
-)
-from maze_train.core.errors import ConfigError, WorkerError
-from maze_train.workers.process_pool import LocalProcesses
+from maze_train.algorithms.es.population import ESRolloutResult, trained_size
+from maze_train.core.errors import WorkerError
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -121,19 +114,6 @@ def test_lost_pairs(start, n_workers):
         for other in (False, True):
             pair = ESRolloutResult(0, 0, (members[one], members[other]))
             assert pair.lost == (one or other)
-
-
-@every_place
-def test_a_noise_table_that_is_too_small(n_workers):
-    """It is refused before anything is played."""
-    make_model = model_maker(UnequalEnv)
-    dim = trained_size(make_model())
-    table = SharedNoiseTable(dim)
-    place = LocalProcesses(n_workers, start_method="fork") if n_workers else None
-    rollouts = ESDistributedRollouts(UnequalEnv, 2, table, PLAIN, place)
-    words = rf"noise_table_size = {dim}: expected more than {dim},"
-    with closing(rollouts), closing(table), pytest.raises(ConfigError, match=words):
-        rollouts.begin(make_model(), make_model)
 
 
 @every_place

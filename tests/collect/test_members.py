@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -26,8 +25,7 @@ from es_problems import (
 from gymnasium.wrappers import TransformReward
 from reference_population import slow_draw, slow_members
 
-from maze_train.algorithms.es.population import MemberSettings, PairDraws, SharedNoiseTable
-from maze_train.collect.episode_runner import EpisodeTask
+from maze_train.algorithms.es.population import MemberSettings, SharedNoiseTable
 from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.nets.population import find_normalizer
 
@@ -161,31 +159,6 @@ def test_statistics_of_observations_are_those_of_the_model():
     assert any(after[i].fitness != before[i].fitness for i in range(6))
 
 
-def test_moments_that_nobody_wants():
-    """Where statistics are frozen, members do the same and observations are not counted."""
-    model = model_for(WalkEnv, "normalised")
-    members = Members(WalkEnv, 3, model)
-    before = members.play(range(6))
-    model.normalizer.freeze()
-    after = members.play(range(6))
-    for member in range(6):
-        assert before[member].moments is not None
-        assert bits(after[member]) == bits(replace(before[member], moments=None))
-
-
-def test_moments_of_large_numbers():
-    """Means far from 0 do not spoil variances."""
-
-    class Far(WalkEnv):
-        def observe(self):
-            return 1e5 + 0.25 * np.round(super().observe())
-
-    model = model_for(Far, "normalised")
-    found = Members(Far, 3, model).play(range(6))
-    # Differences of squares would be off by a ten-thousandth.
-    assert assert_slow(found, Far, model, var_rel=1e-9)
-
-
 # -- ends that are none --------------------------------------------------------------------------
 
 
@@ -230,19 +203,3 @@ def table():
 
 
 PAIRS = [0, 1, 62, 63, 64, 65, 127, 128, 129, 1000]
-
-
-def test_draws_follow_from_iteration_and_pair(table):
-    """Whatever was asked before, also at the borders of blocks."""
-    expected = {}
-    for iteration in (0, 1, 7):
-        for pair in PAIRS:
-            index, *seeds = slow_draw(4, iteration, pair, 60, 10)
-            for member in (2 * pair, 2 * pair + 1):
-                expected[iteration, member] = EpisodeTask(member, *seeds, index)
-                drawn = PairDraws(4, table, 10).task(iteration, member)
-                assert drawn == expected[iteration, member]
-    draws = PairDraws(4, table, 10)
-    keys = [*expected, *expected]
-    for i in np.random.default_rng(0).permutation(len(keys)):
-        assert draws.task(*keys[i]) == expected[keys[i]]

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
-from leftovers import open_files
 
 from maze_train.algorithms.es.population import SharedNoiseTable
 from maze_train.core.errors import ConfigError, ShapeError, TrainingError
@@ -24,17 +21,6 @@ def table():
     made = SharedNoiseTable(COUNT, SEED)
     yield made
     made.close()
-
-
-def mapped_bytes():
-    """Bytes of shared memory that this process has mapped."""
-    gc.collect()
-    total = 0
-    for line in Path("/proc/self/maps").read_text().splitlines():
-        if "memfd:maze_train" in line:
-            start, stop = line.split()[0].split("-")
-            total += int(stop, 16) - int(start, 16)
-    return total
 
 
 def test_numbers_are_one_stream(table):
@@ -102,22 +88,6 @@ def test_arguments_out_of_range_are_refused(key, arguments):
     """The message names them."""
     with pytest.raises(ConfigError, match=f"^{key} = "):
         SharedNoiseTable(*arguments)
-
-
-@pytest.mark.exhaustive
-def test_memory_is_given_back():
-    """When the table is closed, and neither it nor a view of it is left."""
-    before, descriptors = mapped_bytes(), open_files()
-    table = SharedNoiseTable(1_000_000, SEED)
-    table.close()
-    view = table.get(999_990, 10)
-    kept = view.tolist()
-    del table
-    assert mapped_bytes() - before >= 4_000_000
-    assert view.tolist() == kept
-    del view
-    assert mapped_bytes() == before
-    assert open_files() == descriptors
 
 
 def test_a_state_of_other_numbers_is_refused(table):

@@ -216,15 +216,6 @@ def test_memory_that_is_used_again():
         assert [bits(episode) for episode in player.play(range(8))] == expected
 
 
-def test_nothing_is_recorded_that_is_not_asked_for():
-    """Numbers are the same."""
-    with player_of(WalkEnv, settings=PlaySettings()) as player:
-        found = list(player.play(range(5)))
-    assert all(episode.trajectory is episode.video is None for episode in found)
-    expected = play_alone(WalkEnv, RandomAgent, range(5))
-    assert [bits(episode) for episode in found] == [episode[:6] for episode in expected]
-
-
 # -- failures ------------------------------------------------------------------------------------
 
 

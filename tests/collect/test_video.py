@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import inspect
-import os
 import re
 import subprocess
-import sys
 from functools import partial
 
 import numpy as np
 import pytest
 from actor_envs import FailsForSeedEnv
-from es_problems import PictureEnv, play_alone
+from es_problems import PictureEnv
 
-from maze_train.collect import recording
 from maze_train.collect.player import RolloutPlayer
-from maze_train.collect.recording import PlaySettings, VideoWriter, ffmpeg_path, frames_per_second
+from maze_train.collect.recording import PlaySettings, VideoWriter, frames_per_second
 from maze_train.collect.row_agents import RandomAgent
-from maze_train.core.errors import EnvError, MissingExtraError, RunDirectoryError
+from maze_train.core.errors import EnvError, RunDirectoryError
 
 ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
 
@@ -139,17 +135,6 @@ def test_an_ffmpeg_that_does_not_end(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_package_is_optional(monkeypatch, tmp_path):
-    """Without it the error names the extra; it is not imported before there are videos."""
-    assert not re.search(r"^(import|from) imageio", inspect.getsource(recording), re.MULTILINE)
-    monkeypatch.setitem(sys.modules, "imageio_ffmpeg", None)
-    for call in (ffmpeg_path, partial(VideoWriter, tmp_path / "a.mp4")):
-        with pytest.raises(MissingExtraError, match=r'pip install "maze-train\[video\]"'):
-            call()
-    with pytest.raises(MissingExtraError, match="imageio-ffmpeg"):
-        RolloutPlayer(PictureEnv, RandomAgent, PlaySettings(video_dir=str(tmp_path)))
-
-
 def test_frames_per_second():
     """Those that the environment tells, or 30."""
     env = PictureEnv()
@@ -163,24 +148,6 @@ def test_frames_per_second():
 
 
 # -- episodes ------------------------------------------------------------------------------------
-
-
-def test_videos_of_episodes(tmp_path):
-    """T + 1 frames of every k-th episode, whatever is played next to it; numbers are the same."""
-    settings = PlaySettings(video_dir=str(tmp_path / "videos"), video_every=2)
-    with RolloutPlayer(PictureEnv, RandomAgent, settings, num_envs=3) as player:
-        found = list(player.play([5, 6, 7, 8, 9]))
-    names = [f"episode_{k:06d}_seed_{5 + k}.mp4" for k in (0, 2, 4)]
-    assert sorted(os.listdir(tmp_path / "videos")) == names
-    told = [episode.video for episode in found]
-    assert told[1::2] == [None, None]
-    assert told[::2] == [str(tmp_path / "videos" / name) for name in names]
-    for episode in found[::2]:
-        greys = decoded(tmp_path / "videos" / names[episode.number // 2], 34, 50)[:, 16, 25, 0]
-        expected = 40 * np.arange(episode.length + 1)
-        assert np.abs(greys - expected).max() < 8
-    plain = play_alone(PictureEnv, RandomAgent, [5, 6, 7, 8, 9], PlaySettings())
-    assert [(episode.length, episode.seed) for episode in found] == [(e[3], e[1]) for e in plain]
 
 
 class FailingPictureEnv(FailsForSeedEnv):

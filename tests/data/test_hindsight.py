@@ -357,21 +357,6 @@ def test_rewards_are_those_of_the_environment(ends):
     env.close()
 
 
-@pytest.mark.slow
-def test_where_environments_are_stepped_makes_no_difference(tmp_path):
-    """Runs in this process and with workers, whose environments end and are truncated."""
-    rows = []
-    for runner in ({"name": "dev"}, {"name": "local", "n_workers": 2, "start_method": "fork"}):
-        result = run(
-            tmp_path / runner["name"],
-            env={**GOALS, "kwargs": {"ends": True}},
-            runner={"concurrency": 3, **runner},
-        )
-        rows.append([{k: v for k, v in row.items() if "time/" not in k} for row in result.history])
-    assert len(rows[0]) >= 2
-    assert rows[0] == rows[1]
-
-
 def shown():
     """Episodes that go straight to their goal."""
     env = PointToGoal(length=60, ends=True)

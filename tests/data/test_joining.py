@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import torch
 from cases import sweep
@@ -8,42 +8,12 @@ from rollouts_compared import assert_same_rollouts, columns_of
 from step_ends import with_gaps
 from test_rollout_slots import KINDS, T, every_kind, random_rollout, slot_rollout, slots_of
 
-from maze_train.core.types import tree_leaves, tree_map
-from maze_train.data.rollout import Rollout, join_rollouts, select_envs
+from maze_train.core.types import tree_leaves
+from maze_train.data.rollout import join_rollouts, select_envs
 
 SIZES = (3, 1, 4)
 BOX = KINDS["box"]
 REPLAYED = torch.tensor([True, False, True])
-BY_ENV = ("weights_seq_no", "replayed")
-
-
-def slowly_selected(rollout, envs):
-    """Columns of a list of environments."""
-
-    def column(name):
-        dim = 0 if name in BY_ENV else 1
-        tree = getattr(rollout, name)
-        return None if tree is None else tree_map(lambda x: x.index_select(dim, at), tree)
-
-    at = torch.tensor(envs)
-    places = [divmod(position, rollout.num_envs) for position in rollout.final_positions.tolist()]
-    kept = [k for k, (_, env) in enumerate(places) if env in envs]
-    positions = [places[k][0] * len(envs) + envs.index(places[k][1]) for k in kept]
-    others = ("final_obs", "final_positions", "has_gaps")
-    names = [field.name for field in fields(rollout) if field.name not in others]
-    return Rollout(
-        **{name: column(name) for name in names},
-        final_obs=tree_map(lambda x: x[kept], rollout.final_obs),
-        final_positions=torch.tensor(positions, dtype=torch.int64),
-    )
-
-
-@every_kind
-@sweep("envs", [slice(1, 3), slice(4), slice(-2, None), slice(None)])
-def test_selected_environments(kind, envs):
-    """Every column of some environments, whatever the others did."""
-    rollout = replace(random_rollout(kind, num_envs=6), replayed=torch.arange(6) % 2 == 0)
-    assert_same_rollouts(select_envs(rollout, envs), slowly_selected(rollout, list(range(6))[envs]))
 
 
 @every_kind
@@ -88,17 +58,6 @@ def test_a_joined_rollout_has_its_own_memory(kind):
     places = {leaf.data_ptr() for leaf in columns_of(singles[0]).values()}
     copy = join_rollouts(singles[:1])
     assert not places & {leaf.data_ptr() for leaf in columns_of(copy).values() if leaf.numel()}
-
-
-def test_a_selection_shares_memory():
-    """Columns are not copied; those that are not there stay so."""
-    kind = KINDS["images of a dict, states"]
-    rollout = random_rollout(kind, optional=False)
-    found = select_envs(rollout, slice(1, 3))
-    assert found.valid is found.log_probs is found.weights_seq_no is found.replayed is None
-    assert found.rewards.data_ptr() == rollout.rewards[:, 1:].data_ptr()
-    assert found.hidden_states.data_ptr() == rollout.hidden_states[:, 1:].data_ptr()
-    assert found.obs["b"].data_ptr() == rollout.obs["b"][:, 1:].data_ptr()
 
 
 def test_flags_that_only_some_have():

@@ -157,16 +157,6 @@ def test_storages_give_equal_samples(tmp_path):
         assert_same_samples(batch, batches[0])
 
 
-def test_the_seed_decides():
-    """Equal seeds give equal samples, others do not."""
-    buffers = [UniformReplayBuffer(100, BOX, BOX_ACTION, seed=seed) for seed in (0, 0, 1)]
-    for buffer in buffers:
-        buffer.add_rollout(rollout_of(Stream(np.random.default_rng(0), 1).steps(90)))
-    drawn = [buffer.sample_batch(50).indices for buffer in buffers]
-    assert torch.equal(drawn[0], drawn[1])
-    assert not torch.equal(drawn[0], drawn[2])
-
-
 def test_an_observation_is_stored_once():
     """HalfCheetah: 97 bytes per transition, which is the least, within 2 %; known beforehand."""
     space = spaces.Box(-np.inf, np.inf, (17,), np.float64)
@@ -361,19 +351,6 @@ def test_what_did_not_change_is_not_read_again(small_segments):
     loaded, _, _ = make(100, 2)
     loaded.load_state_dict(state)
     assert num_read_after(loaded, 1)[0] <= 4
-
-
-@pytest.mark.parametrize(("buffer_size", "segments"), [(1000, 1), (100_000, 5), (10_000_000, 256)])
-def test_segments_are_about_two_mebibytes_and_at_most_256(buffer_size, segments):
-    """The memory of a large buffer is taken when it is written, so this one costs none."""
-    space = spaces.Box(-np.inf, np.inf, (17,), np.float64)
-    buffer = UniformReplayBuffer(buffer_size, space, torch.zeros(6))
-    memory = buffer._memory
-    assert abs(len(memory._versions) - segments) <= 1
-    assert len(memory._versions) <= 256
-    assert memory._segment_slots * (len(memory._versions) - 1) < memory.ring.num_slots
-    assert memory._segment_slots * len(memory._versions) >= memory.ring.num_slots
-    assert buffer.state_dict()["segments"] == {}
 
 
 def test_a_state_does_not_depend_on_the_storage(tmp_path):

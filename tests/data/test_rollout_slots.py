@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -111,22 +110,6 @@ def test_a_slot_gives_back_what_was_written(kind):
         assert sizes.items() <= {x.ctypes.data: x.nbytes for x in written}.items()
 
 
-@every_kind
-def test_the_rollout_of_a_slot_is_views(kind):
-    """Nothing that was written is copied, neither there again nor when it is read."""
-    columns = kind.columns()
-    memory, (slot,) = slots_of(columns)
-    slot.fill(slot_rollout(kind))
-    base = np.frombuffer(memory.buffer, np.uint8).ctypes.data
-    found = slot.view(slot.num_final_obs, slot.has_gaps)
-    for leaf in columns_of(found).values():
-        assert base <= leaf.data_ptr() < base + slot_nbytes(columns)
-        assert (leaf.data_ptr() - base) % 64 == 0
-    versions = [leaf._version for leaf in columns_of(found).values()]
-    slot.fill(found)
-    assert [leaf._version for leaf in columns_of(found).values()] == versions
-
-
 def test_numbers_of_other_dtypes_are_converted():
     """A model that computes in float64 has log-probabilities in it; all slots have float32."""
     kind = KINDS["box"]
@@ -134,16 +117,3 @@ def test_numbers_of_other_dtypes_are_converted():
     _, (slot,) = slots_of(kind.columns())
     slot.fill(replace(rollout, log_probs=rollout.log_probs.double()))
     assert_same_rollouts(slot.view(slot.num_final_obs, slot.has_gaps), rollout)
-
-
-@pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="counts pages of a memfd")
-def test_room_for_the_worst_case_is_not_taken():
-    """Memory is taken for what was written only."""
-    kind = Kind(spaces.Box(0, 255, (4, 60, 60), np.uint8))
-    columns = kind.columns(8, 4)
-    memory = SharedMemory(slot_nbytes(columns))
-    (slot,) = slots_in(memory, columns)
-    rollout = slot_rollout(kind, 0, 8, 4, share=0.0)
-    slot.fill(rollout)
-    taken = os.fstat(memory.descriptor).st_blocks * 512
-    assert rollout.obs.nbytes <= taken < memory.nbytes * 0.6

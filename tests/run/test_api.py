@@ -236,17 +236,3 @@ def test_an_evaluator_of_ones_own_gets_a_policy_that_acts() -> None:
     assert last["own/played"] == played.return_mean
     same = Judge()._rollouts.evaluate(load_policy("run@final").model)
     assert {name: last[name] for name in same} == same
-
-
-def test_a_policy_acts_in_vector_environments() -> None:
-    """With their batches, to the end of an episode in each."""
-    policy = short_run(env="CartPole-v1").policy
-    env = gymnasium.make_vec("CartPole-v1", 3, vectorization_mode="sync")
-    obs, _ = env.reset(seed=0)
-    for _ in range(20):
-        actions = policy.act(obs, deterministic=False)
-        assert env.action_space.contains(actions)
-        obs, *_ = env.step(actions)
-    env.close()
-    assert policy.values(obs).shape == (3,)
-    assert policy.probabilities(obs).shape == (3, 2)

@@ -178,18 +178,6 @@ def test_a_callback_that_fails_at_the_end(capsys: pytest.CaptureFixture[str]) ->
     assert seen == [None]  # there are no checkpoints
 
 
-def test_a_callback_that_ends_an_epoch_without_evaluation() -> None:
-    """It is evaluated before the run ends."""
-
-    class StopFirst(Callback):
-        def on_epoch_end(self, run: Any) -> None:
-            run.stop("first")
-
-    result = short_run(callbacks=[StopFirst()], **{"evaluation.interval": 3})
-    assert result.summary.epochs == 1
-    assert "eval/episode_return_mean" in result.history[0]
-
-
 @pytest.mark.parametrize(
     "hook", everyday(2, ["on_run_start", "on_update_end", "on_epoch_end", "on_checkpoint"])
 )

@@ -13,14 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from agent_envs import Pushers
 from cases import everyday
 from es_problems import WalkEnv
 from own_envs import SpacesEnv
 from short_runs import FORK, rows, short_run, summary
 from torch import nn
 
-from maze_train import JointEnv, load_policy
+from maze_train import load_policy
 from maze_train.algorithms.es.trainer import STATISTICS_STEPS
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -177,24 +176,3 @@ def test_killed_workers_make_no_difference(
     assert sum(restarts) == 2
     error = capfd.readouterr().err
     assert len(re.findall(r"warning: worker \d .* episodes are played again", error)) == 2
-
-
-@pytest.mark.exhaustive
-def test_agents_with_opposite_aims_learn_each_its_own() -> None:
-    """One pushes a cart to the left, the other one to the right, unless its policy is frozen.
-
-    The mean of their returns says nothing of either.
-    """
-    env = {"_target_": "agent_envs.Pushers"}
-    more = {"algorithm.n_rollouts_per_update": 24, "algorithm.epoch_length": 10}
-    more["algorithm.lr"] = 0.1
-    es_run("both", env, **more)
-    first, last = rows("both")[0], rows("both")[-1]
-    assert abs(float(first["eval/episode_return_mean"])) < 2.0
-    assert float(last["train/right/episode_return_mean"]) > 4.0
-    policies = {"l": {"agents": ["left"]}, "r": {"agents": ["right"], "frozen": True}}
-    es_run("one", env, policies=policies, **more)
-    assert float(rows("one")[0]["train/l/update_ratio"]) > 0.0
-    assert "train/r/update_ratio" not in rows("one")[-1]
-    act = load_policy("one", trust=["agent_envs"]).act
-    assert act(JointEnv(Pushers()).reset(seed=0)[0])["left"] < -0.9

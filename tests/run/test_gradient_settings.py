@@ -9,7 +9,7 @@ import torch
 from cases import everyday
 from short_runs import rows, short_run, written_config
 
-from maze_train import ConfigError, PPOAlgorithmConfig, PPOLearner, load_policy
+from maze_train import ConfigError, load_policy
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -115,17 +115,3 @@ def test_minibatches_are_gathered() -> None:
     short_run("pairs", **{"algorithm.gradient_accumulation": 2})
     steps = [float(rows(name)[0]["train/gradient_steps"]) for name in ("each", "pairs")]
     assert steps[0] == 2.0 * steps[1] > 0.0
-
-
-def test_a_saved_policy_becomes_an_opponent() -> None:
-    """A learner takes it as it is; to train it, it needs what the algorithm needs."""
-    for algorithm in ("ppo", "sac"):
-        short_run(algorithm, algorithm)
-    policies = {name: load_policy(name).model for name in ("ppo", "sac")}
-    learner = PPOLearner(policies["ppo"], PPOAlgorithmConfig())
-    assert learner.add_module("other", policies["sac"], frozen=True) is policies["sac"]
-    assert learner.add_module("old", policies["ppo"].state_dict()) is not policies["ppo"]
-    assert {module_id for module_id, _ in learner.optimizers} == {"default", "old"}
-    message = r"PPOLearner needs HasStateValues .* SoftActorCriticModel has no critic and no value"
-    with pytest.raises(ConfigError, match=message):
-        learner.add_module("another", policies["sac"])

@@ -17,7 +17,6 @@ from short_runs import FORK, short_run, summary
 
 from maze_train import load_config, load_policy
 from maze_train.algorithms.impala.learner import ImpalaLearner
-from maze_train.core.errors import TrainingError
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.run.pipeline import prepare
 from maze_train.run.runner import TrainingRunner
@@ -241,23 +240,6 @@ def test_stacks_of_frames_arrive_whole(learned: list[Any]) -> None:
 
 
 # -- what goes wrong -----------------------------------------------------------------------------
-
-
-FAULTY = "own_envs.FaultyEnv"
-
-
-def test_nothing_but_lost_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Training ends when no update brings a transition; some without are no reason."""
-    monkeypatch.setattr("maze_train.training.trainer.MOST_LOST_UPDATES", 4)
-    kwargs = {"fault": "nan_observation", "at": 42}
-    with pytest.raises(TrainingError, match=r"4 updates in a row brought no transition"):
-        impala_run(
-            env={"_target_": FAULTY, "kwargs": kwargs},
-            total_steps=40 * UPDATE,
-            **{"algorithm.on_non_finite": "skip"},
-        )
-    assert summary("run")["stop_reason"] == "error"
-    assert summary("run")["env_steps"] == 4 * 41
 
 
 def test_environments_of_actors_are_numbered_through():

@@ -26,7 +26,6 @@ from own_parts import (
 from short_runs import FORK, PPO, SMALL, rows, settings, short_run, written_config
 
 from maze_train import CallbackError, ConfigError, EnvError, load_policy, run_rollout, train
-from maze_train.cli import main
 from maze_train.core.targets import Given, build_target
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -142,21 +141,6 @@ def test_an_algorithm_of_ones_own() -> None:
     result = train(**{**settings(), "algorithm": own})
     assert OwnPPOLearner.seen == [0.7] * result.summary.updates
     assert load_policy("run", ["own_parts"]).act(np.zeros(3)) in (-1, 0, 1)
-
-
-def test_an_algorithm_of_ones_own_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """An option in a folder of the user names the config; its own settings are checked as ours."""
-    OwnPPOLearner.seen.clear()
-    Path("my_conf/algorithm").mkdir(parents=True)
-    Path("my_conf/algorithm/mine.yaml").write_text(
-        "_target_: own_parts.OwnPPOConfig\nn_rollout_steps: 8\nbatch_size: 16\nepoch_length: 2\n"
-    )
-    argv = ["--config-dir", "my_conf", "algorithm=mine", "env._target_=own_envs.SpacesEnv"]
-    argv += ["total_steps=64", "tracking.progress=quiet", "tracking.plot=false", "run_dir=run"]
-    assert main([*argv, "algorithm.penalty=0.5"]) == 0
-    assert OwnPPOLearner.seen[0] == 0.5
-    assert main([*argv, "algorithm.penalti=1"]) == 2
-    assert "did you mean algorithm.penalty?" in capsys.readouterr().err
 
 
 # -- objects in the place of a name ---------------------------------------------------------------

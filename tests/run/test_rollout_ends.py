@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import own_envs
@@ -20,9 +20,6 @@ from maze_train.data.datasets import open_dataset
 from maze_train.run.rollout import RolloutRunner
 from maze_train.run.rollout_report import RolloutProgress
 from maze_train.training.outcome import Interrupted
-
-if TYPE_CHECKING:
-    from maze_train.collect.episode_runner import PlayedEpisode
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -107,19 +104,6 @@ def test_episodes_that_wait_for_an_earlier_one(how: str, monkeypatch: pytest.Mon
     assert summary("out")["stop_reason"] == ("error" if how == "error" else "interrupted")
 
 
-def test_waiting_episodes_are_noted_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that were noted before the end are not noted again."""
-
-    def interrupted(self: RolloutProgress, episode: PlayedEpisode) -> None:
-        if episode.number == 2:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(RolloutProgress, "ended", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        play(policy="random", env=own_envs.SpacesEnv, record=True, n_episodes=8)
-    assert numbers() == list(open_dataset("out/trajectories").seeds) == list(range(8))
-
-
 def test_a_runner_that_runs_again() -> None:
     """Each run has its own episodes."""
     config = load_rollout_config({**RANDOM, "env": {"id": "CartPole-v1"}, "progress": "quiet"})
@@ -141,22 +125,6 @@ def test_directories_that_hold_parts_of_results() -> None:
     for place in ("first", "out"):
         play(**RANDOM, record=True, record_dir="out/trajectories", output_dir=place)
     assert len(open_dataset("out/trajectories")) == 10
-
-
-def test_a_policy_that_fails_leaves_nothing() -> None:
-    """No directory of results, and no data set without episodes."""
-
-    class Fails:
-        def __init__(self) -> None:
-            raise OSError("no such file")
-
-        def act(self, observation: Any) -> int:
-            """Not called."""
-            return 0
-
-    with pytest.raises(ConfigError, match="building it failed: OSError: no such file"):
-        play(policy=Fails, env="CartPole-v1", record=True, record_dir="data")
-    assert list(Path().iterdir()) == []
 
 
 def test_a_policy_of_a_run_by_its_function() -> None:
@@ -183,23 +151,6 @@ def test_a_policy_of_a_run_by_its_function() -> None:
 def load_model(run_dir: str) -> Any:
     """The model of a run, which tells no spaces."""
     return load_policy(run_dir).model
-
-
-def test_policies_are_built_for_each_environment() -> None:
-    """What a `_target_` returns is not copied, unless it is a model."""
-    play(policy={"_target_": "test_rollout_ends.Uncopied"}, env="CartPole-v1", n_episodes=2)
-    assert numbers() == [0, 1]
-
-
-class Uncopied:
-    """Cannot be copied."""
-
-    def __deepcopy__(self, memo: Any) -> Any:
-        raise TypeError("no copies")
-
-    def act(self, observation: Any) -> int:
-        """One side."""
-        return 0
 
 
 class ClosesBadly(gymnasium.Wrapper[Any, Any, Any, Any]):

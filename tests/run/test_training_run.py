@@ -87,6 +87,7 @@ def test_the_written_configuration_repeats_the_run(algorithm: str) -> None:
     assert written_config("again") == written
     short_run("other", algorithm, seed=None)
     assert written_config("other")["seed"] != written["seed"]
+    assert rows("other") != rows("run")
 
 
 def test_a_space_without_a_distribution_is_refused(tmp_path: Path) -> None:
@@ -169,23 +170,6 @@ def test_schedules_go_from_start_to_end() -> None:
     }
     for name, values in expected.items():
         np.testing.assert_allclose([row[f"train/{name}"] for row in history], values, rtol=1e-6)
-
-
-def test_the_clock_ends_a_run() -> None:
-    """The summary says so, and there is an evaluation at the end."""
-    result = short_run(**{"runner.max_wall_time_s": 1e-6, "evaluation.interval": 100})
-    assert result.summary.stop_reason == "max_wall_time_s"
-    assert "eval/episode_return_mean" in result.history[-1]
-
-
-def test_without_evaluation_the_training_return_selects() -> None:
-    """`evaluation.n_episodes=0`: no eval columns; the best policy is that of the best epoch."""
-    result = short_run(**{"evaluation.n_episodes": 0})
-    assert not any(name.startswith("eval/") for name in result.history[-1])
-    returns = [row["train/episode_return_mean"] for row in result.history]
-    assert result.best_metric == max(returns)
-    assert result.summary.best_epoch == 1 + returns.index(max(returns))
-    assert Path("run/best/policy.pt").exists()
 
 
 def test_two_runs_in_one_process_do_not_mix() -> None:

@@ -30,7 +30,7 @@ from stored_checkpoints import (
 
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.state import StatePart
-from maze_train.data.state_files import dumps, loads
+from maze_train.data.state_files import dumps
 from maze_train.training import checkpoint_files as manifests
 from maze_train.training.checkpoint_files import digest
 from maze_train.training.outcome import Position
@@ -317,20 +317,6 @@ def test_crafted_parts(stored, files, marker, is_whole):
 
 
 # -- single files --------------------------------------------------------------------------------
-
-
-def test_single_files_hold_their_parts(tmp_path):
-    """The same state as bytes, in which each part is asked once; a checkpoint takes it as well."""
-    owner = Segments(3)
-    data = dumps(owner.state_dict())
-    assert owner.reads == [0, 1, 2]
-    state = loads(data)
-    other = Segments(3)
-    other.load_state_dict(state)
-    assert (other.values, other.versions) == (owner.values, owner.versions)
-    store, _ = make_store(tmp_path)
-    store.save(state, Position(1, 10, 0))
-    assert contents(store.load().state) == owner.values
 
 
 def test_parts_within_parts(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from maze_train.core.errors import SpaceError, WorkerError
 from maze_train.workers.pool import WorkerFailedError
-from maze_train.workers.task_queue import CALLS_AHEAD, MOST_DEATHS, MOST_RAISES, TaskQueue
+from maze_train.workers.task_queue import MOST_DEATHS, MOST_RAISES, TaskQueue
 
 SPACES = ("obs", "act")
 
@@ -123,34 +123,6 @@ class Script:
         self.advance()
 
 
-def test_tasks_go_where_the_fewest_are() -> None:
-    """One after the other, up to the limit and to what a worker has at most."""
-    script = Script()
-    assert (script.queue.capacity, script.queue.most_tasks) == (4, 4)
-    script.advance(3)
-    assert script.tasks() == [["0", "2"], ["1"]]
-    assert script.queue.next == 3
-    script.done(0, 0, 2)
-    assert script.results == [0, 2]
-    script.advance(6)
-    assert script.tasks() == [["3", "4"], ["1", "5"]]
-    script.advance(100)
-    assert script.tasks() == [["3", "4", "6", "8"], ["1", "5", "7", "9"]]
-    assert script.queue.next == 10
-
-
-def test_workers_have_calls_ahead() -> None:
-    """While they have tasks, so that they need not wait; and begin a round once."""
-    script = Script(1)
-    for _ in range(4):
-        script.advance(1)
-    assert script.pool.seen[0] == ["begin_round", *["advance"] * CALLS_AHEAD]
-    script.done(0, 0)
-    script.pool.says[0] = []
-    script.advance()
-    assert script.pool.seen[0].count("advance") == CALLS_AHEAD
-
-
 def test_tasks_of_a_worker_that_fails_come_first() -> None:
     """In their order; it gets none before its environments are built."""
     script = Script()
@@ -195,15 +167,6 @@ def test_results_are_taken_before_another_worker_ends_the_run() -> None:
     with pytest.raises(WorkerError, match="it failed"):
         script.queue.advance(2, script.results.append)
     assert script.results == [0]
-
-
-def test_workers_that_are_closed() -> None:
-    """No one gets a task, and dropping them is no error."""
-    script = Script()
-    script.advance(1)
-    script.pool.close()
-    assert script.queue.hand_out(9) == {}
-    script.queue.drop()
 
 
 def test_spaces_that_differ() -> None:
@@ -286,12 +249,3 @@ def test_tasks_that_are_done_are_not_blamed() -> None:
     assert script.pool.told[-1] == (
         0, "it failed", "and its 0 episodes are played again, with the same numbers",
     )  # fmt: skip
-
-
-def test_few_seeds_are_told() -> None:
-    """Each of them once, those of the first tasks."""
-    script = Script(1, 20)
-    script.advance(18)
-    script.fail(0)
-    seeds = "100, 101, 102, 103, 104, 105, 106, 107, ..."
-    assert script.pool.told[0][1] == f"it failed; it had the episodes with the seeds {seeds}"
