@@ -113,7 +113,6 @@ class Hindsight:
     Args:
         walker: Walks through the memory of the buffer.
         generator: Random numbers of the buffer.
-        observation_space: See `HindsightReplayBuffer`.
         strategy: Where goals come from.
         relabelled_per_original: k, samples with another goal for each one with its own. >= 0.
 
@@ -132,15 +131,14 @@ class Hindsight:
         walker: NStepWalker,
         generator: torch.Generator,
         *,
-        observation_space: spaces.Space[Any],
         strategy: Strategy,
         relabelled_per_original: float,
     ) -> None:
         check_one_of("strategy", strategy, STRATEGIES)
         check_at_least("relabelled_per_original", relabelled_per_original, 0)
-        self._goal_dtype = goal_dtype(observation_space)
         self._walker, self._generator = walker, generator
         self._memory = walker.memory
+        self._goal_dtype = goal_dtype(self._memory.layout.observation_space)
         self._strategy = strategy
         self._share = relabelled_per_original / (relabelled_per_original + 1)
         self._task: GoalTask | None = None

@@ -383,15 +383,13 @@ class UniformReplayBuffer(BaseReplayBuffer):
 
 
 class PrioritizedReplayBuffer(UniformReplayBuffer):
-    """A replay buffer with a `PrioritizedSampler`.
+    """Replay buffer that samples with a `PrioritizedSampler`.
 
     Args:
-        buffer_size: As for `UniformReplayBuffer`.
-        observation_space: As for `UniformReplayBuffer`.
-        actions: As for `UniformReplayBuffer`.
-        alpha: How far priorities matter, >= 0; 0: samples are uniform.
-        beta: How far weights correct for it at first, in [0, 1]; it grows linearly to 1.
-        epsilon: Addend to every error, > 0, so that no transition is never sampled.
+        *args: Size, observation space and actions, as for `UniformReplayBuffer`.
+        alpha: Exponent of the priorities (>= 0); 0 samples uniformly.
+        beta: Initial exponent of the importance weights, in [0, 1]; it grows linearly to 1.
+        epsilon: Addend to every error (> 0), so that every transition can be sampled.
         **settings: All other arguments of `UniformReplayBuffer`.
 
     Raises:
@@ -403,14 +401,11 @@ class PrioritizedReplayBuffer(UniformReplayBuffer):
 
     def __init__(
         self,
-        buffer_size: int,
-        observation_space: spaces.Space[Any],
-        actions: TensorTree,
-        *,
+        *args: Any,
         alpha: float = 0.6,
         beta: float = growing["beta"],
         epsilon: float = 1e-6,
         **settings: Any,
     ) -> None:
         sampler = partial(PrioritizedSampler, alpha=alpha, beta=beta, epsilon=epsilon)
-        super().__init__(buffer_size, observation_space, actions, sampler=sampler, **settings)
+        super().__init__(*args, sampler=sampler, **settings)

@@ -92,6 +92,7 @@ class ReplayLayout:
     ) -> None:
         check_at_least("buffer_size", buffer_size, 1)
         check_at_least("num_envs", num_envs, 1)
+        self.observation_space = observation_space
         self.frame_stack = dict(frame_stack or {})
         self.keeps_terminal_obs = keeps_terminal_obs
         self.has_obs_keys = isinstance(observation_space, spaces.Dict)
