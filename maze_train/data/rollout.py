@@ -35,7 +35,7 @@ from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.tensors import part_of
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Rollout:
     """T steps of B environments, time-major.
 
@@ -89,19 +89,9 @@ class Rollout:
     @property
     def columns(self) -> dict[str, TensorTree]:
         """The columns that there are, by name."""
-        found: dict[str, TensorTree | None] = {
-            "obs": self.obs,
-            "actions": self.actions,
-            "rewards": self.rewards,
-            "end": self.end,
-            "final_obs": self.final_obs,
-            "final_positions": self.final_positions,
-            "hidden_states": self.hidden_states,
-            "log_probs": self.log_probs,
-            "weights_seq_no": self.weights_seq_no,
-            "replayed": self.replayed,
-        }
-        return {name: column for name, column in found.items() if column is not None}
+        found = {name: column for name, column in vars(self).items() if column is not None}
+        del found["has_gaps"]
+        return found
 
     @property
     def num_steps(self) -> int:

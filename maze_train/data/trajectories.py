@@ -13,7 +13,7 @@ from gymnasium import spaces
 
 from maze_train.core.errors import DatasetError, ShapeError, SpaceError
 from maze_train.core.step_end import StepEnd
-from maze_train.core.types import Array, ArrayTree, TensorTree, tree_leaves, tree_map
+from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, tree_leaves, tree_map
 from maze_train.data.rollout import Rollout
 from maze_train.data.trajectory import Trajectory, named_arrays
 from maze_train.spaces.columns import Columns, Spec, column_name, leaves_of
@@ -137,91 +137,6 @@ def _converted(array: Array, dtype: np.dtype[Any], name: str) -> Array:
         row = int(np.argwhere(~fits)[0, 0])
         raise SpaceError(f"{name}[{row}] = {array[row]} cannot be kept as {dtype}")
     return copy
-
-
-def trajectories_as_rollout(
-    trajectories: Iterable[Trajectory],
-    num_envs: int,
-    observation_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
-    from_env: Callable[[TensorTree], TensorTree],
-) -> Rollout | None:
-    """All trajectories as one rollout of B environments.
-
-    They are laid end to end and cut into B columns of one length; rows that are left over are
-    RESET_ONLY. What is not terminated counts as truncated: its last observation is bootstrapped
-    from.
-
-    Args:
-        trajectories: Episodes, in the order in which they are laid down.
-        num_envs: B.
-        observation_space: Flat observation space of one environment.
-        action_space: Its action space.
-        from_env: Turns actions of the environment into the agent's own: `Distribution.from_env`.
-
-    Returns:
-        The rollout; None if there are no trajectories.
-
-    Raises:
-        ShapeError: If observations or actions do not have the shape of their space.
-        SpaceError: If an action is not one of the space.
-    """
-    episodes = list(trajectories)
-    if not episodes:
-        return None
-    shape = (-(-sum(episode.num_steps for episode in episodes) // num_envs), num_envs)
-    leaves = leaf_spaces(observation_space, action_space)
-    obs = zeros_for(observation_space, (shape[0] + 1, num_envs))
-    actions: TensorTree | None = None
-    rewards = torch.zeros(shape)
-    end = torch.full(shape, StepEnd.RESET_ONLY, dtype=torch.uint8)
-    last: dict[int, TensorTree] = {}
-    stop = 0
-    for number, episode in enumerate(episodes):
-        start, stop = stop, stop + episode.num_steps
-        own = checked_trajectory(episode, leaves, f"trajectory {number}")
-        own_obs = tree_map(torch.from_numpy, own.obs)
-        own_actions = from_env(tree_map(torch.from_numpy, own.actions))
-        if actions is None:
-            actions = tree_map(lambda x: x.new_zeros((*shape, *x.shape[1:])), own_actions)
-        for env, rows, steps in _pieces(start, stop, shape[0]):
-            # The first observation of an episode takes the place of the last one of that above.
-            place = (slice(rows.start, rows.stop + 1), env)
-            _write(obs, place, own_obs, slice(steps.start, steps.stop + 1))
-            _write(actions, (rows, env), own_actions, steps)
-            rewards[rows, env] = torch.from_numpy(own.rewards[steps]).float()
-            end[rows, env] = StepEnd.RUNNING
-        env, row = divmod(stop - 1, shape[0])
-        end[row, env] = StepEnd.TERMINATED if episode.terminated else StepEnd.TRUNCATED
-        last[row * num_envs + env] = tree_map(lambda x: x[-1:].clone(), own_obs)
-    final_obs = zeros_for(observation_space, (len(last),))
-    for k, last_obs in enumerate(last.values()):
-        _write(final_obs, (slice(k, k + 1),), last_obs, slice(None))
-    assert actions is not None
-    return Rollout(
-        obs=obs,
-        actions=actions,
-        rewards=rewards,
-        end=end,
-        final_obs=final_obs,
-        final_positions=torch.tensor(list(last), dtype=torch.int64),
-    )
-
-
-def _pieces(start: int, stop: int, length: int) -> Iterator[tuple[int, slice, slice]]:
-    """Yield pieces of steps laid end to end into columns: column, rows, steps of the episode."""
-    at = start
-    while at < stop:
-        env, row = divmod(at, length)
-        count = min(length - row, stop - at)
-        yield env, slice(row, row + count), slice(at - start, at - start + count)
-        at += count
-
-
-def _write(tree: TensorTree, place: tuple[Any, ...], values: TensorTree, rows: slice) -> None:
-    """Write rows of the leaves of `values` into a place of those of `tree`."""
-    for target, leaf in zip(tree_leaves(tree), tree_leaves(values), strict=True):
-        target[place] = leaf[rows]
 
 
 PART_NBYTES = 64 * 2**20
@@ -359,6 +274,77 @@ def joined(episodes: Sequence[Trajectory], metadata: DatasetMetadata, name: str)
         name=name,
         env=metadata.env,
         policy=metadata.policy,
+    )
+
+
+def trajectories_as_rollout(
+    trajectories: Iterable[Trajectory],
+    num_envs: int,
+    observation_space: spaces.Space[Any],
+    action_space: spaces.Space[Any],
+    from_env: Callable[[TensorTree], TensorTree],
+) -> Rollout | None:
+    """Return all trajectories as one rollout of B environments.
+
+    The steps of all trajectories are laid end to end and split into B columns of one length; the
+    remaining rows are RESET_ONLY. An episode that is not terminated counts as truncated.
+
+    Args:
+        trajectories: Episodes, in the order in which they are laid down.
+        num_envs: B.
+        observation_space: Flat observation space of one environment.
+        action_space: Its action space.
+        from_env: Turns actions of the environment into the agent's own: `Distribution.from_env`.
+
+    Returns:
+        The rollout; None if there are no trajectories.
+
+    Raises:
+        ShapeError: If observations or actions do not have the shape of their space.
+        SpaceError: If an action is not one of the space.
+    """
+    metadata = DatasetMetadata(observation_space, action_space)
+    leaves = metadata.leaves
+    episodes = [
+        checked_trajectory(episode, leaves, f"trajectory {number}")
+        for number, episode in enumerate(trajectories)
+    ]
+    if not episodes:
+        return None
+    part = joined(episodes, metadata, "trajectories")
+    length = -(-part.num_steps // num_envs)
+
+    def columns(steps: Tensor) -> Tensor:
+        """Values of all steps, `[steps, ...]`, as `[T, B, ...]`; zeros in the remaining rows."""
+        rows = steps.new_zeros((length * num_envs, *steps.shape[1:]))
+        rows[: len(steps)] = steps
+        return rows.view(num_envs, length, *steps.shape[1:]).transpose(0, 1).contiguous()
+
+    is_step = columns(torch.ones(part.num_steps, dtype=torch.bool))
+    last = torch.from_numpy(part.starts[1:] - 1)
+    positions = last % length * num_envs + last // length
+    end = torch.full_like(is_step, StepEnd.RESET_ONLY, dtype=torch.uint8)
+    end[is_step] = StepEnd.RUNNING
+    codes = np.where(part.terminated, StepEnd.TERMINATED, StepEnd.TRUNCATED)
+    end.view(-1)[positions] = torch.from_numpy(codes.astype(np.uint8))
+    numbers = torch.arange(part.num_episodes)
+    acted_on = torch.arange(part.num_steps) + numbers.repeat_interleave(torch.tensor(part.lengths))
+    obs = zeros_for(observation_space, (length + 1, num_envs))
+    final_obs = zeros_for(observation_space, (part.num_episodes,))
+    trees = (tree_leaves(obs), tree_leaves(final_obs), tree_leaves(part.obs))
+    for target, final, recorded in zip(*trees, strict=True):
+        rows = torch.from_numpy(recorded)
+        # The first observation of an episode takes the place of the last one of that above.
+        target[1:] = columns(rows[acted_on + 1])
+        target[:-1][is_step] = columns(rows[acted_on]).to(target.dtype)[is_step]
+        final[:] = rows[last + numbers + 1]
+    return Rollout(
+        obs=obs,
+        actions=tree_map(columns, from_env(tree_map(torch.from_numpy, part.actions))),
+        rewards=columns(torch.from_numpy(part.rewards).float()),
+        end=end,
+        final_obs=final_obs,
+        final_positions=positions,
     )
 
 

@@ -225,7 +225,7 @@ class _Turns:
     def __init__(self, steps: Sequence[_Steps]) -> None:
         self._steps = steps
         all_acts, rewards, end = (
-            torch.cat([getattr(own, name) for own in steps], dim=1)
+            torch.cat([vars(own)[name] for own in steps], dim=1)
             for name in ("acts", "rewards", "end")
         )
         self._num_steps, num_columns = rewards.shape
@@ -337,7 +337,7 @@ class _Turns:
     def _running_step(self, own: _Steps, times: Tensor, rewards: Tensor, acts: Tensor) -> _Steps:
         """One step of an agent, which stands for its turns that have not ended."""
         taken: dict[str, Any] = {
-            name: None if (tree := getattr(own, name)) is None else self._rows(tree, times)
+            name: None if (tree := vars(own)[name]) is None else self._rows(tree, times)
             for name in ("obs", "actions", "states", "log_probs")
         }
         end = torch.zeros_like(acts, dtype=torch.uint8)
@@ -347,14 +347,14 @@ class _Turns:
 
     def _taken(self, name: str, times: Tensor) -> Any:
         """The rows of some times of a column of all agents, which may be None."""
-        if getattr(self._steps[0], name) is None:
+        if vars(self._steps[0])[name] is None:
             return None
         found: list[TensorTree] = []
         parts = zip(
             self._steps, self._always_act, torch.split(times, self._num_envs, 1), strict=True
         )
         for own, always_acts, at in parts:
-            tree = getattr(own, name)
+            tree = vars(own)[name]
             is_all = always_acts and len(at) == len(tree_leaves(tree)[0])
             # What is all of them is copied once, when it is joined with that of others.
             found.append(tree if is_all and len(self._steps) > 1 else self._rows(tree, at))
