@@ -11,9 +11,9 @@ from maze_train.learner.config import Schedule
 
 @dataclass(kw_only=True)
 class A2CAlgorithmConfig(ActorCriticConfig):
-    """Advantage actor-critic (Mnih et al., 2016, arXiv:1602.01783), synchronous.
+    """Synchronous advantage actor-critic (Mnih et al., 2016, arXiv:1602.01783).
 
-    One gradient step on each rollout.
+    Takes one gradient step per rollout.
     """
 
     name: ClassVar[str] = "a2c"
@@ -21,21 +21,21 @@ class A2CAlgorithmConfig(ActorCriticConfig):
     trainer_class: ClassVar[str] = "maze_train.algorithms.a2c.learner.A2C"
 
     epoch_length: int = 125
-    """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
+    """Number of updates per epoch. Evaluation, model selection and metrics run once per epoch.
+    >= 1."""
 
     n_rollout_steps: int = 5
     """Steps of each environment per update. >= 1."""
 
     lr: float | Schedule = 7e-4
-    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0)."""
+    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.optim.RMSprop"})
-    """Optimizer class and its arguments (without the learning rate); `eps`, where the class has it,
-    is 1e-5 unless given, or larger by default."""
+    """Optimizer class and its arguments without the learning rate. If the class has `eps`, it
+    defaults to 1e-5, or to the default of the class if that is larger."""
 
     gae_lambda: float = 1.0
-    """Bias-variance trade-off of the advantages, in [0, 1]; 1: discounted sums of rewards."""
+    """Lambda of generalized advantage estimation, in [0, 1]; 1 gives Monte Carlo returns."""
 
     normalize_advantage: bool = False
-    """Whether advantages are scaled to mean 0 and deviation 1 over each batch that a gradient is
-    taken of."""
+    """Whether to normalize advantages to mean 0 and standard deviation 1 over each minibatch."""

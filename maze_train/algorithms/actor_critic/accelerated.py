@@ -1,10 +1,9 @@
-"""A faster way to the gradients of A2C, PPO and IMPALA, for the networks that most runs have.
+"""Analytic gradients for A2C, PPO and IMPALA with common network architectures.
 
-A reader can skip this file: `ActorCriticLearner.compute_loss_for_module` says what is computed, and
-autograd would give the same gradients. For small networks it takes longer than the arithmetic, so
-here they are derived by hand. `ActorCriticByHand.supports` says when; anything else takes the
-ordinary way. A learner whose policy loss has a gradient by hand has a method `policy_loss_gradient`
-next to it.
+`ActorCriticLearner.compute_loss_for_module` defines the loss. For small networks autograd takes
+longer than the arithmetic, so this module computes the same gradients analytically.
+`ActorCriticByHand.supports` tells for which modules; all others use autograd. A learner with a
+custom policy loss can take part by defining `policy_loss_gradient` next to `policy_loss`.
 """
 
 from __future__ import annotations
@@ -34,19 +33,20 @@ METHODS = (
     *("compute_losses", "compute_gradients", "compute_loss_for_module"),
     *("outputs", "value_loss", *PAIR),
 )
-"""Methods of a learner that the gradients by hand take the place of."""
+"""Methods of a learner that the analytic gradients replace."""
 FAMILY_METHOD = "log_prob_and_entropy_by_hand"
-"""Method of families of distributions that have a gradient by hand."""
+"""Method of distribution families with an analytic gradient."""
 
 
 class ActorCriticByHand(LossesByHand):
-    """Losses and gradients by hand of an `ActorCriticLearner`."""
+    """Losses and analytic gradients of an `ActorCriticLearner`."""
 
     def supports(self, module_id: str) -> bool:
-        """Whether a module has stock networks and families, and the learner known losses.
+        """Return whether the analytic gradients are valid for a module.
 
-        Networks of linear layers on vectors, a scalar critic, and a family whose class has a
-        gradient by hand. Types are compared exactly, because a subclass may compute something else.
+        Requires multilayer perceptrons on vectors, a scalar critic, a distribution family with an
+        analytic gradient, and known losses. Types are compared exactly, because a subclass may
+        compute something else.
         """
         model: Any = self.learner.modules[module_id]
         head, family, policy = model.value_head, model.distribution, model.policy
@@ -59,16 +59,16 @@ class ActorCriticByHand(LossesByHand):
             and (model.trunk is None or has_gradients_by_hand(model.trunk))
             and (model.trunk is None or not model.critic_keys)
             and FAMILY_METHOD in vars(type(family))
-            # The network gives all parameters, or all but the deviations of a Gaussian.
+            # The network outputs all parameters, or all but the log std of a Gaussian.
             and family.free_param_size in (0, family.critic_input_size)
             and bool(family.free_param_size or family.num_choices)
         )
 
     def _knows_the_losses(self, module_id: str) -> bool:
-        """Whether each class that defines one of `METHODS` says that the gradients are right.
+        """Return whether every class that defines one of `METHODS` vouches for the gradients.
 
-        It does so by `gradients_by_hand`, for the settings that this has; a policy loss with its
-        gradient next to it, and nothing else, needs none.
+        A class does so by `gradients_by_hand`, a mapping of the settings for which they are valid.
+        It is not needed if the class defines only the policy loss together with its gradient.
         """
         if any(method in vars(self.learner) for method in METHODS):
             return False
@@ -82,7 +82,7 @@ class ActorCriticByHand(LossesByHand):
                 return False
             if any(getattr(config, key) != value for key, value in settings.items()):
                 return False
-            # Another function may have been put in the place of a method.
+            # A method may have been replaced by assignment.
             names = (getattr(defined[method], "__qualname__", "") for method in own)
             if any(name.rpartition(".")[0] != base.__qualname__ for name in names):
                 return False
@@ -92,7 +92,7 @@ class ActorCriticByHand(LossesByHand):
     def loss_and_backward(
         self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
     ) -> tuple[Tensor, Callable[[], object]]:
-        """`compute_loss_for_module` without a graph, and what adds its gradients to `.grad`."""
+        """Compute the loss of a module and a function that adds its gradients to `.grad`."""
         learner: Any = self.learner
         config, model = learner.config_of(module_id), learner.model(module_id)
         events, size, entropy_coef = ActorCriticEvents, batch.size, number(config.entropy_coef)
@@ -134,7 +134,7 @@ class ActorCriticByHand(LossesByHand):
 def _features(
     model: ActorCriticModel, obs: TensorTree
 ) -> tuple[TensorTree, Callable[[list[Tensor | None]], None]]:
-    """Inputs of policy and critic, and a function that takes the gradients of both for them."""
+    """Return the inputs of policy and critic, and a function that backpropagates both gradients."""
     inputs = model.inputs(obs)
     if model.trunk is None:
         return inputs, lambda gradients: None
@@ -150,7 +150,7 @@ def _features(
 def _params(
     model: ActorCriticModel, features: TensorTree, obs: TensorTree
 ) -> tuple[Tensor, Backward]:
-    """Parameters of the distribution, `[n, param_size]`, and what writes gradients."""
+    """Return distribution parameters `[n, param_size]` and their backward function."""
     policy, masking = model.policy, model.masking
     outputs, net_backward = forward_and_backward(policy.net, features)
     if masking is not None:

@@ -1,4 +1,4 @@
-"""Rollouts as actor-critics learn from them: outputs, minibatches, statistics."""
+"""Preparation of rollouts for actor-critic learners: model outputs, minibatches, statistics."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from maze_train.learner.steps import LearnerEvents
 from maze_train.nets.actor_critic import ActorCriticModel
 
 MAX_NUMBERS = 2**22
-"""Numbers of observations that networks read at once: 16 MiB as float32."""
+"""Maximum number of observation elements per forward pass: 16 MiB as float32."""
 
 MAX_ROWS = 4096
-"""Observations that networks read at once on a CPU: the outputs of a layer stay in its cache."""
+"""Maximum number of observations per forward pass on a CPU, to keep activations in cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +29,25 @@ class EvaluatedRollout:
     """v(s_t), `[T, B]`."""
 
     next_values: Tensor
-    """v(s_{t+1}), `[T, B]`; see `next_values_of`."""
+    """v(s_{t+1}), `[T, B]`, see `next_values_of`."""
 
     params: Tensor | None
-    """Parameters of the policy, `[T * B, param_size]`; None if they were not asked for."""
+    """Distribution parameters of the policy, `[T * B, param_size]`; None if not requested."""
 
 
 @torch.no_grad()
 def evaluate_rollout(
     model: ActorCriticModel, rollout: Rollout, with_params: bool, share: Part
 ) -> EvaluatedRollout:
-    """Run a model over all observations of a rollout, a part at a time.
+    """Evaluate a model on all observations of a rollout, in chunks.
 
-    A recurrent model starts at each step from the recurrent state that was stored with it.
+    For a recurrent model, each step starts from the recurrent state stored with it.
 
     Args:
         model: The model.
         rollout: T steps of B environments, on the device of the model.
-        with_params: Whether parameters of the policy are wanted.
-        share: Part of a learner, which evaluates its rows and gets those of others from them.
+        with_params: Whether to return the distribution parameters of the policy.
+        share: Rows that this rank evaluates; the results of other ranks are gathered.
     """
     obs, num_envs = rollout.flat_obs(), rollout.num_envs
     num_rows = (rollout.num_steps + 1) * num_envs
@@ -82,13 +82,13 @@ def next_values_of(
 ) -> Tensor:
     """Return v(s_{t+1}), `[T, B]`.
 
-    A truncated step is followed by the value of its true last observation, or if that is not known
-    by its own value v(s_t).
+    For a truncated step this is the value of the true final observation, or v(s_t) if that
+    observation is not known.
 
     Args:
         model: The model.
         rollout: The rollout.
-        all_values: v of all rows, `[T + 1, B]`.
+        all_values: Values of all rows, `[T + 1, B]`.
         states: Recurrent state after each row, `[(T + 1) * B, S]`; None for feedforward models.
     """
     positions = rollout.final_positions
@@ -101,7 +101,7 @@ def next_values_of(
 
 @torch.no_grad()
 def with_new_states(model: ActorCriticModel, rollout: Rollout) -> Rollout:
-    """The rollout with the memory that the current model would have had since its first row."""
+    """Recompute the recurrent states of a rollout with the current weights."""
     if rollout.hidden_states is None:
         return rollout
     obs, n = rollout.flat_obs(), rollout.num_envs
@@ -114,12 +114,12 @@ def with_new_states(model: ActorCriticModel, rollout: Rollout) -> Rollout:
 
 
 def rows_of(obs: TensorTree, part: slice) -> TensorTree:
-    """Some rows of observations."""
+    """Return a slice of the observations."""
     return tree_map(lambda x: x[part], obs)
 
 
 def _parts(obs: TensorTree, rows: slice) -> list[slice]:
-    """Slices of some rows, none with more than `MAX_NUMBERS` numbers; on a CPU, `MAX_ROWS` rows."""
+    """Split rows into slices of at most `MAX_NUMBERS` elements and, on a CPU, `MAX_ROWS` rows."""
     leaves = tree_leaves(obs)
     numbers = sum(leaf[:1].numel() for leaf in leaves)
     size = max(1, MAX_NUMBERS // max(numbers, 1))
@@ -134,27 +134,27 @@ ADVANTAGES, TARGETS, OLD_VALUES, OLD_LOG_PROBS = range(4)
 
 @dataclass(frozen=True, slots=True)
 class ActorCriticBatch:
-    """n samples of a rollout; recurrent networks get them in sequences."""
+    """n samples of a rollout, arranged in sequences for recurrent networks."""
 
     obs: TensorTree
-    """Observations, `[n, ...]`; `[L * n, ...]` in sequences, transitions or not."""
+    """Observations, `[n, ...]`; in sequences `[L * n, ...]`, including steps without transition."""
 
     actions: TensorTree
     """Actions as the distribution sampled them, `[n, ...]`."""
 
     columns: Tensor
-    """Advantages, targets of the critic, old values (on the scale of the targets) and old
-    log-probabilities, `[4, n]`: one tensor, so that a minibatch gathers them in one operation."""
+    """Advantages, value targets, old values (on the scale of the targets) and old
+    log-probabilities, `[4, n]`: a single tensor, so one operation gathers a minibatch."""
 
     sequences: Sequences | None = None
-    """Layout of observations in time; None for feedforward policies."""
+    """Time layout of the observations; None for feedforward policies."""
 
     are_final: bool = False
-    """Whether advantages are normalised already, where the settings want that."""
+    """Whether advantages are already normalized, if the settings require it."""
 
     @property
     def size(self) -> int:
-        """Number n of samples."""
+        """Number of samples, n."""
         return self.columns.shape[1]
 
     @property
@@ -164,36 +164,36 @@ class ActorCriticBatch:
 
     @property
     def targets(self) -> Tensor:
-        """Targets of the critic's regression, `[n]`."""
+        """Regression targets of the critic, `[n]`."""
         return self.columns[TARGETS]
 
     @property
     def old_values(self) -> Tensor:
-        """Values before this pass, on the scale of the targets, `[n]`."""
+        """Values before this optimization epoch, on the scale of the targets, `[n]`."""
         return self.columns[OLD_VALUES]
 
     @property
     def old_log_probs(self) -> Tensor:
-        """Log-probabilities of the actions under the policy as it was before the update, `[n]`."""
+        """Log-probabilities of the actions under the policy before the update, `[n]`."""
         return self.columns[OLD_LOG_PROBS]
 
     def with_advantages(self, advantages: Tensor) -> ActorCriticBatch:
-        """The batch with advantages `[n]` as the loss takes them."""
+        """Return the batch with final advantages `[n]`, which are not normalized again."""
         columns = self.columns.clone()
         columns[ADVANTAGES] = advantages
         return replace(self, columns=columns, are_final=True)
 
 
 class PreparedRollout:
-    """A rollout with advantages and targets that is cut into minibatches.
+    """Rollout with advantages and value targets, from which minibatches are selected.
 
-    A minibatch consists of units: of single transitions, or, for recurrent policies, of sequences
-    of L consecutive steps of one environment.
+    Minibatches consist of units: single transitions, or for recurrent policies sequences of L
+    consecutive steps of one environment.
 
     Args:
-        rollout: T steps of B environments; rewards as the learner takes them.
+        rollout: T steps of B environments, with rewards scaled for learning.
         columns: The columns of `ActorCriticBatch` for all T * B rows, `[4, T * B]`.
-        sequence_length: L, a divisor of T; unused by feedforward policies.
+        sequence_length: L, a divisor of T; ignored for feedforward policies.
     """
 
     def __init__(self, rollout: Rollout, columns: Tensor, sequence_length: int = 1) -> None:
@@ -215,11 +215,11 @@ class PreparedRollout:
 
     @property
     def old_log_probs(self) -> Tensor:
-        """Log-probabilities under the policy as it was before the update, `[T * B]`."""
+        """Log-probabilities under the policy before the update, `[T * B]`."""
         return self.columns[OLD_LOG_PROBS]
 
     def select(self, units: Tensor) -> ActorCriticBatch:
-        """The samples of some units, given by their numbers below `num_units`, int64."""
+        """Return the samples of units, given by indices below `num_units`, int64."""
         if self._units is not None:
             units = self._units[units]
         if self._starts is not None:
@@ -227,20 +227,20 @@ class PreparedRollout:
         return self._batch(units, units)
 
     def whole(self) -> ActorCriticBatch:
-        """All samples, in order of time."""
+        """Return all samples, in order of time."""
         if self._units is not None or self._starts is not None:
             return self.select(torch.arange(self.num_units, device=self.columns.device))
         obs = tree_map(lambda x: x[: self.num_units], self._obs)
         return ActorCriticBatch(obs, self._actions, self.columns)
 
     def transitions(self, column: Tensor) -> Tensor:
-        """Values of those of `T * B` samples that belong to transitions."""
+        """Select the entries of a `[T * B]` column that belong to transitions."""
         return column if self._valid is None else column[self._valid.flatten()]
 
     def _batch(
         self, positions: Tensor, samples: Tensor, sequences: Sequences | None = None
     ) -> ActorCriticBatch:
-        """Observations at positions, and all else of samples, which are positions as well."""
+        """Gather observations at positions, and all other data at samples."""
         return ActorCriticBatch(
             obs=tree_map(lambda x: x.index_select(0, positions), self._obs),
             actions=tree_map(lambda x: x.index_select(0, samples), self._actions),
@@ -249,7 +249,7 @@ class PreparedRollout:
         )
 
     def _select_sequences(self, numbers: Tensor, starts: Tensor) -> ActorCriticBatch:
-        """Sequence `w * B + b` begins at step `w * L` of environment b."""
+        """Select sequences; sequence `w * B + b` begins at step `w * L` of environment b."""
         rollout, length = self.rollout, self.sequence_length
         assert rollout.hidden_states is not None
         first, envs = numbers // rollout.num_envs * length, numbers % rollout.num_envs
@@ -263,7 +263,7 @@ class PreparedRollout:
         return self._batch(positions, samples, sequences)
 
     def _units_with_transitions(self) -> Tensor | None:
-        """The units that hold a transition; None: all do."""
+        """Return the units that contain a transition, or None if all do."""
         if self._valid is None:
             return None
         windows = self._valid.view(-1, self.sequence_length, self.rollout.num_envs).any(1)
@@ -271,9 +271,9 @@ class PreparedRollout:
 
 
 def _episode_starts(rollout: Rollout) -> Tensor:
-    """Whether the recurrent state is cleared before a step, `[T, B]`.
+    """Return whether the recurrent state is reset before each step, `[T, B]`.
 
-    It is not cleared before the first step: `hidden_states` has the state there.
+    It is not reset before the first step, whose state is stored in `hidden_states`.
     """
     starts = torch.zeros_like(rollout.end, dtype=torch.bool)
     starts[1:] = is_followed_by_new(rollout.end[:-1])
@@ -281,17 +281,17 @@ def _episode_starts(rollout: Rollout) -> Tensor:
 
 
 class ActorCriticEvents(LearnerEvents):
-    """Statistics of actor-critic learners, means over samples unless said otherwise."""
+    """Statistics of actor-critic learners, averaged over samples unless stated otherwise."""
 
     policy_loss = Event("Policy loss.")
     value_loss = Event("Value loss, without its coefficient.")
     policy_entropy = Event("Entropy of the policy, in nats.")
     approximate_kl = Event("Estimate of KL(old policy || new policy), in nats.")
-    clip_fraction = Event("Share of samples whose probability ratio left the clip range.")
+    clip_fraction = Event("Fraction of samples whose probability ratio is outside the clip range.")
     explained_variance = Event(
-        "1 - Var(returns - values) / Var(returns) of the values at collection: 1 is perfect."
+        "1 - Var(returns - values) / Var(returns) of the values at collection; 1 is perfect."
     )
     values_mean = Event("Mean value at collection.")
-    returns_mean = Event("Mean target return of the critic.")
-    clip_range = Event("Clip range of the last update.", reduce="last")
+    returns_mean = Event("Mean value target.")
+    clip_range = Event("Clip range in the last update.", reduce="last")
     entropy_coef = Event("Weight of the entropy bonus in the last update.", reduce="last")

@@ -1,4 +1,4 @@
-"""Settings that A2C, PPO and later actor-critics share."""
+"""Settings shared by A2C, PPO and IMPALA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
 
 @dataclass(kw_only=True)
 class ActorCriticConfig(GradientSettings, AlgorithmConfig):
-    """Base of the settings of on-policy actor-critics."""
+    """Base class of the settings of actor-critics."""
 
     learns_for_several_agents: ClassVar[bool] = True
     has_snapshots: ClassVar[bool] = True
@@ -21,7 +21,7 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     builder_class: ClassVar[str] = "maze_train.algorithms.actor_critic.trainer.ActorCriticBuilder"
     can_have_actors: ClassVar[bool] = True
     scales_rewards_of_recurrent: ClassVar[bool] = False
-    """Whether `reward_scaling` is `large` by default for recurrent policies."""
+    """Whether `reward_scaling` defaults to `large` for recurrent policies."""
 
     module_settings: ClassVar[tuple[str, ...]] = (
         *("gamma", "gae_lambda", "reward_scaling", "scaled_reward_clip"),
@@ -32,54 +32,53 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     """Steps of each environment per update. >= 1."""
 
     lr: float | Schedule = 3e-4
-    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0)."""
+    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "torch.optim.Adam"})
-    """Optimizer class and its arguments (without the learning rate); `eps`, where the class has it,
-    is 1e-5 unless given, or larger by default."""
+    """Optimizer class and its arguments without the learning rate. If the class has `eps`, it
+    defaults to 1e-5, or to the default of the class if that is larger."""
 
     gamma: float = 0.99
-    """Discount per step, in [0, 1]."""
+    """Discount factor per step, in [0, 1]."""
 
     gae_lambda: float = 0.95
-    """Bias-variance trade-off of the advantages, in [0, 1]; 1: discounted sums of rewards."""
+    """Lambda of generalized advantage estimation, in [0, 1]; 1 gives Monte Carlo returns."""
 
     policy_loss_coef: float = 1.0
     """Weight of the policy loss. >= 0."""
 
     value_loss_coef: float = 0.5
-    """Weight of the value loss (mean squared error, without a further factor 1/2). >= 0."""
+    """Weight of the value loss (mean squared error without the factor 1/2). >= 0."""
 
     entropy_coef: float | Schedule = 0.0
     """Weight of the entropy bonus, >= 0: a number or a schedule."""
 
     normalize_advantage: bool = True
-    """Whether advantages are scaled to mean 0 and deviation 1 over each batch that a gradient is
-    taken of."""
+    """Whether to normalize advantages to mean 0 and standard deviation 1 over each minibatch."""
 
     max_grad_norm: float = 0.5
-    """Bound of the gradient, see `grad_clip_by`; 0: no clipping."""
+    """Maximum gradient norm (or value, see `grad_clip_by`), >= 0; 0: no clipping."""
 
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """Bounded quantity: the norm of the whole gradient, of each parameter's gradient, or each
-    entry."""
+    """What `max_grad_norm` limits: the norm of the whole gradient, the norm of each parameter's
+    gradient, or the absolute value of each entry."""
 
     reward_scaling: bool | Literal["large"] | None = None
-    """Whether rewards are divided by the running standard deviation of their discounted sums before
-    anything is learned from them. Reported returns stay as they are; values are then in scaled
-    units. `large`: only if it exceeds 1. null: `large` for recurrent policies (`model.rnn`) of PPO,
+    """Whether to divide rewards by the running standard deviation of discounted returns before
+    learning. Reported returns are not scaled; values are in scaled units. `large`: only while the
+    standard deviation exceeds 1. null: `large` for recurrent policies (`model.rnn`) of PPO,
     otherwise false. Not supported by IMPALA."""
 
     scaled_reward_clip: float = 10.0
-    """Bound of the scaled rewards, > 0; 0: none."""
+    """Clip range of scaled rewards, > 0; 0: no clipping."""
 
     sequence_length: int = 0
-    """Steps through which gradients of a recurrent policy (`model.rnn`) flow back, a divisor
-    of `n_rollout_steps`; 0: the whole rollout."""
+    """Length of truncated backpropagation through time for recurrent policies (`model.rnn`), in
+    steps; must divide `n_rollout_steps`. 0: the whole rollout."""
 
     critic_burn_in_epochs: int = 0
-    """Epochs at the start in which only the critic learns (and a trunk that it shares with the
-    policy). >= 0."""
+    """Number of initial epochs that train only the critic, and a trunk that it shares with the
+    policy. >= 0."""
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
@@ -100,14 +99,14 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
             )
 
     def with_model_defaults(self, is_recurrent: bool) -> Self:
-        """Fill in `reward_scaling`."""
+        """Resolve the default of `reward_scaling`."""
         if self.reward_scaling is not None:
             return self
         scales = is_recurrent and self.scales_rewards_of_recurrent
         return replace(self, reward_scaling="large" if scales else False)
 
     def shortened(self) -> ActorCriticConfig:
-        """The settings of a trial: one update of a short rollout, which is one sequence."""
+        """Return the settings of a dry run: one update of a short rollout, as one sequence."""
         steps = min(self.n_rollout_steps, self.sequence_length or TRIAL_STEPS, TRIAL_STEPS)
         sequence_length = steps if self.sequence_length else 0
         return replace(

@@ -1,4 +1,4 @@
-"""Base of actor-critic learners: advantages, value loss, entropy bonus."""
+"""Base class of actor-critic learners: advantages, value loss and entropy bonus."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ Config = TypeVar("Config", bound=ActorCriticConfig)
 
 
 class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Generic[Config]):
-    """Base of the learners of actor-critics.
+    """Base class of actor-critic learners.
 
     Loss = policy_loss_coef * policy loss + value_loss_coef * value loss - entropy_coef * entropy,
-    by default with the policy gradient, and one gradient step on everything.
+    by default with the policy gradient loss, and one gradient step on the whole rollout.
 
     Args:
-        modules: Actor-critic models by id, or the only one.
+        modules: Actor-critic models by id, or a single model.
         config: Settings of the algorithm.
-        device: Where the models and their updates live.
+        device: Device of the models and their updates.
         seed: Seed of the order of minibatches.
     """
 
@@ -61,9 +61,9 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     gradients_by_hand: ClassVar[Mapping[str, object]] = {}
     config: Config
     is_burning_in = False
-    """Whether the critic alone learns."""
+    """Whether only the critic is trained."""
     needs_old_log_probs: ClassVar[bool] = True
-    """Whether the loss compares the policy with the one that acted."""
+    """Whether the loss needs log-probabilities under the policy that collected the rollout."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -72,22 +72,22 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
 
     @property
     def _burn_in_updates(self) -> int:
-        """Updates in which the critic alone learns."""
+        """Number of initial updates that train only the critic."""
         return self.config.critic_burn_in_epochs * self.config.epoch_length
 
     def model(self, module_id: str) -> ActorCriticModel:
-        """A module under its type."""
+        """Return a module with its type."""
         module = self.modules[module_id]
         assert isinstance(module, ActorCriticModel)
         return module
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Set schedules; while the critic burns in, it alone learns."""
+        """Update schedules, and whether only the critic is trained."""
         self.is_burning_in = progress.updates < self._burn_in_updates
         super().before_gradient_based_update(progress, statistics)
 
     def freeze_rules(self) -> Sequence[Freeze]:
-        """Those of `algorithm.freeze`, and the policy during a burn-in of the critic."""
+        """Return the rules of `algorithm.freeze`, plus one for the policy during critic burn-in."""
         if not self._burn_in_updates:
             return super().freeze_rules()
         return [*super().freeze_rules(), Freeze(params=["policy"], stop=self._burn_in_updates)]
@@ -98,7 +98,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def preprocess(
         self, module_id: str, experience: Rollout, statistics: Statistics
     ) -> PreparedRollout:
-        """Advantages and targets of a rollout."""
+        """Compute advantages and value targets of a rollout."""
         config, model = self.config_of(module_id), self.model(module_id)
         self._observed[module_id] = rollout = experience.to(self.device)
         if config.reward_scaling:
@@ -116,12 +116,12 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         return prepared
 
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
-        """Evaluate a model on a rollout before the update."""
+        """Evaluate the model on a rollout before the update."""
         return evaluate_rollout(self.model(module_id), rollout, self.needs_old_log_probs, self.part)
 
     @torch.no_grad()
     def with_new_advantages(self, module_id: str, prepared: PreparedRollout) -> PreparedRollout:
-        """The rollout with advantages, targets and values of the critic as it is now."""
+        """Recompute values, value targets and advantages with the current critic."""
         rollout, model = prepared.rollout, self.model(module_id)
         has_modes = module_id in self.modules.with_modes
         if has_modes:  # as before the update
@@ -138,11 +138,11 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def advantages_and_returns(
         self, rollout: Rollout, evaluated: EvaluatedRollout, log_probs: Tensor, config: Config
     ) -> tuple[Tensor, Tensor]:
-        """Advantages of the actions, and what the critic regresses on; here by GAE.
+        """Compute advantages and value targets; by default with GAE.
 
         Args:
-            rollout: T steps of B environments; rewards as the learner takes them.
-            evaluated: Outputs of the model for them.
+            rollout: T steps of B environments, with rewards scaled for learning.
+            evaluated: Outputs of the model for the rollout.
             log_probs: Result of `old_log_probs`, `[T * B]`.
             config: Settings of the module.
 
@@ -157,7 +157,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         return advantages, advantages + values
 
     def discounts_and_lambdas(self, rollout: Rollout, config: Config) -> tuple[Tensor, Tensor]:
-        """Discount and trace decay of each step, `[T, B]` each."""
+        """Return discount and trace decay of each step, `[T, B]` each."""
         return discounts_and_lambdas(
             rollout.end, config.gamma, config.gae_lambda, dtype=rollout.rewards.dtype
         )
@@ -165,7 +165,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def _record_values(
         self, prepared: PreparedRollout, values: Tensor, returns: Tensor, statistics: Statistics
     ) -> None:
-        """Statistics of the values at collection, in units of the rewards that are learned from."""
+        """Record statistics of the values at collection, in units of the scaled rewards."""
         values, returns = (prepared.transitions(x.flatten()) for x in (values, returns))
         events = ActorCriticEvents
         statistics.record(events.explained_variance, explained_variance(values, returns))
@@ -175,9 +175,9 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def old_log_probs(
         self, model: ActorCriticModel, rollout: Rollout, evaluated: EvaluatedRollout
     ) -> Tensor:
-        """Log-probabilities under the policy as it is before the update, `[T * B]`.
+        """Log-probabilities under the policy before the update, `[T * B]`.
 
-        Zeros where the loss does not need them (`needs_old_log_probs`).
+        Zeros if the loss does not need them (`needs_old_log_probs`).
         """
         if evaluated.params is None:
             return torch.zeros_like(rollout.rewards).flatten()
@@ -185,9 +185,9 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         return model.distribution.log_prob(evaluated.params, actions)
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Take the observations into the running statistics, for the next rollout.
+        """Update the observation statistics, for the next rollout.
 
-        Not before: the actions were sampled with the statistics as they were.
+        Not earlier, because the actions were sampled with the previous statistics.
         """
         super().after_gradient_based_update(progress, statistics)
         for module_id, rollout in self._observed.items():
@@ -201,7 +201,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def minibatches(
         self, prepared: Mapping[str, PreparedRollout], statistics: Statistics
     ) -> Iterator[Mapping[str, ActorCriticBatch]]:
-        """Everything, once."""
+        """Yield a single minibatch with all samples."""
         batches = {key: rollout.whole() for key, rollout in prepared.items() if rollout.num_units}
         if batches:
             yield batches
@@ -209,25 +209,25 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def shard(
         self, batch: ActorCriticBatch, rank: int, count: int
     ) -> tuple[ActorCriticBatch, int, int]:
-        """A part of a minibatch, with the advantages normalised over all of it."""
+        """Return the shard of a rank, with advantages normalized over the whole minibatch."""
         final = batch.with_advantages(self.advantages(batch))
         part, size = shard_batch(final, rank, count)
         return part, size, batch.size
 
     def advantages(self, batch: ActorCriticBatch) -> Tensor:
-        """The advantages, normalised if the settings say so, `[n]`."""
+        """Return the advantages, normalized if configured, `[n]`."""
         if batch.are_final or not self.config.normalize_advantage:
             return batch.advantages
         return self.normalized(batch.advantages)
 
     def normalized(self, advantages: Tensor) -> Tensor:
-        """All advantages of a minibatch in the scale of `normalize_advantage`, `[n]`."""
+        """Normalize the advantages of a minibatch, `[n]`."""
         return normalize_advantages(advantages)
 
     def compute_loss_for_module(
         self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
     ) -> Tensor:
-        """The weighted sum of policy loss, value loss and entropy bonus, 0-d, with a graph."""
+        """Weighted sum of policy loss, value loss and entropy bonus, 0-d, with a graph."""
         config: Config = self.config_of(module_id)
         model, events, size = self.model(module_id), ActorCriticEvents, batch.size
         params, raw_values = self.outputs(module_id, batch)
@@ -249,7 +249,7 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         )
 
     def outputs(self, module_id: str, batch: ActorCriticBatch) -> tuple[Tensor, Tensor]:
-        """Parameters of the policy and outputs of the critic for the samples of a minibatch."""
+        """Return distribution parameters and critic outputs for the samples of a minibatch."""
         params, raw_values = self.model(module_id)(batch.obs, batch.sequences)
         valid = None if batch.sequences is None else batch.sequences.valid
         return (params, raw_values) if valid is None else (params[valid], raw_values[valid])
@@ -257,13 +257,13 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def value_loss(
         self, model: ActorCriticModel, raw_values: Tensor, batch: ActorCriticBatch, config: Config
     ) -> Tensor:
-        """Loss of the critic, 0-d, of its outputs `[n, output_size]`."""
+        """Value loss, 0-d, given critic outputs `[n, output_size]`."""
         return model.value_head.loss(raw_values, batch.targets, batch.old_values)
 
     def record_policy_change(
         self, module_id: str, log_probs: Tensor, batch: ActorCriticBatch, statistics: Statistics
     ) -> None:
-        """Report how far the policy is from the one that acted; called before `policy_loss`."""
+        """Record the change of the policy since collection; called before `policy_loss`."""
 
     def policy_loss(
         self,
@@ -273,42 +273,42 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         config: Config,
         statistics: Statistics,
     ) -> Tensor:
-        """Loss of the policy, 0-d; here -mean(log pi(a_t | s_t) * A_t).
+        """Policy loss, 0-d; by default -mean(log pi(a_t | s_t) * A_t).
 
         Args:
             log_probs: Log-probabilities of the actions under the current policy, `[n]`.
-            advantages: Advantages, normalised if the settings say so, `[n]`.
+            advantages: Advantages, normalized if configured, `[n]`.
             batch: The minibatch.
             config: Settings of the module.
-            statistics: Statistics of the update; values to report are recorded here.
+            statistics: Statistics of the update, to which metrics can be added.
         """
         return policy_gradient_loss(log_probs, advantages)
 
     def policy_loss_gradient(
         self, log_probs: Tensor, advantages: Tensor, batch: ActorCriticBatch, config: Config
     ) -> Tensor:
-        """Gradient of the policy loss with respect to the log-probabilities: -A / n, `[n]`."""
+        """Gradient of the policy loss with respect to the log-probabilities, -A / n, `[n]`."""
         return advantages * (-1.0 / advantages.numel())
 
     # -- state -----------------------------------------------------------------------------------
 
     def remove_module(self, module_id: str) -> nn.Module:
-        """Remove a module, its optimizers and the scale of its rewards."""
+        """Remove a module, its optimizers and its reward scaling."""
         self._reward_scalers.pop(module_id, None)
         return super().remove_module(module_id)
 
     def forget_episodes(self, envs: Tensor) -> None:
-        """Begin the sums of rewards again for environments whose episode was lost, `[B]` bool."""
+        """Reset the discounted returns of environments whose episode was dropped, `[B]` bool."""
         for scaler in self._reward_scalers.values():
             scaler.forget(envs)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of every learner, and the statistics of rewards."""
+        """State of the learner and of the reward scaling."""
         scalers = {key: scaler.state_dict() for key, scaler in self._reward_scalers.items()}
         return {**super().state_dict(), "reward_scalers": scalers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore the state."""
         super().load_state_dict(state)
         self._reward_scalers = {}
         for module_id, scaler_state in state["reward_scalers"].items():

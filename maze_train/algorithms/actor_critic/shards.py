@@ -1,4 +1,4 @@
-"""The parts of a minibatch that several learners compute. A reader can skip this file."""
+"""Shards of a minibatch for data-parallel learners."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from maze_train.core.types import Sequences, Tensor, tree_map
 
 
 def shard_batch(batch: ActorCriticBatch, rank: int, count: int) -> tuple[ActorCriticBatch, int]:
-    """Every `count`-th transition or sequence from `rank` on, and how many samples these are.
+    """Return the shard of a rank, with every `count`-th transition or sequence, and its size.
 
-    Where there are too few, the first one, and 0.
+    If there are fewer units than ranks, a rank without samples gets the first one and size 0.
     """
     units = batch.size if batch.sequences is None else len(batch.sequences.hidden_state)
     start, is_empty = (rank, False) if rank < units else (0, True)
@@ -34,12 +34,12 @@ def shard_batch(batch: ActorCriticBatch, rank: int, count: int) -> tuple[ActorCr
 
 
 def _select(sequences: Sequences, rows: Tensor, positions: Tensor) -> tuple[Tensor, Sequences]:
-    """Some sequences, and the numbers of their samples.
+    """Select sequences, and return the indices of their samples with them.
 
     Args:
         sequences: All sequences.
-        rows: Numbers of those that are wanted.
-        positions: Where their steps lie, in the order of the result.
+        rows: Indices of the selected sequences.
+        positions: Indices of their steps, in the order of the result.
     """
     samples, valid = positions, None
     if sequences.valid is not None:

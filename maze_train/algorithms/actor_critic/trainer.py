@@ -1,4 +1,4 @@
-"""Trainer and builder that A2C and PPO share: a rollout, an update."""
+"""Trainer and builder of A2C and PPO, which alternate rollouts and updates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from maze_train.training.trainer import Trainer
 
 
 class ActorCritic(Trainer):
-    """Base of on-policy actor-critic trainers.
+    """Base class of on-policy actor-critic trainers.
 
     Args:
         config: Settings of the algorithm.
@@ -54,11 +54,11 @@ class ActorCritic(Trainer):
         return episodes.steps
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that influences later numbers; valid between two updates."""
+        """State of the trainer and the collector; valid between two updates."""
         return {**super().state_dict(), "collector": self.collector.state_dict()}
 
     def load_experience(self, state: dict[str, Any]) -> None:
-        """Put the environments where they were."""
+        """Restore the environments."""
         lost = torch.from_numpy(self.collector.load_state_dict(state["collector"]))
         self.exact = self.exact and self.collector.is_exact
         if lost.any():
@@ -69,13 +69,13 @@ Config = TypeVar("Config", bound=ActorCriticConfig)
 
 
 class ActorCriticBuilder(AlgorithmBuilder[Config]):
-    """Builds actor-critics that learn from rollouts.
+    """Builder of actor-critics that learn from rollouts.
 
     Args:
-        context: Everything that the algorithm is built from.
+        context: What the algorithm is built from.
 
     Raises:
-        ConfigError: If there are sequences to learn from, and no memory.
+        ConfigError: If `sequence_length` is set, but no policy is recurrent.
     """
 
     def __init__(self, context: BuildContext[Config]) -> None:
@@ -85,13 +85,13 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         if self.algorithm.sequence_length and all(model.rnn is None for model in models):
             raise ConfigError(
                 "algorithm.sequence_length",
-                "only a recurrent policy learns from sequences: set model.rnn, or "
-                "policies.<id>.model.rnn",
+                "only recurrent policies learn from sequences: set model.rnn or "
+                "policies.<id>.model.rnn, or remove this setting",
                 self.algorithm.sequence_length,
             )
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """A collector of rollouts; policies may play against their snapshots."""
+        """Build the collector of rollouts, with a league if policies play against snapshots."""
         collector = self.make_collector(self.algorithm.n_rollout_steps, model)
         policies = self.context.policies.items()
         opponents = {key: own.opponents for key, own in policies if own.opponents is not None}
@@ -103,7 +103,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
     def make_collector(
         self, num_steps: int, acting: nn.Module, stream: str = "", **turns: Any
     ) -> Collector:
-        """A collector on the environments of this process, with the rows that the loss needs."""
+        """Build a collector on the environments of this process, with the columns of the loss."""
         learner_class = locate(self.algorithm.learner_class, "algorithm.learner_class")
         needed = getattr(learner_class, "needs_old_log_probs", False)
         turns["records_log_probs"] = needed
@@ -111,7 +111,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
         return super().make_collector(num_steps, acting, stream, **turns)
 
     def before_training(self, trainer: Trainer) -> None:
-        """Gather statistics of observations unless the model has them."""
+        """Collect initial observation statistics unless the model already has them."""
         model: Any = trainer.model
         normalizers = {
             key: getattr(own, "normalizer", None) for key, own in modules_of(model).items()

@@ -15,8 +15,8 @@ from maze_train.learner.config import Schedule
 class ImpalaAlgorithmConfig(ActorCriticConfig):
     """Importance weighted actor-learner architecture (Espeholt et al., 2018, arXiv:1802.01561).
 
-    Actors collect rollouts with weights that may be a few updates old; V-trace corrects for that.
-    The environments of the run (`runner.concurrency`) are spread over the actors.
+    Actors collect rollouts with weights that may be a few updates old; V-trace corrects for the
+    lag. The environments of the run (`runner.concurrency`) are distributed over the actors.
     """
 
     name: ClassVar[str] = "impala"
@@ -24,7 +24,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     trainer_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.IMPALA"
     builder_class: ClassVar[str] = "maze_train.algorithms.impala.trainer.ImpalaBuilder"
     has_snapshots: ClassVar[bool] = False
-    can_have_actors: ClassVar[bool] = False  # but those of `num_actors`
+    can_have_actors: ClassVar[bool] = False  # apart from those of `num_actors`
     can_learn_meanwhile: ClassVar[bool] = True
 
     module_settings: ClassVar[tuple[str, ...]] = (
@@ -32,56 +32,57 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     )
 
     epoch_length: int = 50
-    """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
+    """Number of updates per epoch. Evaluation, model selection and metrics run once per epoch.
+    >= 1."""
 
     num_actors: int = 2
-    """Actors, each with an equal share of the environments, so it divides `runner.concurrency`.
-    With `runner=local` each is a process. >= 1."""
+    """Number of actors, each with an equal number of environments; must divide
+    `runner.concurrency`. With `runner=local` each actor is a process. >= 1."""
 
     actors_batch_size: int = 2
-    """Rollouts of actors that one update learns from. >= 1."""
+    """Number of actor rollouts per update. >= 1."""
 
     queue_out_of_sync_factor: float = 1.0
-    """Rollouts that may wait for the learner, as a multiple of `actors_batch_size`; when that many
-    wait, actors pause. Larger: less waiting, older weights. In [0, 100]."""
+    """Maximum number of queued rollouts, as a multiple of `actors_batch_size`; actors pause while
+    the queue is full. Larger values reduce waiting but increase policy lag. In [0, 100]."""
 
     broadcast_interval: int = 1
-    """Updates from one sending of weights to the actors to the next. >= 1."""
+    """Number of updates between broadcasts of the weights to the actors. >= 1."""
 
     n_rollout_steps: int = 20
     """Steps of each environment per rollout. >= 1."""
 
     lr: float | Schedule = field(default_factory=lambda: Schedule.from_text("linear_0.001"))
-    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0)."""
+    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     entropy_coef: float | Schedule = 0.01
     """Weight of the entropy bonus, >= 0: a number or a schedule."""
 
     gae_lambda: float = 1.0
-    """Lambda of V-trace, in [0, 1]: weight of later corrections; 1: V-trace of the paper."""
+    """Lambda of V-trace, in [0, 1], the weight of later corrections; 1: V-trace as in the paper."""
 
     normalize_advantage: bool = False
-    """Whether advantages are divided by the root of their mean square over the batch. They are not
-    shifted to a mean of 0: for actions of older policies that would be a bias."""
+    """Whether to divide advantages by their root mean square over the batch. They are not shifted
+    to mean 0, which would bias the gradient for actions of older policies."""
 
     vtrace_clip_rho_threshold: float | None = 1.0
-    """Bound of the importance weights in the targets of the critic, > 0; null: none. Below
-    infinity, the critic learns the value of a policy between the one that acts and the one that
-    learns."""
+    """Upper bound of the importance weights in the value targets, > 0; null: no clipping. With a
+    finite bound, the critic learns the values of a policy between the behaviour policy and the
+    learner's."""
 
     vtrace_clip_pg_rho_threshold: float | None = 1.0
-    """Bound of the importance weights in the policy gradient, > 0; null: none."""
+    """Upper bound of the importance weights in the policy gradient, > 0; null: no clipping."""
 
     loss_reduction: Literal["mean", "sum"] = "mean"
     """Whether the loss is the mean or the sum over the steps of a batch. `sum`, as in the paper,
-    makes gradients larger by as many, so that `max_grad_norm` and the `eps` of the optimizer mean
-    something else."""
+    scales the gradient by the number of steps, so `max_grad_norm` and the `eps` of the optimizer
+    have to be chosen accordingly."""
 
     replay_size: int = 0
-    """Rollouts of actors that are kept to be learned from again; 0: none."""
+    """Number of actor rollouts in the replay buffer. >= 0; 0: no replay."""
 
     replay_proportion: float = 1.0
-    """Kept rollouts per new one that an update learns from as well, if some are kept. > 0."""
+    """Number of replayed rollouts per new rollout in an update, if `replay_size` > 0. > 0."""
 
     def __post_init__(self) -> None:
         ActorCriticConfig.__post_init__(self)
@@ -92,7 +93,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
             raise ConfigError(
                 "queue_out_of_sync_factor",
                 f"expected at least {least:g}, so that the {self.actors_batch_size} rollouts of an "
-                "update can wait at the same time (actors_batch_size)",
+                "update fit in the queue (actors_batch_size)",
                 self.queue_out_of_sync_factor,
             )
         bounds = ("vtrace_clip_rho_threshold", "vtrace_clip_pg_rho_threshold")
@@ -102,40 +103,40 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
             raise ConfigError(
                 "replay_proportion",
                 f"expected at least 1 / actors_batch_size = {1 / self.actors_batch_size:g}, so "
-                "that an update learns from one kept rollout",
+                "that an update uses at least one replayed rollout",
                 self.replay_proportion,
             )
         if self.reward_scaling:
             raise ConfigError(
                 "reward_scaling",
-                "follows episodes from update to update, which rollouts of several actors do not; "
-                "expected false (wrappers can scale rewards: env.wrappers)",
+                "not supported, because rollouts of several actors do not follow each other in "
+                "time; set it to false (env.wrappers can scale rewards)",
                 self.reward_scaling,
             )
 
     @property
     def num_replayed(self) -> int:
-        """Kept rollouts in the batch of an update, once there are some."""
+        """Number of replayed rollouts per update, once the buffer is not empty."""
         return round(self.actors_batch_size * self.replay_proportion) if self.replay_size else 0
 
     @property
     def queue_size(self) -> int:
-        """Rollouts that may wait for the learner."""
+        """Maximum number of queued rollouts."""
         return round(self.queue_out_of_sync_factor * self.actors_batch_size)
 
     def shortened(self) -> ImpalaAlgorithmConfig:
-        """The settings of a trial: one update from one rollout of each actor."""
+        """Return the settings of a dry run: one update from one rollout per actor."""
         trial = super().shortened()
         assert isinstance(trial, ImpalaAlgorithmConfig)
         size = min(self.actors_batch_size, self.num_actors)
         return replace(trial, actors_batch_size=size, replay_proportion=1.0)
 
     def check_concurrency(self, concurrency: int) -> None:
-        """Refuse environments that cannot be spread evenly over the actors."""
+        """Raise if the environments cannot be distributed evenly over the actors."""
         if concurrency % self.num_actors:
             raise ConfigError(
                 "num_actors",
-                f"expected a divisor of runner.concurrency = {concurrency}, so that each actor has "
-                "as many environments",
+                f"expected a divisor of runner.concurrency = {concurrency}, so that all actors "
+                "have the same number of environments",
                 self.num_actors,
             )

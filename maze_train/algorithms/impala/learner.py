@@ -31,45 +31,45 @@ from maze_train.nets.actor_critic import ActorCriticModel
 class ImpalaEvents(ActorCriticEvents):
     """Statistics of IMPALA learners."""
 
-    policy_lag_mean = Event("Updates that the weights which acted were behind those that learn.")
-    policy_lag_max = Event("Largest of these.", reduce="max")
-    rho_mean = Event("Importance weight pi(a|s) / mu(a|s) of the actions, not clipped.")
+    policy_lag_mean = Event("Number of updates between the weights that acted and the learner's.")
+    policy_lag_max = Event("Maximum policy lag, in updates.", reduce="max")
+    rho_mean = Event("Unclipped importance weight pi(a|s) / mu(a|s) of the actions.")
     rho_clip_fraction = Event(
-        "Share of importance weights that their bound in the targets cuts, but for rounding."
+        "Fraction of importance weights above their bound in the value targets."
     )
 
 
 class ActorEvents(EventInterface, prefix="actors"):
     """Statistics of actors."""
 
-    queue_before = Event("Rollouts that waited when the learner asked for some.")
-    queue_after = Event("Rollouts that waited after it took some.")
-    steps_made = Event("Steps that actors made since training began.", reduce="last")
+    queue_before = Event("Number of queued rollouts before the learner takes a batch.")
+    queue_after = Event("Number of queued rollouts after the learner has taken a batch.")
+    steps_made = Event("Environment steps of all actors since training began.", reduce="last")
     steps_dropped = Event(
-        "Those that were lost with an actor or an episode, or in flight when a run stopped.",
+        "Steps dropped with a failed actor or episode, or in flight when a run stopped.",
         reduce="last",
     )
-    steps_in_flight = Event("Those that wait, or are in rollouts under way.", reduce="last")
+    steps_in_flight = Event("Steps in queued or unfinished rollouts.", reduce="last")
 
 
 class ActorTimeEvents(EventInterface, prefix="time"):
-    """Wall time of updates by what took it; varies between runs, like all clocks."""
+    """Wall time of updates; varies between runs."""
 
     learner_wait_share = Event(
-        "Share of the time that waiting for a batch took, with `dev` collecting it."
+        "Fraction of time the learner waits for a batch; with `dev`, collects it."
     )
 
 
 class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
-    """Actor-critic on rollouts of older policies: V-trace, and one gradient step on each batch.
+    """Actor-critic on rollouts of older policies, with V-trace and one gradient step per batch.
 
-    With rho_t = pi(a_t | s_t) / mu(a_t | s_t), where mu acted and pi learns,
+    With rho_t = pi(a_t | s_t) / mu(a_t | s_t), behaviour policy mu and target policy pi,
 
     policy loss = -mean(log pi(a_t | s_t) * min(rho_pg, rho_t) * (r_t + discount_t v_{t+1} - V_t))
 
     value loss = mean((v_t - V_t)^2)
 
-    where v are the V-trace targets. All values V are those of the learner, as it is now.
+    where v are the V-trace targets and all values V are computed with the learner's weights.
 
     Source: Espeholt et al. (2018), arXiv:1802.01561, section 4.2.
     """
@@ -85,21 +85,21 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
     def preprocess(
         self, module_id: str, experience: Rollout, statistics: Statistics
     ) -> PreparedRollout:
-        """V-trace advantages and targets of rollouts.
+        """Compute V-trace advantages and value targets of rollouts.
 
         Raises:
-            ShapeError: If they do not have the log-probabilities of the policy that acted.
+            ShapeError: If the rollout has no log-probabilities of the behaviour policy.
         """
         if experience.log_probs is None:
             raise ShapeError(
-                "the rollout has no log_probs, expected those of the policy that acted: collect it "
-                "with RolloutCollector(..., records_log_probs=True)"
+                "the rollout has no log_probs of the policy that acted: collect it with "
+                "RolloutCollector(..., records_log_probs=True)"
             )
-        # The recurrent state of the policy is that of the actor in the first row only.
+        # The stored recurrent states belong to the actor's weights; only the first row is used.
         rollout = with_new_states(self.model(module_id), experience.to(self.device))
         prepared = super().preprocess(module_id, rollout, statistics)
         new = _new_columns(rollout)
-        # Replayed observations are in the statistics already.
+        # Replayed observations are already included in the statistics.
         self._observed[module_id] = new
         if prepared.num_units:
             self._record_importance(prepared, rollout, self.config_of(module_id), statistics)
@@ -110,10 +110,11 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         return prepared
 
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
-        """Evaluate a model on a rollout; one pass serves the targets and the loss."""
+        """Evaluate the model on a rollout, in one pass for targets and loss where possible."""
         model = self.model(module_id)
-        # The loss of recurrent policies reads sequences; networks with modes are in another one for
-        # it; one of several learners has the loss of some rows only; autocast is for losses.
+        # Two passes are needed for recurrent policies (the loss uses sequences), for networks that
+        # differ in training mode, for data-parallel learners (the loss has a shard of the rows) and
+        # for autocast (which applies to losses only).
         if (
             model.state_size
             or module_id in self.modules.with_modes
@@ -126,7 +127,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         return evaluated
 
     def outputs(self, module_id: str, batch: ActorCriticBatch) -> tuple[Tensor, Tensor]:
-        """Parameters of the policy and outputs of the critic for the samples of the batch."""
+        """Return distribution parameters and critic outputs for the samples of the batch."""
         known = self._outputs.pop(module_id, None)
         return super().outputs(module_id, batch) if known is None else known
 
@@ -137,7 +138,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         log_probs: Tensor,
         config: ImpalaAlgorithmConfig,
     ) -> tuple[Tensor, Tensor]:
-        """V-trace advantages of the actions, and the V-trace targets of the critic."""
+        """Compute V-trace advantages and value targets."""
         assert rollout.log_probs is not None
         bound = config.vtrace_clip_rho_threshold
         discounts, lambdas = self.discounts_and_lambdas(rollout, config)
@@ -150,13 +151,13 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
             lambdas,
             clip_rho_threshold=bound,
             clip_pg_rho_threshold=config.vtrace_clip_pg_rho_threshold,
-            # No weight of later corrections above that of the first one, as the paper demands.
+            # The paper requires c_bar <= rho_bar.
             clip_c_threshold=1.0 if bound is None else min(1.0, bound),
         )
         return targets.pg_advantages, targets.vs
 
     def normalized(self, advantages: Tensor) -> Tensor:
-        """Scaled and not shifted: other policies drew these actions."""
+        """Scale advantages without shifting, because other policies sampled the actions."""
         return scale_advantages(advantages)
 
     def _record_importance(
@@ -166,26 +167,26 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         config: ImpalaAlgorithmConfig,
         statistics: Statistics,
     ) -> None:
-        """Statistics of the importance weights of transitions."""
+        """Record statistics of the importance weights of transitions."""
         assert rollout.log_probs is not None
         log_rhos = prepared.old_log_probs - rollout.log_probs.flatten()
         rhos = importance_weights(prepared.transitions(log_rhos))
         statistics.record(ImpalaEvents.rho_mean, rhos.mean())
         bound = config.vtrace_clip_rho_threshold
         if bound is not None:
-            # Without older policies all weights are 1, but for what batches of other sizes round.
+            # On-policy weights are 1 up to rounding, which depends on the batch size.
             clipped = rhos > bound * (1.0 + 1e-4)
             statistics.record(ImpalaEvents.rho_clip_fraction, clipped.float().mean())
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Forget the outputs of modules that had no minibatch."""
+        """Discard the outputs of modules that had no minibatch."""
         super().after_gradient_based_update(progress, statistics)
         self._outputs.clear()
 
     def compute_loss_for_module(
         self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
     ) -> Tensor:
-        """The weighted sum of policy loss, value loss and entropy bonus, 0-d."""
+        """Weighted sum of policy loss, value loss and entropy bonus, 0-d."""
         loss = super().compute_loss_for_module(module_id, batch, statistics)
         if self.config_of(module_id).loss_reduction == "mean":
             return loss
@@ -193,7 +194,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
 
 
 def _new_columns(rollout: Rollout) -> Rollout:
-    """The rollout without its last rows, which were replayed."""
+    """Return the rollout without the replayed columns, which are the last ones."""
     if rollout.replayed is None:
         return rollout
     return select_envs(rollout, slice(0, int(rollout.replayed.logical_not().sum())))
@@ -203,14 +204,14 @@ def _new_columns(rollout: Rollout) -> Rollout:
 def evaluate_with_graph(
     model: ActorCriticModel, rollout: Rollout
 ) -> tuple[EvaluatedRollout, tuple[Tensor, Tensor]]:
-    """`evaluate_rollout` of a feedforward model, and the outputs that a loss starts from.
+    """Evaluate a feedforward model on a rollout, and keep the graph of its outputs for the loss.
 
-    For learners that take one gradient step: networks run once over the observations instead of
-    once for the targets and once for the loss.
+    For learners that take one gradient step per batch: one forward pass serves both the targets and
+    the loss.
 
     Returns:
-        Values and parameters without a graph; and with one, parameters of the policy and outputs of
-        the critic for those rows that are transitions.
+        Values and parameters without a graph, and a pair of distribution parameters and critic
+        outputs with a graph, for rows that are transitions.
     """
     obs, num_envs, samples = rollout.flat_obs(), rollout.num_envs, rollout.rewards.numel()
     with torch.enable_grad():

@@ -29,15 +29,16 @@ from maze_train.workers.places import Portable
 class IMPALA(Trainer):
     """Learns from the rollouts of actors, in the order in which they are finished.
 
-    Actors in processes continue meanwhile, with the weights that they have. See `ImpalaLearner`.
+    Actors in other processes keep acting during updates, with the last weights they received. See
+    `ImpalaLearner`.
 
     Args:
         config: Settings of the algorithm.
         learners: The learners.
         model: The model that the learner updates.
         services: Tracker, evaluator, model selection, limits, checkpoints.
-        actors: Collect rollouts; they have begun with `model`.
-        replay: Keeps rollouts to learn from again, by module id.
+        actors: Actors, already started with `model`.
+        replay: Replay buffers of rollouts by module id.
     """
 
     algorithm_config: ImpalaAlgorithmConfig
@@ -53,7 +54,7 @@ class IMPALA(Trainer):
         self.replay = replay
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
-        """Take a batch of rollouts, learn from it, and send the weights to the actors."""
+        """Take a batch of rollouts, learn from it, and broadcast the weights."""
         started, config = time.perf_counter(), self.algorithm_config
         if not self.actors.has_weights:
             self.actors.publish(self.learners.weights_seq_no)
@@ -79,7 +80,7 @@ class IMPALA(Trainer):
         return steps
 
     def _send(self) -> None:
-        """Send the weights to the actors, if it is time to."""
+        """Broadcast the weights to the actors every `broadcast_interval` updates."""
         if self.learners.weights_seq_no % self.algorithm_config.broadcast_interval == 0:
             self.actors.publish(self.learners.weights_seq_no)
 
@@ -92,7 +93,7 @@ class IMPALA(Trainer):
         statistics.record(events.steps_in_flight, float(counts.in_flight))
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that influences later numbers, but rollouts in flight."""
+        """State of the trainer, the actors and the replay buffers, without rollouts in flight."""
         return {
             **super().state_dict(),
             "actors": self.actors.state_dict(),
@@ -100,7 +101,7 @@ class IMPALA(Trainer):
         }
 
     def load_experience(self, state: dict[str, Any]) -> None:
-        """Put the actors and the kept rollouts where they were."""
+        """Restore the actors and the replay buffers."""
         self.actors.load_state_dict(state["actors"])
         self.exact = self.exact and self.actors.is_exact
         for key, replay in self.replay.items():
@@ -108,33 +109,33 @@ class IMPALA(Trainer):
 
 
 class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
-    """Builds actors that collect experience, and a learner that takes it in as it comes."""
+    """Builder of actors and of a learner that processes their rollouts as they arrive."""
 
     @cached_property
     def source(self) -> DistributedActors:
         """Actors that collect experience, closed at the end of the run.
 
-        In this process they take turns, so no rollout waits, the policy lags only as far as
-        `broadcast_interval` makes it, and the numbers are the same each time. Elsewhere they act
-        while the learner learns; the order of the rollouts depends on the speed of the actors.
+        With `runner=dev` actors take turns in this process: no rollouts are queued, the policy lag
+        depends only on `broadcast_interval`, and results are reproducible. Otherwise actors run
+        during updates, and the order of rollouts depends on their speed.
         """
-        # Without checkpoints no one asks for states; otherwise the place decides.
+        # Without checkpoints, states are never requested; otherwise the backend decides.
         is_kept = None if self.context.checkpoint.is_on else False
         num_actors = self.algorithm.num_actors
         return build_actors(self.context, num_actors, self.envs_per_actor, can_be_restored=is_kept)
 
     @property
     def has_actors(self) -> bool:
-        """They are all that collects experience."""
+        """Whether actors collect the experience; always true."""
         return True
 
     def worker_use(self) -> tuple[float, int] | None:
-        """The use of the workers that have the actors."""
+        """Return busy seconds and number of the actor workers, or None in a single process."""
         return worker_use(self.source)
 
     @property
     def envs_per_actor(self) -> int:
-        """Environments of each actor."""
+        """Number of environments per actor."""
         return self.context.concurrency // self.algorithm.num_actors
 
     @property
@@ -143,7 +144,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         return self.source.spaces
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """Actors with the model, and a replay of rollouts if the settings ask for one."""
+        """Build the actors, and the replay buffers if configured."""
         context = self.context
         actors = self.source
         policy = ActorPolicy(
@@ -176,6 +177,6 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         return {"actors": actors, "replay": replay}
 
     def before_training(self, trainer: Trainer) -> None:
-        """Gather statistics of observations in separate environments unless the model has them."""
+        """Collect observation statistics in separate environments unless the model has them."""
         super().before_training(trainer)
         self.close_env()

@@ -15,55 +15,57 @@ from maze_train.training.config import TRIAL_STEPS
 
 @dataclass(kw_only=True)
 class PPOAlgorithmConfig(ActorCriticConfig):
-    """Proximal policy optimization (Schulman et al., 2017, arXiv:1707.06347), clipped surrogate."""
+    """Proximal policy optimization with the clipped surrogate objective (arXiv:1707.06347)."""
 
     name: ClassVar[str] = "ppo"
     learner_class: ClassVar[str] = "maze_train.algorithms.ppo.learner.PPOLearner"
     trainer_class: ClassVar[str] = "maze_train.algorithms.ppo.learner.PPO"
-    # A recurrent policy shares its layers with the critic: the loss of unscaled values exceeds that
-    # of the policy by orders of magnitude, and clipping leaves nothing of the policy's gradient.
+    # A recurrent policy shares layers with the critic. The value loss of unscaled rewards can be
+    # larger than the policy loss by orders of magnitude, so that gradient clipping suppresses the
+    # policy gradient.
     scales_rewards_of_recurrent: ClassVar[bool] = True
 
     module_settings: ClassVar[tuple[str, ...]] = ("clip_range", "value_clip_range")
 
     epoch_length: int = 5
-    """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
+    """Number of updates per epoch. Evaluation, model selection and metrics run once per epoch.
+    >= 1."""
 
     lr: float | Schedule = field(default_factory=lambda: Schedule(start=1e-3, end=0.0))
-    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0), or
-    `adaptive_kl` (follows the divergence of the policy from the one that acted)."""
+    """Learning rate, > 0: a number, a schedule such as `linear_0.001` (decays to 0), or
+    `adaptive_kl` (adapts to the KL divergence from the policy that collected the rollout)."""
 
     batch_size: int = 256
-    """Samples per minibatch, at most `runner.concurrency * n_rollout_steps` (the default is lowered
-    to that with a note); the last minibatch of an epoch over the rollout is smaller when the sizes
-    do not divide. >= 1. Unused with `n_minibatches`."""
+    """Number of samples per minibatch, in [1, `runner.concurrency * n_rollout_steps`]; the default
+    is lowered to the upper limit with a note. If the sizes do not divide, the last minibatch of
+    each optimization epoch is smaller. Ignored if `n_minibatches` is set."""
 
     n_minibatches: int | None = None
-    """Minibatches into which each pass cuts the rollout (a recurrent policy's sequences), in place
-    of `batch_size`; their sizes differ by one sample (sequence) at most. >= 1, at most the samples
-    (sequences); null: `batch_size` decides."""
+    """Number of minibatches per optimization epoch, instead of `batch_size`; their sizes differ by
+    at most one sample (one sequence for recurrent policies). In [1, number of samples or
+    sequences]; null: use `batch_size`."""
 
     n_optimization_epochs: int = 10
-    """Passes over each rollout (in other libraries often `n_epochs`, here the length of the run);
-    every sample appears exactly so often. >= 1."""
+    """Number of optimization epochs (passes) over each rollout, which other libraries often call
+    `n_epochs`; each sample is used exactly this many times. >= 1."""
 
     clip_range: float | Schedule = 0.2
     """Half-width of the interval around a probability ratio of 1, > 0: a number or a schedule."""
 
     value_clip_range: float = 0.0
-    """Half-width of the interval around the old value in which the critic may move, in units of
-    (transformed) returns; 0: no clipping."""
+    """Maximum change of the value prediction per update, in units of (transformed) returns, >= 0;
+    0: no clipping."""
 
     target_kl: float = 0.0
-    """Approximate KL divergence above which the passes of a policy over a rollout end, before the
-    minibatch that exceeds it is applied; 0: never."""
+    """Approximate KL divergence above which the update of a policy stops early, before it applies
+    the minibatch. >= 0; 0: no early stopping."""
 
     gradient_accumulation: int = 1
-    """Minibatches whose mean gradient a step follows; at the end of an update there may be fewer.
-    >= 1."""
+    """Number of minibatches whose gradients are averaged per optimizer step; the last step of an
+    update may have fewer. >= 1."""
 
     recompute_advantages: bool = False
-    """Whether values and advantages are computed again before each pass over the rollout."""
+    """Whether to recompute values and advantages before each optimization epoch."""
 
     def __post_init__(self) -> None:
         ActorCriticConfig.__post_init__(self)
@@ -74,11 +76,11 @@ class PPOAlgorithmConfig(ActorCriticConfig):
         self._check_positive("clip_range")
 
     def _check_positive(self, *keys: str) -> None:
-        """As in other algorithms, but a learning rate may follow the divergence."""
+        """Raise if a value is not > 0; a learning rate of `adaptive_kl` is allowed."""
         super()._check_positive(*(key for key in keys if key != "lr" or not is_adaptive(self.lr)))
 
     def check_concurrency(self, concurrency: int) -> None:
-        """Refuse minibatches larger than the rollout, and more of them than it has samples."""
+        """Raise if minibatches are larger than the rollout, or outnumber its samples."""
         rollout = concurrency * self.n_rollout_steps
         if self.n_minibatches is not None:
             units = rollout // (self.sequence_length or 1)
@@ -90,8 +92,8 @@ class PPOAlgorithmConfig(ActorCriticConfig):
             raise ConfigError(
                 "batch_size",
                 f"larger than the rollout of {rollout} samples (runner.concurrency={concurrency} x "
-                f"algorithm.n_rollout_steps={self.n_rollout_steps}); lower batch_size to at most "
-                f"{rollout}, or raise one of the two",
+                f"algorithm.n_rollout_steps={self.n_rollout_steps}); use at most {rollout}, or "
+                "raise one of the two",
                 self.batch_size,
             )
 
@@ -100,7 +102,7 @@ class PPOAlgorithmConfig(ActorCriticConfig):
         return self.batch_size == type(self).batch_size
 
     def start_notes(self, concurrency: int) -> Iterator[str]:
-        """The line about a default of `batch_size` that is larger than the rollout."""
+        """Yield a note if the default of `batch_size` is larger than the rollout."""
         rollout = concurrency * self.n_rollout_steps
         if self.n_minibatches is None and self.batch_size > rollout:
             yield (
@@ -109,7 +111,7 @@ class PPOAlgorithmConfig(ActorCriticConfig):
             )
 
     def shortened(self) -> PPOAlgorithmConfig:
-        """The settings of a trial, with minibatches that a short rollout fills."""
+        """Return the settings of a dry run, with minibatches that fit a short rollout."""
         trial = super().shortened()
         assert isinstance(trial, PPOAlgorithmConfig)
         units = trial.n_rollout_steps // (trial.sequence_length or 1)

@@ -34,10 +34,10 @@ from maze_train.nets.actor_critic import ActorCriticModel
 
 
 class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
-    """Proximal policy optimization with the clipped surrogate.
+    """Proximal policy optimization with the clipped surrogate objective.
 
-    Several passes over each rollout in shuffled minibatches; policy loss =
-    -mean(min(r_t A_t, clip(r_t, 1 - c, 1 + c) A_t)) with r_t = pi(a_t | s_t) / pi_old(a_t | s_t).
+    Runs several optimization epochs over each rollout in shuffled minibatches, with policy loss
+    -mean(min(r_t A_t, clip(r_t, 1 - c, 1 + c) A_t)), r_t = pi(a_t | s_t) / pi_old(a_t | s_t).
 
     Source: Schulman et al. (2017), arXiv:1707.06347, eq. 7 and algorithm 1.
     """
@@ -55,21 +55,22 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         super().__init__(*args, **kwargs)
 
     def check_module(self, module_id: str, module: nn.Module) -> None:
-        """Refuse a module that this learner or its value clipping cannot train."""
+        """Raise if the module cannot be trained by this learner or with its value clipping."""
         super().check_module(module_id, module)
         head: Any = module.value_head
         value_clip_range = self.config_of(module_id).value_clip_range
         if value_clip_range > 0 and head.support:
             raise ConfigError(
                 "algorithm.value_clip_range",
-                "a categorical critic (model.value_support) has no value clipping; expected 0",
+                "value clipping is not supported for a categorical critic (model.value_support); "
+                "set it to 0",
                 value_clip_range,
             )
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Set schedules."""
+        """Update schedules and reset early stopping."""
         super().before_gradient_based_update(progress, statistics)
-        self._divergences.clear()  # an update before may have failed
+        self._divergences.clear()  # left over if the previous update failed
         self._stopped.clear()
         self._has_moved = False
 
@@ -78,8 +79,8 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     ) -> Tensor:
         """Log-probabilities under the policy that acted, `[T * B]`.
 
-        Those of the rollout, if it has them: a turn of several agents may have begun in the rollout
-        before, under other weights. Else those of the policy as it is before the update.
+        Uses those stored in the rollout, if any: a multi-agent turn may have started in the
+        previous rollout, under older weights. Otherwise they are computed before the update.
         """
         if rollout.log_probs is not None:
             return rollout.log_probs.flatten()
@@ -88,7 +89,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     def minibatches(
         self, prepared: Mapping[str, PreparedRollout], statistics: Statistics
     ) -> Iterator[Mapping[str, ActorCriticBatch]]:
-        """Every sample, or sequence if recurrent, once per pass, in a new order each time."""
+        """Yield shuffled minibatches of samples, or of sequences if the policy is recurrent."""
         rollouts = {key: rollout for key, rollout in prepared.items() if rollout.num_units}
         for optimization_epoch in range(self.config.n_optimization_epochs):
             if optimization_epoch and self.config.recompute_advantages:
@@ -107,7 +108,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
                 yield minibatch
 
     def num_minibatches(self, prepared: Mapping[str, PreparedRollout]) -> int:
-        """How many minibatches an update has, unless `target_kl` ends it."""
+        """Return the number of minibatches per update without early stopping by `target_kl`."""
         counts = (
             self._count(rollout) or -(-rollout.num_units // self._size(rollout))
             for rollout in prepared.values()
@@ -115,11 +116,11 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         return self.config.n_optimization_epochs * max(counts)
 
     def _size(self, rollout: PreparedRollout) -> int:
-        """Transitions of a minibatch, or as many sequences as give that number of samples."""
+        """Return the number of transitions per minibatch, or the equivalent number of sequences."""
         return max(1, self.config.batch_size // rollout.sequence_length)
 
     def _count(self, rollout: PreparedRollout) -> int:
-        """Minibatches of a pass, at most one per unit, where settings give their number; or 0."""
+        """Return the number of minibatches per optimization epoch if configured, otherwise 0."""
         return min(self.config.n_minibatches or 0, rollout.num_units)
 
     def _shuffled(self, rollout: PreparedRollout) -> Iterator[ActorCriticBatch]:
@@ -130,7 +131,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
     def record_policy_change(
         self, module_id: str, log_probs: Tensor, batch: ActorCriticBatch, statistics: Statistics
     ) -> None:
-        """Report divergence and clip fraction; `target_kl` and a learning rate follow the first."""
+        """Record KL divergence and clip fraction, for `target_kl` and `adaptive_kl`."""
         config = self.config_of(module_id)
         log_ratios = log_probs - batch.old_log_probs
         divergence = approximate_kl(log_ratios)
@@ -159,7 +160,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         batch: ActorCriticBatch,
         config: PPOAlgorithmConfig,
     ) -> Tensor:
-        """Gradient of the policy loss: -r A / n where that is not clipped, else 0, `[n]`."""
+        """Gradient of the policy loss: -r A / n where not clipped, else 0, `[n]`."""
         log_ratios = log_probs - batch.old_log_probs
         bounds = torch.add(advantages, advantages.abs(), alpha=number(config.clip_range))
         gains = log_ratios.clamp(max=MAX_LOG_RATIO).exp().mul_(advantages)
@@ -173,17 +174,17 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         batch: ActorCriticBatch,
         config: PPOAlgorithmConfig,
     ) -> Tensor:
-        """Loss of the critic, 0-d, clipped if the settings say so."""
+        """Value loss, 0-d, clipped if configured."""
         return model.value_head.loss(
             raw_values, batch.targets, batch.old_values, config.value_clip_range
         )
 
     def should_stop(self, statistics: Statistics) -> bool:
-        """Whether all policies have moved further than `target_kl` from those that acted.
+        """Return whether the KL divergence of all policies exceeds `target_kl`.
 
-        A policy that has done so no longer learns in this update; the others continue. A learning
-        rate of `adaptive_kl` changes here, before the step of the minibatch. Before the first step
-        of an update it stays: the policy is the one that acted, up to rounding.
+        A policy that exceeds it is not trained further in this update; the others continue.
+        Learning rates of `adaptive_kl` are adapted here, before each gradient step except the
+        first, for which the policy still equals the one that acted.
         """
         divergences = {key: float(divergence) for key, divergence in self._divergences.items()}
         self._divergences.clear()
@@ -197,17 +198,17 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         return bool(self._stopped) and divergences.keys() <= self._stopped
 
     def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
-        """Those of policies that `target_kl` has not stopped."""
+        """Return the optimizers of policies that `target_kl` has not stopped."""
         learning = losses.keys() - self._stopped
         return super().active_optimizers({key: losses[key] for key in learning})
 
     def after_gradient_step(self) -> None:
-        """Note that the policy is no longer the one that acted."""
+        """Record that the policy differs from the one that acted."""
         super().after_gradient_step()
         self._has_moved = True
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Take observations into the statistics; report learning rates that have changed."""
+        """Update observation statistics, and record adapted learning rates."""
         super().after_gradient_based_update(progress, statistics)
         for module_id in self.modules:
             optimizers = self.get_optimizers_for_module(module_id)
@@ -223,26 +224,26 @@ def minibatch_indices(
     device: torch.device,
     count: int = 0,
 ) -> Iterator[Tensor]:
-    """One pass over `num_samples` samples in random order.
+    """Yield the indices of shuffled minibatches for one pass over `num_samples` samples.
 
-    The last minibatch is smaller when the sizes do not divide; no sample is repeated or left out.
-    With a count the first N mod count minibatches have one sample more than the others.
+    If the sizes do not divide, the last minibatch is smaller; no sample is repeated or dropped.
+    With `count`, the first N mod count minibatches have one sample more than the others.
 
     Args:
         num_samples: N, >= 1.
         batch_size: Samples per minibatch, >= 1.
-        generator: Source of the order, on the CPU: the order is the same on every device.
-        device: Where the indices are needed.
-        count: Minibatches, in [1, N], in place of their size; 0: as the size gives.
+        generator: Random generator on the CPU, so that the order is the same on every device.
+        device: Device of the indices.
+        count: Number of minibatches, in [1, N], instead of their size; 0: use `batch_size`.
 
     Yields:
         Indices into the samples, int64.
     """
-    # Pinned, so that the copy does not wait for what the device still computes.
+    # Pinned, so that the copy does not synchronise the device.
     pinned = device.type == "cuda"
     order = send(torch.randperm(num_samples, generator=generator, pin_memory=pinned), device)
     yield from order.tensor_split(count) if count else torch.split(order, batch_size)
 
 
 class PPO(ActorCritic):
-    """Proximal policy optimization: alternates rollouts and passes over them; see `PPOLearner`."""
+    """Trainer of PPO, which alternates rollouts and optimization epochs; see `PPOLearner`."""
