@@ -77,7 +77,7 @@ def test_kept_rollouts_are_files_that_checkpoints_share(tmp_path):
 def test_without_checkpoints_no_buffer_is_written(tmp_path, capsys):
     """`checkpoint.interval=0`: nothing of it is on disk; else its size is reported."""
     start("sac", tmp_path / "run", **ONE_EPOCH)
-    assert "checkpoints hold the replay buffer, which grows to " in capsys.readouterr().err
+    assert "checkpoints include the replay buffer, which grows to " in capsys.readouterr().err
     for case in ("sac", "sac, disk"):
         start(case, tmp_path / case, **ONE_EPOCH, **{"checkpoint.interval": 0})
         files = {path.name for path in (tmp_path / case).rglob("*") if path.is_file()}

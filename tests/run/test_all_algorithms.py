@@ -264,7 +264,7 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("sac", {POLICY: {"_target_": "own_parts.AlwaysFirst", "act": 1}}, rf"{POLICY}: .*'act'"),
     ("sac", {POLICY: {"_target_": "own_parts.OwnPPOConfig"}}, rf"{POLICY} = .*a method act"),
     ("sac", {SHOWN: {**SOME, "n_episodes": 0}}, rf"{SHOWN} = .*holds no episodes: expected at"),
-    ("sac", {SHOWN: {**SOME, "n_episodes": 400}}, r"holds .* of the 1200 transitions of the demon"),
+    ("sac", {SHOWN: {**SOME, "n_episodes": 400}}, r"hold only .* of the 1200 transitions of the demon"),
     ("sac", {SHOWN: SOME}, rf"{SHOWN}: .*'n_episodes'"),
 ]
 

@@ -200,7 +200,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
         ),
         (
             {"algorithm": "sac", "algorithm.initial_demonstration_trajectories": "data"},
-            r"initial_demonstration_trajectories = '.*data': is for one agent.*expected null",
+            r"initial_demonstration_trajectories = '.*data': not supported for multi-agent.*expected null",
         ),
         (
             {"env": {"id": "CartPole-v1"}, "policies.a.agents": ["first"]},

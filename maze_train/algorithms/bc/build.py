@@ -1,4 +1,4 @@
-"""Builder of behavioral cloning: reads and checks the recorded episodes."""
+"""Builder of behavioral cloning, which reads and checks the dataset."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ from maze_train.training.models import learner_maker, modules_of
 from maze_train.training.several_agents import is_trainable
 
 SCALES = (0.05, 20.0)
-"""Deviations of recorded actions between which a Gaussian with deviation 1 finds them soon."""
+"""Range of the action scale for which a Gaussian with initial standard deviation 1 fits quickly."""
 
 
 def check_legal(
@@ -67,16 +67,16 @@ def check_legal(
     distribution: Distribution,
     data: TransitionData,
 ) -> None:
-    """Refuse recorded actions that the masks of their observations forbid.
+    """Raise if recorded actions are forbidden by the masks of their observations.
 
     Args:
-        observation_space: Observation space of one environment, or of the agents.
-        action_space: Action space of one environment, or of the agents.
-        distribution: The family of action distributions.
+        observation_space: Observation space of one environment, or of an agent.
+        action_space: Action space of one environment, or of an agent.
+        distribution: Distribution of the actions.
         data: The transitions.
 
     Raises:
-        DatasetError: If there is one, with its episode and step.
+        DatasetError: If an action is illegal; names episode and step.
     """
     layout = mask_layout(observation_space, action_space)
     if layout is None:
@@ -96,14 +96,14 @@ def check_legal(
                 name = f"part {masked.part!r} of the action" if masked.part else "the action"
                 whose = f" of {agent}" if agent else ""
                 raise DatasetError(
-                    f"episode {episode}, step {step} of the data set: the mask of the observation"
-                    f"{whose} forbids {name} that was recorded"
+                    f"episode {episode}, step {step} of the dataset: the mask of the observation"
+                    f"{whose} forbids the recorded value of {name}"
                 )
         first += len(tree_leaves(actions)[0])
 
 
 def warn_of_scale(distribution: Distribution, data: TransitionData) -> None:
-    """Warn about actions far larger or smaller than those of a new Gaussian policy."""
+    """Warn about actions far larger or smaller than those of a newly initialised Gaussian."""
     _, actions = next(data.blocks())
     empty = torch.zeros(1, distribution.param_size)
     for key, part, _, own in parts_of(distribution, empty, actions):
@@ -114,8 +114,8 @@ def warn_of_scale(distribution: Distribution, data: TransitionData) -> None:
             continue
         name = f"part {key!r} of the recorded actions" if key else "recorded actions"
         warn(
-            f"{name} are about {size:.3g}, and a diagonal_gaussian begins with 0 ± 1: it "
-            "takes long to get there. Scale actions with a wrapper, or, between finite bounds, set "
+            f"{name} have a scale of {size:.3g}, but a diagonal_gaussian starts as 0 ± 1, so "
+            "training takes long. Scale actions with a wrapper, or, if the bounds are finite, set "
             "model.distributions={Box: squashed_gaussian}"
         )
 
@@ -126,15 +126,15 @@ DATASET = "runner.dataset"
 def open_recorded(
     source: str | dict[str, Any], env_spaces: tuple[Any, Any], on_damaged: Any
 ) -> TrajectoryDataset:
-    """Open the data set that a setting names.
+    """Open the dataset named by a setting.
 
     Args:
         source: The value of `runner.dataset`.
-        env_spaces: Observation and action space, for episodes that come without spaces.
-        on_damaged: Reaction to damaged parts.
+        env_spaces: Observation and action space, for episodes stored without spaces.
+        on_damaged: What to do about damaged parts.
 
     Raises:
-        ConfigError: If there is no data set.
+        ConfigError: If the dataset does not exist.
         DatasetError: If it is damaged.
     """
     try:
@@ -148,18 +148,18 @@ def open_recorded(
         raise error.below(DATASET) from error
     except DatasetError as error:
         if isinstance(source, str) and (Path(source) / "dataset.json").exists():
-            raise  # it is the right one, and damaged
+            raise  # the path is correct, the dataset is damaged
         raise ConfigError(DATASET, str(error), source) from error
 
 
 def kept_parts(
     dataset: TrajectoryDataset, known: Sequence[str], source: str | dict[str, Any]
 ) -> TrajectoryDataset:
-    """The parts that a run which is continued began with; episodes may have been added.
+    """Return the parts with which a resumed run began, without episodes added since.
 
     Args:
-        dataset: The data set as it is now.
-        known: Fingerprints of the parts that the run began with.
+        dataset: The current dataset.
+        known: Fingerprints of the parts with which the run began.
         source: The value of `runner.dataset`.
 
     Raises:
@@ -170,27 +170,28 @@ def kept_parts(
     if missing:
         raise ConfigError(
             DATASET,
-            f"{len(missing)} of the {len(known)} parts that this run learned from are not "
-            "there: expected the same data set; episodes may have been added to a directory, "
-            "not to what a function or Minari gives",
+            f"{len(missing)} of the {len(known)} parts that this run learned from are missing: "
+            "use the same dataset. Adding episodes is supported for directories only, not for "
+            "Minari datasets and functions",
             source,
         )
     added = len(dataset) - sum(parts[key].num_episodes for key in known)
     if added:
         notify(
-            f"{added} episodes were added to the data set since this run began, and are left "
-            "out: a new run learns from them (base_run=<this one> begins with its policy)"
+            f"note: {added} episodes were added to the dataset since this run began and are "
+            "ignored; to learn from them, start a new run (with base_run=<this run> to keep its "
+            "policy)"
         )
     return TrajectoryDataset([parts[key] for key in known], dataset.metadata)
 
 
 def fingerprints(dataset: TrajectoryDataset) -> list[str]:
-    """Digests that identify the parts of a data set."""
+    """Return digests that identify the parts of a dataset."""
     return [_fingerprint(part) for part in dataset.parts]
 
 
 def _fingerprint(part: TrajectoryPart) -> str:
-    """Digest of lengths, actions and rewards, and of the first observation of each episode."""
+    """Compute a digest of lengths, actions, rewards, and each episode's first observation."""
     digest = hashlib.sha256(part.lengths.tobytes())
     first = part.starts[:-1] + np.arange(part.num_episodes)
     for array in (*tree_leaves(part.actions), part.rewards):
@@ -202,7 +203,7 @@ def _fingerprint(part: TrajectoryPart) -> str:
 
 @dataclass(frozen=True)
 class _Cloning:
-    """The data that one policy learns from, its loss and its metrics."""
+    """Data, loss and metrics of one policy."""
 
     data: TransitionData
     validation: TransitionData | None
@@ -211,13 +212,13 @@ class _Cloning:
 
 
 class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
-    """Builds the policies for the spaces of a data set, and what they learn from.
+    """Builder of policies for the spaces of a dataset, and of the data they learn from.
 
-    An environment serves evaluations; without one there are no rollouts, and the policy is selected
-    by the loss on the validation data.
+    An environment is used for evaluations only. Without one, the policy is selected by the
+    validation loss.
 
     Args:
-        context: Everything that the algorithm is built from.
+        context: What the algorithm is built from.
 
     Raises:
         ConfigError: If a policy is recurrent.
@@ -228,16 +229,16 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         own = {f"policies.{key}.model": policy.model for key, policy in context.policies.items()}
         for key, model in {"model": context.model, **own}.items():
             if model is not None and model.rnn is not None:
-                problem = "bc learns from single transitions; leave it out"
+                problem = "not supported, because bc learns from single transitions; remove it"
                 raise ConfigError(f"{key}.rnn", problem)
         self._clonings: dict[str, _Cloning] = {}
 
     @cached_property
     def dataset(self) -> TrajectoryDataset:
-        """The recorded episodes: those that the run began with, where it is continued.
+        """The recorded episodes; for a resumed run those with which it began.
 
         Raises:
-            ConfigError: If there is no data set.
+            ConfigError: If the dataset does not exist.
             DatasetError: If it is damaged.
         """
         source, checkpoint = self.context.dataset, self.context.read_checkpoint()
@@ -249,7 +250,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     @property
     def _env_spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of the environment; None without one."""
+        """Observation and action space of the environment, or None without one."""
         if not self.has_env:
             return None, None
         env = self.context.make_env(1, training=False)
@@ -259,19 +260,19 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     @property
     def spaces(self) -> tuple[Any, Any]:
-        """Observation and action space of the data set."""
+        """Observation and action space of the dataset."""
         metadata = self.dataset.metadata
         return metadata.observation_space, metadata.action_space
 
     @property
     def has_env(self) -> bool:
-        """Whether there is an environment to evaluate in."""
+        """Whether there is an environment for evaluations."""
         env = self.context.env
         return env.id is not None or env.target is not None
 
     @property
     def task_name(self) -> str:
-        """The environment, or where the data were recorded."""
+        """Name of the environment, or of the recorded task."""
         if self.has_env:
             return super().task_name
         recorded_in = self.dataset.metadata.env.get("id")
@@ -279,12 +280,12 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     @property
     def step_label(self) -> str:
-        """Steps were made before; each is counted as often as it was learned from."""
+        """Name of the counted steps, which are counted each time they are learned from."""
         return "recorded steps"
 
     @property
     def selection_metric(self) -> str:
-        """The return, without an environment the loss on the validation data."""
+        """The return, or without an environment the validation loss."""
         config = self.context.evaluation
         if not config.goes_by_loss(self.has_env):
             return config.selection_metric
@@ -298,7 +299,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     @property
     def n_loader_workers(self) -> int:
-        """Number of threads that read minibatches ahead: that of workers, or 0 instead of 1."""
+        """Number of threads that load minibatches: the number of workers, or 0 if it is 1."""
         workers = self.context.place.num_workers(sys.maxsize)
         return workers if workers > 1 else 0
 
@@ -336,7 +337,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
             normalizer.freeze()
 
     def build_learner(self, model: nn.Module) -> Learner[Any, Any, Any]:
-        """The learner, with losses and metrics."""
+        """Build the learner with losses and metrics."""
         context, clonings = self.context, self._clonings
         make_learner = learner_maker(self.algorithm, context.policies, context.policies_to_train)
         losses = {policy: cloning.loss for policy, cloning in clonings.items()}
@@ -345,15 +346,15 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         return make_learner(modules, self.algorithm, losses, metrics, device=context.device)
 
     def _check_env(self) -> None:
-        """Refuse an environment with other spaces than the data have, and games without one."""
+        """Raise if environment and dataset differ in spaces, or opponents lack an environment."""
         opponents = self.context.evaluation.opponents
         if opponents and not self.has_env:
-            problem = "they are met in an environment: set env, or leave it out"
+            problem = "requires an environment: set env, or remove it"
             raise ConfigError("evaluation.opponents", problem, list(opponents))
         if self.has_env:
             check_same_spaces(
                 "env",
-                "has the {kind} space {found}, the data set has {wanted}",
+                "has the {kind} space {found}, the dataset has {wanted}",
                 self._env_spaces,
                 self.spaces,
                 env_name(self.context.env),
@@ -362,7 +363,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
     def _taken_data(
         self, models: Mapping[str, PolicyModel]
     ) -> dict[str, tuple[TransitionData, TransitionData | None]]:
-        """Split the episodes for all policies alike, and convert them if they fit into memory."""
+        """Split the episodes, identically for all policies, and load them if they fit in memory."""
         percentage = self.algorithm.validation_percentage
         seed = self.context.seeds.integer("validation")
         chosen = split_episodes(len(self.dataset), percentage, seed)
@@ -378,12 +379,12 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         for policy, (training, _) in found.items():
             if not training.num_samples:
                 raise DatasetError(
-                    f"the policy {policy} has nothing to learn from, since none of its agents "
-                    f"({', '.join(self._members[policy])}) acts in the episodes of the data set: "
-                    "record others, or leave it out of policies_to_train"
+                    f"the policy {policy} has no data, since none of its agents "
+                    f"({', '.join(self._members[policy])}) acts in the episodes of the dataset: "
+                    "use another dataset, or remove it from policies_to_train"
                 )
         if percentage and not len(chosen[1]):
-            warn("a single episode is too few to validate on others")
+            warn("the dataset has a single episode, so there is no validation")
         return {
             key: (one, other if other.num_samples else None) for key, (one, other) in found.items()
         }
@@ -395,14 +396,14 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         if storage == "memory" and free is not None and nbytes > free:
             raise ConfigError(
                 "algorithm.storage",
-                f"the data take {readable_nbytes(nbytes)}, and {readable_nbytes(free)} of memory "
+                f"the data need {readable_nbytes(nbytes)}, but {readable_nbytes(free)} of memory "
                 "are free: expected auto or disk",
                 storage,
             )
         return storage == "memory"
 
     def _check_metric(self, models: Mapping[str, PolicyModel]) -> None:
-        """Refuse a metric that is not reported, and none where nothing judges all policies."""
+        """Raise if the selection metric is not reported, or is needed but not set."""
         config = self.context.evaluation
         is_judged = self._has_validation or (self.has_env and config.n_episodes > 0)
         if config.evaluators or (not config.metric and (is_judged or len(models) < 2)):
@@ -411,18 +412,18 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
             tag = ImitationEvents.policy_loss.tag
             losses = ", ".join(_training_name(tag, policy) for policy in models)
             problem = (
-                "nothing says which policies are the best: expected one of "
-                f"{losses}; or algorithm.validation_percentage above 0, or an environment"
+                "needed to select the best policies: expected one of "
+                f"{losses}; or set algorithm.validation_percentage above 0, or an environment"
             )
             raise ConfigError("evaluation.metric", problem, config.metric)
         known = self._reported(models)
         if config.metric not in known:
             hint = did_you_mean(nearest(config.metric, known, count=1), "", " ")
-            problem = f"not reported; {hint}reported: {', '.join(known)}"
+            problem = f"not reported; {hint}available: {', '.join(known)}"
             raise ConfigError("evaluation.metric", problem, config.metric)
 
     def _reported(self, models: Mapping[str, PolicyModel]) -> list[str]:
-        """Names of the metrics of recorded actions and of evaluations."""
+        """Return the names of all metrics of training, validation and evaluations."""
         config, known = self.context.evaluation, [event.tag for event in LearnerEvents.events()]
         for policy, cloning in self._clonings.items():
             _, actions = next(cloning.data.blocks(1))
@@ -463,7 +464,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         return loss
 
     def build_evaluators(self) -> list[Evaluator]:
-        """Validation on recorded episodes, and rollouts where there is an environment."""
+        """Build the validation, and evaluation episodes if there is an environment."""
         found: list[Any] = [
             BCValidationEvaluator(cloning.validation, cloning.loss, cloning.metrics, policy)
             for policy, cloning in self._clonings.items()
@@ -474,15 +475,15 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         return [*found, *(super().build_evaluators() if self.has_env else ())]
 
     def build_final_evaluator(self) -> Evaluator | None:
-        """The test in the environment, where there is one."""
+        """Build the final test in the environment, if there is one."""
         n_episodes = self.context.evaluation.final_episodes
         if n_episodes and not self.has_env:
-            problem = "the test is played in an environment: set env, or leave it out"
+            problem = "requires an environment: set env, or remove it"
             raise ConfigError("evaluation.final_episodes", problem, n_episodes)
         return super().build_final_evaluator()
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """A loader of minibatches for each policy."""
+        """Build a minibatch loader for each policy."""
         loaders = {}
         for policy, cloning in self._clonings.items():
             stream = "minibatches" if policy == DEFAULT_MODULE else f"minibatches/{policy}"
@@ -497,6 +498,6 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
 
 def _training_name(tag: str, policy: str) -> str:
-    """Name of a metric of training, of a policy if there are several."""
+    """Return the name of a training metric, with the policy if there are several."""
     prefix, _, name = tag.partition("/")
     return tag if policy == DEFAULT_MODULE else f"{prefix}/{policy}/{name}"

@@ -16,8 +16,8 @@ from maze_train.training.config import TRIAL_BATCH, AlgorithmConfig
 class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     """Behavioral cloning (Pomerleau, 1988; Bain and Sammut, 1995).
 
-    The policy learns from recorded episodes to act as they do. An update is one gradient step on
-    one minibatch; an epoch is a pass over the data.
+    The policy learns to imitate recorded episodes by supervised learning. An update is one gradient
+    step on one minibatch; an epoch is one pass over the data.
     """
 
     name: ClassVar[str] = "bc"
@@ -32,50 +32,50 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     learns_for_several_agents: ClassVar[bool] = True
 
     n_epochs: int = 50
-    """Epochs after which training stops; 0: no limit (another limit ends the run)."""
+    """Number of epochs; 0: no limit, so another limit must end the run. >= 0."""
 
     epoch_length: int = 0
-    """Updates per epoch; evaluation, model selection and metrics come once an epoch. 0: the number
-    in one pass over the data."""
+    """Number of updates per epoch. Evaluation, model selection and metrics run once per epoch.
+    >= 0; 0: one pass over the data."""
 
     batch_size: int = 256
-    """Transitions per update. >= 1."""
+    """Number of transitions per update. >= 1."""
 
     lr: float | Schedule = 1e-3
-    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0)."""
+    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {TARGET: "torch.optim.Adam", "eps": 1e-8}
     )
-    """Optimizer class and its arguments (without the learning rate)."""
+    """Optimizer class and its arguments without the learning rate."""
 
     loss: dict[str, Any] = field(default_factory=lambda: {TARGET: "maze_train.BCLoss"})
-    """Class of the loss and its own arguments."""
+    """Loss class and its arguments."""
 
     box_loss: Literal["nll", "mse"] = "nll"
-    """Loss for actions of a Box: `nll`: the negative log-likelihood; `mse`: the mean squared error
-    of the most likely action, both scaled to [-1, 1]."""
+    """Loss for Box actions: `nll`: negative log-likelihood; `mse`: mean squared error of the most
+    likely action, with actions scaled to [-1, 1]."""
 
     entropy_coef: float = 0.0
     """Weight of the entropy bonus. >= 0."""
 
     class_weights: Literal["none", "balanced"] = "none"
-    """Weights of the choices of discrete actions: `balanced`: inversely proportional to how often
-    the training data choose them, on average 1."""
+    """Weights of the classes of discrete actions: `balanced`: inversely proportional to their
+    frequency in the training data, with mean 1."""
 
     max_grad_norm: float = 0.0
-    """Bound of the norm of the gradient; 0: no clipping."""
+    """Maximum gradient norm, >= 0; 0: no clipping."""
 
     validation_percentage: float = 20.0
-    """Share of the episodes that is kept for validation, in per cent, [0, 100); 0: none."""
+    """Percentage of episodes held out for validation. In [0, 100); 0: no validation."""
 
     storage: Literal["auto", "memory", "disk"] = "auto"
-    """Storage of the data: `memory`; `disk`: the memory-mapped files of the data set; `auto`:
-    memory if they take less than half of what is free. No number depends on it."""
+    """Where to keep the data: `memory`; `disk`: the memory-mapped files of the dataset; `auto`:
+    memory if the data need less than half of the free memory. Does not affect results."""
 
     on_damaged: Literal["raise", "skip"] = "raise"
-    """Treatment of a damaged part of the data set: raise: an error names it; skip: it is named and
-    left out."""
+    """What to do about a damaged part of the dataset: `raise` an error, or `skip` the part with a
+    warning."""
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
@@ -90,6 +90,6 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
             )
 
     def shortened(self) -> BCAlgorithmConfig:
-        """The settings of a trial: two updates."""
+        """Return the settings of a dry run: two updates."""
         batch_size = min(self.batch_size, TRIAL_BATCH)
         return replace(self, n_epochs=1, epoch_length=2, batch_size=batch_size)

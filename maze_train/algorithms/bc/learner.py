@@ -1,4 +1,4 @@
-"""Learner of behavioral cloning: its loss, metrics and events."""
+"""Learner, loss, metrics and events of behavioral cloning."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from maze_train.spaces.describe import choice_sizes, flat_spaces
 
 
 class ImitationEvents(EventInterface, prefix="train"):
-    """Metrics of imitation of recorded actions.
+    """Metrics of the imitation of recorded actions.
 
-    Those of actions, and the norm, are taken of the first and every 16th minibatch of an epoch, as
-    means over the parts of an action; where it has several, there is also one for each part that it
-    applies to: `<tag>/<part>`. Those of the validation data are `validation/...`, with
-    `validation/loss`, which holds the entropy bonus.
+    Action metrics and the parameter norm are computed on the first and every 16th minibatch of an
+    epoch and averaged over the parts of an action. If there are several parts, each also has its
+    own metric, `<tag>/<part>`. Metrics of the validation data are named `validation/...`, including
+    `validation/loss`, which contains the entropy bonus.
     """
 
-    policy_loss = Event("Loss of the actions, summed over their parts, without the entropy bonus.")
+    policy_loss = Event("Imitation loss, summed over action parts, without the entropy bonus.")
     policy_entropy = Event("Entropy of the policy, in nats.")
     policy_l2_norm = Event("L2 norm of the parameters of the policy.", reduce="last")
-    discrete_accuracy = Event("Share of discrete choices that are the most likely ones.")
+    discrete_accuracy = Event("Fraction of discrete choices that are the most likely ones.")
     discrete_top_5_accuracy = Event(
-        "Share of choices among the 5 most likely ones, of those with more than 10 alternatives."
+        "Fraction of choices among the 5 most likely, for choices with more than 10 alternatives."
     )
     discrete_top_10_accuracy = Event(
-        "Share of choices among the 10 most likely ones, of those with more than 20 alternatives."
+        "Fraction of choices among the 10 most likely, for choices with more than 20 alternatives."
     )
-    discrete_action_rank = Event("Place of the chosen action among all by probability, from 1.")
-    multi_binary_accuracy = Event("Share of bits that are the more likely ones.")
+    discrete_action_rank = Event("Rank of the recorded action by probability, from 1.")
+    multi_binary_accuracy = Event("Fraction of bits that have their more likely value.")
     box_mean_abs_deviation = Event(
-        "Mean absolute deviation of the most likely action, in units of the environment."
+        "Mean absolute error of the most likely action, in units of the environment."
     )
 
 
@@ -56,25 +56,25 @@ class BCBatch:
     """Observations, `[n, ...]`."""
 
     actions: TensorTree
-    """Actions as the distribution has them, `[n, ...]`."""
+    """Actions in the representation of the distribution, `[n, ...]`."""
 
     is_measured: bool = False
-    """Whether metrics of its actions are recorded."""
+    """Whether to record action metrics."""
 
 
 class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
-    """One gradient step on one minibatch of recorded transitions; see `BCLoss`.
+    """Learner that takes one gradient step per minibatch of recorded transitions; see `BCLoss`.
 
     Args:
         module: The policy, or several by id.
         config: Settings.
-        loss: The loss, or that of each module by id.
-        metrics: Further metrics of the actions, one or by id; None: no metrics.
-        device: Where the policy and its updates live.
+        loss: The loss, or losses by module id.
+        metrics: Action metrics, common or by module id; None: no metrics.
+        device: Device of the policy and its updates.
     """
 
     most_empty_updates: ClassVar[int] = 100
-    """An update has one step: without it nothing is left of the update."""
+    """Consecutive updates without a finite gradient after which training fails."""
 
     def __init__(
         self,
@@ -89,19 +89,19 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
         self.metrics = metrics
 
     def preprocess(self, module_id: str, experience: BCBatch, statistics: Statistics) -> BCBatch:
-        """The minibatch on the device of the policy."""
+        """Move the minibatch to the device of the policy."""
         return experience if self.device.type == "cpu" else on_device(experience, self.device)
 
     def minibatches(
         self, prepared: Mapping[str, BCBatch], statistics: Statistics
     ) -> Iterator[Mapping[str, BCBatch]]:
-        """The minibatch."""
+        """Yield the minibatch."""
         yield prepared
 
     def compute_loss_for_module(
         self, module_id: str, batch: BCBatch, statistics: Statistics
     ) -> Tensor:
-        """Loss of the recorded actions."""
+        """Imitation loss of the minibatch, 0-d."""
         model: PolicyModel = self.modules[module_id]  # type: ignore[assignment]  # as constructed
         params = model.policy_params(batch.obs)
         own, metrics = _of(self.loss, module_id), _of(self.metrics, module_id)
@@ -121,28 +121,28 @@ class BCLearner(Learner[BCBatch, BCBatch, BCBatch]):
 
 
 def _of(each: Any, module_id: str) -> Any:
-    """Return the value for a module: its entry in a mapping, otherwise the value that all share."""
+    """Return the entry of a module in a mapping, or the common value."""
     return each[module_id] if isinstance(each, Mapping) else each
 
 
 TOP_5_MIN, TOP_10_MIN = 10, 20
-"""Numbers of choices above which it is worth knowing whether one is among the 5 or 10 likeliest."""
+"""Number of alternatives above which top-5 and top-10 accuracy are reported."""
 
 
 def parts_of(
     distribution: Distribution, params: Tensor, actions: TensorTree
 ) -> list[tuple[str, Distribution, Tensor, Tensor]]:
-    """Key, distribution, parameters and actions of each part; the key of a lone one is empty."""
+    """Return key, distribution, parameters and actions of each part; a single part has key ""."""
     by_key = leaves_by_key(actions)
     pieces = zip(distribution.parts.items(), distribution.split(params), strict=True)
     return [(key, part, own, by_key[key]) for (key, part), own in pieces]
 
 
 class ImitationMetrics:
-    """Compares the most likely actions with recorded ones.
+    """Metrics that compare the most likely actions with recorded ones.
 
     Args:
-        distribution: The family of action distributions.
+        distribution: Distribution of the actions.
         action_space: Action space of one environment.
     """
 
@@ -152,15 +152,15 @@ class ImitationMetrics:
 
     @torch.no_grad()
     def __call__(self, params: Tensor, actions: TensorTree) -> list[tuple[Event, Tensor]]:
-        """Events with their values, 0-d.
+        """Return events with their values, 0-d.
 
         Args:
-            params: Parameters, `[n, param_size]`, of observations.
-            actions: The agent's actions that were recorded there, `[n, ...]`.
+            params: Distribution parameters, `[n, param_size]`.
+            actions: The recorded actions, `[n, ...]`.
 
         Returns:
-            Where actions have several parts, the mean of an event over the parts, then those of the
-            parts.
+            For actions with several parts, the mean of each event over the parts, followed by the
+            events of the parts.
         """
         found: list[tuple[str, Event, Tensor]] = []
         for key, part, own_params, own_actions in parts_of(self._distribution, params, actions):
@@ -201,14 +201,14 @@ def _part_metrics(
 
 
 def _share(ranks: Tensor, k: int) -> Tensor:
-    """Share of the ranks that are at most k."""
+    """Return the fraction of ranks that are at most k."""
     return (ranks <= k).double().mean()
 
 
 def _ranks(sizes: list[int], part: Distribution, params: Tensor, actions: Tensor) -> Tensor:
-    """Place of each choice among those of its kind, from 1, `[n, K]`; of equals the first is first.
+    """Return the rank of each choice by probability, from 1, `[n, K]`; ties are ranked in order.
 
-    So a choice has place 1 exactly if it is the mode.
+    A choice has rank 1 exactly if it is the mode.
     """
     probs = part.choice_probs(params)[0]
     places = part.choices(actions)
@@ -224,32 +224,31 @@ def _ranks(sizes: list[int], part: Distribution, params: Tensor, actions: Tensor
 
 
 class BCLoss:
-    """Loss of recorded actions: a sum over their parts, minus an entropy bonus.
+    """Imitation loss: a sum over the parts of the action, minus an entropy bonus.
 
     L = 1/n Σ_i Σ_k [ l_k(a_ik) - entropy_coef · H(π_k(·|s_i)) ]
 
-    l_k of a part k is
+    with l_k for part k:
 
-    - for Discrete, MultiDiscrete and MultiBinary: the cross-entropy -Σ_j w_j(a_j) log π(a_j | s),
-      summed over the choices j (bits, for MultiBinary) that are made at once;
-    - for a Box with `box_loss="nll"`: -log π(a | s), the density over actions as the distribution
-      has them;
-    - for a Box with `box_loss="mse"`: the mean over dimensions of (m(s) - a)², where m is the most
-      likely action, both scaled to [-1, 1] in dimensions with two bounds. Such a part has no
-      entropy bonus: nothing would oppose it.
+    - Discrete, MultiDiscrete and MultiBinary: the cross-entropy -Σ_j w_j(a_j) log π(a_j | s),
+      summed over the choices (or bits) j of the part;
+    - Box with `box_loss="nll"`: -log π(a | s), the density of the agent's action;
+    - Box with `box_loss="mse"`: the mean over dimensions of (m(s) - a)², where m is the most likely
+      action, both scaled to [-1, 1] in dimensions with two bounds. It has no entropy bonus, which
+      would be unbounded.
 
-    Actions that a mask forbids have no chance in π: recorded ones make the loss huge, not NaN.
+    Recorded actions that a mask forbids make the loss very large, but not NaN.
 
     Args:
-        distribution: The family of action distributions.
+        distribution: Distribution of the actions.
         box_loss: `nll` or `mse`.
         entropy_coef: Weight of the entropy, >= 0.
-        class_weights: Weights w of the choices of discrete parts, by the key of the part (empty for
-            a lone one): `[N]`, in the order of `Distribution.choice_probs`. Others have weight 1.
+        class_weights: Weights w of the choices of discrete parts by key of the part (empty for a
+            single part): `[N]`, in the order of `Distribution.choice_probs`; 1 if not given.
 
     Raises:
-        ConfigError: If a setting is out of its range, or there is an entropy bonus of no part.
-        ShapeError: If there are not as many weights as choices.
+        ConfigError: If a setting is out of range, or the entropy bonus applies to no part.
+        ShapeError: If the number of weights differs from the number of choices.
     """
 
     def __init__(
@@ -275,24 +274,24 @@ class BCLoss:
                 )
         self._is_likelihood = box_loss == "nll" and not self.class_weights
         if entropy_coef and all(map(self._is_squared_error, distribution.parts.values())):
-            problem = "does nothing with box_loss=mse, where no other part has one; expected 0"
+            problem = "has no effect with box_loss=mse and no discrete parts; expected 0"
             raise ConfigError("entropy_coef", problem, entropy_coef)
 
     def _is_squared_error(self, part: Distribution) -> bool:
         return self.box_loss == "mse" and part.critic_input_size > 0
 
     def __call__(self, params: Tensor, actions: TensorTree) -> Tensor:
-        """The loss, 0-d, differentiable in params.
+        """Compute the loss, 0-d, differentiable in params.
 
         Args:
-            params: Parameters, `[n, param_size]`.
+            params: Distribution parameters, `[n, param_size]`.
             actions: The agent's actions, `[n, ...]`.
         """
         policy_loss = self.per_sample(params, actions).mean()
         return policy_loss - self.bonus(params).mean()
 
     def bonus(self, params: Tensor) -> Tensor:
-        """`entropy_coef` times the entropy of the parts that have a bonus, `[n]`."""
+        """Entropy bonus: `entropy_coef` times the entropy of the parts that have one, `[n]`."""
         total = params.new_zeros(params.shape[:-1])
         if not self.entropy_coef:
             return total
@@ -305,7 +304,7 @@ class BCLoss:
         return self.entropy_coef * total
 
     def per_sample(self, params: Tensor, actions: TensorTree) -> Tensor:
-        """Σ_k l_k of each sample, `[n]`; override it for another loss of actions."""
+        """Loss Σ_k l_k of each sample, `[n]`; override it for a custom loss."""
         if self._is_likelihood:
             return -self.distribution.log_prob(params, actions)
         total: Tensor | None = None
@@ -329,17 +328,18 @@ class BCLoss:
 def balanced_weights(
     distribution: Distribution, batches: Iterable[TensorTree]
 ) -> dict[str, Tensor]:
-    """Weights that give all choices of a kind the same influence.
+    """Compute class weights that give all alternatives of a choice the same influence.
 
-    w_c = Σ_c' n_c' / (K n_c), for a choice c that was made n_c times, among the K of its kind that
-    were made at all. The mean of the weights over the data is 1. Those never made have weight 0.
+    w_c = Σ_c' n_c' / (K n_c) for an alternative c that occurs n_c times, where K is the number of
+    alternatives of the choice that occur at all. The mean weight over the data is 1. Alternatives
+    that never occur have weight 0.
 
     Args:
-        distribution: The family of action distributions.
+        distribution: Distribution of the actions.
         batches: The agent's actions, `[n, ...]` each.
 
     Returns:
-        Weights of each discrete part by key (empty for a lone one), `[N]` float32.
+        Weights of each discrete part by key (empty for a single part), `[N]` float32.
     """
     counts: dict[str, Tensor] = {}
     kinds: dict[str, Tensor] = {}
@@ -353,7 +353,7 @@ def balanced_weights(
                 counts[key] = torch.zeros(part.num_choices, dtype=torch.int64)
                 kinds[key] = torch.zeros(part.num_choices, dtype=torch.int64)
             counts[key] += torch.bincount(places.flatten(), minlength=part.num_choices)
-            for k in range(places.shape[-1]):  # which of the choices made at once
+            for k in range(places.shape[-1]):  # index of the choice within the part
                 kinds[key][torch.unique(places[..., k])] = k
     return {key: _balanced(count, kinds[key]) for key, count in counts.items()}
 

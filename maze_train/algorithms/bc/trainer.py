@@ -1,4 +1,4 @@
-"""Trainer of behavioral cloning, and the evaluation on held-out episodes."""
+"""Trainer of behavioral cloning, and validation on held-out episodes."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from maze_train.training.models import modules_of
 from maze_train.training.trainer import Trainer
 
 METRICS_INTERVAL = 16
-"""Minibatches from one look at the actions to the next: it takes as long as a gradient step."""
+"""Interval of action metrics in minibatches, since they take as long as a gradient step."""
 
 
 class BCTrainer(Trainer):
-    """Takes minibatches of recorded transitions and learns from them.
+    """Trainer of behavioral cloning, which learns from minibatches of recorded transitions.
 
-    It steps no environment. It counts the steps that it learned from, each time again.
+    No environment is stepped. Steps are counted each time they are learned from.
 
     Args:
         config: Settings of the algorithm.
         learners: The learners.
         model: The policy that the learner updates.
         services: Tracker, evaluator, model selection, limits, checkpoints.
-        loaders: Give the minibatches of each policy, by its id; all are at the same position.
-        fingerprints: Digests that identify the parts of the data.
+        loaders: Minibatch loaders by policy id, all at the same position.
+        fingerprints: Digests of the parts of the data.
     """
 
     def __init__(
@@ -48,15 +48,15 @@ class BCTrainer(Trainer):
 
     @property
     def epoch_length(self) -> int:
-        """Updates per epoch: those of a pass over the data, unless the settings say otherwise.
+        """Number of updates per epoch; by default one pass over the data.
 
-        With several policies, the policy with the most data counts.
+        With several policies, the one with the most data determines it.
         """
         passes = [loader.batches_per_pass for loader in self.loaders.values()]
         return self.algorithm_config.epoch_length or max(passes)
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
-        """One gradient step on the next minibatch of each policy."""
+        """Take one gradient step on the next minibatch of each policy."""
         started = time.perf_counter()
         is_measured = self._updates_in_epoch % METRICS_INTERVAL == 0
         batches = {
@@ -70,40 +70,40 @@ class BCTrainer(Trainer):
         return sum(len(tree_leaves(batch.actions)[0]) for batch in batches.values())
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that influences later numbers: that of every trainer, and the loader's."""
+        """State of the trainer, and position of the loaders."""
         place = next(iter(self.loaders.values())).state_dict()
         own = {"loader": place, "fingerprints": self._fingerprints}
         return {**super().state_dict(), **own}
 
     def load_experience(self, state: dict[str, Any]) -> None:
-        """Continue with the next minibatch.
+        """Restore the position of the loaders.
 
         Raises:
-            TrainingError: If the data are others than those of the checkpoint.
+            TrainingError: If the data differ from the checkpoint's.
         """
         if state["fingerprints"] != self._fingerprints:
-            raise TrainingError("the data are not those that this run learned from")
+            raise TrainingError("the dataset differs from the one that this run learned from")
         for loader in self.loaders.values():
             loader.load_state_dict(state["loader"])
 
 
 BLOCK_NBYTES = 2**22
-"""Bytes of the transitions that are evaluated at a time."""
+"""Bytes of transitions per block of the validation."""
 
 
 class BCValidationEvaluator(Evaluator):
-    """Loss, entropy and metrics of the actions of recorded transitions, all of them.
+    """Evaluates loss, entropy and action metrics on a whole set of recorded transitions.
 
-    Metrics are called as in training, after another prefix: `validation/loss` (with the entropy
-    bonus), `validation/policy_loss`, `validation/policy_entropy`, `validation/discrete_accuracy`
-    and so on. They are means over transitions.
+    Metrics have the names of training with the prefix `validation`: `validation/loss` (including
+    the entropy bonus), `validation/policy_loss`, `validation/policy_entropy`,
+    `validation/discrete_accuracy` and so on. They are means over transitions.
 
     Args:
         data: The transitions, at least one.
         loss: The loss.
-        metrics: Compares actions.
-        policy: Id of the policy that is judged, where there are several; metrics have it in their
-            names then: `validation/<policy>/loss`.
+        metrics: The action metrics.
+        policy: Id of the evaluated policy, if there are several; it becomes part of the metric
+            names: `validation/<policy>/loss`.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class BCValidationEvaluator(Evaluator):
 
     @torch.no_grad()
     def evaluate(self, policy: Any) -> dict[str, float]:
-        """The metrics of a policy."""
+        """Compute the metrics of a policy."""
         policy = modules_of(policy)[self._policy]
         device, statistics, bonus = device_of(policy), Statistics(), 0.0
         for obs, actions in self.data.blocks(BLOCK_NBYTES):
@@ -143,17 +143,17 @@ class BCValidationEvaluator(Evaluator):
 
 
 class JointValidationEvaluator(Evaluator):
-    """Validation of several policies, with `validation/loss`, the mean over all transitions.
+    """Validation of several policies; `validation/loss` is the mean over all transitions.
 
     Args:
-        evaluators: Those of each policy.
+        evaluators: Evaluators of the individual policies.
     """
 
     def __init__(self, evaluators: Sequence[BCValidationEvaluator]) -> None:
         self._evaluators = list(evaluators)
 
     def evaluate(self, policy: Any) -> dict[str, float]:
-        """The metrics of all policies."""
+        """Compute the metrics of all policies."""
         metrics: dict[str, float] = {}
         total, count = 0.0, 0
         for evaluator in self._evaluators:
@@ -165,5 +165,5 @@ class JointValidationEvaluator(Evaluator):
 
 
 def validation_name(name: str, policy: str) -> str:
-    """Name of a metric of recorded episodes, of a policy if there are several."""
+    """Return the name of a validation metric, with the policy if there are several."""
     return f"validation/{name}" if policy == DEFAULT_MODULE else f"validation/{policy}/{name}"

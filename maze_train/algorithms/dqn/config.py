@@ -13,10 +13,10 @@ from maze_train.learner.config import Schedule, check_schedule
 
 @dataclass(kw_only=True)
 class DQNAlgorithmConfig(OffPolicyConfig):
-    """Deep Q-learning (Mnih et al., 2015, doi:10.1038/nature14236), with replay.
+    """Deep Q-learning with replay (Mnih et al., 2015, doi:10.1038/nature14236).
 
-    One Discrete action, with or without a mask. An update steps the environments and takes gradient
-    steps on what was collected before.
+    Supports a single Discrete action, with or without a mask. An update steps the environments and
+    takes gradient steps on earlier transitions.
     """
 
     name: ClassVar[str] = "dqn"
@@ -36,25 +36,25 @@ class DQNAlgorithmConfig(OffPolicyConfig):
     max_grad_norm: float = 10.0
 
     double_q: bool = True
-    """Whether the trained network chooses the action whose value in the target network is the
-    target; otherwise the target network chooses it too."""
+    """Whether to use double Q-learning: the trained network selects the next action, which the
+    target network evaluates. Otherwise the target network does both."""
 
     dueling: bool = False
-    """Whether the last hidden layer and the output are split into a stream for the value of the
-    state and one for the advantages of actions."""
+    """Whether to use a dueling network, with separate streams for state value and advantages from
+    the last hidden layer on."""
 
     num_quantiles: int = 0
-    """Quantiles of the return that are learned of every action, whose mean is its value (Dabney et
-    al., 2018, arXiv:1710.10044); 0: the value alone. In [0, 10000]."""
+    """Number of quantiles of the return that are learned per action, whose mean is its Q-value
+    (QR-DQN, Dabney et al., 2018, arXiv:1710.10044); 0: learn the Q-value. In [0, 10000]."""
 
     loss: Literal["huber", "squared"] = "huber"
-    """Loss of the error of a value: half its square, with `huber` up to an error of 1 and linear
-    beyond."""
+    """Loss of the TD error: half its square (`squared`), or linear beyond an error of 1
+    (`huber`)."""
 
     epsilon: float | Schedule | None = None
-    """Probability of a random action during collection, in [0, 1]: a number, or a
-    schedule such as `{points: [[0, 1], [50000, 0.05]], by: env_steps}`. null: from 1 to 0.05 over
-    the first tenth of the run."""
+    """Probability of a random action during collection, in [0, 1]: a number, or a schedule such as
+    `{points: [[0, 1], [50000, 0.05]], by: env_steps}`. null: decays from 1 to 0.05 over the first
+    tenth of the run."""
 
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
@@ -66,17 +66,17 @@ class DQNAlgorithmConfig(OffPolicyConfig):
 
     @property
     def exploration(self) -> float | Schedule:
-        """`epsilon` with the default filled in."""
+        """`epsilon` with its default filled in."""
         if self.epsilon is None:
             return Schedule(points=[[0.0, 1.0], [0.1, 0.05]])
         return self.epsilon
 
     @property
     def values_over_time(self) -> dict[str, Any]:
-        """Settings by key, with the exploration of the default."""
+        """Settings by key, with the default schedule of epsilon."""
         return {**super().values_over_time, "epsilon": self.exploration}
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """Arguments for the builder of the model in addition to the model settings."""
+        """Additional arguments for the model builder."""
         return {"dueling": self.dueling, "num_quantiles": self.num_quantiles}

@@ -26,25 +26,25 @@ from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by
 
 
 class DQNEvents(LearnerEvents):
-    """Statistics of DQN learners, means over gradient steps unless said otherwise.
+    """Statistics of DQN learners, averaged over gradient steps unless stated otherwise.
 
-    All but epsilon are empty while the buffer is filled for the first time.
+    All but epsilon have no values during warm-up.
     """
 
-    critic_loss = Event("Loss of the values, see `algorithm.loss`.")
-    critic_value = Event("Value of the actions in the batch.")
+    critic_loss = Event("Q-value loss, see `algorithm.loss`.")
+    critic_value = Event("Q-value of the actions in the batch.")
     epsilon = Event("Probability of a random action in the last update.", reduce="last")
 
 
 DELTA = {"huber": 1.0, "squared": math.inf}
-"""Errors from which on a loss is linear."""
+"""Absolute TD error above which each loss is linear."""
 
 
 class ValuesByHand(LossesByHand):
-    """Losses and gradients of values by hand: walking a graph takes as long as all else."""
+    """Q-value losses with analytic gradients, since autograd takes about half of an update."""
 
     def supports(self, module_id: str) -> bool:
-        """Whether a module has a network of linear layers, whose loss is that of `DQNLearner`."""
+        """Return whether a module is a multilayer perceptron with the loss of `DQNLearner`."""
         model = self.learner.model(module_id)
         is_known = type(self.learner) is DQNLearner  # a subclass may have another loss
         return is_known and not model.num_quantiles and has_gradients_by_hand(model.policy)
@@ -52,7 +52,7 @@ class ValuesByHand(LossesByHand):
     def loss_and_backward(
         self, module_id: str, batch: Transitions, statistics: Statistics
     ) -> tuple[Tensor, Callable[[], object]]:
-        """Loss of the values, 0-d, and what adds its gradients to `.grad`."""
+        """Compute the loss, 0-d, and a function that adds its gradients to `.grad`."""
         learner, actions = self.learner, batch.actions
         model, delta = learner.model(module_id), DELTA[learner.config_of(module_id).loss]
         outputs, backward = forward_and_backward(model.policy, model.inputs(batch.obs))
@@ -64,33 +64,33 @@ class ValuesByHand(LossesByHand):
 
 
 class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
-    """Deep Q-learning: one gradient step of the values on each batch.
+    """Deep Q-learning, with one gradient step per batch.
 
     Source: Mnih et al. (2015), doi:10.1038/nature14236, algorithm 1.
 
     Args:
-        modules: Models by id, or the only one.
+        modules: Models by id, or a single model.
         config: Settings of the algorithm.
-        device: Where the models and their updates live.
-        seed: Unused: losses take no random numbers.
+        device: Device of the models and their updates.
+        seed: Unused, since the loss is deterministic.
     """
 
     required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasTargets)
     by_hand_class: ClassVar[type[FasterLosses] | None] = ValuesByHand
 
     def model(self, module_id: str) -> DQNModel:
-        """A module under its type."""
+        """Return a module with its type."""
         module: Any = self.modules[module_id]
         assert isinstance(module, DQNModel)
         return module
 
     @torch.no_grad()
     def targets(self, model: DQNModel, batch: Transitions, config: DQNAlgorithmConfig) -> Tensor:
-        """Targets of the values, `[n]`, or of M quantiles of the return, `[n, M]`.
+        """Compute the targets of the Q-values, `[n]`, or of M quantiles of the return, `[n, M]`.
 
-        y = Σ γ^i r + γ^k Q'(s', a'),  a' = argmax_a Q(s', a), or Q' without `double_q`,
+        y = Σ γ^i r + γ^k Q'(s', a'),  a' = argmax_a Q(s', a), or of Q' without `double_q`,
 
-        over the legal actions; of quantiles, with each one of Q' in the place of their mean.
+        over the legal actions. With quantiles, each quantile of Q' is used instead of their mean.
 
         Source: Mnih et al. (2015), algorithm 1; van Hasselt et al. (2016), arXiv:1509.06461, eq. 4;
         Dabney et al. (2018), arXiv:1710.10044, algorithm 1.
@@ -102,13 +102,13 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
         if model.num_quantiles:
             found = quantiles.taken(quantiles.of_actions(values, model.num_quantiles), chosen)
             return torch.addcmul(batch.rewards[:, None], batch.discounts[:, None], found)
-        # A final observation may have no legal action: the values themselves are finite.
+        # Gather the unmasked values: a final observation may have no legal action.
         return torch.addcmul(batch.rewards, batch.discounts, values.gather(-1, chosen).squeeze(-1))
 
     def compute_loss_for_module(
         self, module_id: str, batch: Transitions, statistics: Statistics
     ) -> Tensor:
-        """Loss of the values, 0-d."""
+        """Q-value loss, 0-d."""
         model = self.model(module_id)
         return self.loss_of_outputs(
             module_id, model.policy(model.inputs(batch.obs)), batch, statistics
@@ -117,11 +117,11 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
     def loss_of_outputs(
         self, module_id: str, outputs: Tensor, batch: Transitions, statistics: Statistics
     ) -> tuple[Tensor, Tensor]:
-        """Loss of the values, 0-d, and their errors `[n]`; those of quantiles are of their means.
+        """Compute the loss, 0-d, and the TD errors, `[n]`; with quantiles, errors of the means.
 
         Args:
-            module_id: The module.
-            outputs: Outputs of its network for the observations, `[n, output_size]`.
+            module_id: Id of the module.
+            outputs: Network outputs for the observations, `[n, output_size]`.
             batch: Transitions.
             statistics: Statistics of the update.
         """
@@ -144,12 +144,12 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
 
 
 class DQN(OffPolicy):
-    """Deep Q-learning: acts at random with probability epsilon; see `DQNLearner`."""
+    """Trainer of DQN, which acts randomly with probability epsilon; see `DQNLearner`."""
 
     algorithm_config: DQNAlgorithmConfig
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
-        """Set epsilon, step the environments, and learn meanwhile."""
+        """Set epsilon, step the environments and take gradient steps."""
         setting = self.algorithm_config.exploration
         self.explore(DQNEvents.epsilon, setting, progress, statistics)
         return super().update_once(progress, statistics)

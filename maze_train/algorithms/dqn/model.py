@@ -1,4 +1,4 @@
-"""Values of actions, the targets of these, and how they act."""
+"""DQN model: Q-network, target network and epsilon-greedy policy."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ from maze_train.spaces.describe import flat_space
 from maze_train.spaces.masks import mask_layout
 
 UNUSED = {
-    "critic": "the values are model.policy, which acts too",
-    "critic_hidden_sizes": "the values have the hidden_sizes",
-    "shared_trunk": "there is one network",
-    "trunk": "there is one network",
+    "critic": "the Q-network is model.policy",
+    "critic_hidden_sizes": "the Q-network uses hidden_sizes",
+    "shared_trunk": "there is only one network",
+    "trunk": "there is only one network",
     "rnn": "recurrent policies learn from rollouts (a2c, ppo), not from single steps",
-    "distributions": "dqn acts at random or takes the best action",
-    "critic_obs": "only critics of states read more than the policy; choose a2c, ppo or impala",
-    "value_transform": "values of actions are not transformed",
-    "value_support": "distributions of returns are algorithm.num_quantiles",
+    "distributions": "dqn uses an epsilon-greedy policy",
+    "critic_obs": "only critics of a2c, ppo and impala support separate observations",
+    "value_transform": "Q-values are not transformed",
+    "value_support": "use algorithm.num_quantiles for distributional Q-values",
 }
-"""Settings of networks that are built differently here, and why."""
+"""Model settings that DQN does not support, with the reason."""
 
 LEAST_LEAD, MOST_LEAD = 1e-6, 1e4
-"""Bounds of the logit of the best action: with epsilon 1 it still is the mode, with epsilon 0 other
-actions have probability 0."""
+"""Limits of the logit of the best action: with epsilon 1 it is still the mode, with epsilon 0 all
+other actions have probability 0."""
 
 
 class DuelingNet(nn.Module):
-    """Values of actions from two streams: Q(s, a) = V(s) + A(s, a) - mean_b A(s, b).
+    """Dueling network: Q(s, a) = V(s) + A(s, a) - mean_b A(s, b).
 
-    The streams share all hidden layers but the last. Maps observations `[..., *obs shape]` to
-    `[..., num_actions]`, or to `[..., num_actions * size]` where each of them is `size` numbers.
+    Both streams share all hidden layers but the last. Maps observations `[..., *obs shape]` to
+    `[..., num_actions]`, or to `[..., num_actions * size]` with `size` outputs per action.
 
     Source: Wang et al. (2016), arXiv:1511.06581, eq. 9.
 
@@ -59,7 +59,7 @@ class DuelingNet(nn.Module):
         space: Flat observation space, without masks.
         config: Resolved settings of the model.
         num_actions: Number of actions.
-        size: Numbers of an action.
+        size: Number of outputs per action.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class DuelingNet(nn.Module):
         self.value, self.advantages = stream(size), stream(num_actions * size)
 
     def forward(self, obs: TensorTree) -> Tensor:
-        """Values of all actions, `[..., num_actions * size]`."""
+        """Q-values (or quantiles) of all actions, `[..., num_actions * size]`."""
         features = self.shared(obs)
         value: Tensor = self.value(features)
         advantages: Tensor = self.advantages(features)
@@ -93,15 +93,15 @@ class DuelingNet(nn.Module):
 
 
 class DQNModel(ModelWithTargets):
-    """Values of actions, which act epsilon-greedily, and their targets.
+    """Q-network with an epsilon-greedy policy, and its target network.
 
     Args:
-        policy: Maps observations to the values of all actions, `[..., n]`, or to M quantiles of
-            each, `[..., n * M]`; the target begins as a copy.
-        distribution: The family of the actions.
-        num_quantiles: M; 0: outputs are values.
-        normalizer: Normalises observations, or None.
-        masking: Rules out illegal actions, which a part of the observations names, or None.
+        policy: Maps observations to the Q-values of all actions, `[..., n]`, or to M quantiles of
+            each, `[..., n * M]`; the target network is initialised as a copy.
+        distribution: Distribution of the actions.
+        num_quantiles: M; 0: outputs are Q-values.
+        normalizer: Observation normalizer, or None.
+        masking: Action masking, or None.
 
     Attributes:
         epsilon: Probability of a random action, 0-d; saved with the weights.
@@ -127,32 +127,32 @@ class DQNModel(ModelWithTargets):
 
     @property
     def distribution(self) -> Categorical:
-        """The family of the actions."""
+        """Distribution of the actions."""
         return self._distribution
 
     def action_values(self, outputs: Tensor) -> Tensor:
-        """Values of all actions, `[..., n]`, from outputs of the network."""
+        """Return the Q-values of all actions, `[..., n]`, given network outputs."""
         if not self.num_quantiles:
             return outputs
         return quantiles.of_actions(outputs, self.num_quantiles).mean(-1)
 
     def legal(self, values: Tensor, obs: TensorTree) -> Tensor:
-        """Values `[..., n]` with those of illegal actions replaced by the lowest number / 2."""
+        """Mask values `[..., n]`: illegal actions get half the minimum of the dtype."""
         return values if self.masking is None else self.masking.apply(values, obs)
 
     def values(self, obs: TensorTree) -> Tensor:
-        """Values of the best legal actions, `[...]`."""
+        """Return the Q-values of the best legal actions, `[...]`."""
         return self.legal(self.action_values(self.policy(self.inputs(obs))), obs).amax(-1)
 
     def policy_params(self, obs: TensorTree) -> Tensor:
-        """Logits of the epsilon-greedy policy, `[..., n]`; the mode is the best action.
+        """Logits of the epsilon-greedy policy, `[..., n]`, whose mode is the greedy action.
 
-        With m legal actions, they are 0, and log(1 + m (1 - ε) / ε) for the best one: so the best
-        action has the probability 1 - ε + ε / m, each other one ε / m.
+        With m legal actions, the greedy action has the logit log(1 + m (1 - ε) / ε) and all others
+        0, so their probabilities are 1 - ε + ε / m and ε / m.
         """
         values: Tensor = self.legal(self.action_values(self.policy(self.inputs(obs))), obs)
         logits, best = torch.zeros_like(values), values.argmax(-1, keepdim=True)
-        # A number: computing with a tensor of one element takes as long as the network.
+        # A Python float: arithmetic on a one-element tensor takes as long as the network.
         epsilon = float(self.epsilon)
         odds = (1.0 - epsilon) / epsilon if epsilon > 0.0 else math.inf
         if self.masking is None:
@@ -172,23 +172,24 @@ def build_dqn(
     dueling: bool = False,
     num_quantiles: int = 0,
 ) -> DQNModel:
-    """Build the networks that a configuration asks for.
+    """Build the networks of DQN.
 
-    Where settings are null: two hidden layers of 64 units (one of 512 above images), relu, weights
-    as PyTorch initialises them.
+    Defaults of null settings: two hidden layers of 64 units (one of 512 for images), ReLU, and
+    PyTorch's weight initialisation.
 
     Args:
-        config: Model settings; `policy` is the network of the values.
+        config: Model settings; `policy` is the Q-network.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
-        seed: Seed of the initial weights; the global generator is left as it was.
+        seed: Seed of the initial weights; the global generator is not affected.
         dueling: Whether the network is a `DuelingNet`.
-        num_quantiles: Quantiles of the return of each action; 0: the network gives values.
+        num_quantiles: Number of quantiles of the return per action; 0: the network outputs
+            Q-values.
 
     Raises:
-        ConfigError: If a setting makes no sense here, or a named network is missing, refuses its
+        ConfigError: If a setting is not supported, or a custom network is missing, rejects its
             arguments, or has a wrong output.
-        SpaceError: If the action space is not Discrete, or no network exists for the observations.
+        SpaceError: If the action space is not Discrete, or the observation space has no network.
     """
     if not isinstance(action_space, Discrete):
         raise SpaceError(
@@ -198,7 +199,7 @@ def build_dqn(
     refuse_settings(config, UNUSED)
     if dueling and config.policy is not None:
         raise ConfigError(
-            "algorithm.dueling", "is for template networks: leave it out, or model.policy", dueling
+            "algorithm.dueling", "only for template networks: remove it, or model.policy", dueling
         )
     masks = mask_layout(observation_space, action_space)
     space = input_space(flat_space(observation_space))
@@ -226,10 +227,10 @@ def build_dqn(
 
 
 def resolve_dqn(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
-    """The same settings with the defaults of DQN filled in.
+    """Fill in the defaults of DQN.
 
     Args:
-        config: Model settings; resolved ones stay as they are.
+        config: Model settings; resolved ones are returned unchanged.
         space: Flat observation space.
     """
     return resolve_with_targets(config, space, [64, 64])

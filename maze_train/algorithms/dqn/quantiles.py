@@ -1,4 +1,4 @@
-"""Distributions of returns by their quantiles."""
+"""Quantile representation of return distributions (QR-DQN)."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from maze_train.core.types import Tensor
 
 
 def of_actions(outputs: Tensor, num_quantiles: int) -> Tensor:
-    """Quantiles of the return of every action, `[..., A, M]`, from outputs `[..., A * M]`."""
+    """Reshape outputs `[..., A * M]` to quantiles of the return of every action, `[..., A, M]`."""
     return outputs.reshape(*outputs.shape[:-1], -1, num_quantiles)
 
 
 def taken(quantiles: Tensor, actions: Tensor) -> Tensor:
-    """Those `[n, M]` of the actions `[n, 1]` out of `[n, A, M]`."""
+    """Select the quantiles `[n, M]` of the actions `[n, 1]` from `[n, A, M]`."""
     return quantiles.take_along_dim(actions.unsqueeze(-1), 1).squeeze(1)
 
 
 def quantile_loss(quantiles: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Huber losses of quantiles, each of which is drawn to its share of the targets.
+    """Quantile Huber loss.
 
     L = mean_n(w_n Σ_i mean_j(|τ_i - 1[u_ij < 0]| h(u_ij))),  u_ij = y_j - θ_i,
 
@@ -26,8 +26,8 @@ def quantile_loss(quantiles: Tensor, targets: Tensor, weights: Tensor | None = N
 
     Args:
         quantiles: θ, `[N, M]`.
-        targets: y, samples or quantiles of the return, `[N, K]`; constants of the loss.
-        weights: w, `[N]`; None: 1.
+        targets: y, samples or quantiles of the return, `[N, K]`; treated as constant.
+        weights: Importance weights w, `[N]`; None: 1.
 
     Returns:
         Loss, 0-d.

@@ -15,8 +15,8 @@ from maze_train.training.config import TRIAL_STEPS, AlgorithmConfig
 class ESAlgorithmConfig(AlgorithmConfig):
     """Evolution strategies (Salimans et al., 2017, arXiv:1703.03864).
 
-    An update lets perturbed copies of the policy play one episode each, and moves the parameters
-    towards those that did better. There is no critic and no gradient of a network.
+    Each update evaluates perturbed copies of the policy for one episode each, and moves the
+    parameters towards the better ones. There is no critic and no backpropagation.
     """
 
     name: ClassVar[str] = "es"
@@ -31,53 +31,53 @@ class ESAlgorithmConfig(AlgorithmConfig):
     learns_for_several_agents: ClassVar[bool] = True
 
     n_rollouts_per_update: int = 64
-    """Episodes that an update learns from at least, two for each perturbation. Even, >= 2."""
+    """Minimum number of episodes per update, two per perturbation. Even, >= 2."""
 
     n_timesteps_per_update: int = 0
-    """Environment steps that an update learns from at least: more episodes are played until there
-    are as many. >= 0."""
+    """Minimum number of environment steps per update; more episodes are played until it is reached.
+    >= 0."""
 
     max_steps: int = 0
-    """Steps after which an episode of training is cut, and counts as it is; 0: never."""
+    """Maximum length of a training episode, which is truncated there. >= 0; 0: no limit."""
 
     noise_stddev: float | Schedule = 0.05
-    """Standard deviation of the perturbation of the parameters, > 0: a number or a schedule."""
+    """Standard deviation of the parameter perturbations, > 0: a number or a schedule."""
 
     lr: float | Schedule = 0.02
-    """Step size of the optimizer, > 0: a number, or a schedule such as `linear_0.01` (falls to
+    """Learning rate of the optimizer, > 0: a number, or a schedule such as `linear_0.01` (decays to
     0)."""
 
     optimizer: dict[str, Any] = field(default_factory=lambda: {"_target_": "maze_train.Adam"})
-    """Optimizer class and its arguments (without the step size): `maze_train.Adam`,
-    `maze_train.SGD`, or one of PyTorch."""
+    """Optimizer class and its arguments without the learning rate: `maze_train.Adam`,
+    `maze_train.SGD`, or a PyTorch optimizer."""
 
     l2_penalty: float = 0.005
-    """Weight decay: this times the parameters is taken off the gradient. >= 0."""
+    """Coefficient of the L2 penalty, whose gradient is this times the parameters. >= 0."""
 
     fitness_shaping: Literal["centered_ranks", "normalized", "raw"] = "centered_ranks"
-    """Transformation of the returns of an update: `centered_ranks`: ranks from -0.5 to 0.5;
-    `normalized`: mean 0 and deviation 1; `raw`: returns as they are."""
+    """Fitness shaping of the returns of an update: `centered_ranks`: ranks scaled to [-0.5, 0.5];
+    `normalized`: mean 0 and standard deviation 1; `raw`: unchanged."""
 
     deterministic: bool = True
-    """Whether perturbed policies take the most likely action; false: actions are sampled."""
+    """Whether perturbed policies take the most likely action; false: they sample actions."""
 
     action_noise_stddev: float = 0.0
-    """Standard deviation of normal noise that is added to real-valued actions in training, before
-    they are clipped or squashed; needs such actions. >= 0."""
+    """Standard deviation of Gaussian noise added to real-valued actions in training, before they
+    are clipped or squashed; requires such actions. >= 0."""
 
     max_grad_norm: float = 0.0
-    """Bound of the norm of the estimated gradient with weight decay; 0: no clipping."""
+    """Maximum norm of the estimated gradient including the L2 penalty, >= 0; 0: no clipping."""
 
     device: str = "cpu"
-    """Device of the population and the learner: cpu, or auto (cpu as well)."""
+    """Device of the population and the learner: cpu, or auto (also cpu)."""
 
     noise_table_size: int = 10_000_000
-    """Numbers in the noise table, 4 bytes each in memory that all processes share. More than the
-    policy has parameters, better a hundred times as many. >= 2."""
+    """Number of values in the noise table, 4 bytes each in memory shared by all processes. Must
+    exceed the number of policy parameters; 100 times as many are recommended. >= 2."""
 
     policy_wrapper: dict[str, Any] | None = None
-    """Wrapper around the policy, such as a heuristic: `{_target_: my_package.MyWrapper, key:
-    value}`, called with the policy, returns a module that acts. null: none."""
+    """Wrapper of the policy, such as a heuristic: `{_target_: my_package.MyWrapper, key: value}`,
+    which is called with the policy and returns a module that acts. null: none."""
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
@@ -85,7 +85,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
         if self.n_rollouts_per_update % 2:
             raise ConfigError(
                 "n_rollouts_per_update",
-                "expected an even number, as each perturbation is tried with both signs",
+                "expected an even number, since each perturbation is evaluated with both signs",
                 self.n_rollouts_per_update,
             )
         check_fields(self, 0, "n_timesteps_per_update", "max_steps")
@@ -95,18 +95,18 @@ class ESAlgorithmConfig(AlgorithmConfig):
         if self.device not in ("cpu", "auto"):
             raise ConfigError(
                 "device",
-                "evolution strategies have no gradients of networks that a GPU could compute; "
-                "expected cpu",
+                "evolution strategies do not compute network gradients, for which a GPU would "
+                "help; expected cpu",
                 self.device,
             )
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """The policy wrapper, for the builder of the model."""
+        """The policy wrapper, as an argument for the model builder."""
         return {"policy_wrapper": self.policy_wrapper}
 
     def shortened(self) -> ESAlgorithmConfig:
-        """The settings of a trial: one pair, which does not play for long."""
+        """Return the settings of a dry run: one pair of short episodes."""
         return replace(
             self,
             n_epochs=1,

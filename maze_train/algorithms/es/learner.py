@@ -24,39 +24,41 @@ from maze_train.nets.population import find_normalizer
 
 
 class ESEvents(EventInterface, prefix="train"):
-    """Metrics of one update of evolution strategies.
+    """Statistics of an update of evolution strategies.
 
-    `train/grad_norm` includes the weight decay.
+    `train/grad_norm` includes the L2 penalty.
     """
 
-    policy_grad_norm = Event("L2 norm of the estimated gradient, without weight decay.")
+    policy_grad_norm = Event("L2 norm of the estimated gradient, without the L2 penalty.")
     policy_norm = Event("L2 norm of the parameters before the update.")
-    update_ratio = Event("L2 norm of the step divided by that of the parameters.")
-    fitness_std = Event("Deviation of the returns over the population.")
-    noise_stddev = Event("Deviation of the perturbation in the last update.", reduce="last")
+    update_ratio = Event("L2 norm of the step divided by the L2 norm of the parameters.")
+    fitness_std = Event("Standard deviation of the returns over the population.")
+    noise_stddev = Event(
+        "Standard deviation of the perturbations in the last update.", reduce="last"
+    )
 
 
 class PopulationEvents(EventInterface, prefix="population"):
-    """Steps of a population; how many are dropped depends on which process is faster."""
+    """Steps of a population; the number of dropped steps depends on the speed of the workers."""
 
-    steps_dropped = Event("Steps so far that no update learned from.", reduce="last")
+    steps_dropped = Event("Steps since training began that no update used.", reduce="last")
 
 
 @dataclass(frozen=True)
 class EvaluatedPopulation:
-    """Input of one update."""
+    """Evaluated pairs of one update."""
 
     pairs: Sequence[ESRolloutResult]
-    """The pairs in their order; none was lost."""
+    """Pairs in order, without lost ones."""
 
     noise_table: SharedNoiseTable
-    """Table that holds their noise."""
+    """Table that contains their noise."""
 
     agents: Sequence[str] = ()
-    """Agents of the policy, whose mean return is the fitness; none: there is but one agent."""
+    """Agents of the policy, whose mean return is the fitness; empty for single-agent training."""
 
     offset: int = 0
-    """Number of parameters of other policies in the noise before those of this one."""
+    """Number of parameters of other policies that precede this policy's in the noise."""
 
     @property
     def fitness(self) -> Tensor:
@@ -70,7 +72,7 @@ class EvaluatedPopulation:
         return sum(member.agent_returns[agent] for agent in self.agents) / len(self.agents)
 
     def noise(self, dim: int) -> Iterator[Tensor]:
-        """The noise of the policy in each pair, `[dim]`."""
+        """Yield the noise of the policy for each pair, `[dim]`."""
         for pair in self.pairs:
             yield self.noise_table.get(pair.noise_index + self.offset, dim)
 
@@ -80,27 +82,24 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
 
     g = 1/(2n) Σ_k (u_k⁺ - u_k⁻) ε_k,  u: shaped returns of θ + σ ε_k and θ - σ ε_k
 
-    The optimizer, which minimises, gets -g + l2_penalty θ. Where g is 0, as all returns are equal,
-    there is no step: Adam would make full ones of any decay, towards 0. The factor 1/σ of the paper
-    is part of the step size. Only parameters that can be trained take part; the order is that of
-    `module.parameters()`.
-
-    Statistics of observations are those of all members, merged pair by pair after the update.
-
-    Of several agents, all policies of a member are perturbed at once, and each moves by what its
-    own agents got.
+    The optimizer, which minimises, gets -g + l2_penalty θ. If g is 0 because all returns are equal,
+    no step is taken, since Adam would turn the penalty alone into full-sized steps. The factor 1/σ
+    of the paper is part of the learning rate. Only trainable parameters take part, in the order of
+    `module.parameters()`. Observation statistics of all members are merged after the update. With
+    multiple agents, all policies of a member are perturbed together, and each learns from the
+    returns of its agents.
 
     Args:
-        modules: The policy, or those of several agents by id.
+        modules: The policy, or policies of several agents by id.
         config: Settings.
         device: `cpu`.
-        seed: Of no use: the noise was drawn before.
+        seed: Unused, since the noise is drawn beforehand.
 
     Source: Salimans et al. (2017), arXiv:1703.03864, section 2 and algorithm 2.
     """
 
     most_empty_updates: ClassVar[int] = 100
-    """An update has one step: without it nothing is left of the update."""
+    """Consecutive updates without a finite gradient after which training fails."""
     config: ESAlgorithmConfig
     _moments: Sequence[ObservationMoments] = ()
 
@@ -112,7 +111,7 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
     def preprocess(
         self, module_id: str, experience: EvaluatedPopulation, statistics: Statistics
     ) -> EvaluatedPopulation:
-        """Keep what the members observed until the update is over."""
+        """Store the observation moments of the members until the end of the update."""
         members = [member for pair in experience.pairs for member in pair.members]
         self._moments = [member.moments for member in members if member.moments is not None]
         return experience
@@ -120,13 +119,13 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
     def minibatches(
         self, prepared: Mapping[str, EvaluatedPopulation], statistics: Statistics
     ) -> Iterator[Mapping[str, EvaluatedPopulation]]:
-        """The whole population."""
+        """Yield the whole population."""
         yield prepared
 
     def compute_loss_for_module(
         self, module_id: str, batch: EvaluatedPopulation, statistics: Statistics
     ) -> Tensor:
-        """A function whose gradient is the estimate: -g · θ + ½ l2_penalty |θ|²."""
+        """Return the surrogate -g · θ + ½ l2_penalty |θ|², whose gradient is the estimate."""
         params = self.optimizers[module_id, DEFAULT_OPTIMIZER].params
         fitness = batch.fitness
         utilities = shaped_returns(fitness, self.config.fitness_shaping)
@@ -143,15 +142,15 @@ class ESLearner(Learner[EvaluatedPopulation, EvaluatedPopulation, EvaluatedPopul
         return 0.5 * self.config.l2_penalty * theta.square().sum() - (ascent * theta).sum()
 
     def should_stop(self, statistics: Statistics) -> bool:
-        """Whether the estimate is 0 in all entries: the returns say nothing, so nothing moves."""
+        """Whether the gradient estimates of all modules are 0, so that no step is taken."""
         return not self._moving
 
     def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
-        """Those of policies whose estimate is not 0."""
+        """Return the optimizers of policies whose estimate is not 0."""
         return super().active_optimizers({key: losses[key] for key in losses.keys() & self._moving})
 
     def after_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Record how far the parameters moved, and merge the statistics of observations."""
+        """Record the length of the steps, and merge the observation statistics."""
         for module_id, before in self._before.items():
             params = self.optimizers[module_id, DEFAULT_OPTIMIZER].params
             steps = [p.detach() - old for p, old in zip(params, before, strict=True)]

@@ -1,4 +1,4 @@
-"""A population of perturbed policies: its noise, its members, and the workers that play them."""
+"""Population of perturbed policies: shared noise table, members, and workers that evaluate them."""
 
 from __future__ import annotations
 
@@ -29,25 +29,23 @@ from maze_train.workers.places import Place, Portable
 from maze_train.workers.pool import SharedMemory
 
 NOISE_NBYTES = 4
-"""Bytes of a number in the noise table."""
+"""Bytes per value of the noise table."""
 
 
 class SharedNoiseTable:
-    """Standard normal numbers in memory that several processes map.
+    """Standard normal values in memory that is shared by several processes.
 
-    A piece of `dim` numbers at a random index serves as one vector of noise, so processes exchange
-    indices instead of vectors. The numbers are one stream of one generator,
-    `numpy.random.default_rng(seed)`: no part of the table repeats another one. Pieces may overlap.
-
-    No one writes to the numbers, though nothing prevents it: all processes would see it. A worker
-    that gets the table as an argument of a call maps the same memory.
+    A slice of `dim` values at a random index serves as a noise vector, so processes exchange
+    indices instead of vectors. The values are the stream of `numpy.random.default_rng(seed)`.
+    Slices may overlap. Workers that receive the table as an argument map the same memory, which
+    must not be written.
 
     Args:
-        count: How many numbers, >= 1.
-        seed: Seed of the numbers, >= 0.
+        count: Number of values, >= 1.
+        seed: Seed of the values, >= 0.
 
     Attributes:
-        array: All numbers, [count] float32; not to be written.
+        array: All values, [count] float32; read-only by convention.
 
     Raises:
         ConfigError: If an argument is out of range.
@@ -73,14 +71,14 @@ class SharedNoiseTable:
         self._lay_over(*state)
 
     def close(self) -> None:
-        """Close the memory for further workers; again does nothing.
+        """Release the memory; may be called more than once.
 
-        The numbers stay as long as this object, or a view of them, does.
+        The values remain valid while this object, or a view of them, exists.
         """
         self._memory.close()
 
     def check_dim(self, dim: int) -> None:
-        """Refuse a policy for which the table has no two different pieces.
+        """Raise if the table is too small for a policy to have two different noise vectors.
 
         Args:
             dim: Number of parameters of the policy.
@@ -91,83 +89,83 @@ class SharedNoiseTable:
         if self.count <= dim:
             raise ConfigError(
                 "algorithm.noise_table_size",
-                f"expected more than {dim}, the number of parameters of the policy, "
-                "and better a hundred times as many",
+                f"expected more than the {dim} parameters of the policy, and preferably 100 times "
+                "as many",
                 self.count,
             )
 
     def get(self, index: int, dim: int) -> Tensor:
-        """One vector of noise.
+        """Return one noise vector.
 
         Args:
-            index: Where it begins, in [0, count - dim].
-            dim: Its length, in [1, count].
+            index: First index, in [0, count - dim].
+            dim: Length, in [1, count].
 
         Returns:
-            A view of the table, [dim] float32; not to be written.
+            A view of the table, [dim] float32, which must not be written.
 
         Raises:
-            ShapeError: If the vector would begin before the table or end behind it.
+            ShapeError: If the vector exceeds the table.
         """
         last = self._last_index(dim)
         if not 0 <= index <= last:
             raise ShapeError(
-                f"index = {index}: expected one in [0, {last}], "
-                f"where {dim} of {self.count} numbers begin"
+                f"index = {index}: expected a value in [0, {last}] for vectors of length {dim} in "
+                f"a table of {self.count}"
             )
         return self._numbers[index : index + dim]
 
     def sample_index(
         self, generator: np.random.Generator, dim: int, size: int | None = None
     ) -> Any:
-        """Draw where vectors of noise begin: every place in [0, count - dim] is as likely.
+        """Draw start indices of noise vectors, uniformly in [0, count - dim].
 
         Args:
-            generator: Source of the random numbers.
+            generator: Random generator.
             dim: Length of the vectors, in [1, count].
-            size: How many; None: a single one.
+            size: Number of indices; None: a single one.
 
         Returns:
             An index for `get`, or [size] int64.
 
         Raises:
-            ShapeError: If the table holds no vector of that length.
+            ShapeError: If the table is shorter than `dim`.
         """
         drawn = generator.integers(0, self._last_index(dim), size=size, endpoint=True)
         return int(drawn) if size is None else drawn
 
     def _last_index(self, dim: int) -> int:
         if not 1 <= dim <= self.count:
-            raise ShapeError(f"dim = {dim}: expected one in [1, {self.count}], the table's size")
+            raise ShapeError(f"dim = {dim}: expected a value in [1, {self.count}], the table size")
         return self.count - dim
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the seed and the size, which determine the numbers."""
+        """Return seed and size, which determine the values."""
         return {"seed": self.seed, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make sure that `state` is that of a table of the same numbers.
+        """Check that `state` describes the same values.
 
         Raises:
-            TrainingError: If seed or count differ: indices would mean other noise.
+            TrainingError: If seed or count differ, so that indices would refer to other noise.
         """
         own = self.state_dict()
         if state != own:
-            raise TrainingError(f"the noise table is that of {own}, the state is that of {state}")
+            raise TrainingError(f"the noise table {own} differs from the one in the state, {state}")
 
 
 PAIRS_PER_BLOCK = 64
-"""Pairs whose random numbers are drawn together: a generator takes longer to make than to use."""
+"""Pairs whose random values are drawn together, since creating a generator is expensive."""
 
 
 BLOCKS_KEPT = 64
-"""Blocks that are kept until they are asked for again."""
+"""Maximum number of cached blocks."""
 
 
 class PairDraws:
-    """The episodes of members: all chance in them follows from iteration and number of the pair.
+    """Draws seeds and noise of the members' episodes, as a function of iteration and pair.
 
-    So it makes no difference who plays them, nor when.
+    Results therefore depend neither on the worker that plays an episode nor on the order.
 
     Args:
         seed: Seed of the run.
@@ -180,12 +178,12 @@ class PairDraws:
         self._block = lru_cache(BLOCKS_KEPT)(self._draw_block)
 
     def task(self, iteration: int, member: int) -> EpisodeTask:
-        """The episode of a member; both of a pair have the same numbers."""
+        """Return the episode of a member; both members of a pair share seeds and noise."""
         number, offset = divmod(member // 2, PAIRS_PER_BLOCK)
         return EpisodeTask(member, *self._block(iteration, number)[offset])
 
     def _draw_block(self, iteration: int, number: int) -> list[tuple[int, int, int]]:
-        """Seeds of the episodes, seeds of the actions, and places of the noise."""
+        """Draw episode seeds, action seeds and noise indices of a block of pairs."""
         sequence = np.random.SeedSequence(self._seed, spawn_key=(iteration, number))
         generator = np.random.default_rng(sequence)
         n = PAIRS_PER_BLOCK
@@ -198,33 +196,32 @@ class PairDraws:
 
 @dataclass(frozen=True)
 class MemberSettings:
-    """Settings of members for acting."""
+    """How members act."""
 
     seed: int
     """Seed of episodes and noise."""
 
     deterministic: bool
-    """Whether the most likely action is taken instead of a sampled one."""
+    """Whether members take the most likely action instead of sampling."""
 
     action_noise_stddev: float
-    """Deviation of the noise that is added to real-valued actions."""
+    """Standard deviation of the noise added to real-valued actions."""
 
 
 class MemberAgent(PopulationAgent):
-    """Members of a population act, each with weights that follow from its number.
+    """Acts for members of a population, each with its perturbed weights.
 
-    The member of an even number 2 k has the parameters θ + σε of pair k, member 2 k + 1 has θ - σε;
-    both play the episode with the same seed. The actions of a member follow from θ, σ, ε, the
-    statistics of observations and the seeds: not from which others are played with it.
-
-    Parameters are perturbed, buffers are not. Statistics of observations stay as they are while
-    members play; those of what a member observed are part of its result.
+    Member 2 k has the parameters θ + σε of pair k, member 2 k + 1 has θ - σε; both play the episode
+    with the same seed. The actions of a member depend only on θ, σ, ε, the observation statistics
+    and the seeds, not on the other members of its batch. Parameters are perturbed, buffers are not.
+    Observation statistics are constant during episodes; the moments of the observations of a member
+    are part of its result.
 
     Args:
-        make_model: Builds the policy θ; perturbed copies of it act.
+        make_model: Builds the policy θ.
         envs: The environments.
         weights: Memory that a `WeightsWriter` writes.
-        noise_table: The noise.
+        noise_table: The noise table.
         settings: How members act.
 
     Source: Salimans et al. (2017), arXiv:1703.03864, algorithm 2; pairs: section 2.
@@ -248,10 +245,10 @@ class MemberAgent(PopulationAgent):
         self._noise_stddev = 0.0
 
     def begin_round(self, noise_stddev: float) -> None:
-        """Begin an iteration with the weights that were published last.
+        """Begin an iteration with the latest published weights.
 
         Args:
-            noise_stddev: Deviation σ of the perturbation, >= 0.
+            noise_stddev: Standard deviation σ of the perturbations, >= 0.
         """
         self._reader.load()
         trained = [p.detach().reshape(-1) for p in self._model.parameters() if p.requires_grad]
@@ -262,7 +259,7 @@ class MemberAgent(PopulationAgent):
             self._observed = _Observed(normalizer, self._population.rows)
 
     def begin(self, row: int, task: EpisodeTask) -> None:
-        """Begin the episode of a member, see `RowAgent`."""
+        """Begin the episode of a member; see `RowAgent`."""
         super().begin(row, task)
         noise = self._table.array[task.noise_index : task.noise_index + self._population.dim]
         signed = self._noise_stddev if task.number % 2 == 0 else -self._noise_stddev
@@ -273,22 +270,22 @@ class MemberAgent(PopulationAgent):
             self._observed.forget(row)
 
     def _observe(self) -> TensorTree:
-        """The observations of this step, which are counted as well."""
+        """Return the observations of this step, after adding them to the statistics."""
         obs = super()._observe()
         if self._observed is not None:
             self._observed.take_in(self._envs.playing, obs)
         return obs
 
     def moments(self, row: int) -> ObservationMoments | None:
-        """Moments of the observations of the episode, where they are normalised."""
+        """Return moments of the episode's observations, or None without normalization."""
         return None if self._observed is None else self._observed.moments(row)
 
 
 class _Observed:
-    """Moments of the observations of each member, by Welford's method, float64.
+    """Moments of the observations of each member, by Welford's method in float64.
 
-    Each row is computed entry by entry, so that it does not depend on the others. `batch_moments`
-    and `merge_moments` of `functional.moments` take the samples of one row instead.
+    Each row is computed independently of the others, unlike `batch_moments` and `merge_moments` of
+    `functional.moments`, which process all samples of one batch together.
     """
 
     def __init__(self, normalizer: ObservationNormalizer, rows: int) -> None:
@@ -299,11 +296,11 @@ class _Observed:
         self._count, self._mean, self._squares = parts
 
     def forget(self, row: int) -> None:
-        """Begin an episode."""
+        """Reset the moments of a row at the beginning of an episode."""
         self._sums[row] = 0.0
 
     def take_in(self, rows: list[int], obs: TensorTree) -> None:
-        """Add the observations of some members."""
+        """Add the observations of some rows."""
         leaves = obs if isinstance(obs, dict) else {"": obs}
         parts = [leaves[key].numpy()[rows].reshape(len(rows), -1) for key in self._keys]
         x = (parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)).astype(np.float64)
@@ -317,7 +314,7 @@ class _Observed:
         self._squares[rows] += x
 
     def moments(self, row: int) -> ObservationMoments:
-        """Moments of the episode of a member."""
+        """Return the moments of a row's episode."""
         count = self._count[row, 0].copy()
         return ObservationMoments(
             count, self._mean[row].copy(), self._squares[row] / max(count, 1.0)
@@ -325,15 +322,15 @@ class _Observed:
 
 
 REPORT_S = 0.005
-"""Seconds for which results wait for others, while members play."""
+"""Seconds for which a worker batches results before reporting them."""
 
 
 @dataclass(frozen=True, slots=True)
 class ESRolloutResult:
-    """The episodes of an antithetic pair."""
+    """Episodes of an antithetic pair."""
 
     pair: int
-    """Number of the pair in its iteration."""
+    """Index of the pair in its iteration."""
 
     noise_index: int
     """Index of its noise ε in the noise table."""
@@ -343,38 +340,37 @@ class ESRolloutResult:
 
     @property
     def lost(self) -> bool:
-        """Whether one of the episodes was given up; both are left out then."""
+        """Whether an episode was lost; then both are discarded."""
         return any(member.lost for member in self.members)
 
     @property
     def num_steps(self) -> int:
-        """Environment steps of both."""
+        """Number of environment steps of both members."""
         return sum(member.length for member in self.members)
 
 
 class ESDistributedRollouts(PlayerPool):
-    """Plays the pairs of an iteration in any order, and returns their results in order.
+    """Evaluates the pairs of an iteration in any order, and returns the results in order.
 
-    The result of a pair follows from the policy, the deviation of the noise, the iteration and the
-    number of the pair. So the numbers of training do not depend on who plays.
+    The result of a pair depends only on the policy, the noise standard deviation, the iteration and
+    the index of the pair, so training results do not depend on the number of workers.
 
-    Workers get numbers of members and send back returns. Members of a worker that fails are
-    given to others, or to the one that takes its place with `on_worker_failure="restart"`, and do
-    the same again. One that fails again after that ends training: when an episode with its seed
-    raised for the second time, or when the third worker died or hung with it.
+    Workers receive member indices and return results. Members of a failed worker are given to other
+    workers, or to its replacement with `on_worker_failure="restart"`, with identical results.
+    Training fails if an episode raises an error twice with the same seed, or if three workers die
+    or time out on it.
 
     Args:
         env_factory: Builds an environment.
-        num_envs: Environments of all workers together, >= 1, rounded up to equally many in each.
-        noise_table: The noise.
+        num_envs: Total number of environments, >= 1, rounded up to the same number per worker.
+        noise_table: The noise table.
         settings: How members act.
-        place: Where they play; None: in this process.
-        on_non_finite: Reaction to numbers that are not finite: `raise` or `skip`.
+        place: Backend of the workers; None: this process.
+        on_non_finite: What to do about non-finite values: `raise` or `skip`.
 
     Raises:
-        EnvError: If an environment cannot be built; it is a WorkerError where a worker process
-            fails.
-        SpaceError: If the environments differ in their spaces.
+        EnvError: If an environment cannot be built (WorkerError if a worker process fails).
+        SpaceError: If the environments have different spaces.
     """
 
     def __init__(
@@ -393,18 +389,18 @@ class ESDistributedRollouts(PlayerPool):
         super().__init__(env_factory, num_envs, PlaySettings(), place, on_non_finite, REPORT_S)
 
     def begin(self, model: nn.Module, make_model: Callable[[], nn.Module]) -> None:
-        """Get the policy, before the first iteration.
+        """Set the policy, before the first iteration.
 
         Args:
-            model: The policy as it is trained.
-            make_model: Builds one like it, in whatever process.
+            model: The policy that is trained.
+            make_model: Builds a policy with the same architecture, in any process.
 
         Raises:
-            ConfigError: If there is nothing to perturb, or the noise table is too small for it.
+            ConfigError: If no parameter is trainable, or the noise table is too small.
         """
         dim = trained_size(model)
         if not dim:
-            raise ConfigError("model", "no parameter of the policy can be trained", "0 parameters")
+            raise ConfigError("model", "the policy has no trainable parameters", "0 parameters")
         self.noise_table.check_dim(dim)
         self._draws = PairDraws(self.settings.seed, self.noise_table, dim)
         self._weights = self._pool.allocate(weights_nbytes(model))
@@ -419,25 +415,25 @@ class ESDistributedRollouts(PlayerPool):
         expected: int,
         idle: Callable[[], object] = lambda: None,
     ) -> Generator[ESRolloutResult, None, None]:
-        """The pairs 0, 1, 2, ... of an iteration, without an end; close it when it is enough.
+        """Yield the pairs 0, 1, 2, ... of an iteration indefinitely; close it to stop.
 
         Args:
-            iteration: Number of the iteration, >= 0. The policy plays as it is at its beginning.
-            noise_stddev: Deviation σ of the perturbation, >= 0.
-            expected: Pairs that are needed at least. Further ones are begun when they are asked
-                for, a few at a time.
-            idle: Called again and again meanwhile; what it raises goes through.
+            iteration: Index of the iteration, >= 0. Uses the weights at its beginning.
+            noise_stddev: Standard deviation σ of the perturbations, >= 0.
+            expected: Number of pairs that will be needed at least. Further pairs are started on
+                demand, a few ahead.
+            idle: Called repeatedly while waiting; its exceptions are propagated.
 
         Raises:
-            EnvError: If an environment raises or returns something invalid.
-            WorkerError: If a worker fails and is not started again.
+            EnvError: If an environment raises an error or returns an invalid value.
+            WorkerError: If a worker fails and is not restarted.
         """
         assert self._draws is not None, "begin() comes first"
         assert self._writer is not None
         task_of = partial(self._draws.task, iteration)
 
         def limit_of(member: int) -> int:
-            # All that can play at once, so that none waits for the next question.
+            # Start as many ahead as can play at once, so that no environment is idle.
             ahead = 0 if member < 2 * expected else self._queue.capacity // 2
             return 2 * max(expected, member // 2 + 1 + ahead)
 
@@ -452,12 +448,12 @@ class ESDistributedRollouts(PlayerPool):
                 yield ESRolloutResult(pair, task_of(2 * pair).noise_index, members)
 
     def close(self) -> None:
-        """Close the environments; calling it again does nothing."""
+        """Close the environments; may be called more than once."""
         super().close()
         if self._writer is not None:
             self._weights.close()
 
 
 def trained_size(model: nn.Module) -> int:
-    """Number of parameters that can be trained."""
+    """Return the number of trainable parameters."""
     return sum(p.numel() for p in model.parameters() if p.requires_grad)

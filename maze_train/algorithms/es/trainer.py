@@ -41,22 +41,22 @@ from maze_train.training.models import modules_of
 from maze_train.training.trainer import Trainer
 
 MOST_LOST = 10
-"""Pairs that may be lost in an update, for each episode that it needs or pair that it has."""
+"""Maximum number of lost pairs per update, as a multiple of the episodes needed or pairs found."""
 
 
 class ESTrainer(Trainer):
-    """Lets perturbed copies of the policy play, and learns from their returns, in turns.
+    """Trainer of evolution strategies, which alternates evaluation of the population and updates.
 
-    An update learns from the pairs 0, 1, 2, ... of its iteration, until there are
-    `n_rollouts_per_update` episodes and `n_timesteps_per_update` steps. Pairs of which an episode
-    was lost are passed over. See `ESLearner`.
+    An update uses the pairs 0, 1, 2, ... of its iteration until `n_rollouts_per_update` episodes
+    and `n_timesteps_per_update` steps are reached. Pairs with a lost episode are skipped. See
+    `ESLearner`.
 
     Args:
         config: Settings of the algorithm.
         learners: The learners.
         model: The policy that the learner updates.
         services: Tracker, evaluator, model selection, limits, checkpoints.
-        rollouts: Where the population plays; has begun with `model`.
+        rollouts: Evaluates the population; already started with `model`.
     """
 
     algorithm_config: ESAlgorithmConfig
@@ -70,7 +70,7 @@ class ESTrainer(Trainer):
         self._sizes = {policy: size for policy, size in sizes.items() if size}
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
-        """Play the pairs of an iteration, and learn from them."""
+        """Evaluate the pairs of an iteration and learn from them."""
         started = time.perf_counter()
         noise_stddev = scheduled_value(self.algorithm_config.noise_stddev, progress)
         episodes = FinishedEpisodes()
@@ -88,7 +88,7 @@ class ESTrainer(Trainer):
         return num_steps
 
     def _populations(self, pairs: list[ESRolloutResult]) -> dict[str, EvaluatedPopulation]:
-        """The evaluated population that each policy learns from."""
+        """Return the evaluated population for each policy."""
         table, members = self.rollouts.noise_table, members_of(self.model)
         found, offset = {}, 0
         for policy, size in self._sizes.items():
@@ -97,7 +97,7 @@ class ESTrainer(Trainer):
         return found
 
     def _play(self, noise_stddev: float, episodes: FinishedEpisodes) -> list[ESRolloutResult]:
-        """The pairs that the next update learns from."""
+        """Evaluate the pairs for the next update."""
         config = self.algorithm_config
         restarts = self.rollouts.worker_restarts
         pairs: list[ESRolloutResult] = []
@@ -129,16 +129,16 @@ class ESTrainer(Trainer):
         return pairs
 
     def _check_lost(self, lost: int, found: int) -> None:
-        """Refuse to continue when nothing but lost episodes comes."""
+        """Raise if far too many episodes are lost."""
         needed = self.algorithm_config.n_rollouts_per_update
         if lost > MOST_LOST * max(needed, found):
             raise TrainingError(
                 f"an update of {needed} episodes lost {lost} pairs of "
-                "them: the environments return numbers that are not finite, again and again"
+                "episodes because of non-finite observations or rewards: fix the environment"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that influences later numbers, and the counters."""
+        """State of the trainer, the noise table and the counters."""
         return {
             **super().state_dict(),
             "noise_table": self.rollouts.noise_table.state_dict(),
@@ -147,25 +147,25 @@ class ESTrainer(Trainer):
         }
 
     def load_experience(self, state: dict[str, Any]) -> None:
-        """Continue to count, with the same noise."""
+        """Restore the counters, and check the noise table."""
         self.rollouts.noise_table.load_state_dict(state["noise_table"])
         self._expected = state["expected"]
         self._trained_steps = self.rollouts.steps_made - state["steps_dropped"]
 
 
 STATISTICS_STEPS, STATISTICS_ENVS = 128, 8
-"""Steps of each environment per rollout of the untrained policy, and how many environments: not
-`runner.concurrency`, on which no number depends."""
+"""Steps per environment and number of environments for the initial observation statistics. A
+constant, so that results do not depend on `runner.concurrency`."""
 
 
 class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
-    """Builds a population of perturbed policies, and the learner of their returns.
+    """Builder of the population and the learner of evolution strategies.
 
     Args:
-        context: Everything that the algorithm is built from.
+        context: What the algorithm is built from.
 
     Raises:
-        ConfigError: If the environments are not those of gymnasium.
+        ConfigError: If the environment backend is not gymnasium.
     """
 
     def __init__(self, context: BuildContext[ESAlgorithmConfig]) -> None:
@@ -173,14 +173,14 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
         if not context.env.has_single_form:
             raise ConfigError(
                 "env.backend",
-                "evolution strategies give every episode its own seed, which only single "
-                "environments take; expected gymnasium",
+                "evolution strategies seed each episode separately, which requires single "
+                "environments; expected gymnasium",
                 context.env.backend,
             )
 
     @cached_property
     def rollouts(self) -> ESDistributedRollouts:
-        """Workers that play the population, closed at the end of the run."""
+        """Workers that evaluate the population, closed at the end of the run."""
         context, config = self.context, self.algorithm
         self._check_table_fits()
         table = SharedNoiseTable(config.noise_table_size, context.seeds.integer("noise_table"))
@@ -202,13 +202,13 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
         return rollouts
 
     def _check_table_fits(self) -> None:
-        """Refuse a noise table that is larger than the memory."""
+        """Raise if the noise table exceeds the available memory."""
         needed = self.algorithm.noise_table_size * NOISE_NBYTES
         free = available_memory(torch.device("cpu"))
         if free is not None and needed > free:
             raise ConfigError(
                 "algorithm.noise_table_size",
-                f"the noise table takes {readable_nbytes(needed)}, and {readable_nbytes(free)} of "
+                f"the noise table needs {readable_nbytes(needed)}, but {readable_nbytes(free)} of "
                 "memory are free: lower it",
                 self.algorithm.noise_table_size,
             )
@@ -220,44 +220,44 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
 
     @property
     def num_envs(self) -> int:
-        """Number of environments in which statistics of observations begin."""
+        """Number of environments for the initial observation statistics."""
         return STATISTICS_ENVS
 
     @property
     def num_slots(self) -> int:
-        """Number of members that play at the same time, at most as many as an update uses."""
+        """Number of members evaluated concurrently, at most the number an update needs."""
         count = self.context.concurrency
         if self.algorithm.n_timesteps_per_update:
             return count
         return min(count, self.algorithm.n_rollouts_per_update)
 
     def member_env_factory(self) -> Callable[[], gymnasium.Env[Any, Any]]:
-        """Return a builder of an environment of a member."""
+        """Return a function that builds an environment for members."""
         limit, factory = self.algorithm.max_steps, self.context.env_factory
         return BoundedEnvFactory(factory, limit) if limit else factory
 
     def model_maker(self) -> Callable[[], nn.Module]:
-        """Return a builder of the policy, with the same initial weights each time."""
+        """Return a function that builds the policy, always with the same initial weights."""
         frozen = [key for key, own in self.context.policies.items() if own.frozen]
         return partial(build_member, super().model_maker(), self.algorithm.deterministic, frozen)
 
     def prepare(self, model: nn.Module) -> None:
-        """Build the learner, and let the population know the policy."""
+        """Build the learner, and pass the policy to the population."""
         if isinstance(model, JointModel):
             self._check_agents(model)
         if self.algorithm.action_noise_stddev and not num_reals(acting(model)):
             raise ConfigError(
                 "algorithm.action_noise_stddev",
-                f"no part of {self.spaces[1]} is a real number; expected 0",
+                f"{self.spaces[1]} has no real-valued part; expected 0",
                 self.algorithm.action_noise_stddev,
             )
         super().prepare(model)
         self.rollouts.begin(model, self.model_maker())
 
     def _check_agents(self, model: nn.Module) -> None:
-        """Refuse settings that are for one agent only."""
+        """Raise if a setting is set that supports single-agent environments only."""
         if find_normalizer(model) is not None:
-            problem = "members of several agents take no statistics of observations; expected none"
+            problem = "es does not normalize observations with multiple agents; expected none"
             mode = self.context.model.normalization.mode
             raise ConfigError("model.normalization.mode", problem, mode)
         chosen = self.context.policies_to_train
@@ -266,11 +266,11 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
             raise ConfigError("policies_to_train", problem, chosen)
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """The population."""
+        """Return the population."""
         return {"rollouts": self.rollouts}
 
     def before_training(self, trainer: Trainer) -> None:
-        """Gather statistics of observations in separate environments unless the model has them."""
+        """Collect observation statistics in separate environments unless the model has them."""
         model: Any = trainer.model
         self.begin_statistics({DEFAULT_MODULE: find_normalizer(model)}, STATISTICS_STEPS, model)
         self.close_env()
@@ -279,12 +279,12 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
 def build_member(
     build_policy: Callable[[], nn.Module], deterministic: bool, frozen: Sequence[str] = ()
 ) -> nn.Module:
-    """The policy of the members.
+    """Build the policy of the members.
 
     Args:
-        build_policy: Builds the policy that a configuration asks for.
+        build_policy: Builds the configured policy.
         deterministic: Whether members take the most likely action. State-independent parameters
-            that make no difference to it are frozen then.
+            that do not affect it are then frozen.
         frozen: Ids of policies that are not trained.
     """
     model = build_policy()

@@ -1,4 +1,4 @@
-"""Settings that algorithms with a replay buffer share."""
+"""Settings shared by algorithms with a replay buffer."""
 
 from __future__ import annotations
 
@@ -42,14 +42,14 @@ RESERVED_SETTINGS = MappingProxyType(
         "relabelling": "the class of the buffer",
     }
 )
-"""Arguments of replay buffers, and what they are made from."""
+"""Arguments of replay buffers that cannot be set, and the setting that determines each."""
 
 
 @dataclass(kw_only=True)
 class OffPolicyConfig(GradientSettings, AlgorithmConfig):
-    """Base of the settings of algorithms that learn from a replay buffer.
+    """Base class of the settings of algorithms that learn from a replay buffer.
 
-    An update steps the environments and takes gradient steps on what was collected before.
+    An update steps the environments and takes gradient steps on earlier transitions.
     """
 
     learns_for_several_agents: ClassVar[bool] = True
@@ -59,79 +59,81 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     module_settings: ClassVar[tuple[str, ...]] = ("tau",)
 
     epoch_length: int = 1000
-    """Updates per epoch; evaluation, model selection and metrics come once an epoch. >= 1."""
+    """Number of updates per epoch. Evaluation, model selection and metrics run once per epoch.
+    >= 1."""
 
     n_rollout_steps: int = 1
     """Steps of each environment per update. >= 1."""
 
     update_to_data_ratio: float = 1.0
-    """Gradient steps per transition that was collected, > 0, whatever the number of
+    """Number of gradient steps per collected transition, > 0, independent of the number of
     environments."""
 
     batch_size: int = 256
-    """Transitions per gradient step. >= 1."""
+    """Number of transitions per gradient step. >= 1."""
 
     initial_buffer_size: int = 1_000
-    """Transitions that the buffer holds before the first gradient step, demonstrations included,
-    >= 1. What is collected counts as environment steps of the run."""
+    """Number of transitions in the buffer before the first gradient step, including demonstrations.
+    >= 1. Collected transitions count as environment steps of the run."""
 
     initial_sampling_policy: dict[str, Any] | None = None
-    """Policy that acts until then: `{_target_: my_package.MyPolicy, key: value}`, an object whose
-    `act(observations)` gives actions for a batch; null: uniformly random actions."""
+    """Policy that acts during this warm-up: `{_target_: my_package.MyPolicy, key: value}`, an
+    object whose `act(observations)` returns a batch of actions; null: uniformly random actions."""
 
     initial_action_repeat: int = 1
-    """Steps for which each of these random actions is held: long ones get further where single
-    actions do little. >= 1; without meaning for a custom policy."""
+    """Number of steps for which each random action is repeated during warm-up, which explores
+    farther if single actions have little effect. >= 1; ignored for a custom policy."""
 
     initial_demonstration_trajectories: str | dict[str, Any] | None = None
-    """Demonstrations that the replay buffer begins with: the directory of a data set,
-    `minari:<id of a Minari data set>`, or `{_target_: my_package.function, key: value}`, which
-    gives `maze_train.Trajectory` objects. null: none."""
+    """Demonstrations to initialise the replay buffer with: the directory of a dataset,
+    `minari:<id of a Minari dataset>`, or `{_target_: my_package.function, key: value}`, a function
+    that returns `maze_train.Trajectory` objects. null: none."""
 
     replay_buffer: dict[str, Any] | str = field(default_factory=lambda: {TARGET: UNIFORM})
-    """Replay buffer: `uniform`, `prioritized`, `her` (hindsight) or `prioritized_her`, or its class
+    """Replay buffer: `uniform`, `prioritized`, `her` (hindsight) or `prioritized_her`, or a class
     with arguments, such as `{_target_: maze_train.PrioritizedReplayBuffer, alpha: 0.6}`."""
 
     replay_buffer_size: int = 1_000_000
-    """Transitions that the replay buffer holds; then the oldest ones are replaced. It takes room
-    for those of `total_steps` only. >= 1."""
+    """Capacity of the replay buffer in transitions; once full, the oldest are replaced. Memory is
+    allocated for at most `total_steps`. >= 1."""
 
     replay_buffer_storage: Literal["memory", "disk", "device"] = "memory"
-    """Place of the buffer: memory, memory-mapped files in the run directory, or
-    `algorithm.device`."""
+    """Where the replay buffer is stored: `memory`, `disk` (memory-mapped files in the run
+    directory), or `device` (`algorithm.device`)."""
 
     lr: float | Schedule = 3e-4
-    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (falls to 0)."""
+    """Learning rate, > 0: a number, or a schedule such as `linear_0.001` (decays to 0)."""
 
     optimizer: dict[str, Any] = field(
         default_factory=lambda: {TARGET: "torch.optim.Adam", "eps": 1e-8}
     )
-    """Optimizer class and its arguments (without the learning rate)."""
+    """Optimizer class and its arguments without the learning rate."""
 
     gamma: float = 0.99
-    """Discount per step, in [0, 1]."""
+    """Discount factor per step, in [0, 1]."""
 
     n_step_returns: int = 1
-    """Steps whose rewards a target holds before it is bootstrapped. In [1, 10000]."""
+    """Number of steps n of the n-step returns. In [1, 10000]."""
 
     tau: float = 0.005
-    """Share of the trained networks in the moving average that is their target, in (0, 1]; 1: a
-    copy."""
+    """Polyak coefficient of the target networks: weight of the trained networks in each update, in
+    (0, 1]; 1: hard update."""
 
     target_update_interval: int = 1
-    """Gradient steps from one update of the targets to the next. >= 1."""
+    """Number of gradient steps between updates of the target networks. >= 1."""
 
     max_grad_norm: float = 0.0
-    """Bound of the gradient of each optimizer, see `grad_clip_by`; 0: no clipping."""
+    """Maximum gradient norm of each optimizer (or value, see `grad_clip_by`), >= 0; 0: no
+    clipping."""
 
     grad_clip_by: Literal["global_norm", "norm", "value"] = "global_norm"
-    """Bounded quantity: the norm of the whole gradient, of each parameter's gradient, or each
-    entry."""
+    """What `max_grad_norm` limits: the norm of the whole gradient, the norm of each parameter's
+    gradient, or the absolute value of each entry."""
 
     matmul_precision: Literal["highest", "high", "medium"] | None = None
-    """Precision of matrix products in updates: `highest`: float32; `medium`: factors rounded to
-    bfloat16 and sums in float32, about twice as fast where the processor has instructions for it;
-    `high`: between the two, on GPUs; null: as PyTorch is set."""
+    """Precision of matrix products in updates: `highest`: float32; `medium`: bfloat16 factors with
+    float32 accumulation, about twice as fast on processors that support it; `high`: in between, on
+    GPUs; null: PyTorch's current setting."""
 
     def __post_init__(self) -> None:
         AlgorithmConfig.__post_init__(self)
@@ -162,31 +164,31 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
             )
 
     def _check_effects(self) -> None:
-        """Refuse settings that would do nothing."""
+        """Raise if a setting would have no effect."""
         if self.initial_sampling_policy is not None and self.initial_action_repeat > 1:
-            problem = "is for random actions: leave it out, or initial_sampling_policy"
+            problem = "only applies to random actions: remove it, or initial_sampling_policy"
             raise ConfigError("initial_action_repeat", problem, self.initial_action_repeat)
         for key, origin in RESERVED_SETTINGS.items():
             if key in self.replay_buffer_node:
-                problem = f"is made from {origin}: set that instead"
+                problem = f"is derived from {origin}: set that instead"
                 raise ConfigError(f"replay_buffer.{key}", problem, self.replay_buffer_node[key])
 
     @property
     def replay_buffer_node(self) -> dict[str, Any]:
-        """Class of the replay buffer and its own arguments."""
+        """Class of the replay buffer and its arguments."""
         assert isinstance(self.replay_buffer, dict)  # names were replaced
         return self.replay_buffer
 
     @property
     def values_over_time(self) -> dict[str, Any]:
-        """Settings by key, with those of the replay buffer that grow over the run."""
+        """Settings by key, including replay buffer settings that increase over the run."""
         found, node = dict(super().values_over_time), self.replay_buffer_node
         for key, start in getattr(locate(node[TARGET]), "growing", {}).items():
             found[f"replay_buffer.{key}"] = Schedule(start=node.get(key, start), end=1.0)
         return found
 
     def check_concurrency(self, concurrency: int) -> None:
-        """Refuse a buffer that does not hold one update of all environments."""
+        """Raise if the buffer is too small for one update of all environments."""
         rollout = concurrency * self.n_rollout_steps
         if self.replay_buffer_size < rollout:
             raise ConfigError(
@@ -197,9 +199,9 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
             )
 
     def check_total_steps(self, total_steps: int, concurrency: int) -> None:
-        """Refuse a run that would end before its first gradient step, see `OffPolicy`."""
+        """Raise if a run would end before its first gradient step, see `OffPolicy`."""
         update = concurrency * self.n_rollout_steps
-        # The next one learns from that which fills the buffer, as demonstrations may at once.
+        # Learning starts in the update after warm-up, which demonstrations may complete at once.
         is_shown = self.initial_demonstration_trajectories is not None
         filling = 1 if is_shown else math.ceil(self.initial_buffer_size / update)
         learned_from = math.ceil(1.0 / self.update_to_data_ratio)
@@ -207,18 +209,18 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
         if 0 < total_steps <= steps:
             raise ConfigError(
                 "total_steps",
-                f"nothing would be learned, since the first gradient step comes after {steps} "
+                f"no learning would take place: the first gradient step comes after {steps} "
                 f"environment steps (algorithm.initial_buffer_size={self.initial_buffer_size}, "
                 f"algorithm.update_to_data_ratio={self.update_to_data_ratio}, updates of "
                 f"runner.concurrency={concurrency} x algorithm.n_rollout_steps="
-                f"{self.n_rollout_steps} steps): set more, or lower what it waits for",
+                f"{self.n_rollout_steps} steps); raise total_steps or lower these settings",
                 total_steps,
             )
 
     def shortened(self) -> OffPolicyConfig:
-        """The settings of a trial: a gradient step for each environment, after a few steps of it.
+        """Return the settings of a dry run: a few steps and one gradient step per environment.
 
-        Of agents that act in turn each has to act twice, before there is something to learn from.
+        Agents that act in turns must act twice before there is a transition to learn from.
         """
         return replace(
             self,
@@ -233,22 +235,22 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
 
 @dataclass(kw_only=True)
 class PolicyAndCriticsConfig(OffPolicyConfig):
-    """Base of the settings of algorithms that learn a policy by critics of its actions."""
+    """Base class of the settings of algorithms with a policy and Q-functions."""
 
     module_settings: ClassVar[tuple[str, ...]] = ("critic_lr",)
 
     lr: float | Schedule = 3e-4
-    """Learning rate of the policy, > 0: a number, or a schedule such as `linear_0.001` (falls to
+    """Learning rate of the policy, > 0: a number, or a schedule such as `linear_0.001` (decays to
     0)."""
 
     critic_lr: float | Schedule | None = None
-    """Learning rate of the critics; null: that of the policy."""
+    """Learning rate of the critics, > 0; null: the same as for the policy."""
 
     num_critics: int = 2
-    """Critics, whose minimum counts. In [1, 100]."""
+    """Number of critics, whose minimum is used. In [1, 100]."""
 
     policy_update_interval: int = 1
-    """Gradient steps from one step of the policy to the next. >= 1."""
+    """Number of gradient steps between updates of the policy. >= 1."""
 
     def __post_init__(self) -> None:
         OffPolicyConfig.__post_init__(self)
@@ -258,5 +260,5 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """Arguments for the builder of the model in addition to the model settings."""
+        """Additional arguments for the model builder."""
         return {"num_critics": self.num_critics}

@@ -1,4 +1,4 @@
-"""Bases of learners of transitions from a replay buffer, and their events."""
+"""Base classes and events of learners that sample from a replay buffer."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ from maze_train.nets.critics import PolicyAndCritics
 class ReplayEvents(EventInterface, prefix="replay"):
     """Statistics of the replay buffer."""
 
-    size = Event("Transitions in the replay buffer.", reduce="last")
+    size = Event("Number of transitions in the replay buffer.", reduce="last")
     picks_per_transition = Event(
-        "How often a transition was drawn so far, mean over those that were collected.",
+        "Mean number of times each collected transition has been sampled.",
         reduce="last",
     )
 
 
 class ReplayTimeEvents(EventInterface, prefix="time"):
-    """Wall time of updates by what took it, in seconds."""
+    """Wall time of parts of an update, in seconds."""
 
-    sample_s = Event("Sampling from the replay buffer, a part of `time/update_s`.", reduce="sum")
+    sample_s = Event("Sampling from the replay buffer, part of `time/update_s`.", reduce="sum")
 
 
 class PolicyAndCriticsEvents(LearnerEvents):
-    """Statistics of learners of a policy and critics, means over gradient steps.
+    """Statistics of learners with a policy and Q-functions, averaged over gradient steps.
 
-    All are empty while the buffer is filled for the first time.
+    They have no values during warm-up.
     """
 
-    critic_loss = Event("Loss of the critics: half the mean squared error, summed over critics.")
-    critic_value = Event("Value of the actions in the batch, mean over critics.")
-    critic_spread = Event("Largest minus smallest value of an action among the critics.")
-    policy_loss = Event("Policy loss: minus the value of the states; with SAC the soft value.")
+    critic_loss = Event("Critic loss: half the mean squared error, summed over critics.")
+    critic_value = Event("Q-value of the actions in the batch, mean over critics.")
+    critic_spread = Event("Difference between the largest and smallest Q-value of the critics.")
+    policy_loss = Event("Policy loss: negative state value; for SAC the soft value.")
 
 
 Config = TypeVar("Config", bound=OffPolicyConfig)
@@ -58,21 +58,21 @@ POLICY, CRITICS = "policy", "critics"
 
 
 class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[Config]):
-    """Base of learners that take one gradient step on each batch of transitions.
+    """Base class of learners that take one gradient step per batch of transitions.
 
-    A subclass has the loss, `compute_loss_for_module`, and its optimizers,
-    `configure_optimizers_for_module`. Its models have `normalizer`, and `update_targets(tau)`,
-    which moves the target networks.
+    Subclasses define the loss, `compute_loss_for_module`, and the optimizers,
+    `configure_optimizers_for_module`. Models need `normalizer` and `update_targets(tau)`, which
+    updates the target networks.
 
     Args:
-        modules: Models by id, or the only one.
+        modules: Models by id, or a single model.
         config: Settings of the algorithm.
-        device: Where the models and their updates live.
-        seed: Seed of the random numbers that losses are taken of.
+        device: Device of the models and their updates.
+        seed: Seed of the random numbers that the losses use.
 
     Attributes:
-        gradient_steps: Gradient steps since training began.
-        errors: |Q - y| of the last batch, `[n]`, for prioritised replay.
+        gradient_steps: Number of gradient steps since training began.
+        errors: |Q - y| of the last batch, `[n]`, for prioritized replay.
     """
 
     most_empty_updates: ClassVar[int] = 100
@@ -84,24 +84,24 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
     def preprocess(
         self, module_id: str, experience: Transitions, statistics: Statistics
     ) -> Transitions:
-        """The transitions, on the device: targets are made from the weights of the moment."""
+        """Move the transitions to the device; targets are computed with the loss."""
         is_there = is_on(experience.rewards, self.device)
         return experience if is_there else on_device(experience, self.device)
 
     def minibatches(
         self, prepared: Mapping[str, Transitions], statistics: Statistics
     ) -> Iterator[Mapping[str, Transitions]]:
-        """All transitions, once."""
-        self.errors = None  # those of another batch say nothing about this one
+        """Yield all transitions as one minibatch."""
+        self.errors = None  # belongs to the previous batch
         yield prepared
 
     @property
     def target_update_interval(self) -> int:
-        """Gradient steps from one update of the targets to the next."""
+        """Number of gradient steps between updates of the target networks."""
         return self.config.target_update_interval
 
     def after_gradient_step(self) -> None:
-        """Move the targets of the modules that took the step, when it is their turn."""
+        """Update the target networks of the modules that took this step, if due."""
         self.gradient_steps += 1
         if self.gradient_steps % self.target_update_interval == 0:
             learned = {key for (key, _), own in self.optimizers.items() if own in self.active}
@@ -110,10 +110,10 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
                 self.modules[module_id].update_targets(tau)  # type: ignore[operator]  # see the class
 
     def observe(self, experience: Rollout | Mapping[str, Rollout]) -> None:
-        """Take the observations of a rollout into the running statistics of its module.
+        """Update the observation statistics with a rollout.
 
         Args:
-            experience: Rollout of the only module, or of modules by id.
+            experience: Rollout of the single module, or rollouts by module id.
         """
         for key, rollout in self.modules.by_id(experience).items():
             normalizer: Any = getattr(self.modules[key], "normalizer", None)
@@ -121,43 +121,42 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
                 normalizer.update(rollout.to(self.device).acted_on(normalizer.keys))
 
     def state_dict(self) -> dict[str, Any]:
-        """State of every learner, and the number of gradient steps."""
+        """State of the learner and the number of gradient steps."""
         return {**super().state_dict(), "gradient_steps": self.gradient_steps}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
+        """Restore the state."""
         super().load_state_dict(state)
         self.gradient_steps = state["gradient_steps"]
 
 
 class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConfig, Model]):
-    """Base of learners of a policy by critics of its actions: one gradient step on each batch.
+    """Base class of learners of a policy and Q-functions, with one gradient step per batch.
 
-    A subclass says what critics learn (`targets`) and what the policy learns from them
-    (`policy_loss`). Their gradients are taken at the same weights, and none of them reaches what
-    belongs to another: targets are constants of the critics' loss, critics are constants of the
-    policy's.
+    Subclasses define the value targets (`targets`) and the policy loss (`policy_loss`). Both
+    gradients are computed at the same weights and are separate: targets are constants of the
+    critic loss, and critics are constants of the policy loss.
 
     Args:
-        modules: Models by id, or the only one.
+        modules: Models by id, or a single model.
         config: Settings of the algorithm.
-        device: Where the models and their updates live.
-        seed: Seed of the random numbers that losses are taken of.
+        device: Device of the models and their updates.
+        seed: Seed of the random numbers that the losses use.
     """
 
     required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasActionValues, HasTargets)
     with_policy = True
-    """Whether the loss has that of the policy: `updates_policy`, which changes with every step."""
+    """Whether the loss includes the policy loss; follows `updates_policy`."""
     _noise: Sequence[Tensor] = ()
 
     def model(self, module_id: str) -> Model:
-        """A module under its type."""
+        """Return a module with its type."""
         module: Any = self.modules[module_id]
         assert isinstance(module, PolicyAndCritics)
         return module  # type: ignore[return-value]  # the model that the settings name
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
-        """One optimizer each for policy and critics."""
+        """Register one optimizer for the policy and one for the critics."""
         config, model = self.config_of(module_id), self.model(module_id)
         critic_lr = config.lr if config.critic_lr is None else config.critic_lr
         parts = {POLICY: (model.policy, config.lr), CRITICS: (model.critics, critic_lr)}
@@ -168,17 +167,17 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
             )
 
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
-        """Set learning rates and frozen parameters, and whose turn it is."""
+        """Update schedules, and whether the policy is trained in the next step."""
         self.with_policy = self.updates_policy
         super().before_gradient_based_update(progress, statistics)
 
     @property
     def updates_policy(self) -> bool:
-        """Whether the policy takes part in the next gradient step."""
+        """Whether the next gradient step includes the policy."""
         return self.gradient_steps % self.config.policy_update_interval == 0
 
     def active_optimizers(self, losses: Mapping[str, Tensor]) -> list[ModuleOptimizer]:
-        """All optimizers, or those of the critics while the policy waits."""
+        """Return all optimizers, or those of the critics if the policy is not updated."""
         return [
             optimizer
             for (module_id, name), optimizer in self.optimizers.items()
@@ -188,7 +187,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
     def compute_loss_for_module(
         self, module_id: str, batch: Transitions, statistics: Statistics
     ) -> Tensor:
-        """The sum of the losses of critics and, when it is its turn, of the policy, 0-d."""
+        """Sum of the critic loss and, if due, the policy loss, 0-d."""
         config, model = self.config_of(module_id), self.model(module_id)
         with torch.no_grad():
             inputs = model.inputs(batch.obs)
@@ -200,13 +199,13 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         return loss + self.policy_loss(model, batch, inputs, features, config, statistics)
 
     def after_gradient_step(self) -> None:
-        """Move the targets, when it is their turn."""
+        """Update the target networks, if due."""
         super().after_gradient_step()
         self.with_policy = self.updates_policy
 
     @abstractmethod
     def targets(self, model: Model, batch: Transitions, config: PolicyConfig) -> Tensor:
-        """Targets of the critics: values y of the stored actions, without a graph, `[n]`."""
+        """Compute the targets y of the Q-values of the stored actions, without a graph, `[n]`."""
 
     @abstractmethod
     def policy_loss(
@@ -218,13 +217,13 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         config: PolicyConfig,
         statistics: Statistics,
     ) -> Tensor:
-        """Loss of the policy, 0-d; critics are constants.
+        """Policy loss, 0-d, with constant critics.
 
         Args:
             model: The model.
             batch: Transitions.
-            inputs: Parts of the observations that the networks read.
-            features: What `critics.encode` makes of these, without a graph.
+            inputs: Network inputs of the observations.
+            features: Result of `critics.encode` for the inputs, without a graph.
             config: Settings of the module.
             statistics: Statistics of the update.
         """
@@ -237,7 +236,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         config: PolicyConfig,
         statistics: Statistics,
     ) -> Tensor:
-        """Loss of the critics, 0-d; `features` are what `critics.encode` makes of observations."""
+        """Critic loss, 0-d; `features` is the result of `critics.encode` for the observations."""
         targets = self.targets(model, batch, config)
         actions = model.actions
         q = model.critics.values(features, actions.critic_input(batch.actions))
@@ -252,18 +251,18 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         return loss
 
     def before_compiled_loss(self, module_id: str, batch: Transitions) -> None:
-        """Draw the random numbers of targets and of the policy's own actions."""
+        """Draw the noise of the target actions and of the policy's actions."""
         model, n = self.model(module_id), len(batch.rewards)
         num_draws = self.num_draws(self.config_of(module_id))
         self._noise = ()
         self._noise = tuple(self.draw_noise(model, n) for _ in range(num_draws))
 
     def num_draws(self, config: PolicyConfig) -> int:
-        """How often the next loss draws noise, for all its samples each time."""
+        """Return how many times the next loss draws noise for the whole batch."""
         return 0
 
     def draw_noise(self, model: Model, n: int) -> Tensor:
-        """Random numbers of n actions, drawn on the CPU whatever the device, `[n, noise_size]`."""
+        """Draw the noise of n actions on the CPU, for any device, `[n, noise_size]`."""
         if self._noise:
             noise, *self._noise = self._noise
             return noise

@@ -1,4 +1,4 @@
-"""Trainer and builder of algorithms with a replay buffer: collect while learning."""
+"""Trainer and builder of algorithms with a replay buffer, which collect and learn concurrently."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ from maze_train.training.trainer import Trainer
 
 
 class OffPolicy(Trainer):
-    """Base of trainers that step environments, and learn from stored transitions.
+    """Base class of trainers that step environments and learn from a replay buffer.
 
-    The gradient steps that are due for the transitions of one update run in the next one, while its
-    environments step. So processes that step environments and the learner work at the same time,
-    and the numbers are the same when they do not. See `OffPolicyLearner`.
+    The gradient steps due for the transitions of one update run in the next update, while its
+    environments step. Environment processes and the learner therefore work concurrently, and
+    results are identical if they do not. See `OffPolicyLearner`.
 
     Args:
         config: Settings of the algorithm.
@@ -59,9 +59,9 @@ class OffPolicy(Trainer):
         model: The model that the learner updates and the collector acts with.
         services: Tracker, evaluator, model selection, limits, checkpoints.
         collector: Collects rollouts.
-        replay_buffers: Hold transitions, by module id.
-        initial_policy: Policy that acts until `initial_buffer_size` transitions were collected; of
-            several agents, in that many steps of the environments.
+        replay_buffers: Replay buffers by module id.
+        initial_policy: Policy for the warm-up, which lasts until `initial_buffer_size` transitions
+            (with multiple agents: environment steps) were collected.
     """
 
     algorithm_config: OffPolicyConfig
@@ -81,11 +81,11 @@ class OffPolicy(Trainer):
         self._initial_policy = initial_policy
         self._has_statistics = find_normalizer(self.model) is not None
         self._stored = self.stored
-        # Those among the stored transitions that gradient steps are due for.
+        # Number of stored transitions for which gradient steps are due.
         self._learned_from = 0
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
-        """Step the environments, and learn meanwhile."""
+        """Step the environments and take the gradient steps that are due."""
         started = time.perf_counter()
         update_s = 0.0
 
@@ -105,7 +105,7 @@ class OffPolicy(Trainer):
         self._stored += steps
         if not self._fills_buffer:
             self._learned_from += steps
-        if self._has_statistics:  # else rollouts would go to every learner for nothing
+        if self._has_statistics:  # otherwise rollouts would be sent to all learners needlessly
             self.learners.foreach_learner(lambda learner: learner.observe(rollouts))  # type: ignore[attr-defined]  # an OffPolicyLearner
         statistics.record(ReplayEvents.size, float(self.stored))
         statistics.record(TimeEvents.collect_s, time.perf_counter() - started - update_s)
@@ -116,19 +116,19 @@ class OffPolicy(Trainer):
     def explore(
         self, how: Event, setting: float | Schedule, progress: Progress, statistics: Statistics
     ) -> None:
-        """Set a buffer of the models that says how they explore, and is saved with the weights.
+        """Set the exploration parameter of the models, a buffer that is saved with the weights.
 
-        It is 0 for models that do not learn, which act as they would without training.
+        It is set to 0 for modules that are not trained.
 
         Args:
-            how: The metric, which has the name of the buffer.
-            setting: Its value over the run.
+            how: Metric with the name of the buffer.
+            setting: Value or schedule.
             progress: Progress of training.
             statistics: Statistics of the update.
         """
         value, learner = scheduled_value(setting, progress), self.learners.first
         for key, module in modules_of(self.model).items():
-            if hasattr(module, how.name):  # all but those without networks
+            if hasattr(module, how.name):  # policies without networks lack it
                 getattr(module, how.name).fill_(value if learner.may_learn(key) else 0.0)
         statistics.record(how, value)
 
@@ -143,12 +143,12 @@ class OffPolicy(Trainer):
 
     @property
     def gradient_steps_due(self) -> int:
-        """Gradient steps that are due for the transitions that were collected."""
+        """Number of gradient steps that are due for the collected transitions."""
         due = int(self._learned_from * self.algorithm_config.update_to_data_ratio)
         return due - self.gradient_steps
 
     def _learn(self, progress: Progress, statistics: Statistics) -> float:
-        """Take the gradient steps that are due; returns the seconds that it took."""
+        """Take the gradient steps that are due; return the duration in seconds."""
         started = time.perf_counter()
         sample_s = 0.0
         for buffer in self.replay_buffers.values():
@@ -172,19 +172,19 @@ class OffPolicy(Trainer):
         return time.perf_counter() - started
 
     def _update_priorities(self, buffer: Any, batch: Transitions) -> None:
-        """Give a buffer that sorts transitions by their errors those of the last gradient step."""
+        """Pass the errors of the last gradient step to a prioritized replay buffer."""
         errors = self.learners.foreach_learner(lambda learner: learner.errors)[0]  # type: ignore[attr-defined]  # an OffPolicyLearner
         if errors is None:
             raise TrainingError(
-                "the replay buffer sorts transitions by their errors, which the loss does not set: "
-                "set learner.errors = |Q - y|, [n], in it, or algorithm.replay_buffer=uniform"
+                "prioritized replay needs TD errors, but this loss does not report them: set "
+                "learner.errors = |Q - y|, [n], in the loss, or algorithm.replay_buffer=uniform"
             )
-        # Those of a gradient step that was left out are meaningless.
+        # Errors of a skipped gradient step are not finite.
         finite = errors.isfinite()
         buffer.update_priorities(batch.indices[finite], errors[finite])
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that influences later numbers; valid between two updates."""
+        """State of trainer, collector and replay buffers; valid between two updates."""
         return {
             **super().state_dict(),
             "collector": self.collector.state_dict(),
@@ -194,7 +194,7 @@ class OffPolicy(Trainer):
         }
 
     def load_experience(self, state: dict[str, Any]) -> None:
-        """Put the replay buffers and the environments where they were."""
+        """Restore the replay buffers and the environments."""
         for key, buffer in self.replay_buffers.items():
             buffer.load_state_dict(state["replay_buffer"][key])
         self._initial_policy.load_policy_state(state["initial_policy"])
@@ -212,15 +212,15 @@ KEY = "algorithm.initial_demonstration_trajectories"
 def read_demonstrations(
     source: str | dict[str, Any], env: MazeVectorEnv, distribution: Distribution
 ) -> Rollout:
-    """Return recorded episodes as a rollout of the environments.
+    """Convert recorded episodes to a rollout of the environments.
 
     Args:
         source: The value of `initial_demonstration_trajectories`.
-        env: The environments that training continues with.
-        distribution: The family of actions.
+        env: Training environments.
+        distribution: Distribution of the actions.
 
     Raises:
-        ConfigError: If there are no episodes, or their spaces are not those of the environments.
+        ConfigError: If there are no episodes, or their spaces differ from the environments'.
     """
     spaces = env.env_observation_space, env.single_action_space
     try:
@@ -248,49 +248,49 @@ Config = TypeVar("Config", bound=OffPolicyConfig)
 
 
 class OffPolicyModel(Protocol):
-    """Part of an `ActingModel` that filling a replay buffer needs in addition."""
+    """Attributes of an `ActingModel` that the warm-up needs in addition."""
 
     normalizer: ObservationNormalizer | None
-    """Normalises observations."""
+    """Observation normalizer, if any."""
 
     masking: ActionMasking | None
-    """Rules out illegal actions."""
+    """Action masking, if any."""
 
     @property
     def distribution(self) -> Distribution:
-        """The family of actions."""
+        """Distribution of the actions."""
         ...
 
 
 @dataclass(frozen=True)
 class Source:
-    """Everything that fills the replay buffer of a module."""
+    """Description of the experience that fills the replay buffer of a module."""
 
     model: OffPolicyModel
     observation_space: Any
     """Flat observation space."""
     num_envs: int
-    """Columns of rollouts: environments, or agents in them."""
+    """Number of rollout columns: environments, or agents in them."""
     size: int
-    """Transitions that the buffer holds in the end."""
+    """Maximum number of transitions that the buffer will hold."""
 
     @property
     def actions(self) -> TensorTree:
-        """One action of the agent, all zeros."""
+        """One action of the agent, filled with zeros."""
         family = self.model.distribution
         params, noise = torch.zeros(family.param_size), torch.zeros(family.noise_size)
         return tree_map(torch.zeros_like, family.sample(params, noise))
 
 
 class OffPolicyBuilder(AlgorithmBuilder[Config]):
-    """Builds what collects transitions, the replay buffers, and the policy that acts first."""
+    """Builder of the collector, the replay buffers and the warm-up policy."""
 
     def prepare(self, model: nn.Module) -> None:
         """Build learner and replay buffers.
 
         Raises:
-            ConfigError: If a replay buffer does not fit where it is to lie, or a part that the
-                configuration names is not of the right kind.
+            ConfigError: If a replay buffer does not fit its storage, or a configured class has the
+                wrong type.
         """
         acting: Any = model
         has_agents = agent_spaces(*self.spaces) is not None
@@ -311,14 +311,14 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             self._add_demonstrations(acting, demonstrations)
 
     def _check_for_agents(self) -> None:
-        """Refuse settings that are for one agent."""
+        """Raise if a setting is set that supports single-agent environments only."""
         for key in ("initial_demonstration_trajectories", "initial_sampling_policy"):
             if getattr(self.algorithm, key) is not None:
-                problem = "is for one agent, the environment has several; expected null"
+                problem = "not supported for multi-agent environments; expected null"
                 raise ConfigError(f"algorithm.{key}", problem, getattr(self.algorithm, key))
 
     def _sources_of(self, model: Any, demonstrations: Rollout | None) -> dict[str, Source]:
-        """Sources of experience by module id: one fills the replay buffer of each module."""
+        """Return the source of experience of each module that has a replay buffer."""
         space: Any = self.env.single_observation_space
         num_envs = self.env.num_envs
         if not isinstance(model, JointModel):
@@ -333,15 +333,15 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
                 self._reached_size(None, len(agents)),
             )
             for policy, agents in model.members.items()
-            if agents and hasattr(models[policy], "update_targets")  # else it never learns
+            if agents and hasattr(models[policy], "update_targets")  # otherwise it never learns
         }
 
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
-        """A collector on the environments of this process, the buffers, and the first policy."""
+        """Return the collector, the replay buffers and the warm-up policy."""
         acting: Any = model
         if self.context.checkpoint.is_on:
             size = readable_nbytes(self._buffer_nbytes)
-            notify(f"checkpoints hold the replay buffer, which grows to {size}")
+            notify(f"note: checkpoints include the replay buffer, which grows to {size}")
         kept = self.keeps_terminal_obs
         collector = self.make_collector(
             self.algorithm.n_rollout_steps, acting, at_end=True, keeps_terminal_obs=kept
@@ -354,14 +354,14 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         }
 
     def before_training(self, trainer: Trainer) -> None:
-        """Take statistics of observations, if there are too few."""
+        """Collect initial observation statistics, if there are too few."""
         normalizers = {key: source.model.normalizer for key, source in self._sources.items()}
         if any(normalizers.values()):
-            # Not the policy of the trainer: what that remembers belongs to the run.
+            # A separate policy, because the state of the trainer's belongs to the run.
             self.begin_statistics(normalizers, 100, self._build_initial_policy(trainer.model))
 
     def _build_initial_policy(self, model: Any) -> RandomPolicy | GivenPolicy | RandomAgents:
-        """Build the policy that acts until the buffer is filled."""
+        """Build the warm-up policy."""
         observation_space, action_space = self.spaces
         node, repeat = self.algorithm.initial_sampling_policy, self.algorithm.initial_action_repeat
         several = agent_spaces(observation_space, action_space)
@@ -379,7 +379,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
     # -- demonstrations ----------------------------------------------------------------------------
 
     def _demonstrations(self, model: OffPolicyModel) -> Rollout | None:
-        """Demonstrations with which the replay buffer of a new run begins."""
+        """Return the demonstrations for the replay buffer of a new run."""
         source = self.algorithm.initial_demonstration_trajectories
         if source is None or self.context.has_checkpoint:
             return None
@@ -387,14 +387,14 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         return rollout
 
     def _add_demonstrations(self, model: OffPolicyModel, rollout: Rollout) -> None:
-        """Begin the replay buffer with demonstrations."""
+        """Add demonstrations to the replay buffer."""
         buffer = self._buffers[DEFAULT_MODULE]
         buffer.add_rollout(rollout)
         buffer.interrupt()
         if len(buffer) < rollout.num_samples:
             raise ConfigError(
                 "algorithm.replay_buffer_size",
-                f"holds {len(buffer)} of the {rollout.num_samples} transitions of the "
+                f"can hold only {len(buffer)} of the {rollout.num_samples} transitions of the "
                 "demonstrations: raise it",
                 self.algorithm.replay_buffer_size,
             )
@@ -405,24 +405,24 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
     # -- the replay buffer -------------------------------------------------------------------------
 
     def _reached_size(self, demonstrations: Rollout | None, num_agents: int = 1) -> int:
-        """Transitions that the buffer of that many agents holds in the end."""
+        """Return the maximum number of transitions that a buffer for these agents will hold."""
         size, total_steps = self.algorithm.replay_buffer_size, self.context.total_steps
         if not total_steps:
             return size
         is_unknown = (
             self.algorithm.initial_demonstration_trajectories and self.context.has_checkpoint
         )
-        if is_unknown:  # how many demonstrations a run began with that is continued
+        if is_unknown:  # the number of demonstrations at the start of a resumed run
             return size
         update = self.env.num_envs * self.algorithm.n_rollout_steps
         reached = -(-total_steps // update) * update
-        if demonstrations is not None:  # and the row where the run begins
+        if demonstrations is not None:  # and the row at which collection starts
             reached += demonstrations.rewards.numel() + self.env.num_envs
         return min(size, reached * num_agents)
 
     @property
     def _buffer_class(self) -> type[BaseReplayBuffer]:
-        """Class of the replay buffers; the base if a function makes them."""
+        """Class of the replay buffers; the base class if they are built by a function."""
         key = f"algorithm.replay_buffer.{TARGET}"
         found = locate(self.algorithm.replay_buffer_node[TARGET], key)
         kind = found if isinstance(found, type) else type(found)
@@ -430,12 +430,12 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     @property
     def keeps_terminal_obs(self) -> bool:
-        """Whether the replay buffer stores them."""
+        """Whether the replay buffer stores final observations of terminated episodes."""
         return self._buffer_class.keeps_terminal_obs
 
     @property
     def _buffer_nbytes(self) -> int:
-        """Bytes of the replay buffers in the end."""
+        """Maximum size of the replay buffers in bytes."""
         entry_nbytes, nbytes = self._buffer_class.entry_nbytes, 0
         for source in self._sources.values():
             layout = ReplayLayout(
@@ -449,7 +449,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
         return nbytes
 
     def _check_buffers_fit(self) -> None:
-        """Refuse replay buffers that would run out of memory in the middle of training."""
+        """Raise if the replay buffers would exceed the available memory or disk space."""
         storage = self.algorithm.replay_buffer_storage
         device = self.context.device if storage == "device" else torch.device("cpu")
         in_memory = storage != "disk"
@@ -458,24 +458,24 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             raise self._too_large(f"{readable_nbytes(free)} are free ({storage})")
 
     def _too_large(self, problem: str) -> ConfigError:
-        """The error for a replay buffer that does not fit its storage."""
+        """Return the error for a replay buffer that does not fit its storage."""
         needed = readable_nbytes(self._buffer_nbytes)
         size = sum(source.size for source in self._sources.values())
         remedy = "set algorithm.replay_buffer_storage=disk"
         if self.algorithm.replay_buffer_storage == "disk":
-            remedy = "set run_dir to a place on a larger disk"
+            remedy = "set run_dir to a directory on a larger disk"
         return ConfigError(
             "algorithm.replay_buffer_size",
-            f"the replay buffer takes {needed} for {size:,} transitions, but "
+            f"the replay buffer needs {needed} for {size:,} transitions, but "
             f"{problem}: lower it, or {remedy}",
             self.algorithm.replay_buffer_size,
         )
 
     def _single_env(self) -> Env[Any, Any]:
-        """An environment in this process, for a buffer that asks it."""
+        """Return an environment in this process for a buffer that needs one."""
         if self.context.env.backend != "gymnasium":
             key = "algorithm.replay_buffer"
-            problem = "it asks an environment of gymnasium: set env.backend=gymnasium"
+            problem = "needs a gymnasium environment: set env.backend=gymnasium"
             raise ConfigError(key, problem, self.algorithm.replay_buffer)
         env = PooledVectorEnv([self.context.env_factory])
         self.context.closing.callback(close_quietly, env)
@@ -483,7 +483,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     @property
     def _buffer_dir(self) -> Path:
-        """Directory of its unnamed files: the run directory, or the one that will hold it."""
+        """Directory of its unnamed files: the run directory, or its nearest existing parent."""
         run_dir = self.context.run_dir
         return next(place for place in (run_dir, *run_dir.parents) if place.is_dir())
 
@@ -519,9 +519,9 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
             value = names.get(node[TARGET], node)
             raise ConfigError("algorithm.replay_buffer", str(error), value) from error
         except (MemoryError, torch.OutOfMemoryError) as error:
-            raise self._too_large(f"there is no room: {error}") from error
+            raise self._too_large(f"the allocation failed: {error}") from error
         except OSError as error:
-            problem = f"the replay buffer cannot be made: {error}"
+            problem = f"cannot create the replay buffer: {error}"
             storage = config.replay_buffer_storage
             raise ConfigError("algorithm.replay_buffer_storage", problem, storage) from error
         return buffer

@@ -13,10 +13,10 @@ from maze_train.learner.config import Schedule
 
 @dataclass(kw_only=True)
 class SACAlgorithmConfig(PolicyAndCriticsConfig):
-    """Soft actor-critic (Haarnoja et al., 2018, arXiv:1812.05905), with replay.
+    """Soft actor-critic with replay (Haarnoja et al., 2018, arXiv:1812.05905).
 
-    Continuous, discrete (Christodoulou, 2019, arXiv:1910.07207) and mixed actions. An update steps
-    the environments and takes gradient steps on what was collected before.
+    Supports continuous, discrete (Christodoulou, 2019, arXiv:1910.07207) and mixed actions. An
+    update steps the environments and takes gradient steps on earlier transitions.
     """
 
     name: ClassVar[str] = "sac"
@@ -30,21 +30,21 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
     )
 
     entropy_coef_lr: float | Schedule | None = None
-    """Learning rate of the temperatures; null: that of the policy."""
+    """Learning rate of the temperatures, > 0; null: the same as for the policy."""
 
     policy_update_interval: int = 1
-    """Gradient steps from one step of the policy and the temperatures to the next. >= 1."""
+    """Number of gradient steps between updates of the policy and the temperatures. >= 1."""
 
     entropy_coef: float = 1.0
-    """Temperature (weight of the entropy), > 0: where it begins, or what it is without
+    """Temperature (weight of the entropy), > 0: the initial value, or a constant without
     `entropy_tuning`."""
 
     entropy_tuning: bool = True
-    """Whether temperatures follow the target entropy, one for each part of the action."""
+    """Whether to tune the temperatures to the target entropy, one for each part of the action."""
 
     target_entropy_multiplier: float = 1.0
-    """Factor of the target entropy: -dim(A) nats for a Box (of actions scaled to [-1, 1]), 0.98
-    times the largest possible entropy for discrete actions (of the legal ones, with masks)."""
+    """Factor of the target entropy: -dim(A) nats for a Box (actions scaled to [-1, 1]), 0.98 times
+    the maximum entropy for discrete actions (of the legal ones, with masks). >= 0."""
 
     def __post_init__(self) -> None:
         PolicyAndCriticsConfig.__post_init__(self)
@@ -53,15 +53,15 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
         if not self.entropy_tuning:
             for key, default in (("entropy_coef_lr", None), ("target_entropy_multiplier", 1.0)):
                 if getattr(self, key) != default:
-                    problem = "does nothing without entropy_tuning: leave it out"
+                    problem = "has no effect without entropy_tuning: remove it"
                     raise ConfigError(key, problem, getattr(self, key))
 
 
 @dataclass(kw_only=True)
 class SACfDAlgorithmConfig(SACAlgorithmConfig):
-    """SAC from demonstrations: the replay buffer begins with recorded episodes.
+    """SAC from demonstrations, with which the replay buffer is initialised.
 
-    They have to be given; all else is that of SAC.
+    Demonstrations are required; all other settings are those of SAC.
     """
 
     name: ClassVar[str] = "sacfd"
@@ -71,6 +71,6 @@ class SACfDAlgorithmConfig(SACAlgorithmConfig):
         if self.initial_demonstration_trajectories is None:
             raise ConfigError(
                 "initial_demonstration_trajectories",
-                "set it to the directory of a data set (`maze-run -cn rollout ... record=true` "
-                "writes one), to minari:<id>, or choose algorithm=sac",
+                "set it to the directory of a dataset (`maze-run -cn rollout ... record=true` "
+                "writes one) or to minari:<id>, or choose algorithm=sac",
             )

@@ -20,45 +20,45 @@ from maze_train.nets.critics import SoftActorCriticModel, constant
 
 
 class SAC(OffPolicy):
-    """Soft actor-critic: steps environments and learns from a replay buffer; see `SACLearner`."""
+    """Trainer of SAC, which learns from a replay buffer; see `SACLearner`."""
 
 
 class SACEvents(PolicyAndCriticsEvents):
-    """Statistics of SAC learners, means over gradient steps unless said otherwise."""
+    """Statistics of SAC learners, averaged over gradient steps unless stated otherwise."""
 
-    policy_entropy = Event("Entropy of the policy, in nats, of actions scaled to [-1, 1].")
-    target_entropy = Event("Entropy that the temperatures steer at, in nats.")
-    entropy_coef = Event("Temperature, mean over the parts of the action.")
-    temperature_loss = Event("Loss of the temperatures.")
+    policy_entropy = Event("Entropy of the policy in nats, for actions scaled to [-1, 1].")
+    target_entropy = Event("Target entropy in nats.")
+    entropy_coef = Event("Temperature, averaged over the parts of the action.")
+    temperature_loss = Event("Temperature loss.")
 
 
 TEMPERATURE = "temperature"
 
 DISCRETE_SHARE = 0.98
-"""Share of the largest possible entropy that discrete actions steer at.
+"""Target entropy of discrete actions as a fraction of the maximum entropy.
 
 Source: Christodoulou (2019), arXiv:1910.07207, section 5.1.
 """
 
 
 class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticModel]):
-    """Soft actor-critic: one gradient step of critics, policy and temperatures on each batch.
+    """Soft actor-critic: one gradient step of critics, policy and temperatures per batch.
 
-    The three gradients are taken at the same weights, and none of them reaches what belongs to
-    another: the targets and the policy's own action are constants of the critics' loss, critics and
-    temperatures are constants of the policy's.
+    The three gradients are computed at the same weights and are separate: the targets and the
+    policy's action are constants of the critic loss, critics and temperatures are constants of the
+    policy loss.
 
     Source: Haarnoja et al. (2018), arXiv:1812.05905, algorithm 1.
 
     Args:
-        modules: Soft actor-critic models by id, or the only one.
+        modules: Soft actor-critic models by id, or a single model.
         config: Settings of the algorithm.
-        device: Where the models and their updates live.
-        seed: Seed of the actions that losses are taken of.
+        device: Device of the models and their updates.
+        seed: Seed of the actions sampled in the losses.
     """
 
     def configure_optimizers_for_module(self, module_id: str) -> None:
-        """One optimizer each for policy, critics, and temperatures that are tuned."""
+        """Register one optimizer each for the policy, the critics and tuned temperatures."""
         super().configure_optimizers_for_module(module_id)
         config, model = self.config_of(module_id), self.model(module_id)
         if not (config.entropy_tuning and model.has_temperatures):
@@ -68,7 +68,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
             _check_entropies(model)
             node = dict(config.optimizer)
             if "weight_decay" in inspect.signature(locate(node[TARGET])).parameters:
-                node["weight_decay"] = 0.0  # it would pull temperatures to 1
+                node["weight_decay"] = 0.0  # it would pull the temperatures towards 1
             rate = config.lr if config.entropy_coef_lr is None else config.entropy_coef_lr
             self.register_optimizer(
                 module_id,
@@ -81,19 +81,19 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
     def compute_loss_for_module(
         self, module_id: str, batch: Transitions, statistics: Statistics
     ) -> Tensor:
-        """The sum of the losses of critics, policy and temperatures, 0-d."""
+        """Sum of the losses of critics, policy and temperatures, 0-d."""
         statistics.record(SACEvents.entropy_coef, _temperatures(self.model(module_id)).mean())
         return super().compute_loss_for_module(module_id, batch, statistics)
 
     def num_draws(self, config: SACAlgorithmConfig) -> int:
-        """One of the targets, and one of the policy."""
+        """Return 1 for the targets, plus 1 for the policy if it is updated."""
         return 1 + self.with_policy
 
     @torch.no_grad()
     def targets(
         self, model: SoftActorCriticModel, batch: Transitions, config: SACAlgorithmConfig
     ) -> Tensor:
-        """Targets y = Σ γ^i r + γ^k V'(s'), with the values of the target critics, `[n]`."""
+        """Targets y = Σ γ^i r + γ^k V'(s'), with the soft values of the target critics, `[n]`."""
         inputs = model.inputs(batch.next_obs)
         params = model.params_of(inputs, batch.next_obs)
         sample = model.actions.sample(params, self.draw_noise(model, len(params)))
@@ -110,7 +110,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         config: SACAlgorithmConfig,
         statistics: Statistics,
     ) -> Tensor:
-        """Loss of the policy and of temperatures that are tuned, 0-d; critics are constants."""
+        """Loss of the policy and of tuned temperatures, 0-d, with constant critics."""
         params = model.params_of(inputs, batch.obs)
         sample = model.actions.sample(params, self.draw_noise(model, len(params)))
         with constant(model.critics):
@@ -131,7 +131,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         config: SACAlgorithmConfig,
         statistics: Statistics,
     ) -> Tensor:
-        """Loss of the temperatures, 0-d."""
+        """Temperature loss, 0-d."""
         targets = model.actions.target_entropies(
             params.detach(), config.target_entropy_multiplier, DISCRETE_SHARE
         )
@@ -142,18 +142,19 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
 
 
 def _temperatures(model: SoftActorCriticModel) -> Tensor:
-    """The temperatures of the parts of the action, without a graph, `[P]`."""
+    """Return the temperatures of the parts of the action, without a graph, `[P]`."""
     return model.log_temperatures.detach().exp()
 
 
 def _check_entropies(model: SoftActorCriticModel) -> None:
-    """Refuse families whose entropy nothing moves: their temperatures would never settle."""
+    """Raise if a family has a fixed entropy, with which the temperatures would diverge."""
     for part in model.actions.parts:
         if part.has_fixed_entropy:
             raise ConfigError(
                 "model.distributions",
-                "its entropy is fixed, so no temperature can hold it (td3 has no other family): "
-                "train a base_run of sac with 'model.distributions={Box: squashed_gaussian}', "
-                "or set algorithm.entropy_tuning=false",
+                "its entropy is fixed, so the temperature cannot be tuned (td3 has no other "
+                "family): train a base_run of sac with "
+                "'model.distributions={Box: squashed_gaussian}', or set "
+                "algorithm.entropy_tuning=false",
                 type(part).__name__,
             )

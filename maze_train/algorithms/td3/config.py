@@ -12,10 +12,10 @@ from maze_train.learner.config import Schedule, check_schedule
 
 @dataclass(kw_only=True)
 class TD3AlgorithmConfig(PolicyAndCriticsConfig):
-    """Twin delayed DDPG (Fujimoto et al., 2018, arXiv:1802.09477), with replay.
+    """Twin delayed DDPG with replay (Fujimoto et al., 2018, arXiv:1802.09477).
 
-    Box actions with bounds, alone or as parts of a Dict or Tuple. An update steps the environments
-    and takes gradient steps on what was collected before.
+    Supports bounded Box actions, alone or as parts of a Dict or Tuple. An update steps the
+    environments and takes gradient steps on earlier transitions.
     """
 
     name: ClassVar[str] = "td3"
@@ -27,24 +27,24 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
     module_settings: ClassVar[tuple[str, ...]] = ("target_noise_stddev", "target_noise_clip")
 
     num_critics: int = 2
-    """Critics, whose minimum is the target; the policy follows the first. In [1, 100]."""
+    """Number of critics. Targets use their minimum, the policy loss the first. In [1, 100]."""
 
     policy_update_interval: int = 2
-    """Gradient steps from one step of the policy to the next; targets move with it. >= 1."""
+    """Number of gradient steps between updates of the policy and the target networks. >= 1."""
 
     target_update_interval: int = 1
-    """Steps of the policy from one update of the targets to the next. >= 1."""
+    """Number of policy updates between updates of the target networks. >= 1."""
 
     target_noise_stddev: float = 0.2
-    """Standard deviation of the noise that smooths the target policy, of actions scaled to [-1, 1],
-    >= 0; 0: none."""
+    """Standard deviation of the target policy smoothing noise, for actions scaled to [-1, 1]. >= 0;
+    0: no noise."""
 
     target_noise_clip: float = 0.5
-    """Bound of this noise, > 0."""
+    """Clip range of this noise, > 0."""
 
     exploration_noise_stddev: float | Schedule = 0.1
-    """Standard deviation of the noise of actions that collect experience, of actions scaled to
-    [-1, 1], >= 0: a number, or a schedule such as `linear_0.2` (falls to 0); 0: none."""
+    """Standard deviation of the exploration noise, for actions scaled to [-1, 1]. >= 0: a number,
+    or a schedule such as `linear_0.2` (decays to 0); 0: no noise."""
 
     def __post_init__(self) -> None:
         PolicyAndCriticsConfig.__post_init__(self)
@@ -55,5 +55,5 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
 
     @property
     def model_settings(self) -> dict[str, Any]:
-        """Arguments for the builder of the model in addition to the model settings."""
+        """Additional arguments for the model builder."""
         return {**super().model_settings, "noise_stddev": self.exploration_noise_stddev}

@@ -18,48 +18,48 @@ from maze_train.nets.critics import constant
 
 
 class TD3Events(PolicyAndCriticsEvents):
-    """Statistics of TD3 learners, means over gradient steps unless said otherwise."""
+    """Statistics of TD3 learners, averaged over gradient steps unless stated otherwise."""
 
-    saturation = Event("Share of the numbers of the policy's actions beyond 0.99 of their bounds.")
+    saturation = Event("Fraction of action components within 1 % of their bounds.")
     exploration_noise_stddev = Event(
-        "Standard deviation of the noise of actions in the last update.", reduce="last"
+        "Standard deviation of the exploration noise in the last update.", reduce="last"
     )
 
 
 SATURATED = 0.99
-"""Size from which on an action scaled to [-1, 1] counts as saturated."""
+"""Absolute value above which an action scaled to [-1, 1] counts as saturated."""
 
 
 class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
-    """TD3: critics learn in every gradient step, the policy and all targets in some.
+    """Twin delayed DDPG: policy and target networks are updated less often than the critics.
 
-    Source: Fujimoto et al. (2018), arXiv:1802.09477, algorithm 1; here both gradients are taken at
-    the same weights.
+    Source: Fujimoto et al. (2018), arXiv:1802.09477, algorithm 1, except that both gradients are
+    computed at the same weights.
 
     Args:
-        modules: Models by id, or the only one.
+        modules: Models by id, or a single model.
         config: Settings of the algorithm.
-        device: Where the models and their updates live.
-        seed: Seed of the noise of target actions.
+        device: Device of the models and their updates.
+        seed: Seed of the target policy smoothing noise.
     """
 
     @property
     def updates_policy(self) -> bool:
-        """Whether the policy takes part in the next gradient step: the last one of an interval."""
+        """Whether the next gradient step includes the policy: the last one of each interval."""
         return (self.gradient_steps + 1) % self.config.policy_update_interval == 0
 
     @property
     def target_update_interval(self) -> int:
-        """Gradient steps from one update of the targets to the next."""
+        """Number of gradient steps between updates of the target networks."""
         return self.config.target_update_interval * self.config.policy_update_interval
 
     def num_draws(self, config: TD3AlgorithmConfig) -> int:
-        """The noise of target actions, if there is any."""
+        """Return 1 if target policy smoothing is enabled, otherwise 0."""
         return int(config.target_noise_stddev > 0)
 
     @torch.no_grad()
     def targets(self, model: TD3Model, batch: Transitions, config: TD3AlgorithmConfig) -> Tensor:
-        """Targets of the critics, `[n]`.
+        """Compute the targets of the critics, `[n]`.
 
         y = Σ γ^i r + γ^k min_e Q'_e(s', a'),  a' = clip(μ'(s') + clip(σ ε, -c, c), -1, 1)
 
@@ -83,7 +83,7 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
         config: TD3AlgorithmConfig,
         statistics: Statistics,
     ) -> Tensor:
-        """Loss of the policy, 0-d: L = -mean(Q_1(s, μ(s))), the critic is a constant.
+        """Policy loss L = -mean(Q_1(s, μ(s))), 0-d, with constant critics.
 
         Source: Silver et al. (2014), deterministic policy gradient algorithms, eq. 9.
         """
@@ -96,12 +96,12 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
 
 
 class TD3(OffPolicy):
-    """TD3: acts with noise of a standard deviation that may change; see `TD3Learner`."""
+    """Trainer of TD3, which acts with exploration noise; see `TD3Learner`."""
 
     algorithm_config: TD3AlgorithmConfig
 
     def update_once(self, progress: Progress, statistics: Statistics) -> int:
-        """Set the noise, step the environments, and learn meanwhile."""
+        """Set the exploration noise, step the environments and take gradient steps."""
         setting = self.algorithm_config.exploration_noise_stddev
         self.explore(TD3Events.exploration_noise_stddev, setting, progress, statistics)
         return super().update_once(progress, statistics)

@@ -1,4 +1,4 @@
-"""Deterministic policies with exploration noise, critics of their actions, and targets."""
+"""TD3 model: deterministic policy with exploration noise, Q-functions and target networks."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from maze_train.nets.policy_model import Policy
 from maze_train.spaces.describe import flat_spaces
 
 FAMILY = "maze_train.algorithms.td3.model.NoisyActions"
-"""The family of actions."""
+"""Import path of the action distribution."""
 
 STDDEV = "exploration_noise_stddev"
 
 
 class TD3Model(PolicyAndCritics):
-    """A deterministic policy, critics of observations and actions, and targets of both.
+    """Deterministic policy, Q-functions, and target networks of both.
 
     Args:
-        *parts: As for `PolicyAndCritics`.
-        **others: Likewise.
+        *parts: See `PolicyAndCritics`.
+        **others: See `PolicyAndCritics`.
 
     Attributes:
-        exploration_noise_stddev: Standard deviation of the noise of actions, 0-d; saved with the
-            weights where it changes.
+        exploration_noise_stddev: Standard deviation of the exploration noise, 0-d; saved with the
+            weights if it is scheduled.
     """
 
     exploration_noise_stddev: Tensor
@@ -51,14 +51,14 @@ class TD3Model(PolicyAndCritics):
         self.target_policy = self.target_of(self.policy)
 
     def policy_params(self, obs: TensorTree) -> Tensor:
-        """Distribution parameters, `[..., param_size]`; the family gets the noise of the moment."""
+        """Distribution parameters, `[..., param_size]`; also sets the current exploration noise."""
         stddev = float(self.exploration_noise_stddev)
         for family in self.distribution.parts.values():
             family.noise_stddev = stddev  # type: ignore[attr-defined]  # NoisyActions
         return super().policy_params(obs)
 
     def actions_of(self, policy: Policy, inputs: TensorTree) -> Tensor:
-        """Actions of a policy, scaled to [-1, 1], `[n, D]`, for the `inputs` of observations."""
+        """Return the actions of a policy, scaled to [-1, 1], `[n, D]`, given network inputs."""
         return self.actions.critic_input(self.distribution.mode(policy(inputs)))
 
 
@@ -70,36 +70,36 @@ def build_td3(
     num_critics: int = 2,
     noise_stddev: float | Schedule = 0.1,
 ) -> TD3Model:
-    """Build the networks that a configuration asks for.
+    """Build the networks of TD3.
 
     Args:
-        config: Model settings; null ones as for `build_policy_and_critics`.
+        config: Model settings; for null values see `build_policy_and_critics`.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
-        seed: Seed of the initial weights; the global generator is left as it was.
+        seed: Seed of the initial weights; the global generator is not affected.
         num_critics: Number of critics.
-        noise_stddev: Standard deviation of the noise that explores.
+        noise_stddev: Standard deviation of the exploration noise.
 
     Raises:
-        ConfigError: If a setting makes no sense here, or a named network is missing, refuses its
+        ConfigError: If a setting is not supported, or a custom network is missing, rejects its
             arguments, or has a wrong output.
-        SpaceError: If an action is no Box with finite bounds, or no network exists for a space.
+        SpaceError: If an action is not a Box with finite bounds, or a space has no network.
     """
     for key, space in flat_spaces(action_space).items():
         named = f"part {key!r} of the action space" if key else "the action space"
         if not isinstance(space, Box):
             raise SpaceError(
-                f"td3 needs Box actions, {named} is {space}: choose algorithm=sac, which takes "
-                "discrete actions too"
+                f"td3 needs Box actions, {named} is {space}: choose algorithm=sac, which also "
+                "supports discrete actions"
             )
         if not space.is_bounded() or (space.low >= space.high).any():
             raise SpaceError(
-                f"td3 needs Box actions with finite bounds, low < high, {named} is {space}: give "
-                "the space such bounds, or choose algorithm=ppo or algorithm=a2c, which need none"
+                f"td3 needs Box actions with finite bounds, low < high, {named} is {space}: change "
+                "the bounds, or choose algorithm=ppo or algorithm=a2c, which do not need them"
             )
     for key, family in config.distributions.items():
         if family != {TARGET: FAMILY}:
-            problem = "td3 has its own deterministic policy: leave it out"
+            problem = "td3 always uses a deterministic policy: remove this setting"
             raise ConfigError(f"model.distributions.{key}", problem, family)
     at_first = scheduled_value(noise_stddev, Progress())
     noisy = {TARGET: FAMILY, "noise_stddev": at_first}
@@ -113,10 +113,10 @@ def build_td3(
 
 
 def resolve_td3(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
-    """The same settings with the defaults of TD3 filled in.
+    """Fill in the defaults of TD3.
 
     Args:
-        config: Model settings; resolved ones stay as they are.
+        config: Model settings; resolved ones are returned unchanged.
         space: Flat observation space.
     """
     families = {"Box": {TARGET: FAMILY}, **config.distributions}
@@ -129,12 +129,12 @@ HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 class NoisyActions(Distribution):
     """Actions x = clip(tanh(u) + σ ε, -1, 1), ε ~ N(0, 1), scaled to the bounds of a box.
 
-    `params` are u, [..., D] with D the number of elements of the box; σ is a constant. The agent's
-    actions are x, those of the environment c + h x, with the centre c and half the width h of the
-    bounds. The mode is tanh(u).
+    `params` are u, [..., D], where D is the number of elements of the box; σ is a constant. The
+    agent's actions are x, the environment's are c + h x with the centre c and the half width h of
+    the bounds. The mode is tanh(u).
 
-    Densities, entropies and divergences are those of x before it is clipped; without noise they do
-    not exist.
+    Densities, entropies and KL divergences refer to x before clipping; they are not defined
+    without noise.
 
     Source: Fujimoto et al. (2018), arXiv:1802.09477, algorithm 1.
 
@@ -160,21 +160,21 @@ class NoisyActions(Distribution):
         self.log_scale = self._scale.log_scale
 
     def sample(self, params: Tensor, noise: Tensor) -> Tensor:
-        """clip(tanh(u) + σ · noise, -1, 1), [..., *space.shape]."""
+        """Return clip(tanh(u) + σ · noise, -1, 1), [..., *space.shape]."""
         noisy = torch.add(params.tanh(), noise, alpha=self.noise_stddev)
         return self._layout.to_box(noisy.clamp(-1.0, 1.0))
 
     def mode(self, params: Tensor) -> Tensor:
-        """tanh(u), [..., *space.shape]."""
+        """Return tanh(u), [..., *space.shape]."""
         return self._layout.to_box(params.tanh())
 
     def log_prob(self, params: Tensor, actions: Tensor) -> Tensor:
-        """Log-density of the action of the environment, before it is clipped, [...]."""
+        """Log-density of the environment's action before clipping, [...]."""
         scaled = (self._layout.to_vector(actions) - params.tanh()) / self._stddev()
         return -0.5 * scaled.square().sum(-1) - self._log_normalizer()
 
     def entropy(self, params: Tensor) -> Tensor:
-        """Entropy of the action of the environment, before it is clipped, [...]."""
+        """Entropy of the environment's action before clipping, in nats, [...]."""
         entropy = self._log_normalizer() + 0.5 * self.param_size
         return params.new_full(params.shape[:-1], entropy)
 
@@ -184,15 +184,15 @@ class NoisyActions(Distribution):
         return 0.5 * distance.square().sum(-1)
 
     def to_env(self, actions: Tensor) -> Tensor:
-        """Actions c + h x, rounded in an integer box, [..., *space.shape]."""
+        """Return c + h x, rounded for integer boxes, [..., *space.shape]."""
         return self._scale.to_bounds(actions.to(self._scale.work_dtype))
 
     def from_env(self, actions: Tensor) -> Tensor:
-        """Actions x = (actions - c) / h, float32, [..., *space.shape]."""
+        """Return x = (actions - c) / h, float32, [..., *space.shape]."""
         return self._scale.from_bounds(actions).to(self.action_dtype)
 
     def critic_input(self, actions: Tensor) -> Tensor:
-        """The action x, [..., D]."""
+        """Return the action x, [..., D]."""
         return self._layout.to_vector(actions)
 
     def _stddev(self) -> float:
@@ -201,5 +201,5 @@ class NoisyActions(Distribution):
         return self.noise_stddev
 
     def _log_normalizer(self) -> float:
-        """Minus the log-density of the mode."""
+        """Negative log-density of the mode."""
         return self.param_size * (math.log(self._stddev()) + HALF_LOG_2PI) + self.log_scale
