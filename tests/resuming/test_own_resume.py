@@ -200,7 +200,7 @@ def test_data_that_moved_changed_or_grew(tmp_path, capsys):
         go_on(resume=tmp_path / "run", **FOUR_EPOCHS, **{"runner.dataset": str(other)})
     go_on(resume=tmp_path / "run", **FOUR_EPOCHS, **{"runner.dataset": str(grown)})
     assert_equal_runs(tmp_path / "run", tmp_path / "whole")
-    assert "5 episodes were added to the data set since" in capsys.readouterr().err
+    assert "5 episodes were added to the dataset since" in capsys.readouterr().err
 
 
 # -- IMPALA: actors in processes -----------------------------------------------------------------

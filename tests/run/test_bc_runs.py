@@ -111,7 +111,7 @@ def test_a_single_episode_is_not_validated(tmp_path, capsys):
     """There would be nothing to learn from; that is reported."""
     data = record(tmp_path / "data", SpacesEnv(), n_episodes=1)
     start(tmp_path / "run", data)
-    assert "too few to validate" in capsys.readouterr().err
+    assert "so there is no validation" in capsys.readouterr().err
 
 
 def test_early_stopping(tmp_path, cartpole):
@@ -249,7 +249,7 @@ def test_recorded_actions_that_masks_forbid(tmp_path):
             return int(choose(mask_of(obs)))
 
         data = record(tmp_path / f"wrong{k}", env, act)
-        with pytest.raises(DatasetError, match=f"episode {k}, step 2 of the data set: the mask"):
+        with pytest.raises(DatasetError, match=f"episode {k}, step 2 of the dataset: the mask"):
             start(tmp_path / "bad", data)
 
 
@@ -289,7 +289,7 @@ def test_data_that_do_not_fit_in_memory(tmp_path, cartpole, monkeypatch):
 
     start(tmp_path / "memory", cartpole)
     monkeypatch.setattr(bc, "available_memory", lambda device: 1000)
-    with pytest.raises(ConfigError, match=r"algorithm\.storage = 'memory': the data take .* kB"):
+    with pytest.raises(ConfigError, match=r"algorithm\.storage = 'memory': the data need .* kB"):
         start(tmp_path / "refused", cartpole, **{"algorithm.storage": "memory"})
     assert not (tmp_path / "refused").exists()
     start(tmp_path / "auto", cartpole)

@@ -189,7 +189,7 @@ MEMORY = {"agents": ["referee"], "model": {"rnn": {"cell": "gru", "size": 4}}}
     [
         (
             {"policies": {**POLICIES, "judge": MEMORY}},
-            r"policies\.judge\.model\.rnn: bc learns from single transitions",
+            r"policies\.judge\.model\.rnn: not supported, because bc learns from",
         ),
         (
             {"env": None, "algorithm.validation_percentage": 0},
@@ -203,7 +203,7 @@ MEMORY = {"agents": ["referee"], "model": {"rnn": {"cell": "gru", "size": 4}}}
         ({"policies_to_train": []}, r"policies_to_train = \[\]: no policy would learn"),
         (
             {"env": None, "evaluation.opponents": {"random": "random"}},
-            r"evaluation\.opponents = \['random'\]: they are met in an environment: set env",
+            r"evaluation\.opponents = \['random'\]: requires an environment: set env",
         ),
         ({"env": "CartPole-v1"}, r"env = 'CartPole-v1': has the observation space"),
     ],

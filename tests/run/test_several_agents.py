@@ -192,7 +192,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
         ),
         (
             {"algorithm": "es", "model.normalization.mode": "running"},
-            r"model\.normalization\.mode = 'running': members of several agents take no statistics",
+            r"model\.normalization\.mode = 'running': es does not normalize observ",
         ),
         (
             {"algorithm": "es", "policies_to_train": ["first"]},
@@ -200,7 +200,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
         ),
         (
             {"algorithm": "sac", "algorithm.initial_demonstration_trajectories": "data"},
-            r"initial_demonstration_trajectories = '.*data': not supported for multi-agent.*expected null",
+            r"initial_demonstration_trajectories = '.*data': not supported for multi-agent",
         ),
         (
             {"env": {"id": "CartPole-v1"}, "policies.a.agents": ["first"]},
