@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from maze_train.core.checks import absolute_path, check_at_least
-from maze_train.core.conversion import convert_fields
+from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError
 from maze_train.core.hub import BRANCH, REPOSITORY, is_on_hub
 
 
 @dataclass(kw_only=True)
-class CompareConfig:
+class CompareConfig(Settings):
     """Everything that defines a comparison of runs."""
 
     runs: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ class CompareConfig:
         return self.threshold.get(env) if isinstance(self.threshold, dict) else self.threshold
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         if not [name for name in self.runs if name.strip()]:
             problem = "expected directories of runs, such as runs=[outputs/a,outputs/b*]"
             raise ConfigError("runs", problem, self.runs)
@@ -73,7 +73,7 @@ class CompareConfig:
 
 
 @dataclass(kw_only=True)
-class ExportConfig:
+class ExportConfig(Settings):
     """Everything that defines an export."""
 
     run: str = ""
@@ -95,7 +95,7 @@ class ExportConfig:
     user made the run: their code is run."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         if not self.run.strip():
             problem = "expected the directory of a run, such as run=outputs/a"
             raise ConfigError("run", problem, self.run)
@@ -108,7 +108,7 @@ class ExportConfig:
 
 
 @dataclass(kw_only=True)
-class PushConfig:
+class PushConfig(Settings):
     """Everything that defines an upload to the Hugging Face hub."""
 
     run: str | None = None
@@ -141,7 +141,7 @@ class PushConfig:
     another user made the run, such as `[my_nets]`: their code is run."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         if self.run is None or is_on_hub(self.run):
             problem = "expected the directory of a run, or of one of its saved policies"
             raise ConfigError("run", problem, self.run)

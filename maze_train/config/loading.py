@@ -8,13 +8,14 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import MappingProxyType
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 from maze_train.config.options import describe_options, list_options, read_option
 from maze_train.config.other_names import ours_for
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import dotted_name
 from maze_train.core.conversion import (
+    SettingsT,
     UnknownKeyError,
     build_dataclass,
     join,
@@ -68,6 +69,9 @@ OF_ONE = re.compile(
     r"|(?<=^algorithm)\.overrides\.[^.]+"
 )
 """Pattern of the part of a key that selects the settings of one policy or one module."""
+
+CHOICES = ("algorithm", "runner")
+"""Sections of which each option has a class of its own."""
 
 SHORT_NAMES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
@@ -125,9 +129,6 @@ def place_of(key: str) -> str:
     return OF_ONE.sub("", key)
 
 
-ConfigT = TypeVar("ConfigT")
-
-
 def load_config(node: Mapping[str, Any]) -> TrainConfig:
     """The configuration of a run from plain nested values.
 
@@ -172,7 +173,7 @@ def values_by_field(cls: type, node: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def load_settings(cls: type[ConfigT], node: Mapping[str, Any]) -> ConfigT:
+def load_settings(cls: type[SettingsT], node: Mapping[str, Any]) -> SettingsT:
     """The configuration of a command from plain values by the names of its fields.
 
     Raises:
@@ -181,7 +182,7 @@ def load_settings(cls: type[ConfigT], node: Mapping[str, Any]) -> ConfigT:
     return build_config(cls, values_by_field(cls, node))
 
 
-def build_config(cls: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
+def build_config(cls: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
     """Build a whole configuration from the values of `values_by_field`.
 
     A class is filled in where it is a choice (algorithm, runner). An unknown key is answered with
@@ -190,10 +191,9 @@ def build_config(cls: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
     Raises:
         ConfigError: As `load_config`; also if a class has to be chosen, and is not.
     """
-    named = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]  # a dataclass
-    hints = get_type_hints(cls)
+    named = {field.name: field for field in fields(cls)}
     values = {
-        key: _with_target(named[key], hints[key], value) if key in named else value
+        key: _with_target(named[key], value) if key in named else value
         for key, value in values.items()
     }
     try:
@@ -202,17 +202,19 @@ def build_config(cls: type[ConfigT], values: Mapping[str, Any]) -> ConfigT:
         if error.key == "experiment" and isinstance(error.value, Mapping):
             problem = "its settings are in a section of its own: begin the file with the line "
             raise ConfigError(error.key, f"{problem}`# @package _global_`", error.value) from None
-        keys, word = list(keys_of(cls, values)), error.key.rpartition(".")[2]
+        keys, word = list(keys_of(cls, values)), error.name
         meant = [key for key in ours_for(word) if key in keys]
         if not meant:
             meant = [key for key in keys if key.rpartition(".")[2] == word]
             if "kwargs" in error.allowed and not nearest(word, error.allowed, count=1):
-                meant.insert(0, join(error.key.rpartition(".")[0], f"kwargs.{word}"))
+                meant.insert(0, join(error.section, f"kwargs.{word}"))
         if not meant:
             meant = [f"{key} (which this choice does not have)" for key in ours_for(word)]
         if not meant:
             raise
-        raise UnknownKeyError.of(error.key, error.value, error.allowed, meant) from None
+        raise UnknownKeyError(
+            error.section, error.name, error.value, error.allowed, meant
+        ) from None
     except ConfigError as error:
         place = place_of(error.key).partition("[")[0]
         path = SHORT_NAMES.get(place, {}).get(str(error.value).lower())
@@ -299,10 +301,9 @@ def section_of(hint: Any) -> Any:
     return arms[0] if len(arms) == 1 and is_dataclass(arms[0]) else None
 
 
-def _with_target(field: Any, hint: Any, node: Any) -> Any:
+def _with_target(field: Any, node: Any) -> Any:
     """The node of a choice (algorithm, runner) with its class, by default that of the field."""
-    is_choice = is_dataclass(hint) and getattr(hint, "name", None) == ""
-    if not is_choice or not isinstance(node, Mapping) or TARGET in node:
+    if field.name not in CHOICES or not isinstance(node, Mapping) or TARGET in node:
         return node
     if "name" in node:
         own = {key: value for key, value in node.items() if key != "name"}

@@ -13,7 +13,7 @@ from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY, read_setting
 from maze_train.config.train_config import CHOOSE_ENV, DevRunnerConfig, RunnerConfig
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
 from maze_train.core.checks import absolute_path, check_at_least, check_fields
-from maze_train.core.conversion import convert_fields
+from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean
 from maze_train.core.hub import at_commit, is_on_hub, local_directory
 from maze_train.core.targets import TARGET, is_target
@@ -31,7 +31,7 @@ ONLY_FOR_TRAINING = (
 
 
 @dataclass(kw_only=True)
-class RolloutConfig:
+class RolloutConfig(Settings):
     """Everything that defines a rollout: a policy, an environment, and the episodes to play."""
 
     run: str | None = None
@@ -104,7 +104,7 @@ class RolloutConfig:
     import if another user made the run, such as `[my_envs, my_nets]`: their code is run."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         self._check_policy()
         self._check_episodes()
         self._check_places()

@@ -14,7 +14,7 @@ from maze_train.config.loading import build_config, named_option
 from maze_train.config.options import list_options
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.checks import absolute_path, check_at_least, check_fields
-from maze_train.core.conversion import UnknownKeyError, convert, convert_fields, field_of_key, join
+from maze_train.core.conversion import Settings, UnknownKeyError, convert, field_of_key, join
 from maze_train.core.errors import ConfigError, nearest
 
 GROUP = "search"
@@ -23,7 +23,7 @@ LINEAR = "linear_"
 
 
 @dataclass(kw_only=True)
-class SearchRange:
+class SearchRange(Settings):
     """Values of one setting that trials may have: from `low` to `high`, or one of `choices`."""
 
     low: int | float | None = None
@@ -50,7 +50,7 @@ class SearchRange:
         return cls(choices=list(choices))
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         if self.choices is not None:
             others = [f.name for f in fields(self) if f.name != "choices"]
             given = [name for name in others if getattr(self, name) not in (None, False)]
@@ -72,7 +72,7 @@ class SearchRange:
 
 
 @dataclass(kw_only=True)
-class SearchConfig:
+class SearchConfig(Settings):
     """Everything that defines a search, in addition to the settings of its runs."""
 
     search: dict[str, Any] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class SearchConfig:
     ranges."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         check_fields(self, 1, "n_trials", "n_seeds")
         check_at_least("n_jobs", self.n_jobs, 0)
         if self.study is not None:
@@ -200,7 +200,8 @@ def load_search_config(node: Mapping[str, Any]) -> tuple[SearchConfig, dict[str,
         name, dot, rest = key.partition(".")
         if name not in own_keys and name not in others:
             allowed = [*own_keys, *others]
-            raise UnknownKeyError.of(key, value, allowed, nearest(name, allowed, count=1))
+            meant = nearest(name, allowed, count=1)
+            raise UnknownKeyError("", key, value, allowed, meant)
         if name == GROUP and dot:
             ranges[rest] = value
         else:

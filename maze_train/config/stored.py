@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 
 import yaml
 
-from maze_train.config.loading import PARTS, load_config, place_of, section_of
+from maze_train.config.loading import CHOICES, PARTS, load_config, place_of, section_of
 from maze_train.config.reach import check_reach
 from maze_train.config.signature import is_signed
 from maze_train.config.train_config import TrainConfig
@@ -105,7 +105,7 @@ def _problem_of(node: Any) -> str:
         # A text, or a mapping with a name, would be read as that of an option: of another file.
         if section_of(sections.get(key)) is not None and not isinstance(value, dict):
             return f"{key} is no mapping"
-        if key in ("algorithm", "runner") and "name" in value:
+        if key in CHOICES and "name" in value:
             return f"{key}.name is not written"
     return ""
 

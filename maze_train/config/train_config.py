@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from maze_train.core.checks import MOST_THREADS, absolute_path, check_at_least, check_fields
-from maze_train.core.conversion import convert_fields
+from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import Given, check_targets, locate
 from maze_train.envs.config import EnvConfig
@@ -31,7 +31,7 @@ CHOOSE_ENV = "choose one: env=<registered id> or env._target_=<your class or fac
 
 
 @dataclass(kw_only=True)
-class RunnerConfig:
+class RunnerConfig(Settings):
     """Base of the settings of a runner: where a run takes place."""
 
     name: ClassVar[str] = ""
@@ -81,7 +81,7 @@ class RunnerConfig:
     of each environment."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         if isinstance(self.dataset, str):
             self.dataset = absolute_path("dataset", self.dataset)
         check_fields(self, 0, "concurrency", "envs_per_actor", "max_wall_time_s")
@@ -123,7 +123,7 @@ class RemoteRunnerConfig(RunnerConfig):
     """Restarts of workers, of training or of an evaluator, after which the run ends. >= 0."""
 
     def __post_init__(self) -> None:
-        RunnerConfig.__post_init__(self)
+        super().__post_init__()
         check_fields(self, 0, "n_workers", "max_worker_restarts")
         check_at_least("worker_timeout_s", self.worker_timeout_s, 1e-3)
 
@@ -140,7 +140,7 @@ class LocalRunnerConfig(RemoteRunnerConfig):
 
 
 @dataclass(kw_only=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """Everything that defines a training run."""
 
     env: EnvConfig = field(default_factory=EnvConfig)
@@ -210,7 +210,7 @@ class TrainConfig:
     name another place. Not needed if the content is the same as when the run began."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         self._check_experience()
         if self.seed is not None:
             check_at_least("seed", self.seed, 0)

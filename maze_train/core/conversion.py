@@ -1,26 +1,25 @@
-"""Turns plain values into what the type hints of a configuration dataclass ask for.
+"""Settings: dataclasses that are made from plain values, in Python or from a file.
+
+The constructor converts each field to its type hint and then checks it (`Settings`). This is the
+only conversion: `build_dataclass` calls the constructor, and so do `dataclasses.replace` and users.
 
 Values come from YAML, the command line or Python, so `1e6`, `10k` and `1.5M` are integers and
-`"1e-3"` a number; beyond that nothing is guessed: `yes` is no boolean, 1.5 no integer, 5 no string.
-The constructors of settings do the same by `convert_fields`, so that it makes no difference who
-calls them.
+`"1e-3"` is a number. Nothing else is guessed: `yes` is not a boolean, 1.5 is not an integer, and 5
+is not a string.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import types
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, is_dataclass, replace
-from functools import cache
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
+from functools import cache, partial
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, locate, target_name
-
-ConfigT = TypeVar("ConfigT")
 
 TUPLE = "_tuple_"
 """The only key of a mapping that stands for a tuple, which YAML does not have."""
@@ -29,143 +28,157 @@ ENDINGS = {"k": "e3", "m": "e6"}
 """Endings of integers such as 10k and 1.5M, in lower case."""
 
 SHORT_FORMS = {str: "from_text", list: "from_list", tuple: "from_list"}
-"""Methods by which a dataclass is made from a short form, by the type of this."""
+"""Class methods that build settings from a short form, by the type of that form."""
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """Base of all settings. Subclasses check their fields in `__post_init__`, after this one."""
+
+    def __post_init__(self) -> None:
+        """Convert each field to its type hint.
+
+        Raises:
+            ConfigError: If a value does not have this type and does not spell one.
+        """
+        cls: type = type(self)
+        for name, hint in _hints(cls).items():
+            setattr(self, name, convert(getattr(self, name), hint, key_of_field(name)))
+
+
+SettingsT = TypeVar("SettingsT", bound=Settings)
 
 
 class UnknownKeyError(ConfigError):
-    """A key that names no setting; `allowed` are the keys allowed in its place."""
+    """A key that names no setting.
 
-    allowed: Iterable[str] = ()
+    Args:
+        section: Dotted name of the section that has the key.
+        name: The key.
+        value: Its value.
+        allowed: The keys of this section.
+        meant: Dotted names of the settings that may have been meant; None: the closest key.
+    """
 
-    @classmethod
-    def of(
-        cls, key: str, value: Any, allowed: Iterable[str], meant: Iterable[str]
-    ) -> UnknownKeyError:
-        """The error with the settings that may have been meant."""
+    def __init__(
+        self,
+        section: str,
+        name: str,
+        value: Any,
+        allowed: Iterable[str],
+        meant: Iterable[str] | None = None,
+    ) -> None:
+        self.section, self.name, self.allowed, self.meant = section, name, list(allowed), meant
+        if meant is None:
+            meant = [join(section, close) for close in nearest(name, self.allowed, count=1)]
         hint = did_you_mean(meant, "", " ")
-        error = cls(key, f"unknown; {hint}allowed: {', '.join(allowed)}", value)
-        error.allowed = allowed
-        return error
+        problem = f"unknown; {hint}allowed: {', '.join(self.allowed)}"
+        super().__init__(join(section, name), problem, value)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.section, self.name, self.value, self.allowed, self.meant)
+
+    def below(self, prefix: str) -> UnknownKeyError:
+        """Return the error with `prefix` in front of its key."""
+        section = join(prefix, self.section) if self.section else prefix
+        return type(self)(section, self.name, self.value, self.allowed, self.meant)
 
 
 def field_of_key(cls: type) -> dict[str, str]:
-    """The fields of a dataclass by their key in YAML: the name, or `_target_` for `target`."""
+    """Map keys in YAML to field names: the same name, or `_target_` for `target`."""
     return {key_of_field(f.name): f.name for f in fields(cls) if f.init}
 
 
 def key_of_field(name: str) -> str:
-    """The key of a field in YAML."""
+    """Return the key of a field in YAML."""
     return TARGET if name == "target" else name
 
 
 def join(path: str, key: str) -> str:
-    """A dotted key."""
+    """Return a dotted key."""
     return f"{path}.{key}" if path else str(key)
 
 
 def is_within(key: str, sections: Iterable[str]) -> bool:
-    """Whether a dotted name is one of some, or lies in one: `a.b` and `a.b.c` are within `a.b`."""
+    """Return whether a dotted name equals one of `sections` or lies in it."""
     return any(key == section or key.startswith(f"{section}.") for section in sections)
 
 
-def build_dataclass(cls: type[ConfigT], node: Mapping[str, Any], path: str = "") -> ConfigT:
-    """Build a configuration dataclass from a plain nested mapping.
+def build_dataclass(cls: type[SettingsT], node: Mapping[str, Any], path: str = "") -> SettingsT:
+    """Build settings from a nested mapping of plain values.
 
     Args:
-        cls: The dataclass. If `node` has the key `_target_` and `cls` no field `target` (for which
-            this key then stands), the class that it names is built instead; it must be a subclass
-            of `cls`.
-        node: Values by field name; missing ones take their defaults.
+        cls: The class. If `node` has the key `_target_` and `cls` has no field `target`, the class
+            named there is built instead; it must be a subclass of `cls`.
+        node: Values by key; missing ones take their defaults.
         path: Dotted key of the node in the whole configuration, for messages.
 
     Raises:
         ConfigError: If a key is unknown or missing, or a value has a wrong type or is out of range.
     """
     if not isinstance(node, Mapping):
-        raise ConfigError(path, f"expected a mapping{written(path, node)}", node)
+        keys = list(field_of_key(cls))
+        problem = f"expected {_describe(cls)}"
+        raise ConfigError(path, problem, node, partial(written, value=node, keys=keys))
     values = dict(node)
     if TARGET in values and TARGET not in field_of_key(cls):
         cls = subclass_named(values.pop(TARGET), cls, join(path, TARGET))
-    given = _fields(cls, values, path)
     try:
+        given = _given(cls, values)
+        for f in fields(cls):
+            if f.init and f.name not in given and f.default is f.default_factory is MISSING:
+                raise ConfigError(key_of_field(f.name), "needs a value")
         return cls(**given)
     except ConfigError as error:
         raise error.below(path) from None
-    except TypeError as error:  # a field without default was left out
-        raise ConfigError(path, str(error).replace(f"{cls.__name__}.__init__() ", "")) from error
 
 
-def replaced(settings: ConfigT, node: Mapping[str, Any], path: str) -> ConfigT:
-    """A configuration dataclass with some fields replaced, see `build_dataclass`."""
-    given = _fields(type(settings), node, path)
+def replaced(settings: SettingsT, node: Mapping[str, Any], path: str) -> SettingsT:
+    """Return settings with some fields replaced, see `build_dataclass`."""
     try:
-        return replace(settings, **given)  # type: ignore[type-var]  # a dataclass
+        return replace(settings, **_given(type(settings), node))
     except ConfigError as error:
         raise error.below(path) from None
-
-
-def convert_fields(settings: Any) -> None:
-    """Give the fields of a configuration dataclass the types of their hints.
-
-    A value that has its type stays the same object: one made in Python may hold what no file can.
-
-    Raises:
-        ConfigError: If a value is of another type.
-    """
-    for name, hint in _hints(settings.__class__).items():
-        value = getattr(settings, name)
-        if not _has_type(value, hint):
-            setattr(settings, name, convert(value, hint, key_of_field(name)))
 
 
 @cache
 def _hints(cls: type) -> dict[str, Any]:
-    """The type hints of the fields of a dataclass that its constructor takes, by name."""
+    """Return the type hints of the fields that the constructor takes, by name."""
     hints = get_type_hints(cls)
     return {f.name: hints[f.name] for f in fields(cls) if f.init}
 
 
-def _has_type(value: Any, hint: Any) -> bool:
-    """Whether a value needs no conversion to what a hint asks for."""
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in (Union, types.UnionType):
-        return any(_has_type(value, arm) for arm in args)
-    if origin is Literal:
-        return value in args
-    if origin is list:
-        return isinstance(value, list) and all(_has_type(entry, args[0]) for entry in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_has_type(x, args[1]) for x in value.values())
-    if isinstance(hint, type) and is_dataclass(hint):
-        return isinstance(value, hint)
-    return hint is Any or type(value) is hint
+def _given(cls: type, node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by field; those of any type are copied, and must be plain.
 
-
-def _fields(cls: type, node: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """The values of fields, converted to their types."""
+    The constructor takes any object for them: settings made in Python may hold what no file can.
+    """
     names, hints = field_of_key(cls), _hints(cls)
     given: dict[str, Any] = {}
     for key, value in node.items():
         if key not in names:
-            meant = [join(path, close) for close in nearest(str(key), names, count=1)]
-            raise UnknownKeyError.of(join(path, key), value, names, meant)
-        given[names[key]] = convert(value, hints[names[key]], join(path, key))
+            raise UnknownKeyError("", str(key), value, names)
+        is_open = _holds_any(hints[names[key]])
+        given[names[key]] = _plain(value, key) if is_open else value
     return given
 
 
+def _holds_any(hint: Any) -> bool:
+    return hint is Any or any(map(_holds_any, get_args(hint)))
+
+
 def convert(value: Any, hint: Any, path: str) -> Any:
-    """The value in the type that `hint` asks for.
+    """Return the value in the type of `hint`.
 
     Raises:
-        ConfigError: If it is not of that type.
+        ConfigError: If it does not have this type and does not spell one.
     """
     origin = get_origin(hint)
-    if hasattr(value, "dtype") and getattr(value, "shape", None) == ():
-        value = value.item()  # a number of numpy, as notebooks are full of
     if hint is Any:
-        return _plain(value, path)
+        return value
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
+    value = _unboxed(value)
     if origin in (Union, types.UnionType):
         return _convert_union(value, get_args(hint), path)
     if origin is Literal:
@@ -175,35 +188,41 @@ def convert(value: Any, hint: Any, path: str) -> Any:
         return _convert_list(value, get_args(hint)[0], path)
     if origin is dict:
         return _convert_dict(value, get_args(hint)[1], path)
-    if isinstance(hint, type) and is_dataclass(hint):
-        return value if isinstance(value, hint) else _convert_dataclass(value, hint, path)
+    if isinstance(hint, type) and issubclass(hint, Settings):
+        return _convert_settings(value, hint, path)
     return _convert_scalar(value, hint, path)
 
 
-def subclass_named(target: Any, base: type[ConfigT], key: str) -> type[ConfigT]:
-    """Return the dataclass that a dotted path names.
+def _unboxed(value: Any) -> Any:
+    """Return the Python number in a scalar of NumPy, or the value itself."""
+    is_scalar = hasattr(value, "dtype") and getattr(value, "shape", None) == ()
+    return value.item() if is_scalar else value
+
+
+def subclass_named(target: Any, base: type[SettingsT], key: str) -> type[SettingsT]:
+    """Return the subclass of `base` that a dotted path names.
 
     Raises:
-        ConfigError: If there is no such dataclass, or it does not derive from `base`.
+        ConfigError: If there is no such class.
     """
     found: Any = locate(target, key=key)
     if isinstance(found, type) and issubclass(found, base) and is_dataclass(found):
-        return cast("type[ConfigT]", found)
+        return found
     raise ConfigError(
         key, f"expected a dataclass that derives from {base.__module__}.{base.__name__}", target
     )
 
 
-def _convert_dataclass(value: Any, cls: type[Any], path: str) -> Any:
+def _convert_settings(value: Any, cls: type[Settings], path: str) -> Settings:
+    if isinstance(value, cls):
+        return value
     for kind, name in SHORT_FORMS.items():
         if isinstance(value, kind) and hasattr(cls, name):
             try:
-                return getattr(cls, name)(value)
+                built: Settings = getattr(cls, name)(value)
             except ConfigError as error:
                 raise error.below(path) from None
-    if not isinstance(value, Mapping):
-        how = written(path, value, field_of_key(cls))
-        raise ConfigError(path, f"expected {_describe(cls)}{how}", value)
+            return built
     return build_dataclass(cls, value, path)
 
 
@@ -250,14 +269,14 @@ def _shapes(hint: Any) -> tuple[Any, ...]:
 def _convert_list(value: Any, item: Any, path: str) -> list[Any]:
     if not isinstance(value, (list, tuple)):
         is_part = isinstance(value, str) and get_origin(item) is dict
-        how = written(f"{path}[0]", value) if is_part else ""
-        raise ConfigError(path, f"expected a list{how}", value)
+        remedy = partial(written, value=value, in_list=True) if is_part else None
+        raise ConfigError(path, "expected a list", value, remedy)
     return [convert(entry, item, f"{path}[{i}]") for i, entry in enumerate(value)]
 
 
 def _convert_dict(value: Any, item: Any, path: str) -> dict[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(path, f"expected a mapping{written(path, value)}", value)
+        raise ConfigError(path, "expected a mapping", value, partial(written, value=value))
     return {str(key): convert(entry, item, join(path, key)) for key, entry in value.items()}
 
 
@@ -274,8 +293,9 @@ def _convert_scalar(value: Any, hint: Any, path: str) -> Any:
     if converted is None:
         # The command line reads 2026_11_20 as a number: refused, because its spelling is lost.
         is_number = hint is str and isinstance(value, (int, float)) and not isinstance(value, bool)
-        remedy = f"; quote what looks like a number: {path}='\"...\"'" if is_number else ""
-        raise ConfigError(path, f"expected {_describe(hint)}{remedy}", value)
+        raise ConfigError(
+            path, f"expected {_describe(hint)}", value, quoted_number if is_number else None
+        )
     return converted
 
 
@@ -317,30 +337,38 @@ def _describe(hint: Any) -> str:
     return "a list" if get_origin(hint) is list else "a mapping"
 
 
-def written(path: str, value: Any, keys: Iterable[str] = ()) -> str:
-    """How a mapping is written at a place; a text that names a class becomes its target."""
-    place = re.sub(r"\[\d+\]$", "", path)
+def quoted_number(path: str) -> str:
+    """Return the remedy for a text that was read as a number."""
+    return f"; quote what looks like a number: {path}='\"...\"'"
+
+
+def written(path: str, value: Any, keys: Iterable[str] = (), in_list: bool = False) -> str:
+    """Return how a mapping is written at `path`; a text that names a class becomes its target."""
+    place = path.rpartition("[")[0] if path.endswith("]") else path
     name = target_name(value)
     key, content = (TARGET, name) if name else (next(iter(keys), "key"), "value")
     text, code = f"{{{key}: {content}}}", f'{{"{key}": "{content}"}}'
-    if place != path:
+    if in_list or place != path:
         text, code = f"[{text}]", f"[{code}]"
     last = place.rpartition(".")[2]
     return f"; in YAML {last}: {text}, for a shell '{place}={text}', in Python {code}"
 
 
 def _plain(value: Any, path: str) -> Any:
-    """A copy of dicts, lists and tuples: the configuration shares nothing with its source."""
+    """Return a copy of plain values: settings share nothing with their source.
+
+    Raises:
+        ConfigError: If there is an object that no file holds.
+    """
+    value = _unboxed(value)
     if isinstance(value, Mapping):
         if TUPLE in value:
             if len(value) > 1 or not isinstance(value[TUPLE], (list, tuple)):
                 raise ConfigError(path, f"expected {{{TUPLE}: [a, b]}} for the tuple (a, b)", value)
-            return tuple(convert(value[TUPLE], Any, path))
-        return {
-            _key(key, path): convert(entry, Any, join(path, key)) for key, entry in value.items()
-        }
+            return tuple(_plain(value[TUPLE], path))
+        return {_key(key, path): _plain(entry, join(path, key)) for key, entry in value.items()}
     if isinstance(value, (list, tuple)):
-        entries = [convert(entry, Any, f"{path}[{i}]") for i, entry in enumerate(value)]
+        entries = [_plain(entry, f"{path}[{i}]") for i, entry in enumerate(value)]
         return entries if isinstance(value, list) else tuple(entries)
     if value is not None and not isinstance(value, (bool, int, float, str)):
         raise ConfigError(

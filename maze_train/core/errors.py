@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -77,25 +77,35 @@ class ConfigError(MazeTrainError):
         key: Dotted name of the setting, such as `algorithm.lr`.
         problem: What is wrong, what is allowed, and how to fix it, in one or two sentences.
         value: The invalid value; omitted from the message if not given.
+        remedy: Returns the end of the message for the dotted name of the setting in the whole
+            configuration; must be picklable.
     """
 
-    def __init__(self, key: str, problem: str, value: Any = ...) -> None:
+    def __init__(
+        self,
+        key: str,
+        problem: str,
+        value: Any = ...,
+        remedy: Callable[[str], str] | None = None,
+    ) -> None:
         self.key = key
         self.problem = problem
         self.value = value
+        self.remedy = remedy
         super().__init__(str(self))
 
     def __str__(self) -> str:
         given = "" if self.value is ... else f" = {self.value!r}"
-        return printable(f"{self.key}{given}: {self.problem}")
+        remedy = "" if self.remedy is None else self.remedy(self.key)
+        return printable(f"{self.key}{given}: {self.problem}{remedy}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.key, self.problem, self.value)
+        return type(self), (self.key, self.problem, self.value, self.remedy)
 
     def below(self, prefix: str) -> ConfigError:
         """Return the same error with the key prefixed by the parent node `prefix`."""
         key = f"{prefix}.{self.key}" if prefix and self.key else prefix or self.key
-        return type(self)(key, self.problem, self.value)
+        return type(self)(key, self.problem, self.value, self.remedy)
 
 
 class ShapeError(MazeTrainError):

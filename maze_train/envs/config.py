@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from maze_train.core.checks import check_at_least
-from maze_train.core.conversion import convert_fields
+from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import is_target
 
@@ -14,8 +14,8 @@ SIMULATORS = ("brax", "gymnax", "playground")
 """First parts of ids that name simulators."""
 
 
-@dataclass(kw_only=True, slots=True)
-class EnvConfig:
+@dataclass(kw_only=True)
+class EnvConfig(Settings):
     """Environment to train on: a registered id, or your own class or function."""
 
     atari_games: ClassVar[str] = "maze_train.envs.atari.AtariGames"
@@ -70,7 +70,7 @@ class EnvConfig:
         Raises:
             ConfigError: If a value is out of its range.
         """
-        convert_fields(self)
+        super().__post_init__()
         if (self.id or "").partition(":")[0] in SIMULATORS and self.backend == "gymnasium":
             self.backend = "tensor"
         if self.device is not None and self.backend != "tensor":

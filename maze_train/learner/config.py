@@ -17,7 +17,7 @@ from maze_train.core.checks import (
     check_fields,
     check_positive,
 )
-from maze_train.core.conversion import convert_fields, replaced
+from maze_train.core.conversion import Settings, replaced
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET
 
@@ -33,7 +33,7 @@ ADAPTIVE_FACTOR = 1.5
 
 
 @dataclass(kw_only=True)
-class Schedule:
+class Schedule(Settings):
     """A setting that changes during training: linear between two values, or piecewise linear.
 
     `linear_0.001` falls from 0.001 to 0 over the run; `{start: 0.001, end: 0.0001}` goes from
@@ -66,7 +66,7 @@ class Schedule:
     """Largest value with `adaptive_kl`."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         if self.adaptive_kl is not None:
             self._begin_adaptive(self.adaptive_kl)
             return
@@ -196,7 +196,7 @@ def check_schedule(
 
 
 @dataclass(kw_only=True)
-class LearnerGroupConfig:
+class LearnerGroupConfig(Settings):
     """Settings of the learners of a run."""
 
     n_learners: int = 1
@@ -220,7 +220,7 @@ class LearnerGroupConfig:
     """Whether a batch is dropped and counted when the queue is full; otherwise it waits."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         check_fields(self, 1, "n_learners", maximum=MOST_THREADS)
         check_fields(self, 0, "n_cpus_per_learner", maximum=MOST_THREADS)
         check_fields(self, 0, "queue_size")
@@ -290,7 +290,7 @@ def number(setting: float | Schedule) -> float:
 
 
 @dataclass(kw_only=True)
-class Freeze:
+class Freeze(Settings):
     """Parameters that stay as they are in some updates; `trunk` alone: the trunk, in all of them.
 
     Updates count from 0. With a `period`, `start` and `stop` hold in every one again: `{params:
@@ -311,7 +311,7 @@ class Freeze:
     """Updates after which `start` and `stop` come again; 0: never."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         check_fields(self, 0, "start", "period")
         if not self.params:
             raise ConfigError("params", "expected names of parameters, such as [trunk]", [])
@@ -333,7 +333,7 @@ class Freeze:
 
 
 @dataclass(kw_only=True)
-class GradientSettings:
+class GradientSettings(Settings):
     """Settings that every algorithm has which follows the gradient of a loss."""
 
     module_settings: ClassVar[tuple[str, ...]] = (
@@ -371,7 +371,7 @@ class GradientSettings:
     max_grad_norm: 1}}`: those of optimizers and of losses."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         for key in ("loss_function", "lr_scheduler"):
             node = getattr(self, key)
             if node is not None and TARGET not in node:

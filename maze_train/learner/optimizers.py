@@ -12,7 +12,6 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from maze_train.core.conversion import convert
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import TARGET, Given, build_target, locate
 from maze_train.core.types import Tensor
@@ -125,7 +124,7 @@ class ModuleOptimizer:
     ) -> None:
         self.params = [p for p in params if p.requires_grad]
         self.clipping = clipping
-        self.lr: float | Schedule | None = convert(lr, float | Schedule | None, "lr")
+        self.lr = Schedule.from_list(lr) if isinstance(lr, Sequence) else lr
         self._adapted_lr: float | None = None
         groups = [(1.0, self.params)] if groups is None else groups
         trained = [(factor, [p for p in group if p.requires_grad]) for factor, group in groups]

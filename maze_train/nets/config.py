@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from maze_train.core.checks import check_at_least, check_between, check_fields
-from maze_train.core.conversion import convert_fields
+from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError
 
 MOST_UNITS, MOST_LAYERS = 16_384, 64
@@ -15,7 +15,7 @@ ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
 
 
 @dataclass(kw_only=True)
-class RecurrentConfig:
+class RecurrentConfig(Settings):
     """A recurrent layer between the hidden layers and the heads."""
 
     network_class: ClassVar[str] = "maze_train.nets.recurrent.RecurrentNetwork"
@@ -31,13 +31,13 @@ class RecurrentConfig:
     """Recurrent layers on top of each other. In [1, 64]."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         check_fields(self, 1, "size", maximum=MOST_UNITS)
         check_fields(self, 1, "layers", maximum=MOST_LAYERS)
 
 
 @dataclass(kw_only=True)
-class ObservationNormalizationConfig:
+class ObservationNormalizationConfig(Settings):
     """Observations scaled to mean 0 and deviation 1, key by key and entry by entry.
 
     Images (uint8), discrete observations and action masks are left as they are.
@@ -63,14 +63,14 @@ class ObservationNormalizationConfig:
         return self.n_steps or (10_000 if self.mode == "estimated" else 1_000)
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         if self.n_steps is not None:
             check_at_least("n_steps", self.n_steps, 1)
         check_at_least("clip", self.clip, 0.0)
 
 
 @dataclass(kw_only=True)
-class ModelConfig:
+class ModelConfig(Settings):
     """Networks built from the spaces of the environment, or named by `_target_`."""
 
     hidden_sizes: list[int] | None = None
@@ -149,7 +149,7 @@ class ModelConfig:
     (of transformed values) instead of a scalar. null: a scalar."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         sizes = {"hidden_sizes": self.hidden_sizes, "critic_hidden_sizes": self.critic_hidden_sizes}
         for name, found in sizes.items():
             for i, size in enumerate(found or ()):

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from maze_train.core.checks import check_below
-from maze_train.core.conversion import convert_fields
+from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import check_targets
 
 
-@dataclass(kw_only=True, slots=True)
-class TrackingConfig:
+@dataclass(kw_only=True)
+class TrackingConfig(Settings):
     """Progress display and files of metrics."""
 
     progress: Literal["auto", "bar", "lines", "quiet"] = "auto"
@@ -50,7 +50,7 @@ class TrackingConfig:
     `train/info/<key>` and `eval/info/<key>`, where they hold numbers. (ES: evaluations only.)"""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         if self.name:
             check_below("name", self.name)
         if self.profile is not None and not (

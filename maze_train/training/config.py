@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Self
 
 from maze_train.core.checks import absolute_path, check_at_least, check_fields, check_positive
-from maze_train.core.conversion import convert_fields
+from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError, did_you_mean, nearest
 from maze_train.core.targets import TARGET, check_targets, is_target
 from maze_train.learner.config import Schedule, check_schedule
@@ -39,7 +39,7 @@ SNAPSHOT = "@"
 
 
 @dataclass(kw_only=True)
-class OpponentsConfig:
+class OpponentsConfig(Settings):
     """Earlier versions of a policy, its snapshots, against which it plays in training."""
 
     add_every: int = 10
@@ -66,7 +66,7 @@ class OpponentsConfig:
     to 1."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         check_fields(self, 0, "add_every", "at_win_rate", "share")
         check_fields(self, 1, "keep", "least_episodes")
         for key in ("at_win_rate", "share"):
@@ -78,7 +78,7 @@ class OpponentsConfig:
 
 
 @dataclass(kw_only=True)
-class PolicyConfig:
+class PolicyConfig(Settings):
     """One of the policies of an environment with several agents."""
 
     agents: list[str] = field(default_factory=list)
@@ -102,7 +102,7 @@ class PolicyConfig:
     `{add_every: 10, draw: uniform}`; null: none."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         if self.opponents is not None and (self.frozen or self.source == RANDOM):
             problem = "a policy that does not learn has no earlier versions; leave it out"
             raise ConfigError("opponents", problem, self.opponents.draw)
@@ -129,7 +129,7 @@ class PolicyConfig:
 
 
 @dataclass(kw_only=True)
-class AlgorithmConfig:
+class AlgorithmConfig(Settings):
     """Base of the settings of an algorithm.
 
     An algorithm says by dotted path which classes carry it out, so that reading a configuration
@@ -204,7 +204,7 @@ class AlgorithmConfig:
     """Device of the learner: cpu, cuda, cuda:1, mps, or auto (an accelerator if there is one)."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         check_fields(self, 0, "n_epochs", "patience")
         check_fields(self, self.least_epoch_length, "epoch_length")
         if self.device.split(":")[0] not in ("auto", "cpu", "cuda", "mps", "xpu"):
@@ -267,7 +267,7 @@ class AlgorithmConfig:
 
 
 @dataclass(kw_only=True)
-class EvaluationConfig:
+class EvaluationConfig(Settings):
     """Settings of evaluations, and of the choice of the best policy."""
 
     n_episodes: int = 10
@@ -316,7 +316,7 @@ class EvaluationConfig:
     agents cancel and `metric` is not set, else none."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         check_fields(self, 0, "n_episodes", "final_episodes", "dump_interval")
         if self.max_episode_steps is not None:
             check_at_least("max_episode_steps", self.max_episode_steps, 0)
@@ -362,7 +362,7 @@ class EvaluationConfig:
 
 
 @dataclass(kw_only=True)
-class CheckpointConfig:
+class CheckpointConfig(Settings):
     """Settings of checkpoints; a run can be continued from them."""
 
     interval: int = 1
@@ -384,7 +384,7 @@ class CheckpointConfig:
     is continued; otherwise that is an error."""
 
     def __post_init__(self) -> None:
-        convert_fields(self)
+        super().__post_init__()
         check_fields(self, 0, "interval", "interval_minutes", "keep_best")
         check_at_least("keep_last", self.keep_last, 1)
 

@@ -19,6 +19,7 @@ from maze_train.config.options import group_names, list_options
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import config_to_dict
 from maze_train.core.checks import check_positive
+from maze_train.core.conversion import Settings as BaseSettings
 from maze_train.core.conversion import build_dataclass
 from maze_train.core.errors import ConfigError
 from maze_train.envs.config import EnvConfig
@@ -26,13 +27,14 @@ from maze_train.learner.config import Schedule
 
 
 @dataclass(kw_only=True)
-class Part:
+class Part(BaseSettings):
     """A nested section."""
 
     size: int = 1
     """Size, > 0."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_positive("size", self.size)
 
 
@@ -45,7 +47,7 @@ class LargePart(Part):
 
 
 @dataclass(kw_only=True)
-class Settings:
+class Settings(BaseSettings):
     """Every kind of type that settings have."""
 
     count: int = 0
@@ -181,7 +183,7 @@ def test_a_missing_required_field_is_named() -> None:
     """A field without default that is left out gives a message, no TypeError."""
 
     @dataclass(kw_only=True)
-    class Required:
+    class Required(BaseSettings):
         size: int
 
     with pytest.raises(ConfigError, match="size"):

@@ -57,6 +57,7 @@ def test_a_constructor_refuses_a_value_of_another_type(cls):
     [
         (DQNAlgorithmConfig, "freeze", ["policy"], [Freeze(params=["policy"])]),
         (A2CAlgorithmConfig, "freeze", ["a", FREEZE], [Freeze(params=["a"]), Freeze(**FREEZE)]),
+        (A2CAlgorithmConfig, "lr", "1e-3", 0.001),
         (A2CAlgorithmConfig, "lr", "linear_0.1", Schedule(start=0.1, end=0.0)),
         (TD3AlgorithmConfig, "critic_lr", {"start": 1, "end": 2}, Schedule(start=1.0, end=2.0)),
         (A2CAlgorithmConfig, "lr_factors", {"trunk": "1e-1"}, {"trunk": 0.1}),
@@ -87,4 +88,6 @@ def test_the_sections_of_a_run_may_be_mappings():
 def test_objects_that_no_file_holds_stay_as_they_are():
     """Arguments of a class or function of one's own, for example."""
     node = {"_target_": "my_package.my_loss", "weights": torch.ones(2)}
-    assert A2CAlgorithmConfig(loss_function=node).loss_function is node
+    kept = A2CAlgorithmConfig(loss_function=node).loss_function
+    assert kept is not None
+    assert kept["weights"] is node["weights"]

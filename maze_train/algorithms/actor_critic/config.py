@@ -81,8 +81,7 @@ class ActorCriticConfig(GradientSettings, AlgorithmConfig):
     policy. >= 0."""
 
     def __post_init__(self) -> None:
-        AlgorithmConfig.__post_init__(self)
-        GradientSettings.__post_init__(self)
+        super().__post_init__()
         check_fields(self, 1, "n_rollout_steps")
         self._check_positive("lr")
         self._check_targets("optimizer")

@@ -78,8 +78,7 @@ class BCAlgorithmConfig(GradientSettings, AlgorithmConfig):
     warning."""
 
     def __post_init__(self) -> None:
-        AlgorithmConfig.__post_init__(self)
-        GradientSettings.__post_init__(self)
+        super().__post_init__()
         check_at_least("batch_size", self.batch_size, 1)
         self._check_positive("lr")
         self._check_targets("optimizer", "loss")

@@ -57,7 +57,7 @@ class DQNAlgorithmConfig(OffPolicyConfig):
     tenth of the run."""
 
     def __post_init__(self) -> None:
-        OffPolicyConfig.__post_init__(self)
+        super().__post_init__()
         check_fields(self, 0, "num_quantiles", maximum=10_000)
         if self.num_quantiles and self.loss != "huber":
             problem = f"num_quantiles={self.num_quantiles} needs loss=huber"

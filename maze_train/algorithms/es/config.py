@@ -80,7 +80,7 @@ class ESAlgorithmConfig(AlgorithmConfig):
     which is called with the policy and returns a module that acts. null: none."""
 
     def __post_init__(self) -> None:
-        AlgorithmConfig.__post_init__(self)
+        super().__post_init__()
         check_fields(self, 2, "n_rollouts_per_update", "noise_table_size")
         if self.n_rollouts_per_update % 2:
             raise ConfigError(

@@ -85,7 +85,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
     """Number of replayed rollouts per new rollout in an update, if `replay_size` > 0. > 0."""
 
     def __post_init__(self) -> None:
-        ActorCriticConfig.__post_init__(self)
+        super().__post_init__()
         check_fields(self, 1, "num_actors", "actors_batch_size", "broadcast_interval")
         check_between("queue_out_of_sync_factor", self.queue_out_of_sync_factor, 0.0, 100.0)
         if self.queue_size + self.num_actors < self.actors_batch_size:

@@ -136,8 +136,7 @@ class OffPolicyConfig(GradientSettings, AlgorithmConfig):
     GPUs; null: PyTorch's current setting."""
 
     def __post_init__(self) -> None:
-        AlgorithmConfig.__post_init__(self)
-        GradientSettings.__post_init__(self)
+        super().__post_init__()
         check_fields(self, 1, "n_rollout_steps", "batch_size")
         check_fields(self, 1, "n_step_returns", maximum=10_000)
         check_fields(self, 1, "initial_buffer_size", "replay_buffer_size")
@@ -253,7 +252,7 @@ class PolicyAndCriticsConfig(OffPolicyConfig):
     """Number of gradient steps between updates of the policy. >= 1."""
 
     def __post_init__(self) -> None:
-        OffPolicyConfig.__post_init__(self)
+        super().__post_init__()
         check_fields(self, 1, "num_critics", maximum=100)
         check_fields(self, 1, "policy_update_interval")
         self._check_positive("critic_lr")

@@ -68,7 +68,7 @@ class PPOAlgorithmConfig(ActorCriticConfig):
     """Whether to recompute values and advantages before each optimization epoch."""
 
     def __post_init__(self) -> None:
-        ActorCriticConfig.__post_init__(self)
+        super().__post_init__()
         check_fields(self, 1, "batch_size", "n_optimization_epochs", "gradient_accumulation")
         if self.n_minibatches is not None:
             check_at_least("n_minibatches", self.n_minibatches, 1)

@@ -47,7 +47,7 @@ class SACAlgorithmConfig(PolicyAndCriticsConfig):
     the maximum entropy for discrete actions (of the legal ones, with masks). >= 0."""
 
     def __post_init__(self) -> None:
-        PolicyAndCriticsConfig.__post_init__(self)
+        super().__post_init__()
         check_fields(self, 0.0, "target_entropy_multiplier")
         self._check_positive("entropy_coef", "entropy_coef_lr")
         if not self.entropy_tuning:
@@ -67,7 +67,7 @@ class SACfDAlgorithmConfig(SACAlgorithmConfig):
     name: ClassVar[str] = "sacfd"
 
     def __post_init__(self) -> None:
-        SACAlgorithmConfig.__post_init__(self)
+        super().__post_init__()
         if self.initial_demonstration_trajectories is None:
             raise ConfigError(
                 "initial_demonstration_trajectories",

@@ -47,7 +47,7 @@ class TD3AlgorithmConfig(PolicyAndCriticsConfig):
     or a schedule such as `linear_0.2` (decays to 0); 0: no noise."""
 
     def __post_init__(self) -> None:
-        PolicyAndCriticsConfig.__post_init__(self)
+        super().__post_init__()
         check_fields(self, 0.0, "target_noise_stddev")
         noise = self.exploration_noise_stddev
         check_schedule("exploration_noise_stddev", noise, check_at_least, 0.0)
