@@ -6,7 +6,8 @@ import os
 import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any, get_args, get_type_hints
 
@@ -15,6 +16,7 @@ from maze_train.config.other_names import ours_for
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import dotted_name
 from maze_train.core.conversion import (
+    Settings,
     SettingsT,
     UnknownKeyError,
     build_dataclass,
@@ -69,6 +71,9 @@ OF_ONE = re.compile(
     r"|(?<=^algorithm)\.overrides\.[^.]+"
 )
 """Pattern of the part of a key that selects the settings of one policy or one module."""
+
+PRESETS = "experiment"
+"""Group of the presets."""
 
 CHOICES = ("algorithm", "runner")
 """Sections of which each option has a class of its own."""
@@ -130,99 +135,122 @@ def place_of(key: str) -> str:
 
 
 def load_config(node: Mapping[str, Any]) -> TrainConfig:
-    """The configuration of a run from plain nested values.
+    """Return the configuration of a run.
 
     Args:
         node: Values by the names of the fields of `TrainConfig`. `env`, `algorithm`, `runner`,
             `model` and so on can be mappings, the name of an option (`"ppo"`; for `env` also a
             registered id), or ready-made dataclasses. A mapping for `algorithm` or `runner` names
             its class by `_target_` or an option by `name`. Keys with dots set single values:
-            `{"algorithm": "ppo", "algorithm.lr": 1e-3}`.
+            `{"algorithm": "ppo", "algorithm.lr": 1e-3}`. `experiment` names a preset, which the
+            other values change.
 
     Raises:
         ConfigError: If a key is unknown, a value has a wrong type or is out of range, values
             contradict each other, or no algorithm is chosen.
     """
-    values = values_by_field(TrainConfig, node)
+    values = nested_values(TrainConfig, node)
     if values.get("algorithm") is None:
         raise choose_one("algorithm")
-    return build_config(TrainConfig, values).with_defaults()
+    return load_settings(TrainConfig, values).with_defaults()
 
 
-def values_by_field(cls: type, node: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by the names of the fields of a configuration, without names of options and dots.
+def nested_values(cls: type[Settings], node: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values by field, without names of options, presets and keys with dots.
 
-    Objects of Python stand by their names, see `named`.
+    Objects of Python are replaced by their names, see `named`.
 
     Args:
-        cls: The dataclass of the whole configuration.
+        cls: The class of the whole configuration.
         node: Values as `load_config` takes them; they are copied where they change.
 
     Raises:
         ConfigError: If there is no such option, or a key with dots leads into no mapping.
     """
-    hints = get_type_hints(cls)
     node = {key: named(value, key) for key, value in node.items()}
     values = {key: value for key, value in node.items() if "." not in key}
-    for key in list(values):
-        if isinstance(values[key], str) and section_of(hints.get(key)) is not None:
-            values[key] = named_option(key, values[key])
+    options = {
+        key: named_option(key, values.pop(key))
+        for key, hint in get_type_hints(cls).items()
+        if isinstance(values.get(key), str) and section_of(hint) is not None
+    }
+    if cls is TrainConfig and isinstance(values.get(PRESETS), str):
+        options = _preset(values.pop(PRESETS), options)
+    values = merged(options, values)
     for key, value in node.items():
         if "." in key:
             _set_dotted(values, key, value)
     return values
 
 
-def load_settings(cls: type[SettingsT], node: Mapping[str, Any]) -> SettingsT:
-    """The configuration of a command from plain values by the names of its fields.
+def _preset(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a preset, over those of its options or the ones given by group.
 
     Raises:
-        ConfigError: If a key is unknown, or a value has a wrong type or is out of range.
+        ConfigError: If there is no such preset.
     """
-    return build_config(cls, values_by_field(cls, node))
+    text = read_option(PRESETS, name)
+    if text is None:
+        raise unknown_option(PRESETS, name)
+    content: dict[str, Any] = load_yaml(text)
+    choices = [entry for entry in content.pop("defaults", ()) if entry != "_self_"]
+    own = {key.rpartition("/")[2]: name for entry in choices for key, name in entry.items()}
+    own = {group: named_option(group, name) for group, name in own.items() if group not in options}
+    return merged({**own, **options}, content)
 
 
-def build_config(cls: type[SettingsT], values: Mapping[str, Any]) -> SettingsT:
-    """Build a whole configuration from the values of `values_by_field`.
+def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values with changes; mappings are merged, anything else is replaced."""
+    found = dict(values)
+    for key, value in changes.items():
+        old = found.get(key)
+        is_nested = isinstance(old, Mapping) and isinstance(value, Mapping)
+        found[key] = merged(old, value) if is_nested else value
+    return found
 
-    A class is filled in where it is a choice (algorithm, runner). An unknown key is answered with
+
+def load_settings(cls: type[SettingsT], node: Mapping[str, Any]) -> SettingsT:
+    """Return the configuration of a command from values as `load_config` takes them.
+
+    The class of `algorithm` and `runner` is filled in. The message about an unknown key suggests
     the setting that other libraries call so, or that has this name in another section.
 
     Raises:
         ConfigError: As `load_config`; also if a class has to be chosen, and is not.
     """
-    named = {field.name: field for field in fields(cls)}
-    values = {
-        key: _with_target(named[key], value) if key in named else value
-        for key, value in values.items()
-    }
+    values = nested_values(cls, node)
+    for field in fields(cls):
+        if field.name in CHOICES and isinstance(values.get(field.name), Mapping):
+            values[field.name] = _with_target(field, values[field.name])
     try:
         return build_dataclass(cls, values)
     except UnknownKeyError as error:
-        if error.key == "experiment" and isinstance(error.value, Mapping):
-            problem = "its settings are in a section of its own: begin the file with the line "
-            raise ConfigError(error.key, f"{problem}`# @package _global_`", error.value) from None
-        keys, word = list(keys_of(cls, values)), error.name
-        meant = [key for key in ours_for(word) if key in keys]
-        if not meant:
-            meant = [key for key in keys if key.rpartition(".")[2] == word]
-            if "kwargs" in error.allowed and not nearest(word, error.allowed, count=1):
-                meant.insert(0, join(error.section, f"kwargs.{word}"))
-        if not meant:
-            meant = [f"{key} (which this choice does not have)" for key in ours_for(word)]
-        if not meant:
-            raise
-        raise UnknownKeyError(
-            error.section, error.name, error.value, error.allowed, meant
-        ) from None
+        raise _with_meant(error, cls, values) from None
     except ConfigError as error:
         place = place_of(error.key).partition("[")[0]
         path = SHORT_NAMES.get(place, {}).get(str(error.value).lower())
         if path is None:
             raise
-        key = place if place in SINGLE else f"{place}[0]"
-        problem = f"{error.problem.partition(';')[0]}{written(key, path)}"
-        raise ConfigError(error.key, problem, error.value) from None
+        remedy = partial(written, value=path, in_list=place not in SINGLE)
+        raise ConfigError(error.key, error.problem, error.value, remedy) from None
+
+
+def _with_meant(error: UnknownKeyError, cls: type, values: Mapping[str, Any]) -> ConfigError:
+    """Return the error for an unknown key with the settings that may have been meant."""
+    if error.key == PRESETS and isinstance(error.value, Mapping):
+        problem = "its settings are in a section of its own: begin the file with the line "
+        return ConfigError(error.key, f"{problem}`# @package _global_`", error.value)
+    keys, word = list(keys_of(cls, values)), error.name
+    meant = [key for key in ours_for(word) if key in keys]
+    if not meant:
+        meant = [key for key in keys if key.rpartition(".")[2] == word]
+        if "kwargs" in error.allowed and not nearest(word, error.allowed, count=1):
+            meant.insert(0, join(error.section, f"kwargs.{word}"))
+    if not meant:
+        meant = [f"{key} (which this choice does not have)" for key in ours_for(word)]
+    if not meant:
+        return error
+    return UnknownKeyError(error.section, word, error.value, error.allowed, meant)
 
 
 def keys_of(cls: type, values: Mapping[str, Any], path: str = "") -> Iterator[str]:
@@ -301,9 +329,9 @@ def section_of(hint: Any) -> Any:
     return arms[0] if len(arms) == 1 and is_dataclass(arms[0]) else None
 
 
-def _with_target(field: Any, node: Any) -> Any:
-    """The node of a choice (algorithm, runner) with its class, by default that of the field."""
-    if field.name not in CHOICES or not isinstance(node, Mapping) or TARGET in node:
+def _with_target(field: Field[Any], node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the node of a choice with its class, by default that of the field."""
+    if TARGET in node:
         return node
     if "name" in node:
         own = {key: value for key, value in node.items() if key != "name"}

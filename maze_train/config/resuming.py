@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from maze_train.config.loading import PARTS, named_option, values_by_field
+from maze_train.config.loading import PARTS, named_option, nested_values
 from maze_train.config.results import (
     FIXED,
     are_texts,
@@ -83,7 +83,7 @@ def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         problem = "a run that is continued has its own settings: leave this out"
         raise ConfigError("experiment", problem, changes["experiment"])
     directory = _run_dir_of(resume)
-    stored, own = read_settings(directory), values_by_field(TrainConfig, changes)
+    stored, own = read_settings(directory), nested_values(TrainConfig, changes)
     if not isinstance(stored.values.get("runner"), dict):
         raise RunDirectoryError(f"{stored.path} is damaged: it names no runner")
     changes = {**changes, "resume": resume}
@@ -92,7 +92,7 @@ def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
         shared = {field.name for field in fields(RunnerConfig)}
         kept = {key: value for key, value in stored.values["runner"].items() if key in shared}
         changes["runner"] = named_option("runner", runner) | kept
-    values = values_by_field(TrainConfig, {**stored.values, **changes})
+    values = nested_values(TrainConfig, {**stored.values, **changes})
     check_given(values)
     stored.check(values, own.get("trust"), {**own, "resume": resume}, PARTS)
     return values

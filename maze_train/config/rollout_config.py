@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from maze_train.config.loading import build_config, named, values_by_field
+from maze_train.config.loading import load_settings, named, nested_values
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY, read_settings
 from maze_train.config.train_config import CHOOSE_ENV, DevRunnerConfig, RunnerConfig
 from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
@@ -237,7 +237,7 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
             names what is not trusted, see `StoredSettings`.
         RunDirectoryError: If the configuration of the run is damaged.
     """
-    values = values_by_field(RolloutConfig, node)
+    values = nested_values(RolloutConfig, node)
     if "seeds" in values:
         values["seeds"] = plain_seeds(values["seeds"])
     if isinstance(values.get("policies"), Mapping):
@@ -258,7 +258,7 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
             settings = {**stored.values, "env": values["env"]}
             uses = (*PARTS_OF_POLICY, *PARTS_OF_ENV)
             stored.check(settings, values.get("trust"), {"env": env}, uses)
-    return build_config(RolloutConfig, values)
+    return load_settings(RolloutConfig, values)
 
 
 def sources_of(policies: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from maze_train.config.loading import build_config, named_option
+from maze_train.config.loading import load_settings, named_option
 from maze_train.config.options import list_options
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.checks import absolute_path, check_at_least, check_fields
@@ -216,4 +216,4 @@ def load_search_config(node: Mapping[str, Any]) -> tuple[SearchConfig, dict[str,
         if settings.pop(key, None) is not None:
             problem = "trials have directories in that of the study, and continue with it"
             raise ConfigError(key, f"{problem}: leave it out, and name study=<directory>")
-    return build_config(SearchConfig, own), settings
+    return load_settings(SearchConfig, own), settings

@@ -13,7 +13,7 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.config.loading import load_config, values_by_field
+from maze_train.config.loading import load_config, nested_values
 from maze_train.config.rollout_config import WEIGHTS_FILE, policy_nearby
 from maze_train.config.stored import PARTS_OF_POLICY, StoredSettings, parsed_settings, read_settings
 from maze_train.config.train_config import TrainConfig
@@ -221,10 +221,10 @@ def read_saved_policy(
         ConfigError: If its configuration names a class that is not there, or not trusted.
         RunDirectoryError: If no policy was saved there, or a file is damaged.
     """
-    directory, given = _directory_of(run_dir), values_by_field(TrainConfig, objects)
+    directory, given = _directory_of(run_dir), nested_values(TrainConfig, objects)
     is_checkpoint = directory.parent.name == CHECKPOINTS
     found = _read_checkpoint(directory) if is_checkpoint else _read_policy(directory)
-    settings = values_by_field(TrainConfig, {**found.stored.values, **objects})
+    settings = nested_values(TrainConfig, {**found.stored.values, **objects})
     found.stored.check(settings, trust, own or given, uses)
     return SavedPolicy(directory, load_config(settings), *found.spaces, found.weights, found.score)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from gymnasium import Env
 from gymnasium.vector import VectorEnv
 
+from maze_train.config.loading import PRESETS
 from maze_train.config.train_config import AUTO
 from maze_train.core.conversion import key_of_field
 from maze_train.core.targets import TARGET
@@ -44,20 +45,22 @@ def train(
         result = train(env="CartPole-v1", algorithm="ppo", total_steps=50_000)
         action = result.policy.act(observation)
         result = train(resume=result.run_dir, total_steps=100_000)
+        result = train(experiment="ppo/HalfCheetah-v5", seed=1)
 
     Args:
         env: A registered id, an environment class, a function that makes an environment, a vector
             environment, or the settings of the `env` section as a mapping or an `EnvConfig`. None
             for no environment, with algorithms that learn from recorded episodes.
-        algorithm: The name of an algorithm (by default ppo), or its settings as a mapping with
-            `_target_`.
+        algorithm: The name of an algorithm, or its settings as a mapping with `_target_`. None:
+            the algorithm of `experiment`, or ppo.
         overrides: Settings by dotted name as on the command line: `{"algorithm.lr": 1e-3}`.
         **settings: Settings by top-level name: `total_steps=50_000`, `seed=1`, `runner="local"`,
             or sections, `evaluation={"n_episodes": 20}`. Dotted names may be among them, too,
-            `**{"algorithm.lr": 1e-3}`. With `resume=<run directory>` and no
-            `algorithm`, they change the settings of that run. Where a setting names a class or
-            function, it may be given, or the object itself: `callbacks=[StopAtReturn(475)]`,
-            `model={"policy": MyNet}`; one that no name leads to is given again with `resume`.
+            `**{"algorithm.lr": 1e-3}`. `experiment="ppo/CartPole-v1"` selects a preset, whose
+            settings the others change. With `resume=<run directory>` and no `algorithm`, they
+            change the settings of that run. Where a setting names a class or function, it may be
+            given, or the object itself: `callbacks=[StopAtReturn(475)]`, `model={"policy": MyNet}`;
+            one that no name leads to is given again with `resume`.
             `evaluators`, `writers` and `wrappers` are those of `evaluation`, `tracking` and `env`.
 
     Returns:
@@ -75,9 +78,7 @@ def train(
             settings[key] = settings.pop(name)
     given: dict[str, Any] = {} if env is None else {"env": env}  # recorded episodes need none
     if not isinstance(env, str | dict | None):
-        named = asdict(EnvFactory.from_any(env).config)
-        # A mapping, so that settings of single values can be merged into it.
-        given["env"] = {key_of_field(key): value for key, value in named.items()}
+        given["env"] = _changed(EnvFactory.from_any(env).config)
     if algorithm is None and settings.get("resume") not in (None, AUTO):
         if not isinstance(env, str | dict | EnvConfig | None):
             given = {"env._target_": given["env"][TARGET]}
@@ -86,5 +87,20 @@ def train(
     runner = settings.get("runner")
     if isinstance(env, VectorEnv) and not (isinstance(runner, dict) and "concurrency" in runner):
         given["runner.concurrency"] = env.num_envs
-    config = configure({**given, "algorithm": algorithm or "ppo", **settings})
-    return TrainingRunner(prepare(config)).run()
+    if algorithm is not None or settings.get(PRESETS) is None:
+        given["algorithm"] = algorithm or "ppo"
+    return TrainingRunner(prepare(configure({**given, **settings}))).run()
+
+
+def _changed(config: EnvConfig) -> dict[str, Any]:
+    """Return the settings of an environment that differ from the defaults, and its names.
+
+    As a mapping, they can be merged with single values and with those of a preset.
+    """
+    default = EnvConfig()
+    values = {f.name: getattr(config, f.name) for f in fields(config)}
+    return {
+        key_of_field(name): value
+        for name, value in values.items()
+        if name in ("id", "target") or value != getattr(default, name)
+    }

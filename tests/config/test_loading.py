@@ -16,6 +16,7 @@ from maze_train.algorithms.es.config import ESAlgorithmConfig
 from maze_train.algorithms.ppo.config import PPOAlgorithmConfig
 from maze_train.config.loading import load_config, named_option
 from maze_train.config.options import group_names, list_options
+from maze_train.config.plugins import extended_hydra
 from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import config_to_dict
 from maze_train.core.checks import check_positive
@@ -234,6 +235,10 @@ def test_defaults_come_from_the_algorithm() -> None:
     ("changes", "messages"),
     [
         ({"seed": 3, "seed.x": 1}, ["seed.x = 1: seed is 3, which has no keys"]),
+        (
+            {"experiment": "ppo/CartPol-v1"},
+            ["experiment = 'ppo/CartPol-v1': no such option"],
+        ),
         ({"algorithm": "pp0"}, ["algorithm = 'pp0': no such option; did you mean ppo?"]),
         ({"runner": "locla"}, ["did you mean local?"]),
         *(
@@ -304,6 +309,29 @@ def test_options_are_those_of_the_command_line(group: str) -> None:
             composed = OmegaConf.to_container(compose("train", [f"{group}={name}"]))
             assert isinstance(composed, dict)
             assert named_option(group, name) == composed[group]
+
+
+PRESETS = ["ppo/CartPole-v1-positions", "ppo/HalfCheetah-v5", "es/Pendulum-v1", "ppo/robot"]
+
+
+@pytest.mark.parametrize("preset", [*PRESETS, "ppo/connect_four_v3", "sac/Pendulum-v1"])
+def test_a_preset_is_that_of_the_command_line(preset: str) -> None:
+    """With changes of the user over it."""
+    words = [f"experiment={preset}", "++total_steps=7", "++model.activation=elu", "runner=local"]
+    with extended_hydra(), initialize_config_module("maze_train.conf", version_base="1.3"):
+        composed = OmegaConf.to_container(compose("train", words))
+    assert isinstance(composed, dict)
+    changes = {"total_steps": 7, "model": {"activation": "elu"}, "runner": "local"}
+    expected = load_config({str(key): value for key, value in composed.items()})
+    assert load_config({"experiment": preset, **changes}) == expected
+
+
+def test_another_environment_takes_the_place_of_that_of_a_preset() -> None:
+    """By its id, and as a class."""
+    config = load_config({"experiment": "ppo/robot", "env": "InvertedPendulum-v5"})
+    assert (config.env.id, config.model.activation) == ("InvertedPendulum-v5", "elu")
+    config = load_config({"experiment": "ppo/robot", "env": {"id": None, "_target_": "my.Env"}})
+    assert (config.env.id, config.env.target) == (None, "my.Env")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ create, must not be there afterwards.
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -251,3 +252,21 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.yaml")
     with pytest.raises(RunDirectoryError, match="not a regular file"):
         read_settings(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["train resume", "resume", "resume checkpoint"])
+@pytest.mark.parametrize("key", ["address", "working_dir"])
+def test_no_command_connects_to_a_cluster_of_a_stranger(
+    name: str, key: str, run: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A server at the address gets no connection, nor a folder of the user."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        server.setblocking(False)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        runner = {"_target_": "maze_train.config.train_config.RayRunnerConfig", "concurrency": 2}
+        change(run, "runner", {**runner, "address": address, key: address})
+        with pytest.raises(MazeTrainError) as caught:
+            COMMANDS[name].run()
+        assert f"runner.{key} = {address!r}" in f"{caught.value}{capfd.readouterr().err}"
+        with pytest.raises(BlockingIOError):
+            server.accept()
