@@ -204,8 +204,9 @@ def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, A
     found = dict(values)
     for key, value in changes.items():
         old = found.get(key)
-        is_nested = isinstance(old, Mapping) and isinstance(value, Mapping)
-        found[key] = merged(old, value) if is_nested else value
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            value = merged(old, value)
+        found[key] = value
     return found
 
 
