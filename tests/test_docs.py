@@ -51,6 +51,7 @@ MODULES_OF_EXTRAS = {
     "env=gymnax:": ("gymnax",),
     "env._target_=mpe2": ("mpe2",),
     "experiment=ppo/tictactoe_v3": ("pettingzoo",),
+    "experiment=tag": ("pettingzoo", "mpe2"),
 }
 """What a command needs that holds these words."""
 
