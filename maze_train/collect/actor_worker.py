@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -216,17 +216,12 @@ class WeightsReader(_SharedWeights):
         return stamp % 2 == 0 and int(self.header[STAMPS + current]) == stamp
 
 
-class MakeActorEnv(Protocol):
-    """Builds the environments of an actor."""
+MakeActorEnv: TypeAlias = Callable[..., MazeVectorEnv]
+"""Builds the environments of an actor, not reset yet: `make(first_env, can_be_restored=...)`.
 
-    def __call__(self, first_env: int, /, *, can_be_restored: bool) -> MazeVectorEnv:
-        """The environments, not reset yet.
-
-        Args:
-            first_env: Number of the first of them in messages.
-            can_be_restored: Whether their state will be asked for.
-        """
-        ...
+`first_env` is the number of the first of them in messages; `can_be_restored` says whether their
+state will be asked for.
+"""
 
 
 @dataclass(frozen=True)

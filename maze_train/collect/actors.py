@@ -22,14 +22,13 @@ from maze_train.collect.actor_worker import (
     WeightsWriter,
     weights_nbytes,
 )
-from maze_train.collect.collector import OneModule
+from maze_train.collect.collector import OneModule, Turns
 from maze_train.collect.episodes import FinishedEpisodes
 from maze_train.collect.turns import turns_of
 from maze_train.core.errors import ConfigError
 from maze_train.core.notices import warn
 from maze_train.core.types import Array
 from maze_train.data.rollout import Rollout, RolloutStorage, join_rollouts, slot_nbytes, slots_in
-from maze_train.data.turns import TurnSplitter
 from maze_train.learner.modules import torch_threads
 from maze_train.nets.joint import JointModel
 from maze_train.workers.places import Place, Portable, ThisProcess
@@ -204,7 +203,7 @@ class DistributedActors:
         self.num_slots = 1 + -(-queue_size // self.num_actors)
         self.generations = [0] * self.num_actors
         self.states = [None] * self.num_actors
-        self._make_turns: Callable[[], TurnSplitter | OneModule] = OneModule
+        self._make_turns: Callable[[], Turns] = OneModule
         if splits_turns and isinstance(model, JointModel):
             self._make_turns = partial(turns_of, model, as_steps=True)
         self._turns = [self._make_turns() for _ in range(self.num_actors)]

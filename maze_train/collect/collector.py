@@ -6,7 +6,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
@@ -22,25 +22,8 @@ from maze_train.learner.modules import DEFAULT_MODULE
 from maze_train.nets.acting import Actor, as_arrays
 from maze_train.spaces.tensors import check_resolution, large_floats
 
-
-class Turns(Protocol):
-    """Makes the rollouts of modules from that of all steps."""
-
-    def split(self, rollout: Rollout) -> dict[str, Rollout]:
-        """The rollouts by the id of the module."""
-        ...
-
-    def forget(self, envs: Tensor) -> None:
-        """Forget what is kept of environments, `[B]` bool."""
-        ...
-
-    def state_dict(self) -> dict[str, Any]:
-        """What is kept from one rollout to the next."""
-        ...
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`."""
-        ...
+if TYPE_CHECKING:
+    from maze_train.data.turns import TurnSplitter
 
 
 class OneModule:
@@ -59,6 +42,10 @@ class OneModule:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Nothing to continue from."""
+
+
+Turns: TypeAlias = "OneModule | TurnSplitter"
+"""Makes the rollouts of modules from the rollout of all steps."""
 
 
 class Collector(ABC):

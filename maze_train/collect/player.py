@@ -24,7 +24,7 @@ from maze_train.collect.episode_runner import (
     SliceEpisodes,
 )
 from maze_train.collect.recording import PlaySettings, Recorder, ffmpeg_path
-from maze_train.collect.row_agents import ModelAgent, PolicyAgent, RandomAgent
+from maze_train.collect.row_agents import ModelAgent, PolicyAgent, random_agent
 from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.files import remove_leftovers
@@ -394,10 +394,10 @@ def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
         ConfigError: If it is no policy.
     """
     if isinstance(policy, str) and policy == RANDOM:
-        return RandomAgent
+        return random_agent
     model = model_of(policy)
     if model is not None:
-        return partial(_model_agent, model, deterministic)
+        return partial(ModelAgent, model, deterministic=deterministic)
     if isinstance(policy, type):
         return partial(PolicyAgent, policy)
     return partial(PolicyAgent, partial(copy.deepcopy, UserPolicy(policy).policy))
@@ -428,10 +428,6 @@ def check_policy_spaces(found: tuple[Any, Any], spaces: tuple[Any, Any]) -> None
     for name, own, space in zip(names, found, spaces, strict=True):
         if own is not None and own != space:
             raise ConfigError("policy", f"its {name} is {own}, that of the environment is {space}")
-
-
-def _model_agent(model: nn.Module, deterministic: bool, envs: EnvSlice) -> RowAgent:
-    return ModelAgent(model, envs, deterministic)
 
 
 class RolloutGenerator(RolloutPlayer):

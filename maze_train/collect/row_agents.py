@@ -30,7 +30,7 @@ from maze_train.nets.acting import ActingModel, acting, as_arrays
 from maze_train.nets.actor_critic import ActorCriticModel
 from maze_train.nets.joint import JointModel
 from maze_train.nets.policy_model import PolicyModel
-from maze_train.nets.population import Population, build_population, row_blocks
+from maze_train.nets.population import build_population, row_blocks
 from maze_train.spaces.describe import flat_space
 from maze_train.spaces.tensors import as_tensors
 
@@ -44,62 +44,63 @@ def num_reals(model: ActingModel) -> int:
     return sum(leaf.numel() for leaf in leaves if leaf.is_floating_point())
 
 
-class MemberActions:
-    """Chooses the actions of members, each with its own random numbers.
+class PopulationAgent(RowAgent):
+    """Copies of a model act, one in each environment, each with its own random numbers.
+
+    Actions do not depend on other episodes, nor on the row, to the bit; see `nets.population`.
 
     Args:
-        model: What acts.
-        count: Number of members at a time.
+        model: The model, on the CPU.
+        envs: The environments.
         deterministic: Whether the most likely action is taken instead of a sampled one.
-        noise_stddev: Deviation of normal noise that is added to real-valued actions as the agent
-            has them, >= 0.
+        noise_stddev: Standard deviation of normal noise that is added to real-valued actions as
+            the agent has them (>= 0).
     """
 
     def __init__(
-        self,
-        model: ActingModel,
-        count: int,
-        *,
-        deterministic: bool = True,
-        noise_stddev: float = 0.0,
+        self, model: nn.Module, envs: EnvSlice, deterministic: bool, noise_stddev: float = 0.0
     ) -> None:
-        self._model = model
-        self._noise_stddev = noise_stddev
-        self._deterministic = deterministic
-        self._num_sampled = 0 if deterministic and not model.is_random else model.noise_size
-        self._num_added = num_reals(model) if noise_stddev else 0
+        self._envs, self._space = envs, flat_space(envs.observation.space)
+        self._population = build_population(model, len(envs))
+        self._acting = acting(model)
+        self._deterministic, self._added_stddev = deterministic, noise_stddev
+        is_sampled = not deterministic or self._acting.is_random
+        self._num_sampled = self._acting.noise_size if is_sampled else 0
+        self._num_added = num_reals(self._acting) if noise_stddev else 0
         size = self._num_sampled + self._num_added
-        self._noise = torch.zeros(count, STEPS_PER_DRAW, size) if size else None
-        self._steps = np.zeros(count, np.int64)
-        self._generators = [torch.Generator() for _ in range(count if size else 0)]
+        self._noise = torch.zeros(len(envs), STEPS_PER_DRAW, size) if size else None
+        self._steps = np.zeros(len(envs), np.int64)
+        self._generators = [torch.Generator() for _ in range(len(envs) if size else 0)]
 
-    def begin(self, row: int, seed: int) -> None:
-        """Begin an episode."""
+    def begin(self, row: int, task: EpisodeTask) -> None:
+        """Begin an episode, see `RowAgent`."""
+        self._population.forget(row)
         if self._noise is not None:
             self._steps[row] = 0
-            self._generators[row].manual_seed(seed)
+            self._generators[row].manual_seed(task.action_seed)
 
-    def choose(self, population: Population, obs: TensorTree, rows: list[int]) -> ArrayTree:
-        """Actions of some members, as the environment takes them.
+    def act(self) -> ArrayTree:
+        """Choose the actions of the environments that play, see `RowAgent`."""
+        obs = self._observe()
+        with torch.no_grad(), torch_threads(1):  # several may add up in another order
+            return as_arrays(self._choose(obs, self._envs.playing))
 
-        Args:
-            population: The members.
-            obs: Observations of all members.
-            rows: The members that act.
+    def _observe(self) -> TensorTree:
+        """Observations of all environments as networks read them, `[n, ...]`."""
+        columns: Any = self._envs.obs
+        return as_tensors(self._space, columns.get("", columns))
 
-        Returns:
-            Actions, `[row_blocks(len(rows)), ...]`.
-        """
+    def _choose(self, obs: TensorTree, rows: list[int]) -> TensorTree:
+        """Actions of some rows as the environment takes them, `[row_blocks(len(rows)), ...]`."""
         if self._noise is None:
-            return as_arrays(population.act(rows, obs, None, self._deterministic).env_actions)
+            return self._population.act(rows, obs, None, self._deterministic).env_actions
         noise = torch.zeros(row_blocks(len(rows)), self._noise.shape[2])
         noise[: len(rows)] = self._next_noise(rows)
         own = noise[:, : self._num_sampled] if self._num_sampled else None
-        acted = population.act(rows, obs, own, self._deterministic)
+        acted = self._population.act(rows, obs, own, self._deterministic)
         if not self._num_added:
-            return as_arrays(acted.env_actions)
-        actions = self._with_added(acted.actions, noise[:, self._num_sampled :])
-        return as_arrays(self._model.to_env(actions))
+            return acted.env_actions
+        return self._acting.to_env(self._with_added(acted.actions, noise[:, self._num_sampled :]))
 
     def _next_noise(self, rows: list[int]) -> Tensor:
         """The noise of this step, `[len(rows), size]`."""
@@ -107,7 +108,7 @@ class MemberActions:
         at = self._steps[rows] % STEPS_PER_DRAW
         for row in (row for row, step in zip(rows, at, strict=True) if step == 0):
             generator = self._generators[row]
-            drawn = self._model.draw_noise((STEPS_PER_DRAW,), generator)
+            drawn = self._acting.draw_noise((STEPS_PER_DRAW,), generator)
             self._noise[row, :, : self._num_sampled] = drawn[:, : self._num_sampled]
             self._noise[row, :, self._num_sampled :] = torch.randn(
                 STEPS_PER_DRAW, self._num_added, generator=generator
@@ -123,47 +124,9 @@ class MemberActions:
         def add(leaf: Tensor) -> Tensor:
             if not leaf.is_floating_point():
                 return leaf
-            return leaf + self._noise_stddev * next(parts).view_as(leaf)
+            return leaf + self._added_stddev * next(parts).view_as(leaf)
 
         return tree_map(add, actions)
-
-
-class PopulationAgent(RowAgent):
-    """Copies of a model act, one in each environment.
-
-    Actions do not depend on other episodes, nor on the row, to the bit; see `nets.population`.
-
-    Args:
-        model: The model, on the CPU.
-        envs: The environments.
-        deterministic: Whether the most likely action is taken instead of a sampled one.
-        noise_stddev: See `MemberActions`.
-    """
-
-    def __init__(
-        self, model: nn.Module, envs: EnvSlice, deterministic: bool, noise_stddev: float = 0.0
-    ) -> None:
-        self._envs, self._space = envs, flat_space(envs.observation.space)
-        self._population = build_population(model, len(envs))
-        self._actions = MemberActions(
-            acting(model), len(envs), deterministic=deterministic, noise_stddev=noise_stddev
-        )
-
-    def begin(self, row: int, task: EpisodeTask) -> None:
-        """Begin an episode, see `RowAgent`."""
-        self._population.forget(row)
-        self._actions.begin(row, task.action_seed)
-
-    def act(self) -> ArrayTree:
-        """Choose the actions of the environments that play, see `RowAgent`."""
-        obs, rows = self._observe(), self._envs.playing
-        with torch.no_grad(), torch_threads(1):  # several may add up in another order
-            return self._actions.choose(self._population, obs, rows)
-
-    def _observe(self) -> TensorTree:
-        """Observations of all environments as networks read them, `[n, ...]`."""
-        columns: Any = self._envs.obs
-        return as_tensors(self._space, columns.get("", columns))
 
 
 class ModelAgent(PopulationAgent):
@@ -269,8 +232,8 @@ class PolicyAgent(RowAgent):
         )
 
 
-class RandomAgent(PolicyAgent):
-    """Actions are uniform over the action space, and legal where observations have masks.
+def random_agent(envs: EnvSlice) -> PolicyAgent:
+    """Return an agent whose actions are uniform over the action space, only legal ones with masks.
 
     Args:
         envs: The environments.
@@ -278,10 +241,7 @@ class RandomAgent(PolicyAgent):
     Raises:
         SpaceError: If masks do not fit the actions.
     """
-
-    def __init__(self, envs: EnvSlice) -> None:
-        found = envs.observation.space, envs.action.space
-        super().__init__(partial(UniformPolicy, *found), envs)
+    return PolicyAgent(partial(UniformPolicy, envs.observation.space, envs.action.space), envs)
 
 
 def converted_action(part: Any, leaf: spaces.Space[Any]) -> Array:

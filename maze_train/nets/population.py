@@ -132,54 +132,53 @@ class Population(ABC):
         return view
 
 
-class BatchedPolicy:
+BatchedPolicy: TypeAlias = Callable[[int, TensorTree, Tensor | None, bool], Acted]
+"""Chooses the actions of the first `count` copies: arguments are `count`, and those of
+`Population.act`, of `row_blocks(count)` rows."""
+
+
+def batched_policy(model: PolicyModel, view: View) -> BatchedPolicy:
     """Copies of a template policy without images and recurrent layers: one product per layer.
 
     Args:
         model: The policy.
         view: Gives a parameter of all copies.
     """
+    trunk = None if model.trunk is None else _batched(model.trunk, view)
+    net = _batched(model.policy.net, view)
+    free = None if model.policy.free_params is None else view(model.policy.free_params)
 
-    def __init__(self, model: Any, view: View) -> None:
-        self.model: PolicyModel = model
-        self._trunk = None if model.trunk is None else _batched(model.trunk, view)
-        self._net = _batched(model.policy.net, view)
-        free = model.policy.free_params
-        self._free = None if free is None else view(free)
-
-    @staticmethod
-    def fits(model: nn.Module) -> bool:
-        """Whether a model is of that kind, and nothing of it is of a subclass."""
-        return (
-            type(model) is PolicyModel
-            and model.rnn is None
-            and type(model.policy) is Policy
-            and not is_hooked(model.policy)
-            and is_plain(model.policy.net)
-            and (model.trunk is None or is_plain(model.trunk))
-        )
-
-    def act(self, count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
-        """Choose the actions of the first copies, for arguments of `row_blocks(count)` rows."""
-        model, rows = self.model, row_blocks(count)
+    def act(count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
         inputs: Any = model.inputs(obs)
         # Some kernels of OpenBLAS read what was left on the stack into lanes that they do not use,
         # and numpy warns of it (as in https://github.com/numpy/numpy/issues/24067).
         with np.errstate(invalid="ignore"):
-            if self._trunk is not None:
-                inputs = self._trunk(inputs, count)
-            outputs = self._net(inputs, count)
-        if self._free is not None:
-            outputs = np.concatenate([outputs, self._free[:rows]], axis=1)
+            outputs = net(inputs if trunk is None else trunk(inputs, count), count)
+        if free is not None:
+            outputs = np.concatenate([outputs, free[: len(outputs)]], axis=1)
         params = torch.from_numpy(outputs)
         if model.masking is not None:
             params = model.masking.apply(params, obs)
-        state = torch.zeros(rows, 0)
+        state = torch.zeros(len(params), 0)
         return acted_with(model.distribution, params, state, noise, deterministic)
+
+    return act
+
+
+def is_batchable(model: nn.Module) -> bool:
+    """Whether `batched_policy` supports a model: nothing of it is of a subclass."""
+    return (
+        type(model) is PolicyModel
+        and model.rnn is None
+        and type(model.policy) is Policy
+        and not is_hooked(model.policy)
+        and is_plain(model.policy.net)
+        and (model.trunk is None or is_plain(model.trunk))
+    )
 
 
 class BatchedPopulation(Population):
-    """Copies of a policy such as `BatchedPolicy` computes, or of a `JointModel` of such policies.
+    """Copies of a policy that `is_batchable`, or of a `JointModel` of such policies.
 
     Copies that are computed lie next to each other in memory, those that pause behind them.
 
@@ -192,14 +191,8 @@ class BatchedPopulation(Population):
         super().__init__(model, row_blocks(count))
         self._row_at = np.arange(self.rows)
         self._place_of = np.arange(self.rows)
-        self._policies = {
-            policy: BatchedPolicy(own, self._view) for policy, own in policies_of(model).items()
-        }
-
-    @staticmethod
-    def fits(model: nn.Module) -> bool:
-        """Whether a model is of that kind."""
-        return all(map(BatchedPolicy.fits, policies_of(model).values()))
+        policies: Any = policies_of(model)
+        self._policies = {key: batched_policy(own, self._view) for key, own in policies.items()}
 
     def weights_of(self, row: int) -> Array:
         """The trained parameters of a copy, see `Population.weights_of`."""
@@ -235,11 +228,11 @@ class BatchedPopulation(Population):
         """Choose the actions of the first copies as they lie in memory."""
         model = self.model
         if not isinstance(model, JointModel):
-            return self._policies[""].act(count, obs, noise, deterministic)
+            return self._policies[""](count, obs, noise, deterministic)
         assert isinstance(obs, dict)
         parts, noises = part_of(obs, AGENTS), model.noises_by_agent(noise)
         found = {
-            agent: self._policies[policy].act(
+            agent: self._policies[policy](
                 count, part_of(parts, agent), noises[agent], deterministic
             )
             for agent, policy in model.agents.items()
@@ -306,7 +299,7 @@ def _batched(module: nn.Module, view: View) -> Net:
     if isinstance(module, DictEncoder):
         return _batched_dict(module, view)
     if isinstance(module, MLP):
-        return _BatchedMLP(module, view)
+        return _batched_mlp(module, view)
     # A module without parameters is the same for all copies.
     return lambda obs, count: cast("Array", module(obs).numpy())
 
@@ -325,30 +318,29 @@ def _batched_dict(module: DictEncoder, view: View) -> Net:
     return forward
 
 
-class _BatchedMLP:
+def _batched_mlp(mlp: MLP, view: View) -> Net:
     """Linear layers of all copies."""
+    layers: list[Any] = list(mlp.layers)
+    weights = [(view(layer.weight), view(layer.bias)) for layer in layers]
+    apply = activation(mlp.nonlinearity)
 
-    def __init__(self, mlp: MLP, view: View) -> None:
-        self._layers = [(view(layer.weight), view(layer.bias)) for layer in mlp.layers]  # type: ignore[arg-type]  # linear layers
-        self._n_hidden = mlp.n_hidden
-        self._apply = activation(mlp.nonlinearity)
-
-    def __call__(self, x: Array, count: int) -> Array:
-        """Outputs `[n, output_size]` of inputs `[n, inputs]`; only the first `count` matter."""
+    def forward(x: Array, count: int) -> Array:
         n = len(x)
         # Of a single product numpy makes another call, which rounds otherwise.
         k = max(count, 2)
-        for i, (weight, bias) in enumerate(self._layers):
+        for i, (weight, bias) in enumerate(weights):
             products = np.zeros((n, weight.shape[1]), weight.dtype)
             np.matmul(weight[:k], x[:k, :, None], out=products[:k, :, None])
             x = products
             x += bias[:n]
-            if i < self._n_hidden:
-                x = self._apply(torch.from_numpy(x)).numpy()
+            if i < mlp.n_hidden:
+                x = apply(torch.from_numpy(x)).numpy()
         return x
+
+    return forward
 
 
 def build_population(model: nn.Module, count: int) -> Population:
     """Copies of a policy, computed together where that can be done."""
-    kind = BatchedPopulation if BatchedPopulation.fits(model) else RowPopulation
-    return kind(model, count)
+    is_batched = all(map(is_batchable, policies_of(model).values()))
+    return (BatchedPopulation if is_batched else RowPopulation)(model, count)

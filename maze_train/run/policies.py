@@ -20,7 +20,7 @@ from maze_train.collect.player import (
     model_of,
     spaces_of_policy,
 )
-from maze_train.collect.row_agents import ModelAgent, PolicyAgent, RandomAgent
+from maze_train.collect.row_agents import ModelAgent, PolicyAgent, random_agent
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
 from maze_train.config.train_config import TrainConfig
@@ -123,7 +123,7 @@ def chosen_policy(config: RolloutConfig) -> RolloutPolicy:
         )
     if not isinstance(config.policy, dict):
         name = "policies" if config.policies else RANDOM
-        return RolloutPolicy(name, {"policy": RANDOM}, RandomAgent)
+        return RolloutPolicy(name, {"policy": RANDOM}, random_agent)
     build = partial(build_target, config.policy, key="policy")
     target = config.policy[TARGET]
     is_given = isinstance(target, Given)

@@ -14,7 +14,7 @@ from es_problems import WalkEnv, model_for
 from gymnasium import spaces
 
 from maze_train.collect.episode_runner import EpisodeTask
-from maze_train.collect.row_agents import ModelAgent, PolicyAgent, RandomAgent
+from maze_train.collect.row_agents import ModelAgent, PolicyAgent, random_agent
 from maze_train.collect.uniform import UniformPolicy
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.envs.faults import EpisodeError
@@ -267,7 +267,7 @@ def test_random_actions_are_uniform():
 def test_random_actions_lie_in_the_space(kind):
     """All of it is reached."""
     envs = started(partial(WalkEnv, "box", kind), 8)
-    agent = RandomAgent(envs)
+    agent = random_agent(envs)
     for i in range(8):
         agent.begin(i, EpisodeTask(0, 0, i))
     drawn = [agent.act() for _ in range(40)]

@@ -34,7 +34,7 @@ from gymnasium import spaces
 from leftovers import has_ended
 
 from maze_train.collect.recording import PlaySettings
-from maze_train.collect.row_agents import PolicyAgent, RandomAgent
+from maze_train.collect.row_agents import PolicyAgent, random_agent
 from maze_train.core.errors import ConfigError, EnvError, SpaceError, WorkerError
 from maze_train.core.step_end import DROPPED, TERMINATED, TRUNCATED
 from maze_train.core.types import leaves_by_key, tree_map
@@ -49,7 +49,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarni
 every_place = pytest.mark.parametrize("n_workers", [0, pytest.param(2, marks=slow)])
 
 
-def player_of(make, make_agent=RandomAgent, settings=RECORDED, **more):
+def player_of(make, make_agent=random_agent, settings=RECORDED, **more):
     """A player that records, in this process or in `n_workers` others."""
     return Episodes(make, make_agent=make_agent, settings=settings, **more).of
 
@@ -210,8 +210,8 @@ def test_memory_that_is_used_again():
     """Observations and actions are copies, those after the last step too."""
     make = partial(WalkEnv, "box", "box")
     reusing = partial(ReusingEnv, "box", "box")
-    expected = play_alone(make, RandomAgent, range(8))
-    assert play_alone(reusing, RandomAgent, range(8)) == expected
+    expected = play_alone(make, random_agent, range(8))
+    assert play_alone(reusing, random_agent, range(8)) == expected
     with player_of(reusing, num_envs=3) as player:
         assert [bits(episode) for episode in player.play(range(8))] == expected
 
@@ -381,7 +381,7 @@ def test_a_failure(start, how, again, tmp_path, capfd):
     make = partial(FailsForSeedEnv, how, 5, None if again else tmp_path / "failed")
     player = start(make, on_worker_failure="restart", timeout_s=SHORT_S, max_worker_restarts=100)
     pids = [process.pid for process in processes_of(player)]
-    expected = play_alone(partial(FailsForSeedEnv, how, -1), RandomAgent, range(12))
+    expected = play_alone(partial(FailsForSeedEnv, how, -1), random_agent, range(12))
     found, is_raised = [], how in ("raise", "leave")
     if again:
         with pytest.raises(WorkerError, match=FAILURES[how]) as caught:
@@ -440,7 +440,7 @@ def test_episodes_that_wait_are_kept(start, n_workers):
 
     with pytest.raises(KeyboardInterrupt):
         next(player.play([9, *range(8)], enough))
-    expected = play_alone(make, RandomAgent, range(8))
+    expected = play_alone(make, random_agent, range(8))
     assert len(player.waiting) >= 4
     for number, episode in player.waiting.items():
         assert bits(episode)[1:] == expected[number - 1][1:]
@@ -481,14 +481,14 @@ def test_an_interrupt_costs_no_later_episode(where):
         with pytest.raises(KeyboardInterrupt):
             list(player.play(range(4)))
         for _ in range(2):
-            assert take(player, range(8)) == play_alone(PictureEnv, RandomAgent, range(8))
+            assert take(player, range(8)) == play_alone(PictureEnv, random_agent, range(8))
 
 
 @every_place
 def test_episodes_that_are_not_wanted_any_more(start, n_workers):
     """Another call starts over, and news of the first one are not taken for its own."""
     player = start(UnequalEnv, n_workers=n_workers)
-    expected = play_alone(UnequalEnv, RandomAgent, range(100, 112))
+    expected = play_alone(UnequalEnv, random_agent, range(100, 112))
     for _ in range(5):
         first = player.play(range(50))
         next(first)
@@ -526,7 +526,7 @@ def test_videos(start, tmp_path):
     here, there = (
         PlaySettings(video_dir=str(tmp_path / name), video_every=3) for name in ("here", "there")
     )
-    expected = play_alone(make, RandomAgent, range(8), here)
+    expected = play_alone(make, random_agent, range(8), here)
     player = start(make, settings=there, on_worker_failure="restart")
     found = take(player, range(8))
     assert [episode[:5] for episode in found] == [episode[:5] for episode in expected]
@@ -554,5 +554,5 @@ def test_videos_of_what_can_not_be_seen(tmp_path, n_workers):
     pytest.importorskip("imageio_ffmpeg")
     settings = PlaySettings(video_dir=str(tmp_path))
     with pytest.raises(EnvError, match='build the environment with render_mode="rgb_array"'):
-        player_of(WalkEnv, RandomAgent, settings, n_workers=n_workers)
+        player_of(WalkEnv, random_agent, settings, n_workers=n_workers)
     assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from es_problems import PictureEnv
 
 from maze_train.collect.player import RolloutPlayer
 from maze_train.collect.recording import PlaySettings, VideoWriter, frames_per_second
-from maze_train.collect.row_agents import RandomAgent
+from maze_train.collect.row_agents import random_agent
 from maze_train.core.errors import EnvError, RunDirectoryError
 
 ffmpeg = pytest.importorskip("imageio_ffmpeg").get_ffmpeg_exe()
@@ -177,7 +177,7 @@ def test_episodes_that_fail_leave_no_video(tmp_path):
     ):
         make = partial(FailingPictureEnv, "raise", 1)
         with (
-            RolloutPlayer(make, RandomAgent, settings, num_envs=2) as player,
+            RolloutPlayer(make, random_agent, settings, num_envs=2) as player,
             pytest.raises(EnvError, match=words),
         ):
             list(player.play([seed, 0]))

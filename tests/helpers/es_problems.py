@@ -28,7 +28,7 @@ from maze_train.collect.actor_worker import WeightsWriter, weights_nbytes
 from maze_train.collect.episode_runner import EpisodeRunner, SliceEpisodes
 from maze_train.collect.player import RolloutPlayer
 from maze_train.collect.recording import PlaySettings
-from maze_train.collect.row_agents import ModelAgent, PolicyAgent, RandomAgent
+from maze_train.collect.row_agents import ModelAgent, PolicyAgent, random_agent
 from maze_train.core.types import tree_leaves
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.config import ModelConfig, RecurrentConfig
@@ -396,9 +396,9 @@ PROBLEMS = {
     "masks": partial(model_problem, "mask", "discrete", "plain"),
     "dicts": partial(model_problem, "dict", "dict", "normalised"),
     "memory": partial(model_problem, "box", "discrete", "memory"),
-    "random box": lambda: (partial(WalkEnv, "box", "box"), RandomAgent),
-    "random dict": lambda: (partial(WalkEnv, "dict", "dict"), RandomAgent),
-    "random masks": lambda: (partial(WalkEnv, "mask", "discrete"), RandomAgent),
+    "random box": lambda: (partial(WalkEnv, "box", "box"), random_agent),
+    "random dict": lambda: (partial(WalkEnv, "dict", "dict"), random_agent),
+    "random masks": lambda: (partial(WalkEnv, "mask", "discrete"), random_agent),
     "user": partial(user_problem, "box", "discrete"),
     "user dict": partial(user_problem, "dict", "dict"),
 }
@@ -426,7 +426,7 @@ class Episodes:
         make=UnequalEnv,
         n_workers=0,
         num_envs=4,
-        make_agent=RandomAgent,
+        make_agent=random_agent,
         settings=RECORDED,
         on_non_finite="raise",
         **processes,
