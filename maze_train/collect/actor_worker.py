@@ -226,28 +226,25 @@ state will be asked for.
 
 @dataclass(frozen=True)
 class ActorPolicy:
-    """The policy of all actors."""
+    """The policy of all actors.
+
+    Attributes:
+        make_model: Builds the policy.
+        num_steps: Steps T of each environment per rollout.
+        allow_new_episodes: See `RolloutCollector`.
+        info_keys: See `RolloutCollector`.
+        records_log_probs: See `RolloutCollector`.
+        keeps_terminal_obs: See `RolloutCollector`.
+        returns_states: Whether each rollout comes with the state of its actor after it.
+    """
 
     make_model: Portable[Callable[[], nn.Module]]
-    """Builds the policy."""
-
     num_steps: int
-    """Steps T of each environment per rollout."""
-
     allow_new_episodes: bool
-    """See `RolloutCollector`."""
-
     info_keys: Sequence[str] = ()
-    """See `RolloutCollector`."""
-
     records_log_probs: bool = True
-    """See `RolloutCollector`."""
-
     keeps_terminal_obs: bool = False
-    """See `RolloutCollector`."""
-
     returns_states: bool = False
-    """Whether each rollout comes with the state of its actor after it."""
 
     def columns(self, model: nn.Module, observation_space: Any, num_envs: int) -> Columns:
         """Return the columns of the rollouts of an actor.
@@ -271,37 +268,31 @@ class ActorPolicy:
 
 @dataclass(frozen=True)
 class CollectedRollout:
-    """A rollout that an actor collected."""
+    """A rollout that an actor collected.
+
+    Attributes:
+        actor: Its number.
+        slot: The slot that holds it.
+        weights_seq_no: Updates that the weights had seen which acted.
+        num_final_obs: Number of final observations in the slot.
+        has_gaps: Whether some rows are not transitions.
+        episodes: Episodes that ended.
+        finished: Time, in seconds, of the clock of its machine.
+        env_s: Seconds that the environments took.
+        seconds: Seconds that it took, with the actions.
+        state: State of the actor after it, see `ActorPolicy.returns_states`.
+    """
 
     actor: int
-    """Its number."""
-
     slot: int
-    """The slot that holds it."""
-
     weights_seq_no: int
-    """Updates that the weights had seen which acted."""
-
     num_final_obs: int
-    """Number of final observations in the slot."""
-
     has_gaps: bool
-    """Whether some rows are not transitions."""
-
     episodes: FinishedEpisodes
-    """Episodes that ended."""
-
     finished: float
-    """Time, in seconds, of the clock of its machine."""
-
     env_s: float
-    """Seconds that the environments took."""
-
     seconds: float
-    """Seconds that it took, with the actions."""
-
     state: dict[str, Any] | None = None
-    """State of the actor after it, see `ActorPolicy.returns_states`."""
 
 
 class ActorWorker:

@@ -67,28 +67,26 @@ class StepCounts:
 
 @dataclass(frozen=True)
 class GatheredRollouts:
-    """Rollouts of actors, as the learner gets them."""
+    """Rollouts of actors, as the learner gets them.
+
+    Attributes:
+        rollouts: Rollouts of actors side by side, by module id, with the numbers of their weights.
+        episodes: Episodes that ended in them.
+        lost: Environments whose episodes were lost with a worker since the last call, `[A * E]`
+            bool.
+        queue_before: Rollouts that waited when the learner asked.
+        queue_after: Rollouts that wait now.
+        waited_s: Seconds in which the learner had nothing to do.
+        env_s: Seconds that environments took, in the slowest worker.
+    """
 
     rollouts: dict[str, Rollout]
-    """Rollouts of actors side by side, by module id, with the numbers of their weights."""
-
     episodes: FinishedEpisodes
-    """Episodes that ended in them."""
-
     lost: Array
-    """Environments whose episodes were lost with a worker since the last call, `[A * E]` bool."""
-
     queue_before: int
-    """Rollouts that waited when the learner asked."""
-
     queue_after: int
-    """Rollouts that wait now."""
-
     waited_s: float
-    """Seconds in which the learner had nothing to do."""
-
     env_s: float
-    """Seconds that environments took, in the slowest worker."""
 
 
 class DistributedActors:

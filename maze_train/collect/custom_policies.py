@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from maze_train.core.errors import ConfigError, MazeTrainError
+from maze_train.core.targets import member_of
 
 
 class UserPolicy:
@@ -26,7 +27,7 @@ class UserPolicy:
     """
 
     def __init__(self, policy: Any, key: str = "policy") -> None:
-        act = getattr(policy, "act", None)
+        act = member_of(policy, "act")
         self.act: Callable[[Any], Any] = act if callable(act) else policy
         if not callable(self.act):
             problem = (
@@ -34,10 +35,10 @@ class UserPolicy:
                 "function of one observation"
             )
             raise ConfigError(key, problem, policy)
-        named = policy if hasattr(policy, "__qualname__") else type(policy)
+        named = policy if member_of(policy, "__qualname__") else type(policy)
         self.name = f"{named.__module__}.{named.__qualname__}"
         self.policy = policy
-        reset = getattr(policy, "reset", None)
+        reset = member_of(policy, "reset")
         self.is_reset = callable(reset)
         self._seed_form = seed_form(reset) if callable(reset) else ""
 

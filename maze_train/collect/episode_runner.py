@@ -28,19 +28,20 @@ if TYPE_CHECKING:
 
 
 class EpisodeTask(NamedTuple):
-    """An episode that is to be played."""
+    """An episode that is to be played.
+
+    Attributes:
+        number: Its place among those that were asked for, from 0 on.
+        seed: Seed of the environment.
+        action_seed: Seed of what the agent does by chance.
+        noise_index: Index in the noise table, where the weights of the agent are perturbed; see
+            `MemberAgent`.
+    """
 
     number: int
-    """Its place among those that were asked for, from 0 on."""
-
     seed: int
-    """Seed of the environment."""
-
     action_seed: int
-    """Seed of what the agent does by chance."""
-
     noise_index: int = 0
-    """Index in the noise table, where the weights of the agent are perturbed; see `MemberAgent`."""
 
 
 class RowAgent(ABC):
@@ -73,61 +74,55 @@ class RowAgent(ABC):
 
 
 class ObservationMoments(NamedTuple):
-    """Moments of the observations that one episode acted on, float64."""
+    """Moments of the observations that one episode acted on, float64.
+
+    Attributes:
+        samples: Number of observations, 0-d.
+        mean: Means, all normalised entries in one vector.
+        var: Variances with divisor `samples`.
+    """
 
     samples: Array
-    """Number of observations, 0-d."""
-
     mean: Array
-    """Means, all normalised entries in one vector."""
-
     var: Array
-    """Variances with divisor `samples`."""
 
 
 @dataclass(frozen=True)
 class PlayedEpisode:
-    """An episode that was played."""
+    """An episode that was played.
+
+    Attributes:
+        number: Its place among those that were asked for, from 0 on.
+        seed: Its seed.
+        episode_return: Undiscounted sum of the rewards, of raw ones where the environment reports
+            them.
+        length: Number of steps, >= 1.
+        success: 1.0 or 0.0 if the last info has `is_success` (of several agents the mean), else
+            NaN.
+        end: Code of the last step, see `StepEnd`. If the episode was dropped because a value was
+            not finite, the other fields describe it up to that step.
+        trajectory: Observations and actions, where they are recorded and the episode was not lost.
+        video: Path of its video, where there is one.
+        fitness: Undiscounted sum of the rewards as the agent gets them.
+        moments: Moments of the observations, where the agent takes them.
+        info: The last info, or the numbers of it that were asked for.
+        agent_returns: Sum of the rewards of each agent, where there are several.
+        agent_turns: Number of actions of each agent, where there are several.
+    """
 
     number: int
-    """Its place among those that were asked for, from 0 on."""
-
     seed: int
-    """Its seed."""
-
     episode_return: float
-    """Undiscounted sum of the rewards, of raw ones where the environment reports them."""
-
     length: int
-    """Number of steps, >= 1."""
-
     success: float
-    """1.0 or 0.0 if the last info has `is_success` (of several agents the mean), else NaN."""
-
     end: int
-    """Code of the last step, see `StepEnd`. If the episode was dropped because a value was not
-    finite, the other fields describe it up to that step."""
-
     trajectory: Trajectory | None = None
-    """Observations and actions, where they are recorded and the episode was not lost."""
-
     video: str | None = None
-    """Path of its video, where there is one."""
-
     fitness: float = math.nan
-    """Undiscounted sum of the rewards as the agent gets them."""
-
     moments: ObservationMoments | None = None
-    """Moments of the observations, where the agent takes them."""
-
     info: dict[str, Any] = field(default_factory=dict)
-    """The last info, or the numbers of it that were asked for."""
-
     agent_returns: dict[str, float] = field(default_factory=dict)
-    """Sum of the rewards of each agent, where there are several."""
-
     agent_turns: dict[str, int] = field(default_factory=dict)
-    """Number of actions of each agent, where there are several."""
 
     @property
     def lost(self) -> bool:
@@ -136,20 +131,23 @@ class PlayedEpisode:
 
 
 class Episodes(ABC):
-    """Environments that play numbered episodes."""
+    """Environments that play numbered episodes.
+
+    Attributes:
+        num_envs: Number of environments.
+        agents: Names of the agents; empty for a single agent.
+        playing: Rows of the environments that play, growing.
+        obs: Observations to act on, `[n, ...]`; a mapping of such if there are several agents.
+        rewards: Rewards of the last step, `[n]`.
+        end: How the last step ended, `[n]`, see `StepEnd`.
+    """
 
     num_envs: int
-    """Number of environments."""
     agents: Sequence[str]
-    """Names of the agents; empty for a single agent."""
     playing: list[int]
-    """Rows of the environments that play, growing."""
     obs: Any
-    """Observations to act on, `[n, ...]`; a mapping of such if there are several agents."""
     rewards: Array
-    """Rewards of the last step, `[n]`."""
     end: Array
-    """How the last step ended, `[n]`, see `StepEnd`."""
 
     @abstractmethod
     def begin(self) -> Mapping[int, EpisodeTask]:

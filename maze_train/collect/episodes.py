@@ -37,33 +37,30 @@ class TrainingEpisodeEvents(EventInterface, prefix="train"):
 
 @dataclass
 class FinishedEpisodes:
-    """Episodes in the order in which they ended."""
+    """Episodes in the order in which they ended.
+
+    Attributes:
+        returns: Undiscounted sums of raw rewards.
+        lengths: Numbers of steps.
+        successes: 1.0 or 0.0 for those whose last info has `is_success`.
+        infos: Numbers of those whose last info has them, by the keys that were asked for.
+        agent_returns: Sums of rewards of each agent, where there are several.
+        agent_successes: 1.0 or 0.0 for each agent whose last info has `is_success`, where there are
+            several.
+        lost: Number of episodes that did not end but were lost, and are not counted above.
+        worker_restarts: Number of workers that were started again.
+        steps: Number of steps that the environments made meanwhile.
+    """
 
     returns: list[float] = field(default_factory=list)
-    """Undiscounted sums of raw rewards."""
-
     lengths: list[int] = field(default_factory=list)
-    """Numbers of steps."""
-
     successes: list[float] = field(default_factory=list)
-    """1.0 or 0.0 for those whose last info has `is_success`."""
-
     infos: dict[str, list[float]] = field(default_factory=dict)
-    """Numbers of those whose last info has them, by the keys that were asked for."""
     agent_returns: dict[str, list[float]] = field(default_factory=dict)
-    """Sums of rewards of each agent, where there are several."""
-
     agent_successes: dict[str, list[float]] = field(default_factory=dict)
-    """1.0 or 0.0 for each agent whose last info has `is_success`, where there are several."""
-
     lost: int = 0
-    """Number of episodes that did not end but were lost, and are not counted above."""
-
     worker_restarts: int = 0
-    """Number of workers that were started again."""
-
     steps: int = 0
-    """Number of steps that the environments made meanwhile."""
 
     def check_steps(self, when: str = "") -> None:
         """Refuse a rollout of which nothing is left.

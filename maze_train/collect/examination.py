@@ -34,16 +34,17 @@ MakeEnv = Callable[[], "gymnasium.Env[Any, Any]"]
 
 @dataclass(frozen=True)
 class Findings:
-    """What environments of one process share."""
+    """What environments of one process share.
+
+    Attributes:
+        second_fails: Why a second environment cannot be built or stepped; empty if it can.
+        shares_state: Whether stepping one environment changes what another one observes.
+        generators: The global generators from which the environment draws.
+    """
 
     second_fails: str = ""
-    """Why a second environment cannot be built or stepped; empty if it can."""
-
     shares_state: bool = False
-    """Whether stepping one environment changes what another one observes."""
-
     generators: tuple[str, ...] = ()
-    """The global generators from which the environment draws."""
 
 
 def examine(make_env: MakeEnv) -> Findings:

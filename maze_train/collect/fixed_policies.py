@@ -14,7 +14,7 @@ from torch import nn
 
 from maze_train.collect.custom_policies import UserPolicy, built_policy, check_are_new
 from maze_train.core.errors import ConfigError, SpaceError
-from maze_train.core.targets import build_target, is_target
+from maze_train.core.targets import build_target, is_target, member_of
 from maze_train.core.types import (
     Array,
     Device,
@@ -244,13 +244,13 @@ class GivenPolicy(FixedPolicy):
 
     def policy_state(self) -> dict[str, Any]:
         """The state of the policy, if it has one."""
-        state: dict[str, Any] = getattr(self._policy, "state_dict", dict)()
-        return state
+        state_dict = member_of(self._policy, "state_dict")
+        return {} if state_dict is None else dict(state_dict())
 
     def load_policy_state(self, state: dict[str, Any]) -> None:
         """Continue from `state`."""
-        if hasattr(self._policy, "load_state_dict"):
-            self._policy.load_state_dict(state)
+        if (load_state_dict := member_of(self._policy, "load_state_dict")) is not None:
+            load_state_dict(state)
 
 
 class _UniformBox:

@@ -29,6 +29,7 @@ from maze_train.core.checks import check_at_least
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.files import remove_leftovers
 from maze_train.core.seeding import SEED_LIMIT
+from maze_train.core.targets import member_of
 from maze_train.data.trajectory import Trajectory
 from maze_train.envs.building import closed_on_error
 from maze_train.envs.config import EnvConfig
@@ -405,7 +406,7 @@ def agent_maker(policy: Any, deterministic: bool = True) -> MakeAgent:
 
 def model_of(policy: Any) -> nn.Module | None:
     """Return the model that acts for a policy: itself or its `model`; otherwise None."""
-    for model in (policy, getattr(policy, "model", None)):
+    for model in (policy, member_of(policy, "model")):
         if isinstance(model, nn.Module) and acts(model):
             return model
     return None
@@ -415,7 +416,7 @@ def spaces_of_policy(policy: Any) -> tuple[Any, Any]:
     """Observation and action space that a policy names; None: it names none."""
     if isinstance(policy, type):
         return None, None
-    return getattr(policy, "observation_space", None), getattr(policy, "action_space", None)
+    return member_of(policy, "observation_space"), member_of(policy, "action_space")
 
 
 def check_policy_spaces(found: tuple[Any, Any], spaces: tuple[Any, Any]) -> None:

@@ -78,24 +78,24 @@ def _stacked(rows: list[dict[str, Array]]) -> ArrayTree:
 
 @dataclass(frozen=True)
 class PlaySettings:
-    """Settings of the episodes and of their records."""
+    """Settings of the episodes and of their records.
+
+    Attributes:
+        deterministic: Whether the most likely action is taken instead of a sampled one. It
+            describes the agent, which was built with this setting.
+        record: Whether trajectories are kept.
+        video_dir: Directory of the videos `episode_<number>_seed_<seed>.mp4`; the render mode of
+            the environment has to be `rgb_array`. None: no videos.
+        video_every: Interval of videos in episodes: those whose number it divides are filmed. >= 1.
+        action_seed: Number that, with the seed of an episode, determines the random choices in it.
+            >= 0.
+    """
 
     deterministic: bool = True
-    """Whether the most likely action is taken instead of a sampled one. It describes the
-    agent, which was built with this setting."""
-
     record: bool = False
-    """Whether trajectories are kept."""
-
     video_dir: str | None = None
-    """Directory of the videos `episode_<number>_seed_<seed>.mp4`; the render mode of the
-    environment has to be `rgb_array`. None: no videos."""
-
     video_every: int = 1
-    """Interval of videos in episodes: those whose number it divides are filmed. >= 1."""
-
     action_seed: int = 0
-    """Number that, with the seed of an episode, determines the random choices in it. >= 0."""
 
     def __post_init__(self) -> None:
         check_at_least("video_every", self.video_every, 1)

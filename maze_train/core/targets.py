@@ -204,6 +204,15 @@ def import_failure(module: str, error: Exception) -> str:
     return f"importing {module} failed: {text}{headless_hint(error)}"
 
 
+def member_of(given: Any, name: str) -> Any:
+    """Return an optional attribute of a user-defined object; None if it has no such attribute.
+
+    User-defined policies, modules and transforms may be of any class. Classes of this package
+    implement contracts instead.
+    """
+    return getattr(given, name, None)
+
+
 def maker_of(path: str, key: str, kind: type | None = None, *others: type) -> Callable[..., Any]:
     """The class or function that a dotted path names, for a part of some kind.
 

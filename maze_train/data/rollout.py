@@ -43,44 +43,38 @@ class Rollout:
     observation after the last action. Where an episode ended at step t, `obs[t + 1]` is the first
     observation of the next episode (or the last one of the old, if row t + 1 only resets the
     environment); the true last observation is in `final_obs`.
+
+    Attributes:
+        obs: Observations, `[T + 1, B, ...]`.
+        actions: Actions as the distribution sampled them, `[T, B, ...]`.
+        rewards: Rewards after each action, `[T, B]` float32.
+        end: How each step ended, codes of `maze_train.core.step_end.StepEnd`, `[T, B]` uint8.
+            Nothing is learned from rows that are not transitions, and they count for nothing.
+        final_obs: True last observations of K truncated episodes, `[K, ...]`; those of terminated
+            episodes may be among them. A truncated step without one is bootstrapped from its own
+            value.
+        final_positions: Their positions in the rollout: `t * B + b`, `[K]` int64.
+        hidden_states: Recurrent state of the policy before each observation, `[T + 1, B, S]`.
+        log_probs: Log-probabilities of the actions under the policy that took them, `[T, B]`; None:
+            it is the policy that learns from them.
+        weights_seq_no: Updates that the weights had seen which acted, `[B]` int64.
+        replayed: Whether the steps of an environment were learned from before, `[B]` bool; None:
+            none were.
+        has_gaps: Whether there are rows that are not transitions; None: the constructor looks at
+            `end`, which synchronises its device.
     """
 
     obs: TensorTree
-    """Observations, `[T + 1, B, ...]`."""
-
     actions: TensorTree
-    """Actions as the distribution sampled them, `[T, B, ...]`."""
-
     rewards: Tensor
-    """Rewards after each action, `[T, B]` float32."""
-
     end: Tensor
-    """How each step ended, codes of `maze_train.core.step_end.StepEnd`, `[T, B]` uint8. Nothing is
-    learned from rows that are not transitions, and they count for nothing."""
-
     final_obs: TensorTree
-    """True last observations of K truncated episodes, `[K, ...]`; those of terminated episodes may
-    be among them. A truncated step without one is bootstrapped from its own value."""
-
     final_positions: Tensor
-    """Their positions in the rollout: `t * B + b`, `[K]` int64."""
-
     hidden_states: Tensor | None = None
-    """Recurrent state of the policy before each observation, `[T + 1, B, S]`."""
-
     log_probs: Tensor | None = None
-    """Log-probabilities of the actions under the policy that took them, `[T, B]`; None: it is the
-    policy that learns from them."""
-
     weights_seq_no: Tensor | None = None
-    """Updates that the weights had seen which acted, `[B]` int64."""
-
     replayed: Tensor | None = None
-    """Whether the steps of an environment were learned from before, `[B]` bool; None: none were."""
-
     has_gaps: bool | None = None
-    """Whether there are rows that are not transitions; None: the constructor looks at `end`, which
-    synchronises its device."""
 
     def __post_init__(self) -> None:
         if self.has_gaps is None:

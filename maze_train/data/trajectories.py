@@ -150,21 +150,20 @@ CHECKED_NBYTES = 1 << 20
 class DatasetMetadata:
     """Properties that all episodes of a data set share.
 
+    Attributes:
+        observation_space: Observation space of one environment, nested.
+        action_space: Action space of one environment, nested.
+        env: The environment (`id`, `kwargs` and the like), as plain values.
+        policy: Settings of the policy that acted, as plain values.
+
     Raises:
         SpaceError: If a space has a leaf that cannot be described.
     """
 
     observation_space: spaces.Space[Any]
-    """Observation space of one environment, nested."""
-
     action_space: spaces.Space[Any]
-    """Action space of one environment, nested."""
-
     env: dict[str, Any] = field(default_factory=dict)
-    """The environment (`id`, `kwargs` and the like), as plain values."""
-
     policy: dict[str, Any] = field(default_factory=dict)
-    """Settings of the policy that acted, as plain values."""
 
     def __post_init__(self) -> None:
         leaf_spaces(self.observation_space, self.action_space)
@@ -181,38 +180,31 @@ class TrajectoryPart:
 
     Step t of episode k is row `starts[k] + t` of actions and rewards, and its observation is row
     `starts[k] + k + t` of `obs`.
+
+    Attributes:
+        obs: Observations, T + 1 of each episode, `[steps + episodes, ...]`; one flat mapping for a
+            Dict or Tuple space.
+        actions: Actions of the environment, `[steps, ...]`.
+        rewards: `[steps]` float64.
+        lengths: Steps of each episode, `[episodes]` int64, each >= 1.
+        terminated: `[episodes]` bool.
+        truncated: `[episodes]` bool.
+        seeds: Seed of each episode; None: unknown.
+        name: Origin of the part, for messages.
+        env: The environment of these episodes, as plain values; empty: unknown.
+        policy: Settings of the policy that acted in these episodes, likewise.
     """
 
     obs: ArrayTree
-    """Observations, T + 1 of each episode, `[steps + episodes, ...]`; one flat mapping for a Dict
-    or Tuple space."""
-
     actions: ArrayTree
-    """Actions of the environment, `[steps, ...]`."""
-
     rewards: Array
-    """`[steps]` float64."""
-
     lengths: Array
-    """Steps of each episode, `[episodes]` int64, each >= 1."""
-
     terminated: Array
-    """`[episodes]` bool."""
-
     truncated: Array
-    """`[episodes]` bool."""
-
     seeds: list[int | None]
-    """Seed of each episode; None: unknown."""
-
     name: str
-    """Origin of the part, for messages."""
-
     env: dict[str, Any] = field(default_factory=dict)
-    """The environment of these episodes, as plain values; empty: unknown."""
-
     policy: dict[str, Any] = field(default_factory=dict)
-    """Settings of the policy that acted in these episodes, likewise."""
 
     @property
     def arrays(self) -> dict[str, Array]:

@@ -15,28 +15,25 @@ from maze_train.spaces.columns import column_name
 class Trajectory:
     """One episode of T >= 1 steps, or a piece of one, as the environment gave it.
 
+    Attributes:
+        obs: Observations before each action and after the last one, `[T + 1, ...]`; one flat
+            mapping for a Dict or Tuple space.
+        actions: Actions of the environment, `[T, ...]`.
+        rewards: Rewards after each action, `[T]`.
+        terminated: Whether the last step led to a terminal state.
+        truncated: Whether the episode was cut off (time limit) after the last step.
+        seed: Seed that the environment was reset with; None: unknown.
+
     Raises:
         ShapeError: If lengths do not agree, or a number is not finite.
     """
 
     obs: ArrayTree
-    """Observations before each action and after the last one, `[T + 1, ...]`; one flat mapping for
-    a Dict or Tuple space."""
-
     actions: ArrayTree
-    """Actions of the environment, `[T, ...]`."""
-
     rewards: Array
-    """Rewards after each action, `[T]`."""
-
     terminated: bool
-    """Whether the last step led to a terminal state."""
-
     truncated: bool
-    """Whether the episode was cut off (time limit) after the last step."""
-
     seed: int | None = None
-    """Seed that the environment was reset with; None: unknown."""
 
     def __post_init__(self) -> None:
         if self.rewards.ndim != 1 or not len(self.rewards):

@@ -24,32 +24,29 @@ from maze_train.spaces.tensors import (
 
 @dataclass(frozen=True)
 class _Steps:
-    """Observations, actions and rewards of one agent in T steps of E environments."""
+    """Observations, actions and rewards of one agent in T steps of E environments.
+
+    Attributes:
+        obs: `[T + 1, E, ...]`
+        actions: `[T, E, ...]`; those of steps in which the agent does not act mean nothing.
+        acts: Whether the agent acts on an observation, `[T + 1, E]` bool.
+        rewards: `[T, E]`
+        end: How its episode ended in the step, codes of `StepEnd`, `[T, E]` uint8; DROPPED where
+            its turn or the episode of all was dropped.
+        last_obs: Observation after each step, `[T, E, ...]`; the last one of the episode where it
+            ended.
+        states: Recurrent state before each observation, `[T + 1, E, S]`.
+        log_probs: Log-probabilities of the actions, `[T, E]`.
+    """
 
     obs: TensorTree
-    """`[T + 1, E, ...]`"""
-
     actions: TensorTree
-    """`[T, E, ...]`; those of steps in which the agent does not act mean nothing."""
-
     acts: Tensor
-    """Whether the agent acts on an observation, `[T + 1, E]` bool."""
-
     rewards: Tensor
-    """`[T, E]`"""
-
     end: Tensor
-    """How its episode ended in the step, codes of `StepEnd`, `[T, E]` uint8; DROPPED where its turn
-    or the episode of all was dropped."""
-
     last_obs: TensorTree
-    """Observation after each step, `[T, E, ...]`; the last one of the episode where it ended."""
-
     states: Tensor | None
-    """Recurrent state before each observation, `[T + 1, E, S]`."""
-
     log_probs: Tensor | None = None
-    """Log-probabilities of the actions, `[T, E]`."""
 
     def pause(self) -> _Steps:
         """A step in which the agent does nothing, and nothing happens."""

@@ -10,25 +10,26 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import nn
 
+from maze_train.core.targets import member_of
 from maze_train.core.types import Array, ArrayTree, Device, Shape, Tensor, TensorTree, tree_map
 from maze_train.distributions.base import Distribution
 
 
 class Acted(NamedTuple):
-    """What a model chose for n observations."""
+    """What a model chose for n observations.
+
+    Attributes:
+        actions: Actions as the agent has them, which rollouts store, `[n, ...]`.
+        env_actions: The same actions as `env.step` takes them: clipped or squashed to the space.
+        hidden_state: Recurrent state after the observations, `[n, S]`.
+        params: Parameters of the distribution of the actions, `[n, param_size]`.
+            `ActingModel.log_probs` needs them; a collector calls it once for a whole rollout.
+    """
 
     actions: TensorTree
-    """Actions as the agent has them, which rollouts store, `[n, ...]`."""
-
     env_actions: TensorTree
-    """The same actions as `env.step` takes them: clipped or squashed to the space."""
-
     hidden_state: Tensor
-    """Recurrent state after the observations, `[n, S]`."""
-
     params: Tensor
-    """Parameters of the distribution of the actions, `[n, param_size]`. `ActingModel.log_probs`
-    needs them; a collector calls it once for a whole rollout."""
 
 
 class ActingModel(nn.Module, ABC):
@@ -36,16 +37,16 @@ class ActingModel(nn.Module, ABC):
 
     Rows of arguments are independent of each other. Random numbers are an argument, so that their
     owner decides when they are drawn.
+
+    Attributes:
+        learner_only: Names of submodules that are not needed to act.
+        is_random: Whether actions need noise even if `deterministic` is set.
+        agents: Id of the policy of each agent; empty for a model of one agent.
     """
 
     learner_only: ClassVar[tuple[str, ...]] = ()
-    """Names of submodules that are not needed to act."""
-
     is_random: bool = False
-    """Whether actions need noise even if `deterministic` is set."""
-
     agents: Mapping[str, str] = MappingProxyType({})
-    """Id of the policy of each agent; empty for a model of one agent."""
 
     @property
     def by_policy(self) -> dict[str, nn.Module]:
@@ -243,7 +244,7 @@ class CustomModel(DistributionPolicy):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        self._end_episodes = getattr(model, "end_episodes", None)
+        self._end_episodes = member_of(model, "end_episodes")
 
     @property
     def distribution(self) -> Distribution:
@@ -254,7 +255,7 @@ class CustomModel(DistributionPolicy):
     @property
     def state_size(self) -> int:
         """Size S of the recurrent state of one environment; 0: not recurrent."""
-        return int(getattr(self.model, "state_size", 0))
+        return int(member_of(self.model, "state_size") or 0)
 
     def policy_params(self, obs: TensorTree) -> Tensor:
         """Distribution parameters for observations, `[..., param_size]`."""
@@ -276,10 +277,10 @@ class CustomModel(DistributionPolicy):
 
 def acts(model: nn.Module) -> bool:
     """Whether a module acts, by itself or as a `CustomModel`."""
-    return isinstance(model, ActingModel) or (
-        hasattr(model, "distribution")
-        and (hasattr(model, "policy_params") or hasattr(model, "policy_step"))
-    )
+    if isinstance(model, ActingModel):
+        return True
+    methods = (member_of(model, name) for name in ("policy_params", "policy_step"))
+    return member_of(model, "distribution") is not None and any(map(callable, methods))
 
 
 def acting(model: nn.Module) -> ActingModel:

@@ -11,7 +11,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.core.errors import ConfigError
-from maze_train.core.targets import TARGET, Given, build_target
+from maze_train.core.targets import TARGET, Given, build_target, member_of
 from maze_train.core.types import Tensor
 from maze_train.distributions.base import Distribution
 from maze_train.functional.value_transforms import ValueTransform
@@ -86,7 +86,7 @@ def wrapped(node: Mapping[str, Any], model: nn.Module, space: spaces.Space[Any])
         problem = f"calling {node[TARGET]} failed: {type(error).__name__}: {error}"
         raise ConfigError(WRAPPER_KEY, problem) from error
     assert isinstance(policy, nn.Module)
-    distribution = getattr(policy, "distribution", None)
+    distribution = member_of(policy, "distribution")
     if not isinstance(distribution, Distribution):
         raise ConfigError(
             WRAPPER_KEY,
@@ -137,8 +137,8 @@ def build_value_transform(node: Mapping[str, Any]) -> ValueTransform:
         ConfigError: If it cannot be built, or does not do what `ValueTransform` says.
     """
     transform: ValueTransform = build_target(node, key=TRANSFORM_KEY)
-    forth = getattr(transform, "transform_value", None)
-    back = getattr(transform, "transform_value_inv", None)
+    forth = member_of(transform, "transform_value")
+    back = member_of(transform, "transform_value_inv")
     if not callable(forth) or not callable(back):
         raise ConfigError(
             TRANSFORM_KEY,
