@@ -17,7 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
-from maze_train.tracking.tracker import EVAL_RETURN, read_rows
+from maze_train.core.run_directory import read_rows
+from maze_train.tracking.tracker import EVAL_RETURN
 
 COLORS = {"from scratch": "#9aa5b1", "from BC": "#1f6feb"}
 

@@ -126,6 +126,8 @@ from maze_train.core.errors import WorkerError as WorkerError
 from maze_train.core.events import Event as Event
 from maze_train.core.events import EventInterface as EventInterface
 from maze_train.core.events import Statistics as Statistics
+from maze_train.core.run_directory import MetricsRow as MetricsRow
+from maze_train.core.run_directory import read_rows as read_rows
 from maze_train.data.datasets import open_dataset as open_dataset
 from maze_train.data.hindsight import HindsightReplayBuffer as HindsightReplayBuffer
 from maze_train.data.hindsight import PrioritizedHindsightReplayBuffer as PrioritizedHindsightReplayBuffer
@@ -230,11 +232,9 @@ from maze_train.tracking.config import TrackingConfig as TrackingConfig
 from maze_train.tracking.console import ConsoleWriter as ConsoleWriter
 from maze_train.tracking.services import MLflowWriter as MLflowWriter
 from maze_train.tracking.services import WandbWriter as WandbWriter
-from maze_train.tracking.tracker import MetricsRow as MetricsRow
 from maze_train.tracking.tracker import MetricsWriter as MetricsWriter
 from maze_train.tracking.tracker import RunInfo as RunInfo
 from maze_train.tracking.tracker import Tracker as Tracker
-from maze_train.tracking.tracker import read_rows as read_rows
 from maze_train.tracking.writers import CSVWriter as CSVWriter
 from maze_train.tracking.writers import JSONSummaryWriter as JSONSummaryWriter
 from maze_train.tracking.writers import LearningCurveWriter as LearningCurveWriter

@@ -26,13 +26,11 @@ from maze_train.config.loading import load_settings
 from maze_train.config.messages import CONFIGURATION_ERRORS, explain, unsettable
 from maze_train.config.options import CONFIGURATION_ERROR, DONE, FAILURE, PROGRAM, group_names
 from maze_train.config.overrides import RUN_DIR_PROBLEM, overrides_of, shell_word
-from maze_train.config.resuming import directory_of
 from maze_train.config.rollout_config import RolloutConfig, load_rollout_config
 from maze_train.config.search_config import load_search_config, without_search
 from maze_train.config.sweepers import stops_at_failures
-from maze_train.config.sweeps import JOBS_FILE, JobRecord, write_jobs
+from maze_train.config.sweeps import JobRecord, write_jobs
 from maze_train.config.train_config import AUTO, TrainConfig
-from maze_train.config.writing import CONFIG_FILE
 from maze_train.core.checks import expanded
 from maze_train.core.errors import (
     ConfigError,
@@ -42,8 +40,10 @@ from maze_train.core.errors import (
     failed_in_user_code,
     foreign_cause,
 )
+from maze_train.core.names import JOBS
 from maze_train.core.notices import notify, say, tell_traceback, warn
-from maze_train.run.parts import WHOLE, best_of_finished, check_is_free
+from maze_train.core.run_directory import RunDirectory
+from maze_train.run.parts import WHOLE, best_of_finished
 from maze_train.run.pipeline import configure, prepare
 
 NAME, LONGEST_NAME = "tracking.name", 100
@@ -186,7 +186,7 @@ class Job:
             try:
                 write_jobs(Path(record.sweep_dir), self.records)
             except OSError as error:
-                warn(f"{JOBS_FILE} could not be written: {error}")
+                warn(f"{JOBS} could not be written: {error}")
 
     def exit_code(self) -> int:
         """The exit code of all jobs; a sweep ends with its comparison and the count of failures."""
@@ -199,7 +199,7 @@ class Job:
 
     def _compare(self, sweep_dir: str) -> None:
         """Compare the runs of a sweep, if there are any; what prevents it costs no result."""
-        if any((Path(record.run_dir) / CONFIG_FILE).is_file() for record in self.records):
+        if any(RunDirectory(Path(record.run_dir)).is_run for record in self.records):
             try:
                 compare({"runs": [glob.escape(sweep_dir)], "output": sweep_dir}, None, ())()
             except MazeTrainError as error:
@@ -243,7 +243,7 @@ def _given_directory(composed: DictConfig) -> str | None:
         found = OmegaConf.select(composed, key, throw_on_resolution_failure=False)
         if found not in (None, AUTO):
             path = expanded(str(found))
-            return str(directory_of(path)) if key == "resume" else path
+            return str(RunDirectory.to_resume(path).path) if key == "resume" else path
     return None
 
 
@@ -262,8 +262,8 @@ def train(values: dict[str, Any], directory: str | None, given: Sequence[str]) -
     elif values.get("run_dir") is None:
         values["run_dir"] = directory
     config = configure(values, changes)
-    if config.resume is None:
-        check_is_free(config.run_dir)
+    if config.resume is None and config.run_dir is not None:
+        RunDirectory(Path(config.run_dir)).check_is_free()
     return partial(_train, config, skips_finished=directory is not None and config.resume == AUTO)
 
 

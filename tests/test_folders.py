@@ -15,7 +15,7 @@ from maze_train.core import folders
 from maze_train.core.errors import MazeTrainError, RunDirectoryError
 from maze_train.core.files import atomic_write, open_own, write_synced
 from maze_train.core.folders import check_enclosed, files_below, make_folders
-from maze_train.run.parts import make_run_dir
+from maze_train.core.run_directory import RunDirectory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -60,7 +60,7 @@ WRITES: dict[str, Callable[[Path], object]] = {
     "write_synced": lambda path: write_synced(path, b"x"),
     "open_own": lambda path: os.close(open_own(path, os.O_WRONLY)),
     "make_folders": make_folders,
-    "make_run_dir": lambda path: make_run_dir(str(path), Path()),
+    "RunDirectory.new": lambda path: RunDirectory.new(str(path), Path()),
     "VideoWriter": record,
     "CSVWriter": lambda path: track(CSVWriter(NAME, ["x"]), path),
     "JSONSummaryWriter": lambda path: track(JSONSummaryWriter(NAME), path),

@@ -35,8 +35,8 @@ from maze_train.config.sweeps import (
     RunningJob,
 )
 from maze_train.config.train_config import AUTO
-from maze_train.config.writing import CHECKPOINTS
 from maze_train.core.files import exclusive
+from maze_train.core.names import CHECKPOINTS
 from maze_train.core.notices import notify
 from maze_train.jobs import message_of
 from maze_train.run.pipeline import configure, prepare

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze_train.core.files import atomic_write
-from maze_train.run.parts import SUMMARY
+from maze_train.core.names import SUMMARY
 from maze_train.tools.runs import WALL_TIME, Run, read_run
 from maze_train.tracking.tracker import ENV_STEPS, EVAL_RETURN
 from maze_train.workers.remote import available_cores

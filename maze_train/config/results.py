@@ -13,6 +13,7 @@ from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import config_to_dict
 from maze_train.core.conversion import TUPLE, is_within
 from maze_train.core.files import LOCK, read_regular
+from maze_train.core.names import DIGESTS
 from maze_train.training.config import RANDOM
 
 FREE = (
@@ -41,9 +42,6 @@ it writes."""
 
 FIXED = ("runner.concurrency", "runner.envs_per_actor", "runner.fast_dev_run")
 """Settings within these that may not."""
-
-FILES = "files.json"
-"""File of a run with the digests of the files that its settings name."""
 
 MOST_HASHED_NBYTES, MOST_FILES_NBYTES = 1 << 26, 1 << 20
 """Most bytes of which a digest is made, and of the file that keeps them."""
@@ -128,7 +126,7 @@ def digests_of_files(config: TrainConfig) -> dict[str, str]:
 def digests_of_run(directory: Path) -> dict[str, str]:
     """The digests that a run kept when it began; none if they cannot be read."""
     try:
-        found = json.loads(read_regular(directory / FILES, MOST_FILES_NBYTES))
+        found = json.loads(read_regular(directory / DIGESTS, MOST_FILES_NBYTES))
         return {str(key): str(digest) for key, digest in found.items()}
     except (OSError, ValueError, AttributeError, RecursionError):
         return {}

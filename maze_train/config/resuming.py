@@ -19,11 +19,13 @@ from maze_train.config.results import (
 )
 from maze_train.config.stored import check_given, read_settings, settings_of_run
 from maze_train.config.train_config import AUTO, RunnerConfig, TrainConfig
-from maze_train.config.writing import CONFIG_FILE, checkpoint_name, config_to_dict
+from maze_train.config.writing import config_to_dict
 from maze_train.core.checks import absolute_path
 from maze_train.core.conversion import is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.names import CONFIG
 from maze_train.core.notices import notify
+from maze_train.core.run_directory import RunDirectory
 from maze_train.core.targets import TARGET, Given, has_no_name
 from maze_train.tracking.tracker import aligned
 from maze_train.training.config import RANDOM_OPPONENT
@@ -42,8 +44,8 @@ def run_to_resume(config: TrainConfig) -> Path | None:
         return None
     if config.resume == AUTO:
         assert config.run_dir is not None
-        directory = Path(config.run_dir)
-        return directory if (directory / CONFIG_FILE).exists() else None
+        run = RunDirectory(Path(config.run_dir))
+        return run.path if run.config.exists() else None
     directory = _run_dir_of(config.resume)
     if config.run_dir is not None and Path(config.run_dir) != directory:
         problem = f"resume continues in {directory}: leave run_dir out"
@@ -51,18 +53,12 @@ def run_to_resume(config: TrainConfig) -> Path | None:
     return directory
 
 
-def directory_of(resume: str) -> Path:
-    """Directory of the run that `resume` names, itself or by one of its checkpoints."""
-    path = Path(resume)
-    return path if checkpoint_name(resume) is None else path.parent.parent
-
-
 def _run_dir_of(resume: str) -> Path:
-    directory = directory_of(absolute_path("resume", resume))
-    if not (directory / CONFIG_FILE).is_file():
-        problem = f"there is no run: expected a directory with {CONFIG_FILE}, or auto with run_dir"
+    run = RunDirectory.to_resume(absolute_path("resume", resume))
+    if not run.is_run:
+        problem = f"there is no run: expected a directory with {CONFIG}, or auto with run_dir"
         raise ConfigError("resume", problem, resume)
-    return directory
+    return run.path
 
 
 def stored_settings(resume: str, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,7 +117,10 @@ def continued(
         place = f"checkpoint {checkpoint.path}"
         stored = settings_of_run(checkpoint.path, config, text=checkpoint.settings)
     else:
-        place, stored = f"the run in {directory}", settings_of_run(directory / CONFIG_FILE, config)
+        place, stored = (
+            f"the run in {directory}",
+            settings_of_run(RunDirectory(directory).config, config),
+        )
     if config.seed is None:
         config = replace(config, seed=stored.seed)
     evaluation, before = config.evaluation, stored.evaluation.opponents

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Literal
 
 from maze_train.config.loading import load_settings, named, nested_values
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY, read_settings
 from maze_train.config.train_config import CHOOSE_ENV, DevRunnerConfig, RunnerConfig
-from maze_train.config.writing import CHECKPOINTS, CONFIG_FILE
 from maze_train.core.checks import absolute_path, check_at_least, check_fields
 from maze_train.core.conversion import Settings
-from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean
-from maze_train.core.hub import at_commit, is_on_hub, local_directory
+from maze_train.core.errors import ConfigError, RunDirectoryError
+from maze_train.core.hub import at_commit, is_on_hub
+from maze_train.core.policy_place import PolicyPlace
 from maze_train.core.targets import TARGET, is_target
 from maze_train.envs.config import EnvConfig
 from maze_train.training.config import RANDOM, PolicyConfig
@@ -212,8 +211,6 @@ class RolloutConfig(Settings):
             raise ConfigError("render", problem, self.render)
 
 
-BEST = "best"
-WEIGHTS_FILE = "policy.pt"
 ENV_NAMES = ("id", TARGET)
 OWN_OF_ENV = (*ENV_NAMES, "kwargs", "max_episode_steps")
 """Settings that belong to one environment; the others hold for any that takes its place."""
@@ -244,10 +241,11 @@ def load_rollout_config(node: Mapping[str, Any]) -> RolloutConfig:
         values["policies"] = sources_of(values["policies"])
     run, env = values.get("run"), values.get("env")
     if isinstance(run, (str, os.PathLike)) and values.get("policy") is None and str(run).strip():
-        directory = policy_directory(run)
+        place = PolicyPlace.named(absolute_path("run", str(run)))
+        place.check_files(str(run))
         if is_on_hub(run):
-            values["run"] = at_commit(str(run), directory)  # the same one when it is read again
-        stored = read_settings(directory)
+            values["run"] = at_commit(str(run), place.directory)  # the same one when read again
+        stored = read_settings(place.settings)
         if "env" not in stored.values:
             problem = "expected settings of the environment"
             raise RunDirectoryError(f"{stored.path} is damaged: {problem}")
@@ -274,40 +272,6 @@ def sources_of(policies: Mapping[str, Any]) -> dict[str, Any]:
             node = named({"agents": [key], **node}, f"policies.{key}")
         found[key] = node
     return found
-
-
-def policy_directory(run: str | os.PathLike[str]) -> Path:
-    """Find the directory with the configuration of a policy: the best one of a run, or another.
-
-    Raises:
-        ConfigError: If there is no such directory.
-    """
-    directory = local_directory(absolute_path("run", str(run)))
-    path, at, _ = str(directory).rpartition("@")
-    needed = [CONFIG_FILE, WEIGHTS_FILE]
-    if (directory / BEST).is_dir():
-        directory = directory / BEST
-    elif at and Path(path).is_dir() and not directory.exists():
-        directory, needed = Path(path), [CONFIG_FILE]  # versions are looked up with the weights
-    elif directory.parent.name == CHECKPOINTS:
-        directory, needed = directory.parent.parent, [CONFIG_FILE]
-    missing = [name for name in needed if not (directory / name).is_file()]
-    if missing:
-        raise ConfigError(
-            "run",
-            f"there is no saved policy: expected the directory of a run with {BEST}/, or one of "
-            f"its policies/epoch_<n>, with {missing[0]}{policy_nearby(directory)}",
-            str(run),
-        )
-    return directory
-
-
-def policy_nearby(directory: Path) -> str:
-    """Say that there is no directory, or suggest the best policy of a run above it; else empty."""
-    for parent in directory.parents[:2]:
-        if (parent / BEST / WEIGHTS_FILE).is_file():
-            return did_you_mean([parent / BEST])
-    return "" if directory.exists() else "; there is no such directory"
 
 
 def plain_seeds(seeds: Any) -> Any:

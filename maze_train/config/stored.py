@@ -21,10 +21,11 @@ from maze_train.config.loading import CHOICES, PARTS, load_config, place_of, sec
 from maze_train.config.reach import check_reach
 from maze_train.config.signature import is_signed
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import CONFIG_FILE, MAX_BYTES, config_to_dict, plain_values
+from maze_train.config.writing import MAX_BYTES, config_to_dict, plain_values
 from maze_train.core.conversion import convert, is_within, join
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular
+from maze_train.core.names import CONFIG
 from maze_train.core.targets import (
     SCRIPT,
     TARGET,
@@ -69,7 +70,7 @@ def read_settings(directory: Path) -> StoredSettings:
     Raises:
         RunDirectoryError: If it is missing or damaged, or holds what this package does not write.
     """
-    path = directory / CONFIG_FILE
+    path = directory / CONFIG
     try:
         text = read_regular(path, MAX_BYTES).decode()
     except FileNotFoundError as error:

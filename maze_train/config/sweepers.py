@@ -18,10 +18,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 from maze_train.config.messages import CONFIGURATION_ERRORS
 from maze_train.config.overrides import quoted
 from maze_train.config.train_config import AUTO
-from maze_train.config.writing import writable
 from maze_train.core.checks import expanded
 from maze_train.core.errors import ConfigError, MazeTrainError
-from maze_train.core.files import exclusive, new_directory
+from maze_train.core.files import exclusive, new_directory, writable
 from maze_train.core.folders import make_folders
 
 SWEEPS = "outputs/sweeps"

@@ -37,13 +37,13 @@ from maze_train.core.checks import check_at_least
 from maze_train.core.errors import RunDirectoryError, TrainingError
 from maze_train.core.files import atomic_write, open_own, read_regular
 from maze_train.core.folders import make_folders
+from maze_train.core.names import JOBS
 from maze_train.core.notices import notify, say
 from maze_train.tracking.tracker import csv_text, duration, readable
 from maze_train.training.outcome import SIGNALS
 from maze_train.workers.places import Portable
 from maze_train.workers.remote import available_cores
 
-JOBS_FILE = "jobs.csv"
 COLUMNS = ("job", "settings", "run_dir", "objective", "error")
 
 
@@ -103,7 +103,7 @@ def write_jobs(sweep_dir: Path, records: Iterable[JobRecord]) -> None:
             run_dir = os.path.relpath(run_dir, sweep_dir)
         values = (record.number, record.settings, run_dir, objective, record.error)
         rows.append(dict(zip(COLUMNS, values, strict=True)))
-    with atomic_write(sweep_dir / JOBS_FILE) as file:
+    with atomic_write(sweep_dir / JOBS) as file:
         file.write(csv_text(rows, COLUMNS, nan="").encode())
 
 
@@ -113,7 +113,7 @@ def read_jobs(sweep_dir: Path) -> list[JobRecord]:
     Raises:
         RunDirectoryError: If the file is damaged.
     """
-    path = sweep_dir / JOBS_FILE
+    path = sweep_dir / JOBS
     if not path.exists():
         return []
     try:

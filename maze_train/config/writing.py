@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -14,7 +13,8 @@ from maze_train.config.signature import signed
 from maze_train.config.train_config import TrainConfig
 from maze_train.core.conversion import TUPLE, key_of_field
 from maze_train.core.errors import ConfigError
-from maze_train.core.files import atomic_write
+from maze_train.core.files import atomic_write, writable
+from maze_train.core.names import CONFIG
 from maze_train.core.plain_yaml import LOADER, dump_yaml
 from maze_train.core.targets import TARGET
 from maze_train.learner.config import Schedule
@@ -25,18 +25,8 @@ def dotted_name(cls: Any) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-CONFIG_FILE, CHECKPOINTS = "config.yaml", "checkpoints"
-"""Names in the directory of a run."""
-
 MAX_BYTES, MAX_DEPTH, MAX_NUMBER = 250_000, 50, 1_000
 """Bounds of a file, of mappings and lists within each other, and of the digits of a number."""
-
-
-def checkpoint_name(resume: str | None) -> str | None:
-    """Name of the checkpoint if `resume` names one; None: the newest."""
-    path = Path(resume or "")
-    is_run = (path / CONFIG_FILE).is_file()
-    return path.name if path.parent.name == CHECKPOINTS and not is_run else None
 
 
 def config_to_dict(config: Any) -> dict[str, Any]:
@@ -67,23 +57,9 @@ def write_config(run_dir: Path, text: str) -> None:
     try:
         plain_values(text)
     except ValueError as error:
-        raise ConfigError(CONFIG_FILE, f"could not be read again: it would be {error}") from error
-    with writable("run_dir", run_dir), atomic_write(run_dir / CONFIG_FILE) as file:
+        raise ConfigError(CONFIG, f"could not be read again: it would be {error}") from error
+    with writable("run_dir", run_dir), atomic_write(run_dir / CONFIG) as file:
         file.write(text.encode())
-
-
-@contextmanager
-def writable(key: str, directory: Path) -> Iterator[None]:
-    """Let errors of the disk be those of the setting that names a directory.
-
-    Raises:
-        ConfigError: If something cannot be written within the block.
-    """
-    try:
-        yield
-    except OSError as error:
-        problem = f"cannot be written: {error}; name another place: {key}=<path>"
-        raise ConfigError(key, problem, str(directory)) from error
 
 
 def plain_values(text: str) -> Any:

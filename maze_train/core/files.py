@@ -21,7 +21,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from maze_train.core.errors import RunDirectoryError
+from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.folders import (
     OpenFolder,
     check_enclosed,
@@ -99,6 +99,20 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         except BaseException:
             folder.remove(temporary)
             raise
+
+
+@contextmanager
+def writable(key: str, directory: Path) -> Iterator[None]:
+    """Turn errors of the disk into errors of the setting that names a directory.
+
+    Raises:
+        ConfigError: If something cannot be written within the block.
+    """
+    try:
+        yield
+    except OSError as error:
+        problem = f"cannot be written: {error}; name another place: {key}=<path>"
+        raise ConfigError(key, problem, str(directory)) from error
 
 
 def write_synced(path: Path, data: bytes) -> None:

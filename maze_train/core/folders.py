@@ -16,6 +16,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from maze_train.core.errors import RunDirectoryError
+from maze_train.core.names import CONFIG, OF_RUN, OF_SEVERAL
 
 _HELD: dict[Path, tuple[Path, int]] = {}
 """Guarded directories: for each, its marker file and an open descriptor of that file."""
@@ -63,10 +64,6 @@ OPENS_BELOW = {os.open, os.mkdir, os.rename} <= os.supports_dir_fd
 
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 
-RUN, OF_RUN = "config.yaml", ("best", "checkpoints", "metrics.csv", "policy.pt", "summary.json")
-OF_SEVERAL = ("study.journal", "study.yaml", "multirun.yaml", "jobs.csv")
-"""File names that identify the directory of a run, and of a study or sweep."""
-
 
 def outermost_run(path: Path) -> Path | None:
     """Return the outermost run, study or sweep directory that contains an absolute path.
@@ -82,8 +79,8 @@ def outermost_run(path: Path) -> Path | None:
 
 def _is_run(folder: Path) -> bool:
     """Return whether a folder looks like the directory of a run, a study or a sweep."""
-    names = {name for name in (RUN, *OF_RUN, *OF_SEVERAL) if os.path.lexists(folder / name)}
-    return not names.isdisjoint(OF_SEVERAL) or (RUN in names and len(names) > 1)
+    names = {name for name in (CONFIG, *OF_RUN, *OF_SEVERAL) if os.path.lexists(folder / name)}
+    return not names.isdisjoint(OF_SEVERAL) or (CONFIG in names and len(names) > 1)
 
 
 def _absolute(path: Path) -> Path:

@@ -14,11 +14,9 @@ from typing import Any
 
 from maze_train.core.checks import expanded
 from maze_train.core.errors import RunDirectoryError
+from maze_train.core.names import POLICY_FILES
 from maze_train.core.notices import notify
 from maze_train.core.targets import import_extra
-
-POLICY_FILES = ("policy.pt", "spaces.json", "config.yaml", "score.json")
-"""Files of a saved policy. No other files of a repository are downloaded."""
 
 MAX_NBYTES = 1 << 32
 """Maximum total size of these files in bytes."""
@@ -59,7 +57,7 @@ def hub_package() -> Any:
 
 
 def fetched(name: str) -> Path:
-    """Download the files of a policy to the Hub cache and return their directory.
+    """Download the files of a policy, and no others, to the Hub cache; return their directory.
 
     If the Hub is unreachable, an earlier download is used and a note is printed. A commit that was
     downloaded before is not requested again.

@@ -16,8 +16,8 @@ from torch import nn
 
 from maze_train.config.stored import PARTS_OF_POLICY, settings_of_run
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import CONFIG_FILE
 from maze_train.core.errors import ConfigError, RunDirectoryError, SpaceError
+from maze_train.core.run_directory import RunDirectory
 from maze_train.core.targets import locate
 from maze_train.core.types import Tensor
 from maze_train.distributions.mapping import DEFAULTS
@@ -118,7 +118,7 @@ class BasePolicy:
             if (value := getattr(given, name)) != getattr(defaults, name)
         }
         if resumed_dir is not None:
-            stored = settings_of_run(resumed_dir / CONFIG_FILE, self.config, PARTS_OF_POLICY)
+            stored = settings_of_run(RunDirectory(resumed_dir).config, self.config, PARTS_OF_POLICY)
             own = {name: getattr(self.model_of(stored), name) for name in POLICY_SETTINGS}
         else:
             config = self.saved.config

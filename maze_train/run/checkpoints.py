@@ -14,13 +14,12 @@ from maze_train.config.resuming import continued
 from maze_train.config.signature import is_signed
 from maze_train.config.stored import given_in_python, modules_to_trust
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import checkpoint_name, config_text
+from maze_train.config.writing import config_text
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.notices import warn
+from maze_train.core.run_directory import MetricsRow, RunDirectory, checkpoint_name, read_rows
 from maze_train.core.targets import arguments_for
-from maze_train.run.parts import METRICS
 from maze_train.run.saved_policies import weights_that_differ
-from maze_train.tracking.tracker import MetricsRow, read_rows
 
 if TYPE_CHECKING:
     from maze_train.core.types import Tensor
@@ -79,7 +78,7 @@ class CheckpointContinuation:
             run_dir: Directory of the run.
             checkpoint: The checkpoint.
         """
-        table = run_dir / METRICS
+        table = RunDirectory(run_dir).metrics
         try:
             rows = read_rows(table, checkpoint.epoch)
         except RunDirectoryError as error:
@@ -90,7 +89,7 @@ class CheckpointContinuation:
             return ()
         if self._config.tracking.csv and len(rows) < checkpoint.epoch:
             missing = f"{checkpoint.epoch - len(rows)} of {checkpoint.epoch} epochs"
-            warn(f"metrics.csv lacks {missing} before {checkpoint.path.name}")
+            warn(f"{table.name} lacks {missing} before {checkpoint.path.name}")
         return tuple(rows)
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from maze_train.config.train_config import TrainConfig
+from maze_train.core.run_directory import MetricsRow
 from maze_train.envs.vector import MazeVectorEnv
-from maze_train.tracking.tracker import MetricsRow
 from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.checkpoints import Checkpoint, CheckpointStore
 from maze_train.training.evaluators import Evaluator

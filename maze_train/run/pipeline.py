@@ -19,7 +19,7 @@ from typing import Any
 
 from maze_train.config.loading import load_config
 from maze_train.config.train_config import AUTO, TrainConfig
-from maze_train.config.writing import CHECKPOINTS, checkpoint_name
+from maze_train.core.run_directory import RunDirectory, checkpoint_name
 from maze_train.core.seeding import draw_seed
 from maze_train.nets.config import ModelConfig
 from maze_train.run.assembly import features_of
@@ -74,7 +74,7 @@ def prepare(config: TrainConfig) -> PreparedRun:
         from maze_train.config.resuming import continued
         from maze_train.training.checkpoints import CheckpointStore
 
-        store = CheckpointStore(directory / CHECKPOINTS)
+        store = CheckpointStore(RunDirectory(directory).checkpoints)
         checkpoint = store.find(checkpoint_name(config.resume))
         config = continued(config, directory, checkpoint)
     if config.seed is None:

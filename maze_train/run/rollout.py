@@ -15,13 +15,15 @@ from maze_train.collect.episode_runner import PlayedEpisode
 from maze_train.collect.player import RolloutPlayer
 from maze_train.collect.recording import PlaySettings, ffmpeg_path
 from maze_train.config.rollout_config import RolloutConfig
-from maze_train.config.writing import CONFIG_FILE, config_to_dict, writable
+from maze_train.config.writing import config_to_dict
 from maze_train.core.errors import ConfigError, DatasetError, EnvError
-from maze_train.core.files import atomic_write, new_directory, versions
+from maze_train.core.files import atomic_write, new_directory, versions, writable
 from maze_train.core.folders import check_enclosed, held, make_folders
 from maze_train.core.hub import is_on_hub
+from maze_train.core.names import CONFIG, SUMMARY
 from maze_train.core.notices import notify, warn
 from maze_train.core.plain_yaml import dump_yaml
+from maze_train.core.run_directory import RunDirectory
 from maze_train.data.trajectories import DatasetMetadata
 from maze_train.data.trajectory_files import TrajectoryWriter
 from maze_train.envs.building import close_all
@@ -32,7 +34,6 @@ from maze_train.learner.modules import torch_threads
 from maze_train.run.policies import chosen_policy, with_policies
 from maze_train.run.rollout_report import (
     EPISODES_FILE,
-    SUMMARY_FILE,
     RolloutFiles,
     RolloutProgress,
     RolloutSummary,
@@ -43,7 +44,7 @@ from maze_train.training.build_context import close_quietly
 from maze_train.training.outcome import Interruption
 
 ROLLOUT_FILE = "rollout.yaml"
-TRAJECTORIES, VIDEOS, ROLLOUTS = "trajectories", "videos", "rollouts"
+TRAJECTORIES, VIDEOS = "trajectories", "videos"
 FINISHED, INTERRUPTED, FAILED = "finished", "interrupted", "error"
 
 
@@ -254,7 +255,7 @@ class RolloutRunner:
         with writable("output_dir", path):
             if given is None:
                 return new_directory(path)
-            taken = [CONFIG_FILE, ROLLOUT_FILE, EPISODES_FILE, SUMMARY_FILE, VIDEOS]
+            taken = [CONFIG, ROLLOUT_FILE, EPISODES_FILE, SUMMARY, VIDEOS]
             if self.config.record_dir is None:
                 taken.append(TRAJECTORIES)
             found = [name for name in taken if (path / name).exists()]
@@ -268,7 +269,7 @@ class RolloutRunner:
         """The folder in which a directory named after the time is made."""
         if self.policy.run_dir is not None and not is_on_hub(self.config.run or ""):
             check_enclosed(self.policy.run_dir)
-            return self.policy.run_dir / ROLLOUTS
+            return RunDirectory(self.policy.run_dir).rollouts
         return self._outputs / f"{env_name(self.env_config)}-{self.policy.name}-rollout"
 
     def _write_config(self, output_dir: Path) -> None:

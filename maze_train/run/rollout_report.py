@@ -16,12 +16,13 @@ import numpy as np
 from maze_train.collect.episode_runner import PlayedEpisode
 from maze_train.collect.episodes import return_of_team, spread
 from maze_train.core.errors import RunDirectoryError
+from maze_train.core.names import SUMMARY
 from maze_train.core.step_end import TERMINATED, TRUNCATED
 from maze_train.tracking.console import Display, ProgressMode
 from maze_train.tracking.tracker import RunInfo, aligned, compact, duration, readable
 from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
 
-EPISODES_FILE, SUMMARY_FILE = "evaluation.csv", "summary.json"
+EPISODES_FILE = "evaluation.csv"
 COLUMNS = ("number", "seed", "return", "length", "success", "terminated", "truncated", "lost")
 
 
@@ -223,7 +224,7 @@ class RolloutFiles:
         Raises:
             RunDirectoryError: If the disk does not take them.
         """
-        summary = JSONSummaryWriter(SUMMARY_FILE)
+        summary = JSONSummaryWriter(SUMMARY)
         summary.start(self._run)
         with self._writing(), closing(self._table):
             for episode in episodes[self._count :]:

@@ -14,44 +14,22 @@ from typing import Any, Literal
 
 from torch import nn
 
-from maze_train.config.results import FILES, digests_of_files
-from maze_train.config.writing import (
-    CHECKPOINTS,
-    checkpoint_name,
-    config_text,
-    config_to_dict,
-    writable,
-    write_config,
-)
+from maze_train.config.results import digests_of_files
+from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.core.errors import ConfigError
-from maze_train.core.files import atomic_write, exclusive
+from maze_train.core.files import atomic_write, writable
+from maze_train.core.names import DIGESTS
 from maze_train.core.notices import notify
+from maze_train.core.run_directory import FAILURES, RunDirectory, checkpoint_name
 from maze_train.core.seeding import Seeds
 from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.modules import torch_threads
 from maze_train.run.notes import TimeLimitNote, end_notes, start_notes
-from maze_train.run.parts import (
-    SUMMARY,
-    TrainingResult,
-    check_is_free,
-    clear,
-    make_run_dir,
-    missing_results,
-    put_aside,
-    stop_reason_of,
-    tell_stop,
-)
+from maze_train.run.parts import TrainingResult, missing_results, tell_stop
 from maze_train.run.prepared import PreparedRun
 from maze_train.spaces.agents import agent_spaces
-from maze_train.tracking.tracker import (
-    EVAL_RETURN,
-    FAILURES,
-    TRAIN_RETURN,
-    MetricsWriter,
-    RunInfo,
-    Tracker,
-)
+from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN, MetricsWriter, RunInfo, Tracker
 from maze_train.tracking.writers import build_writers
 from maze_train.training.build_context import BuildContext
 from maze_train.training.builder import make_builder
@@ -142,7 +120,7 @@ class TrainingRunner:
         """Read the checkpoint from which the run continues; None: there is none."""
         if self.resumed_dir is None:
             return None
-        store = CheckpointStore(self.resumed_dir / CHECKPOINTS)
+        store = CheckpointStore(RunDirectory(self.resumed_dir).checkpoints)
         return store.load(checkpoint_name(self.config.resume))
 
     def __enter__(self) -> TrainingRunner:
@@ -174,7 +152,8 @@ class TrainingRunner:
         ):
             self.config.check_start()
             if self.resumed_dir is None:
-                check_is_free(self.config.run_dir)
+                if self.config.run_dir is not None:
+                    RunDirectory(Path(self.config.run_dir)).check_is_free()
                 for note in start_notes(self.config, self.builder.spaces[0]):
                     self._notify_once(note)  # first: networks for large images take their time
             builder = self.builder
@@ -201,10 +180,11 @@ class TrainingRunner:
         given = self.config.run_dir
         was_there = given is not None and Path(given).is_dir()
         self._is_empty = self.resumed_dir is None and not (was_there and os.listdir(str(given)))
-        directory = self.resumed_dir or make_run_dir(given, self._parent)
-        with exclusive(directory):
+        directory = self.resumed_dir or RunDirectory.new(given, self._parent).path
+        run = RunDirectory(directory)
+        with run.lock():
             if self.resumed_dir is None:
-                check_is_free(directory)  # another process may have been faster
+                run.check_is_free()  # another process may have been faster
             try:
                 yield directory
             except ConfigError:
@@ -224,7 +204,7 @@ class TrainingRunner:
         """Train in a directory that no other process uses."""
         config = self.config
         store = CheckpointStore(
-            run_dir / CHECKPOINTS,
+            RunDirectory(run_dir).checkpoints,
             config.checkpoint,
             mode=self.selection_mode,
             settings=self.config_text,
@@ -273,15 +253,17 @@ class TrainingRunner:
 
     def _take_up(self, store: CheckpointStore, run_dir: Path) -> Checkpoint | None:
         """Prepare the run directory, and load the checkpoint at which the run continues."""
-        reason = stop_reason_of(run_dir)
-        clear(store, run_dir)
+        run = RunDirectory(run_dir)
+        reason = run.outcome.get("stop_reason", "")
+        run.clean()
+        store.clean()
         continuation, resumed = self.features.continuation, None
         if continuation is not None:
             resumed = continuation.checkpoint(store, run_dir)
         if resumed is None:
-            put_aside(run_dir)
+            run.put_aside()
             if digests := digests_of_files(self.config):
-                with writable("run_dir", run_dir), atomic_write(run_dir / FILES) as file:
+                with writable("run_dir", run_dir), atomic_write(run_dir / DIGESTS) as file:
                     file.write(json.dumps(digests, indent=1).encode())
         elif reason not in ("", *FAILURES, *LIMITS):
             notify(f"note: a callback had ended this run: {reason}; it continues all the same")
@@ -331,10 +313,10 @@ class TrainingRunner:
         if self._final_evaluator is None:
             return {}
         assert self.run_dir is not None
-        path, n_episodes = self.run_dir / SUMMARY, self.config.evaluation.final_episodes
+        n_episodes = self.config.evaluation.final_episodes
         found: dict[str, dict[str, float]] = {}
         if self.resumed_dir is not None:
-            found = earlier_test(path, trainer.summary(), n_episodes)
+            found = earlier_test(RunDirectory(self.run_dir), trainer.summary(), n_episodes)
         return found or final_test(self._final_evaluator, selection, trainer.epoch)
 
     # -- parts -----------------------------------------------------------------------------------
@@ -381,8 +363,8 @@ class TrainingRunner:
         return BestModelSelection(
             model,
             save=writer,
-            best_dir=run_dir / "best",
-            dump_dir=run_dir / "policies",
+            best_dir=RunDirectory(run_dir).best,
+            dump_dir=RunDirectory(run_dir).policies,
             dump_interval=self.config.evaluation.dump_interval,
             mode=self.selection_mode,
             may_cancel=bool(self._agents)

@@ -14,22 +14,19 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.config.loading import load_config, nested_values
-from maze_train.config.rollout_config import WEIGHTS_FILE, policy_nearby
 from maze_train.config.stored import PARTS_OF_POLICY, StoredSettings, parsed_settings, read_settings
 from maze_train.config.train_config import TrainConfig
-from maze_train.config.writing import CHECKPOINTS
-from maze_train.core.checks import expanded
 from maze_train.core.errors import RunDirectoryError, one_of
-from maze_train.core.hub import fetched, is_on_hub
+from maze_train.core.names import BEST, FINAL, SPACES, WEIGHTS
+from maze_train.core.policy_place import PolicyPlace, policy_nearby
+from maze_train.core.run_directory import RunDirectory, checkpoint_name
 from maze_train.nets.config import ModelConfig
 from maze_train.spaces.agents import agent_spaces
 from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.models import modules_of
-from maze_train.training.policy_files import SPACES, read_score, read_spaces, read_weights
+from maze_train.training.policy_files import read_score, read_spaces, read_weights
 from maze_train.training.several_agents import make_joint_model, model_weights, policies_of_agents
-
-BEST, FINAL, POLICIES = "best", "final", "policies"
 
 
 @dataclass(frozen=True)
@@ -63,11 +60,7 @@ class SavedPolicy:
     @property
     def run_dir(self) -> Path:
         """Directory of the run that saved it, as far as its own directory's name says."""
-        if self.directory.name == BEST:
-            return self.directory.parent
-        if self.directory.parent.name in (POLICIES, CHECKPOINTS):
-            return self.directory.parent.parent
-        return self.directory
+        return RunDirectory.of_policy(self.directory).path
 
     def of_agent(self, policy: str) -> SavedPolicy:
         """Return one of several policies, in the form of a run with one agent.
@@ -222,7 +215,7 @@ def read_saved_policy(
         RunDirectoryError: If no policy was saved there, or a file is damaged.
     """
     directory, given = _directory_of(run_dir), nested_values(TrainConfig, objects)
-    is_checkpoint = directory.parent.name == CHECKPOINTS
+    is_checkpoint = checkpoint_name(directory) is not None
     found = _read_checkpoint(directory) if is_checkpoint else _read_policy(directory)
     settings = nested_values(TrainConfig, {**found.stored.values, **objects})
     found.stored.check(settings, trust, own or given, uses)
@@ -239,8 +232,8 @@ class _Read(NamedTuple):
 
 
 def _read_policy(directory: Path) -> _Read:
-    if not (directory / WEIGHTS_FILE).exists():
-        problem = f"there is no {WEIGHTS_FILE}{policy_nearby(directory)}"
+    if not (directory / WEIGHTS).exists():
+        problem = f"there is no {WEIGHTS}{policy_nearby(directory)}"
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     weights, spaces = read_weights(directory), read_spaces(directory)
     return _Read(read_settings(directory), spaces, weights, read_score(directory))
@@ -248,11 +241,12 @@ def _read_policy(directory: Path) -> _Read:
 
 def _read_checkpoint(directory: Path) -> _Read:
     """The policy of a checkpoint; spaces are those of the saved policies of its run."""
-    run_dir = directory.parent.parent
-    places = (run_dir / BEST, *sorted((run_dir / POLICIES).glob("epoch_*")))
-    with_spaces = next((place for place in places if (place / SPACES).exists()), None)
+    run = RunDirectory.of_policy(directory)
+    with_spaces = next((place for place in run.saved if (place / SPACES).exists()), None)
     if with_spaces is None:
-        problem = f"{run_dir} has no {SPACES} yet: continue with the run until its first evaluation"
+        problem = (
+            f"{run.path} has no {SPACES} yet: continue with the run until its first evaluation"
+        )
         raise RunDirectoryError(f"{directory} holds no saved policy: {problem}")
     spaces = read_spaces(with_spaces)
     checkpoint: Any = CheckpointStore(directory.parent).load(directory.name)
@@ -284,34 +278,30 @@ def read_source(
 
 def _directory_of(run_dir: str | Path) -> Path:
     """The directory of a policy that was named, with its version or without."""
-    if is_on_hub(run_dir):
-        return fetched(str(run_dir))
-    run_dir = expanded(run_dir)
-    path, (run, at, version) = Path(run_dir), run_dir.rpartition("@")
-    if (path / BEST).is_dir():
-        return path / BEST
-    if path.exists() or not at:
-        return path
-    found = policy_versions(Path(run))
-    if version not in found:
-        problem = one_of(version, found) if found else "it has none"
-        raise RunDirectoryError(f"{run} holds no saved policy {version!r}: {problem}")
-    return found[version]
+    place = PolicyPlace.named(run_dir)
+    if not place.version:
+        return place.directory
+    found = policy_versions(place.run)
+    if place.version not in found:
+        problem = one_of(place.version, found) if found else "it has none"
+        where = f"{place.run.path} holds no saved policy {place.version!r}"
+        raise RunDirectoryError(f"{where}: {problem}")
+    return found[place.version]
 
 
-def policy_versions(run_dir: Path) -> dict[str, Path]:
+def policy_versions(run: RunDirectory) -> dict[str, Path]:
     """Directories of the policies of a run by their version.
 
     `best` is the best one, `final` that of the checkpoint at which the run ended or was stopped,
     from which it would continue; `epoch_<n>` are regular dumps and checkpoints.
     """
-    store = CheckpointStore(run_dir / CHECKPOINTS)
-    found = {BEST: run_dir / BEST} if (run_dir / BEST).is_dir() else {}
+    store = CheckpointStore(run.checkpoints)
+    saved = {path.name: path for path in run.saved}
+    found = {BEST: saved.pop(BEST)} if BEST in saved else {}
     if (last := store.find()) is not None:
         found[FINAL] = last.path
     of_epochs = {info.path.name: info.path for info in store.list()}
-    of_epochs |= {path.name: path for path in (run_dir / POLICIES).glob("epoch_*")}
-    return found | dict(sorted(of_epochs.items()))
+    return found | dict(sorted((of_epochs | saved).items()))
 
 
 def score_of(saved: SavedPolicy) -> dict[str, Any]:

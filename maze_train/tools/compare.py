@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from maze_train.config.commands import CompareConfig
 from maze_train.config.loading import load_settings
-from maze_train.config.writing import writable
 from maze_train.core.conversion import is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean, nearest, printable
-from maze_train.core.files import new_directory
+from maze_train.core.files import new_directory, writable
+from maze_train.core.names import METRICS
 from maze_train.core.notices import warn
 from maze_train.tools.compare_report import (
     COLORS,
@@ -168,7 +168,7 @@ def compare(config: CompareConfig) -> Comparison:
     metric = _metric(runs, config.metric)
     for run in runs:
         if not len(run.curve(metric)[2]):
-            left_out.append(LeftOut(str(run.directory), f"metrics.csv has no {metric}"))
+            left_out.append(LeftOut(str(run.directory), f"{METRICS} has no {metric}"))
     runs = [run for run in runs if len(run.curve(metric)[2])]
     _check_ignored(config, {key for run in runs for key in run.settings})
     keys = differing_settings(runs, config.ignore)
@@ -236,7 +236,7 @@ def _metric(runs: Sequence[Run], metric: str | None) -> str:
             return name
     known = list(dict.fromkeys(name for run in runs for row in run.rows for name in row))
     hint = did_you_mean(nearest(metric or EVAL_RETURN, known), "", " ")
-    problem = f"no run has it; {hint}columns of metrics.csv: {', '.join(known)}"
+    problem = f"no run has it; {hint}columns of {METRICS}: {', '.join(known)}"
     raise ConfigError("metric", problem, metric)
 
 

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from maze_train.config.writing import writable
 from maze_train.core.conversion import is_within
 from maze_train.core.errors import printable
-from maze_train.core.files import atomic_write
+from maze_train.core.files import atomic_write, writable
 from maze_train.tools.runs import Array, Run, bootstrap_interval, interquartile_mean
 from maze_train.tracking.tracker import compact, duration, readable
 from maze_train.tracking.writers import TEXT_COLOR, decorate, new_figure, save_picture

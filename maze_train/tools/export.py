@@ -24,10 +24,9 @@ from maze_train.collect.fixed_policies import FixedPolicy
 from maze_train.collect.player import RolloutGenerator
 from maze_train.config.commands import ExportConfig
 from maze_train.config.stored import PARTS_OF_ENV, PARTS_OF_POLICY
-from maze_train.config.writing import writable
 from maze_train.core.checks import absolute_path, check_one_of
 from maze_train.core.errors import ConfigError, ExportError, MazeTrainError
-from maze_train.core.files import atomic_write, versions
+from maze_train.core.files import atomic_write, versions, writable
 from maze_train.core.notices import warn
 from maze_train.core.targets import import_extra
 from maze_train.core.types import Array, Tensor, as_tree, leaves_by_key

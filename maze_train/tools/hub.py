@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, is_dataclass
@@ -20,19 +19,21 @@ from maze_train.core.checks import expanded
 from maze_train.core.conversion import join
 from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.files import read_regular, versions
-from maze_train.core.hub import HUB, POLICY_FILES, first_line, hub_package
+from maze_train.core.hub import HUB, first_line, hub_package
+from maze_train.core.names import CURVE, METRICS, POLICY_FILES
 from maze_train.core.plain_yaml import dump_yaml
+from maze_train.core.run_directory import EPOCH, RunDirectory
 from maze_train.core.targets import TARGET
 from maze_train.distributions.mapping import FAMILIES
 from maze_train.learner.config import Schedule
-from maze_train.run.parts import METRICS, SUMMARY, TrainingResult
+from maze_train.run.parts import TrainingResult
 from maze_train.run.saved_policies import SavedPolicy, read_saved_policy
 from maze_train.tools.runs import task_name
-from maze_train.tracking.tracker import ENV_STEPS, EPOCH, read_rows
+from maze_train.tracking.tracker import ENV_STEPS
 from maze_train.training.config import RANDOM
 from maze_train.training.policy_files import PolicyWriter
 
-CURVE, FILM, CARD = "learning_curve.png", "replay.mp4", "README.md"
+FILM, CARD = "replay.mp4", "README.md"
 OWN_FILES = (*POLICY_FILES, METRICS, CURVE, FILM)
 MAX_NBYTES = 1 << 28
 
@@ -77,8 +78,8 @@ def score_of(run_dir: Path, epoch: int | None) -> Score | None:
         RunDirectoryError: If the metrics are damaged.
     """
     origin, row = "the test after training, in episodes that selected nothing", None
-    with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-        tests = json.loads(read_regular(run_dir / SUMMARY))["final_test"].values()
+    with suppress(KeyError, TypeError, AttributeError):
+        tests = RunDirectory(run_dir).outcome["final_test"].values()
         row = next((test for test in tests if test["epoch"] == epoch), None)
     if row is None:
         origin = "the evaluation in training that selected it"
@@ -91,7 +92,7 @@ def score_of(run_dir: Path, epoch: int | None) -> Score | None:
 
 def _row_of(run_dir: Path, epoch: int | None) -> Mapping[str, float]:
     """The metrics of an epoch; empty if the run has none."""
-    return next((row for row in read_rows(run_dir / METRICS) if row.get(EPOCH) == epoch), {})
+    return next((row for row in RunDirectory(run_dir).rows() if row.get(EPOCH) == epoch), {})
 
 
 def model_card(
@@ -195,7 +196,8 @@ def write_repository(
     text = dump_yaml(settings)
     PolicyWriter(*saved.spaces, text)(folder, saved.weights, score)
     read_saved_policy(folder, config.trust).make_model()
-    found = {METRICS: saved.run_dir / METRICS, CURVE: saved.run_dir / "plots" / CURVE}
+    run = RunDirectory(saved.run_dir)
+    found = {METRICS: run.metrics, CURVE: run.plots / CURVE}
     sources = {file: path for file, path in found.items() if lies_in(saved.run_dir, path)}
     if config.film is not None:
         sources[FILM] = Path(expanded(config.film))

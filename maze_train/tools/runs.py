@@ -7,7 +7,6 @@ Edge of the Statistical Precipice, arXiv:2108.13264, sections 4.1 and 4.3.
 from __future__ import annotations
 
 import glob
-import json
 import math
 import os
 import re
@@ -20,17 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from maze_train.config.stored import read_settings
-from maze_train.config.sweeps import JOBS_FILE, read_jobs
-from maze_train.config.writing import CONFIG_FILE
+from maze_train.config.sweeps import read_jobs
 from maze_train.core.checks import expanded
 from maze_train.core.conversion import build_dataclass, is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError
-from maze_train.core.files import read_regular
+from maze_train.core.names import CONFIG, JOBS, METRICS, SUMMARY
+from maze_train.core.run_directory import MetricsRow, RunDirectory
 from maze_train.core.targets import TARGET
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import env_name
-from maze_train.run.parts import METRICS, SUMMARY
-from maze_train.tracking.tracker import ENV_STEPS, VALIDATION_LOSS, MetricsRow, flattened, read_rows
+from maze_train.tracking.tracker import ENV_STEPS, VALIDATION_LOSS, flattened
 from maze_train.training.config import EvaluationConfig
 
 WALL_TIME = "time/total_s"
@@ -111,7 +109,7 @@ def find_runs(names: Iterable[str]) -> Found:
                     known.add(path.resolve())
                     found.directories.append(path)
         if len(found.directories) + len(found.without_run) == before and not repeated:
-            problem = f"there is no run: expected a directory with {CONFIG_FILE}, or one above some"
+            problem = f"there is no run: expected a directory with {CONFIG}, or one above some"
             raise ConfigError("runs", problem, name)
     return found
 
@@ -121,11 +119,11 @@ def _below(root: Path, found: Found) -> Iterator[Path]:
     for folder, names, files in os.walk(root):
         path = Path(folder)
         names.sort(key=lambda name: (len(name), name))  # numbers in their order
-        if JOBS_FILE in files:
+        if JOBS in files:
             for job in read_jobs(path):
                 run_dir = Path(job.run_dir)
                 try:
-                    is_run = (run_dir / CONFIG_FILE).is_file()
+                    is_run = RunDirectory(run_dir).is_run
                 except OSError as error:  # such as a name that is too long
                     job, is_run = replace(job, error=f"run_dir: {error.strerror}"), False
                 if is_run and not run_dir.is_relative_to(path):
@@ -135,7 +133,7 @@ def _below(root: Path, found: Found) -> Iterator[Path]:
                 elif job.error:
                     left = LeftOut(f"{path.name}: {job.label}", job.error)
                     found.without_run.extend([left] if left not in found.without_run else [])
-        if CONFIG_FILE in files:
+        if CONFIG in files:
             names.clear()
             yield path
 
@@ -153,10 +151,10 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
             message is the reason why it cannot be compared.
     """
     settings = read_settings(directory).values
-    rows = read_rows(directory / METRICS)
+    rows = RunDirectory(directory).rows()
     problem = "" if unfinished else _stopped(directory, settings, rows, error)
     if not rows:
-        empty = "has no rows" if (directory / METRICS).exists() else "is missing"
+        empty = "has no rows" if RunDirectory(directory).metrics.exists() else "is missing"
         problem = problem or f"{METRICS} {empty}"
     if problem:
         raise RunDirectoryError(problem)
@@ -175,7 +173,7 @@ def read_run(directory: Path, error: str = "", unfinished: bool = False) -> Run:
         evaluation = _with_loss(evaluation, settings, rows)
         return Run(directory, task_name(settings), algorithm, seed, flat, rows, evaluation)
     except (KeyError, TypeError, AttributeError, ConfigError) as cause:
-        raise RunDirectoryError(f"{CONFIG_FILE} is not that of a run: {cause}") from cause
+        raise RunDirectoryError(f"{CONFIG} is not that of a run: {cause}") from cause
 
 
 def _with_loss(
@@ -195,14 +193,13 @@ def _stopped(
     directory: Path, settings: Mapping[str, Any], rows: Sequence[MetricsRow], error: str
 ) -> str:
     """Return why a run did not finish; empty: it did, or the reason is unknown."""
-    path = directory / SUMMARY
-    if not path.exists():
+    summary = RunDirectory(directory).read_summary()
+    if not summary:
         is_written = settings.get("tracking", {}).get("summary", False)
-        return error or ("has not ended, or was killed (no summary.json)" if is_written else "")
+        return error or (f"has not ended, or was killed (no {SUMMARY})" if is_written else "")
     try:
-        summary = json.loads(read_regular(path))
         reason, updates = str(summary["stop_reason"]), float(summary.get("updates", math.inf))
-    except (OSError, ArithmeticError, ValueError, LookupError, TypeError, RecursionError) as error:
+    except (ArithmeticError, ValueError, LookupError, TypeError) as error:
         raise RunDirectoryError(f"{SUMMARY} is damaged: {error}") from error
     words = {"error": "failed (stop_reason error)", "interrupted": "was interrupted"}
     if reason in words:

@@ -18,7 +18,7 @@ from maze_train.config.options import FAILURE, PROGRAM
 from maze_train.config.search_config import GROUP, SearchConfig, load_search_config
 from maze_train.config.sweeps import LOG_FILE, JobProcesses, JobRecord, ProcessJob, RunningJob
 from maze_train.config.train_config import AUTO, TrainConfig
-from maze_train.config.writing import MAX_BYTES, config_to_dict, plain_values, writable
+from maze_train.config.writing import MAX_BYTES, config_to_dict, plain_values
 from maze_train.core.conversion import is_within
 from maze_train.core.errors import (
     ConfigError,
@@ -28,8 +28,9 @@ from maze_train.core.errors import (
     did_you_mean,
     nearest,
 )
-from maze_train.core.files import atomic_write, exclusive, open_own, read_regular
+from maze_train.core.files import atomic_write, exclusive, open_own, read_regular, writable
 from maze_train.core.folders import make_folders
+from maze_train.core.names import JOURNAL, METRICS, STUDY_FILE
 from maze_train.core.notices import notify, say, tell_traceback
 from maze_train.core.plain_yaml import dump_yaml, load_yaml
 from maze_train.core.targets import TARGET, locate
@@ -64,7 +65,6 @@ if TYPE_CHECKING:
 STUDY = "search"
 """Name of the study in its journal."""
 
-JOURNAL_FILE, SETTINGS_FILE = "study.journal", "study.yaml"
 DEFAULTS = {"median": {"n_warmup_steps": 30}}
 """Arguments of samplers and pruners that differ from those of Optuna."""
 
@@ -79,7 +79,7 @@ def open_journal(directory: Path) -> BaseStorage:
         RunDirectoryError: If the file cannot be read, or holds another journal.
     """
     storages = optuna().storages
-    path = directory / JOURNAL_FILE
+    path = directory / JOURNAL
     with reading_journal(directory):
         os.close(open_own(path, os.O_RDWR))  # Optuna follows links
         storage: BaseStorage = storages.JournalStorage(
@@ -100,7 +100,7 @@ def reading_journal(directory: Path) -> Iterator[None]:
         yield
     except (*damages, RuntimeError, AssertionError) as error:
         problem = f"{type(error).__name__}: {error}"
-        raise RunDirectoryError(f"{directory / JOURNAL_FILE} cannot be read: {problem}") from error
+        raise RunDirectoryError(f"{directory / JOURNAL} cannot be read: {problem}") from error
 
 
 def release_journal(directory: Path) -> None:
@@ -111,7 +111,7 @@ def release_journal(directory: Path) -> None:
     Raises:
         RunDirectoryError: If it cannot be removed.
     """
-    lock = directory / f"{JOURNAL_FILE}.lock"
+    lock = directory / f"{JOURNAL}.lock"
     try:
         lock.unlink(missing_ok=True)
     except OSError as error:
@@ -138,7 +138,7 @@ def check_settings(directory: Path, settings: Mapping[str, Any]) -> None:
         ConfigError: If the study in the directory is one of other settings.
         RunDirectoryError: If the file is damaged.
     """
-    path = directory / SETTINGS_FILE
+    path = directory / STUDY_FILE
     text = dump_yaml(dict(settings))
     if not path.exists():
         with writable("study", directory), atomic_write(path) as file:
@@ -309,7 +309,7 @@ def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
     found = [row[metric] for row in history if math.isfinite(row.get(metric, math.nan))]
     if not found:
         known = ", ".join(history[-1]) if history else "nothing"
-        raise TrainingError(f"no finite {metric}; metrics.csv has {known}")
+        raise TrainingError(f"no finite {metric}; {METRICS} has {known}")
     best = max(found) if task.mode == "max" else min(found)
     value = best if task.value == "best" else found[-1]
     return value, pruning.pruned_at if pruning else 0
@@ -382,9 +382,7 @@ def run_search(
     if base.evaluation.opponents:
         settings = {**settings, "evaluation.opponents": base.evaluation.opponents}
     if not base.tracking.csv:
-        notify(
-            "note: trials write metrics.csv all the same, since they continue with what it holds"
-        )
+        notify(f"note: trials write {METRICS} all the same, since they continue with what it holds")
     space = Space(config.ranges, settings)
     default = Path("outputs", "studies", f"{task_name(config_to_dict(base))}-{base.algorithm.name}")
     path = Path(config.study or directory or default).absolute()

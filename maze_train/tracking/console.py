@@ -15,12 +15,11 @@ from rich.text import Text
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import printable
 from maze_train.core.notices import abandon_output
+from maze_train.core.run_directory import EPOCH, FAILURES
 from maze_train.tracking.tracker import (
     ENV_STEPS,
-    EPOCH,
     EVAL_RETURN,
     EVAL_RETURN_STD,
-    FAILURES,
     TOTAL_S,
     TRAIN_LENGTH,
     TRAIN_RETURN,

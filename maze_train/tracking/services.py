@@ -19,11 +19,13 @@ from maze_train.core.checks import expanded
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import one_at_a_time, open_own
 from maze_train.core.folders import files_below, make_folders
+from maze_train.core.names import BEST
+from maze_train.core.run_directory import FAILURES
 from maze_train.core.targets import import_extra
-from maze_train.tracking.tracker import ENV_STEPS, FAILURES, MetricsWriter, RunInfo, flattened
+from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo, flattened
 
-BEST_POLICY, FILMS = "best", "*.mp4"
-"""Files kept with a run: a directory, and files at any depth of the run directory."""
+FILMS = "*.mp4"
+"""Files at any depth of the run directory that are kept with a run, besides the best policy."""
 
 WANDB, ARTIFACTS = COPIES = ("wandb", "mlartifacts")
 """Directories in which the packages keep copies of it."""
@@ -50,7 +52,7 @@ class ServiceWriter(MetricsWriter):
     @property
     def _best_policy(self) -> dict[str, Path]:
         """Files of the best policy by their names in its directory; empty if none was saved."""
-        directory = self._run_dir and self._run_dir / BEST_POLICY
+        directory = self._run_dir and self._run_dir / BEST
         return {} if not directory or directory.is_symlink() else _named_files(directory, "*")
 
     @property
@@ -144,7 +146,7 @@ class WandbWriter(ServiceWriter):
             artifact = self._wandb.Artifact(f"policy-{self._run.id}", type="model")
             for name, path in policy.items():
                 artifact.add_file(str(path), name)
-            self._run.log_artifact(artifact, aliases=["best"])
+            self._run.log_artifact(artifact, aliases=[BEST])
 
     def close(self) -> None:
         """End the run; one that did not come to its end is marked as failed."""
@@ -249,7 +251,7 @@ class MLflowWriter(ServiceWriter):
         with self._calls():
             for name, value in flattened(summary).items():
                 self._client.set_tag(self._run_id, _mlflow_name(f"summary.{name}"), str(value))
-            policy = {f"{BEST_POLICY}/{name}": path for name, path in self._best_policy.items()}
+            policy = {f"{BEST}/{name}": path for name, path in self._best_policy.items()}
             for name, path in {**policy, **self._films}.items():
                 folder = name.rpartition("/")[0] or None
                 self._client.log_artifact(self._run_id, str(path), folder)

@@ -10,17 +10,11 @@ from dataclasses import dataclass, field
 from io import StringIO
 from numbers import Integral
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal
 
-from maze_train.core.errors import RunDirectoryError
-from maze_train.core.files import read_regular
 from maze_train.core.notices import warn
+from maze_train.core.run_directory import EPOCH, MetricsRow
 
-MetricsRow: TypeAlias = dict[str, float]
-"""`epoch`, `updates`, `env_steps` (totals since the start of training), then `train/...`,
-`eval/...` and `time/...`. A name is absent from the row of an epoch that has no value for it."""
-
-EPOCH = "epoch"
 UPDATES = "updates"
 ENV_STEPS = "env_steps"
 TRAIN_RETURN = "train/episode_return_mean"
@@ -29,9 +23,6 @@ TRAIN_LENGTH = "train/episode_length_mean"
 VALIDATION_LOSS = "validation/loss"
 TOTAL_S = "time/total_s"
 EVAL_RETURN_STD = "eval/episode_return_std"
-
-FAILURES = ("error", "interrupted")
-"""Stop reasons of runs that did not finish."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +235,6 @@ class Tracker:
         self._warn(f"{name} is left out from here on; training continues: {error}")
 
 
-MAX_NBYTES = 1 << 30
-
-
 def ordered_columns(names: Iterable[str]) -> list[str]:
     """Names in the order of columns: epoch, updates, env_steps, train, eval, others, time.
 
@@ -260,43 +248,6 @@ def ordered_columns(names: Iterable[str]) -> list[str]:
         return {"train": 3, "eval": 4, "time": 6}.get(group, 5)
 
     return sorted(dict.fromkeys(names), key=rank)
-
-
-def read_rows(path: str | Path, last_epoch: int | None = None) -> list[MetricsRow]:
-    """The rows of a `metrics.csv`.
-
-    A last line that was cut off when its process was killed is left out.
-
-    Args:
-        path: The file; no rows if it does not exist.
-        last_epoch: Epoch of the checkpoint from which a run continues: later rows, whose epochs
-            will be repeated, are left out. None: all rows.
-
-    Raises:
-        RunDirectoryError: If the file is not a table of numbers.
-    """
-    if not Path(path).exists():
-        return []
-    try:
-        text = read_regular(Path(path), MAX_NBYTES).decode()
-        lines = list(csv.reader(text[: text.rfind("\n") + 1].splitlines()))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise RunDirectoryError(f"{path} is damaged: {error}") from error
-    rows = []
-    for number, cells in enumerate(lines[1:], start=2):
-        try:
-            pairs = zip(lines[0], cells, strict=True)
-            rows.append({name: _number(cell) for name, cell in pairs if cell != ""})
-        except ValueError as error:
-            raise RunDirectoryError(f"{path} line {number} is damaged: {error}") from error
-    if last_epoch is None:
-        return rows
-    return [row for row in rows if row.get(EPOCH, 0) <= last_epoch]
-
-
-def _number(cell: str) -> float:
-    # A number of any length would be no float later.
-    return int(cell) if cell.lstrip("-").isdigit() and len(cell) < 19 else float(cell)
 
 
 def csv_text(

@@ -16,13 +16,14 @@ from typing import IO, TYPE_CHECKING, Any
 from maze_train.core.checks import check_below
 from maze_train.core.files import atomic_write, open_own
 from maze_train.core.folders import check_held, make_folders
+from maze_train.core.names import CURVE, METRICS, PLOTS, SUMMARY
 from maze_train.core.plain_yaml import dump_yaml
+from maze_train.core.run_directory import EPOCH
 from maze_train.core.targets import build_targets
 from maze_train.tracking.config import TrackingConfig
 from maze_train.tracking.console import ConsoleWriter
 from maze_train.tracking.tracker import (
     ENV_STEPS,
-    EPOCH,
     EVAL_RETURN,
     EVAL_RETURN_STD,
     TRAIN_RETURN,
@@ -64,7 +65,7 @@ def write_leagues(rows: Sequence[Mapping[str, float]], run_dir: Path, title: str
             {EPOCH: int(row[EPOCH]), **{key: row.get(name) for key, name in names.items()}}
             for row in rows
         ]
-        path = run_dir / "plots" / f"league_{policy}.csv"
+        path = run_dir / PLOTS / f"league_{policy}.csv"
         with atomic_write(path) as file:
             file.write(csv_text(table).encode())
         figure = draw_league(table, numbers, f"{title}: {policy} against its snapshots")
@@ -134,7 +135,7 @@ class LearningCurveWriter(MetricsWriter):
         filename: Name of the file below the run directory.
     """
 
-    def __init__(self, filename: str = "plots/learning_curve.png") -> None:
+    def __init__(self, filename: str = f"{PLOTS}/{CURVE}") -> None:
         check_below("filename", filename)
         self.filename = filename
         self._run = RunInfo()
@@ -274,7 +275,7 @@ class CSVWriter(MetricsWriter):
 
     recovers = True
 
-    def __init__(self, filename: str = "metrics.csv", columns: Sequence[str] = ()) -> None:
+    def __init__(self, filename: str = METRICS, columns: Sequence[str] = ()) -> None:
         check_below("filename", filename)
         self.filename = filename
         self._path: Path | None = None
@@ -428,7 +429,7 @@ class JSONSummaryWriter(MetricsWriter):
         filename: Name of the file below the run directory.
     """
 
-    def __init__(self, filename: str = "summary.json") -> None:
+    def __init__(self, filename: str = SUMMARY) -> None:
         check_below("filename", filename)
         self.filename = filename
         self._run_dir: Path | None = None

@@ -13,10 +13,11 @@ from torch import nn
 from maze_train.core.errors import CallbackError, ConfigError, one_of
 from maze_train.core.events import Event
 from maze_train.core.notices import notify, tell_traceback, warn
+from maze_train.core.run_directory import FAILURES, MetricsRow
 from maze_train.learner.config import Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
-from maze_train.tracking.tracker import FAILURES, MetricsRow, RunInfo
+from maze_train.tracking.tracker import RunInfo
 from maze_train.training.generators import generators_kept
 
 PREFIX = "callback"

@@ -14,6 +14,7 @@ import torch
 
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.files import atomic_write
+from maze_train.core.names import PROFILE
 from maze_train.core.notices import warn
 from maze_train.learner.modules import CUBLAS, REPEATABLE
 from maze_train.tracking.tracker import duration
@@ -47,7 +48,7 @@ class RunContexts(Contexts):
         self._detect_anomaly = detect_anomaly
         first, last = profile or (0, 0)
         self._profiler = UpdateProfiler(
-            first, last, run_dir / "profile" / f"updates_{first}_{last}.json"
+            first, last, run_dir / PROFILE / f"updates_{first}_{last}.json"
         )
 
     @contextmanager

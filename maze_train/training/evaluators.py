@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from abc import ABC, abstractmethod
@@ -26,8 +25,8 @@ from maze_train.collect.episode_runner import (
 from maze_train.collect.episodes import TrainingEpisodeEvents, spread
 from maze_train.core.checks import check_at_least, check_one_of
 from maze_train.core.errors import CallbackError, ConfigError, EnvError, did_you_mean, nearest
-from maze_train.core.files import read_regular
 from maze_train.core.notices import notify, warn
+from maze_train.core.run_directory import RunDirectory
 from maze_train.core.targets import build_targets
 from maze_train.core.types import Array, Tensor
 from maze_train.envs.batch import SUCCESS, asked_keys, numbers_of
@@ -373,17 +372,17 @@ def _test(evaluator: Evaluator, selection: BestModelSelection, epoch: int) -> di
 
 
 def earlier_test(
-    path: Path, summary: TrainingSummary, n_episodes: int
+    run: RunDirectory, summary: TrainingSummary, n_episodes: int
 ) -> dict[str, dict[str, float]]:
-    """Return the test of a run that had ended before, from summary.json; empty if missing.
+    """Return the test of a run that had ended before, from its summary; empty if missing.
 
     Args:
-        path: The file.
+        run: Directory of the run.
         summary: The outcome now.
         n_episodes: Episodes of a test.
     """
-    with suppress(OSError, ValueError, RecursionError, KeyError, TypeError):
-        found: dict[str, Any] = json.loads(read_regular(path))
+    with suppress(KeyError, TypeError, AttributeError):
+        found = run.outcome
         tests = {name: found["final_test"][name] for name in ("last", "best")}
         is_that = found["updates"] == summary.updates and all(
             test["episodes"] == n_episodes

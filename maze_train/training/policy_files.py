@@ -22,6 +22,7 @@ from torch import nn
 
 from maze_train.core.errors import ConfigError, RunDirectoryError, ShapeError, SpaceError
 from maze_train.core.files import atomic_write, read_regular
+from maze_train.core.names import CONFIG, SCORE, SPACES, WEIGHTS
 from maze_train.core.types import Array, TensorTree, tree_leaves, tree_map
 from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.envs.vector import as_array, row_writer
@@ -38,7 +39,6 @@ from maze_train.spaces.describe import (
 from maze_train.spaces.masks import mask_layout
 from maze_train.spaces.tensors import as_tensors
 
-WEIGHTS, SPACES, CONFIG, SCORE = "policy.pt", "spaces.json", "config.yaml", "score.json"
 DIGEST = "sha256"
 MAX_WEIGHTS_NBYTES = 1 << 32
 

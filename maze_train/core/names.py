@@ -1,0 +1,23 @@
+"""Names of the files and folders of runs, studies and sweeps; nothing else spells them."""
+
+CONFIG, METRICS, SUMMARY, DIGESTS = "config.yaml", "metrics.csv", "summary.json", "files.json"
+BEST, CHECKPOINTS, POLICIES = "best", "checkpoints", "policies"
+PLOTS, PROFILE, ROLLOUTS, BEFORE = "plots", "profile", "rollouts", "before"
+FINAL = "final"
+"""Version of the policy of the checkpoint from which a run continues; it has no folder."""
+
+CURVE = "learning_curve.png"
+
+WEIGHTS, SPACES, SCORE = "policy.pt", "spaces.json", "score.json"
+POLICY_FILES = (WEIGHTS, SPACES, CONFIG, SCORE)
+"""Files of a saved policy."""
+
+JOBS = "jobs.csv"
+JOURNAL, STUDY_FILE = "study.journal", "study.yaml"
+
+OF_RUN = (BEST, CHECKPOINTS, METRICS, WEIGHTS, SUMMARY)
+OF_SEVERAL = (JOURNAL, STUDY_FILE, "multirun.yaml", JOBS)
+"""File names that identify the directory of a run (besides `CONFIG`), and of a study or sweep."""
+
+RESULTS = (METRICS, BEST, SUMMARY, POLICIES, PLOTS, PROFILE, "events.out.tfevents.*")
+"""Patterns of what a run has in addition to its configuration and its checkpoints."""
