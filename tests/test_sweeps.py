@@ -66,8 +66,8 @@ module = ModuleType("maze_train.run.runner")
 module.TrainingRunner = Runner
 sys.modules[module.__name__] = module
 import maze_train.jobs
-from maze_train.run.prepared import PreparedRun
-maze_train.jobs.prepare = lambda config: PreparedRun(config, features=object)
+from maze_train.run.pipeline import PreparedRun
+maze_train.jobs.prepare = PreparedRun
 from maze_train.cli import main
 threading.Thread(target=tell, daemon=True).start()
 main([*{arguments!r}, "seed=0,1"])

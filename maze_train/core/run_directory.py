@@ -33,6 +33,7 @@ from maze_train.core.names import (
     METRICS,
     PLOTS,
     POLICIES,
+    PROFILE,
     RESULTS,
     ROLLOUTS,
     SUMMARY,
@@ -122,6 +123,11 @@ class RunDirectory:
     def plots(self) -> Path:
         """Folder of the pictures."""
         return self.path / PLOTS
+
+    @property
+    def profile(self) -> Path:
+        """Folder of the traces of updates."""
+        return self.path / PROFILE
 
     @property
     def rollouts(self) -> Path:

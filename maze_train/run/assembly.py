@@ -1,57 +1,25 @@
-"""Chooses the optional parts of a run by its settings: only the parts that it uses are imported."""
+"""Optional parts of a run, by its settings: only the parts that it uses are imported."""
 
 from __future__ import annotations
 
 import sys
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from maze_train.config.train_config import TrainConfig
 
 if TYPE_CHECKING:
-    from maze_train.envs.vector import MazeVectorEnv
-    from maze_train.run.features import Features
+    from maze_train.run.checkpoints import CheckpointContinuation
+    from maze_train.run.repeatability import Examination
     from maze_train.training.builder import AlgorithmBuilder
     from maze_train.training.checkpoints import CheckpointInfo
     from maze_train.training.evaluators import Evaluator
     from maze_train.training.features import AgentParts, BuildFeatures
 
 
-def features_of(
-    config: TrainConfig, resumed_dir: Path | None, checkpoint: CheckpointInfo | None
-) -> Features:
-    """Return the optional parts that a run uses.
-
-    Args:
-        config: Its configuration.
-        resumed_dir: Directory of the run that is continued; None: a new run.
-        checkpoint: Checkpoint at which it continues; None: it begins at step 0.
-    """
-    from maze_train.run.features import Features
-
-    examine: Any = None
-    if checkpoint is None and is_examined(config):
-        from maze_train.run.repeatability import examined
-
-        examine = partial(examined, config)
-    continuation = None
-    if resumed_dir is not None:
-        from maze_train.run.checkpoints import CheckpointContinuation
-
-        continuation = CheckpointContinuation(config, checkpoint)
-    return Features(
-        building=_build_features(config),
-        make_native_env=_make_native_env,
-        examine=examine,
-        with_random_opponent=_with_random_opponent,
-        opponent_evaluator=_opponent_evaluator,
-        continuation=continuation,
-        how_to_continue=_how_to_continue,
-    )
-
-
-def _build_features(config: TrainConfig) -> BuildFeatures:
+def building_features(config: TrainConfig) -> BuildFeatures:
+    """Return the optional parts from which the algorithm of a run is built."""
     from maze_train.training.features import BuildFeatures
 
     found: dict[str, Any] = {"agents": _agent_parts}
@@ -81,12 +49,6 @@ def _agent_parts() -> AgentParts:
     return PARTS
 
 
-def _make_native_env(*args: Any, **kwargs: Any) -> MazeVectorEnv:
-    from maze_train.envs.foreign import make_foreign_env
-
-    return make_foreign_env(*args, **kwargs)
-
-
 def is_examined(config: TrainConfig) -> bool:
     """Whether a new run examines its environment.
 
@@ -102,19 +64,45 @@ def is_examined(config: TrainConfig) -> bool:
     )
 
 
-def _with_random_opponent(config: TrainConfig) -> TrainConfig:
+def examination_of(
+    config: TrainConfig, builder: AlgorithmBuilder[Any], notify: Callable[[str], None]
+) -> Examination:
+    """Return the examination of the environment of a run, see `is_examined`."""
+    from maze_train.run.repeatability import examination_of
+
+    return examination_of(config, builder, notify)
+
+
+def continuation_of(
+    config: TrainConfig, checkpoint: CheckpointInfo | None
+) -> CheckpointContinuation:
+    """Return what continues a run.
+
+    Args:
+        config: Its configuration.
+        checkpoint: Checkpoint at which it continues; None: it begins at step 0.
+    """
+    from maze_train.run.checkpoints import CheckpointContinuation
+
+    return CheckpointContinuation(config, checkpoint)
+
+
+def with_random_opponent(config: TrainConfig) -> TrainConfig:
+    """Add a random opponent if nothing else can select the best policy; for several agents."""
     from maze_train.run.opponents import with_random_opponent
 
     return with_random_opponent(config)
 
 
-def _opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> Evaluator:
+def opponent_evaluator(config: TrainConfig, builder: AlgorithmBuilder[Any]) -> Evaluator:
+    """Return the evaluator that `evaluation.opponents` asks for."""
     from maze_train.run.opponents import opponent_evaluator
 
     return opponent_evaluator(config, builder)
 
 
-def _how_to_continue(run_dir: Path | None, config: TrainConfig) -> str:
+def how_to_continue(run_dir: Path | None, config: TrainConfig) -> str:
+    """Return the command that continues the run in a directory."""
     from maze_train.run.checkpoints import how_to_go_on
 
     return how_to_go_on(run_dir, config)

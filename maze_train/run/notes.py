@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import inspect
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
-from dataclasses import replace
+from contextlib import suppress
 from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.vector.utils import batch_space
 
 from maze_train.config.train_config import TrainConfig
-from maze_train.core.errors import EnvError, MazeTrainError
+from maze_train.core.errors import EnvError
 from maze_train.core.targets import TARGET, locate
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import GUARD_STEPS, env_name
-from maze_train.envs.vector import MazeVectorEnv
 from maze_train.spaces.describe import (
     choice_sizes,
     flat_spaces,
@@ -30,8 +26,6 @@ from maze_train.spaces.describe import (
 )
 from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
 from maze_train.training.builder import AlgorithmBuilder
-from maze_train.training.generators import generators_kept
-from maze_train.training.policy_files import TrainedPolicy
 
 LEAST_RUN_S = 5.0
 """Seconds of a run from which on its speed is worth a line."""
@@ -45,12 +39,6 @@ LARGE_ONE_HOT = 10_000
 TIMES = ("time/env_s", "time/collect_s", "time/epoch_s")
 LEAST_WAIT_S, LEAST_SHARE = 5.0, 0.2
 """Seconds, and share of the run, that have to be at stake where it is worth a line."""
-
-MORE = 8
-"""Factor on the number of environments, for a comparison of the choice of actions."""
-
-N_STEPS = 50
-"""Steps of environments that are compared."""
 
 
 def start_notes(config: TrainConfig, observation_space: spaces.Space[Any]) -> Iterator[str]:
@@ -158,8 +146,6 @@ def end_notes(
     rows: Sequence[Mapping[str, float]],
     info_keys: Sequence[str],
     builder: AlgorithmBuilder[Any],
-    policy: TrainedPolicy,
-    make_native_env: Callable[..., MazeVectorEnv],
 ) -> Iterator[str]:
     """The lines that a run ends with.
 
@@ -167,15 +153,13 @@ def end_notes(
         rows: Metrics of the epochs of this process.
         info_keys: Keys of infos that are to be metrics.
         builder: What the run was built with.
-        policy: The policy of the run.
-        make_native_env: Makes the vector form of an environment.
     """
     names = {name for row in rows for name in row}
     for key in info_keys:
         if rows and not names & {f"train/info/{key}", f"eval/info/{key}"}:
             yield f"tracking.info_keys: no episode ended with a number under {key!r} in its info"
     if sum(row.get("time/epoch_s", 0.0) for row in rows) >= LEAST_RUN_S:
-        yield from speed_notes(rows, builder, policy, make_native_env)
+        yield from speed_notes(rows, builder)
 
 
 def lacks_time_limit(config: EnvConfig) -> bool:
@@ -202,21 +186,13 @@ def is_float_image(space: spaces.Space[Any]) -> bool:
 
 
 def speed_notes(
-    rows: Sequence[Mapping[str, float]],
-    builder: AlgorithmBuilder[Any],
-    policy: TrainedPolicy,
-    make_native_env: Callable[..., MazeVectorEnv],
+    rows: Sequence[Mapping[str, float]], builder: AlgorithmBuilder[Any]
 ) -> Iterator[str]:
-    """The lines about the speed of a run.
-
-    What another setting would save is measured with the policy and the environments of the run,
-    unless there are actors: these have both.
+    """Yield hints about settings with which the run would have been faster, by its own times.
 
     Args:
         rows: Metrics of the epochs of this process.
-        builder: Has the environments of the run, which are stepped, and its settings.
-        policy: The policy, on the CPU.
-        make_native_env: Makes the vector form of an environment.
+        builder: What the run was built with.
     """
     env_s, collect_s, whole_s = (sum(row.get(name, 0.0) for row in rows) for name in TIMES)
     if builder.has_actors:
@@ -228,58 +204,10 @@ def speed_notes(
     with suppress(EnvError):  # Workers that are gone must not cost a finished training.
         if use := builder.worker_use():
             yield from worker_notes(env_s, whole_s, *use)
-    with suppress(MazeTrainError):  # which must not cost a finished training
-        if builder.context.device.type == "cpu":
-            yield from policy_notes(collect_s - env_s, whole_s, policy, builder.num_envs)
-        yield from native_notes(env_s, whole_s, builder, make_native_env)
-
-
-def policy_notes(
-    policy_s: float, whole_s: float, policy: TrainedPolicy, num_envs: int
-) -> Iterator[str]:
-    """The line where actions for more environments take hardly longer than for those of the run.
-
-    Args:
-        policy_s: Seconds that choosing actions took.
-        whole_s: Seconds of the run.
-        policy: The policy.
-        num_envs: Environments of the run.
-    """
-    if not is_worth_it(policy_s, whole_s):
-        return
-    few_s, many_s = (seconds_to_act(policy, size) for size in (num_envs, MORE * num_envs))
-    if is_worth_it(policy_s * (1 - many_s / (MORE * few_s)), whole_s):
+    if is_worth_it(env_s, whole_s) and has_vector_form(builder.context.env):
         yield (
-            "a larger runner.concurrency would pay: choosing actions took "
-            f"{100 * policy_s / whole_s:.0f} % of the time, and for {MORE * num_envs} environments "
-            f"at a time takes {max(many_s / few_s, 1.0):.1f} times as long as for {num_envs}"
-        )
-
-
-def native_notes(
-    env_s: float,
-    whole_s: float,
-    builder: AlgorithmBuilder[Any],
-    make_native_env: Callable[..., MazeVectorEnv],
-) -> Iterator[str]:
-    """The line where the environment has a vector form that is faster.
-
-    Args:
-        env_s: Seconds that stepping environments took.
-        whole_s: Seconds of the run.
-        builder: Has the environments of the run, which are stepped.
-        make_native_env: Makes the vector form of an environment.
-    """
-    config = builder.context.env
-    if not (is_worth_it(env_s, whole_s) and has_vector_form(config)):
-        return
-    native = replace(config, backend="native")
-    with closing(make_native_env(native, builder.num_envs, training=True)) as env:
-        native_s, run_s = seconds_to_step(env), seconds_to_step(builder.env)
-    if is_worth_it(env_s * (1 - native_s / run_s), whole_s):
-        yield (
-            f"env.backend=native would be faster: environments took {100 * env_s / whole_s:.0f} % "
-            f"of the time, and their vector form steps {run_s / native_s:.1f} times as fast"
+            f"environments took {100 * env_s / whole_s:.0f} % of the time, and this one has a "
+            "vector form, which is usually faster: env.backend=native"
         )
 
 
@@ -326,33 +254,3 @@ def has_vector_form(config: EnvConfig) -> bool:
     # That of Atari games comes with its own preprocessing.
     is_game = str(config.id).startswith("ALE/")
     return is_plain and not is_game and spec is not None and spec.vector_entry_point is not None
-
-
-def seconds_to_act(policy: TrainedPolicy, n: int) -> float:
-    """Seconds that the actions of n environments take; the policy that is given acts no further."""
-    own = TrainedPolicy(policy.model, policy.observation_space, policy.action_space)
-    space = batch_space(policy.observation_space, n)
-    space.seed(0)
-    observations = space.sample()
-    with generators_kept():
-        return min(_seconds(lambda: own.act(observations)) for _ in range(20))
-
-
-def seconds_to_step(env: MazeVectorEnv) -> float:
-    """Seconds that some random steps of environments take."""
-    env.action_space.seed(0)
-    actions = [env.action_space.sample() for _ in range(N_STEPS)]
-
-    def play() -> None:
-        for action in actions:
-            env.step(action)
-
-    with generators_kept():
-        env.reset(seed=0)
-        return min(_seconds(play) for _ in range(3))
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    call()
-    return time.perf_counter() - began

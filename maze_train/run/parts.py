@@ -16,7 +16,7 @@ from maze_train.tracking.tracker import Tracker
 from maze_train.training.outcome import TrainingSummary
 
 if TYPE_CHECKING:
-    from maze_train.run.prepared import PreparedRun
+    from maze_train.run.pipeline import PreparedRun
     from maze_train.training.evaluators import BestModelSelection
     from maze_train.training.policy_files import TrainedPolicy
     from maze_train.training.trainer import Trainer

@@ -13,18 +13,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import load_config
 from maze_train.config.train_config import AUTO, TrainConfig
 from maze_train.core.run_directory import RunDirectory, checkpoint_name
 from maze_train.core.seeding import draw_seed
 from maze_train.nets.config import ModelConfig
-from maze_train.run.assembly import features_of
-from maze_train.run.prepared import PreparedRun
 from maze_train.training.config import TRIAL_STEPS
+
+if TYPE_CHECKING:
+    from maze_train.run.base_policy import BasePolicy
+    from maze_train.training.checkpoints import CheckpointInfo
+
+
+@dataclass(frozen=True)
+class PreparedRun:
+    """A checked configuration, and what the run begins with."""
+
+    config: TrainConfig
+    """The configuration, with a seed and all defaults."""
+
+    resumed_dir: Path | None = None
+    """Directory of the run that is continued; None: a new run."""
+
+    checkpoint: CheckpointInfo | None = None
+    """Checkpoint at which the run continues; None: it begins at step 0."""
+
+    bases: tuple[BasePolicy, ...] = ()
+    """Policies whose weights training starts from; none: new weights, or those of a checkpoint."""
 
 
 def configure(values: Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> TrainConfig:
@@ -79,8 +98,7 @@ def prepare(config: TrainConfig) -> PreparedRun:
         config = continued(config, directory, checkpoint)
     if config.seed is None:
         config = replace(config, seed=draw_seed())
-    features = partial(features_of, config, directory, checkpoint)
-    return PreparedRun(config, features, directory, checkpoint, () if checkpoint else tuple(bases))
+    return PreparedRun(config, directory, checkpoint, () if checkpoint else tuple(bases))
 
 
 def shortened(config: TrainConfig) -> TrainConfig:

@@ -14,7 +14,6 @@ from maze_train.core.errors import MazeTrainError
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.pooled import NEW_EPISODES
 from maze_train.training.builder import AlgorithmBuilder
-from maze_train.training.trainer import Contexts
 from maze_train.workers.places import ThisProcess
 from maze_train.workers.probe import Probe
 
@@ -25,51 +24,37 @@ WAIT_S = 1.0
 """Most seconds after its start for which the end of a run waits for it."""
 
 
-class ExaminationContexts(Contexts):
+class Examination:
     """Examines an environment in a throw-away process while the first updates are made.
 
     Args:
-        around: The other contexts of a run.
-        examination: Runs in that process; returns lines for the user.
+        work: Runs in that process; returns lines for the user.
         notify: Prints a line.
     """
 
-    def __init__(
-        self,
-        around: Contexts,
-        examination: Callable[[], Sequence[str]],
-        notify: Callable[[str], None],
-    ) -> None:
-        self._around, self._examination, self._notify = around, examination, notify
+    def __init__(self, work: Callable[[], Sequence[str]], notify: Callable[[str], None]) -> None:
+        self._work, self._notify = work, notify
         self._probe: Probe[Sequence[str]] | None = None
         self._began = 0.0
 
     @contextmanager
-    def training(self) -> Iterator[None]:
-        """Examine the environment; a run that is over before waits for a moment."""
-        with self._around.training():
-            try:
-                yield
-                if self._probe is not None:
-                    self._look(max(0.0, self._began + WAIT_S - time.monotonic()))
-            finally:
-                if self._probe is not None:
-                    self._probe.close()
-
-    @contextmanager
-    def testing(self) -> Iterator[None]:
-        """The other contexts."""
-        with self._around.testing():
+    def running(self) -> Iterator[None]:
+        """Close the process at the end; a run that is over before it waits for a moment."""
+        try:
             yield
+            if self._probe is not None:
+                self._look(max(0.0, self._began + WAIT_S - time.monotonic()))
+        finally:
+            if self._probe is not None:
+                self._probe.close()
 
     @contextmanager
     def update(self, number: int) -> Iterator[None]:
         """Begin the examination in the first update, and report what it found by now."""
         if self._probe is None:
             self._began = time.monotonic()
-            self._probe = Probe(self._examination, LIMIT_S)
-        with self._around.update(number):
-            yield
+            self._probe = Probe(self._work, LIMIT_S)
+        yield
         self._look(0.0)
 
     def _look(self, wait_s: float) -> None:
@@ -79,17 +64,13 @@ class ExaminationContexts(Contexts):
                 self._notify(line)
 
 
-def examined(
-    config: TrainConfig,
-    contexts: Contexts,
-    builder: AlgorithmBuilder[Any],
-    notify: Callable[[str], None],
-) -> Contexts:
-    """Return the contexts of a run in which its environment is examined.
+def examination_of(
+    config: TrainConfig, builder: AlgorithmBuilder[Any], notify: Callable[[str], None]
+) -> Examination:
+    """Return the examination of the environment of a run.
 
     Args:
         config: Configuration of the run.
-        contexts: Its other contexts.
         builder: Builder of the algorithm.
         notify: Prints a line.
     """
@@ -99,11 +80,11 @@ def examined(
     num_eval_envs = min(n_episodes, config.evaluation.concurrency or num_envs)
     counts = (num_envs, num_eval_envs, 0 if isinstance(place, ThisProcess) else workers)
     is_put_back = config.checkpoint.is_on and not config.checkpoint.allow_new_episodes
-    work = partial(examination, builder.context.env_factory, counts, is_put_back)
-    return ExaminationContexts(contexts, work, notify)
+    work = partial(examined, builder.context.env_factory, counts, is_put_back)
+    return Examination(work, notify)
 
 
-def examination(
+def examined(
     factory: EnvFactory, counts: tuple[int, int, int], is_resumed_exactly: bool
 ) -> list[str]:
     """Examine an environment; returns lines for the user.

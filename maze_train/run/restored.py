@@ -7,7 +7,7 @@ from typing import Any
 from maze_train.core.errors import RunDirectoryError
 from maze_train.learner.learner import Learner
 from maze_train.run.checkpoints import fitting
-from maze_train.run.prepared import PreparedRun
+from maze_train.run.pipeline import PreparedRun
 from maze_train.run.runner import TrainingRunner
 from maze_train.training.generators import generators_kept
 from maze_train.training.league import make_snapshots

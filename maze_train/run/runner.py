@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import nn
 
@@ -25,9 +25,10 @@ from maze_train.core.seeding import Seeds
 from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.modules import torch_threads
+from maze_train.run import assembly
 from maze_train.run.notes import TimeLimitNote, end_notes, start_notes
 from maze_train.run.parts import TrainingResult, missing_results, tell_stop
-from maze_train.run.prepared import PreparedRun
+from maze_train.run.pipeline import PreparedRun
 from maze_train.spaces.agents import agent_spaces
 from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN, MetricsWriter, RunInfo, Tracker
 from maze_train.tracking.writers import build_writers
@@ -36,7 +37,7 @@ from maze_train.training.builder import make_builder
 from maze_train.training.callbacks import Callback
 from maze_train.training.checkpoints import Checkpoint, Checkpoints, CheckpointStore
 from maze_train.training.config import check_selection
-from maze_train.training.contexts import RunContexts, UpdateClock, find_device
+from maze_train.training.contexts import UpdateClock, UpdateProfiler, find_device, modes
 from maze_train.training.evaluators import (
     BestModelSelection,
     Evaluator,
@@ -48,7 +49,10 @@ from maze_train.training.evaluators import (
 from maze_train.training.generators import generators_kept, generators_of_run
 from maze_train.training.outcome import LIMITS, Interruption, Limits, TrainingSummary
 from maze_train.training.policy_files import PolicyWriter, TrainedPolicy
-from maze_train.training.trainer import Contexts, Trainer, TrainerServices
+from maze_train.training.trainer import Trainer, TrainerServices
+
+if TYPE_CHECKING:
+    from maze_train.run.repeatability import Examination
 
 
 class TrainingRunner:
@@ -69,8 +73,10 @@ class TrainingRunner:
     def __init__(self, prepared: PreparedRun) -> None:
         self.prepared = prepared
         self.config = prepared.config
-        self.features = prepared.features()
         self.resumed_dir = prepared.resumed_dir
+        self.continuation = (
+            assembly.continuation_of(self.config, prepared.checkpoint) if self.resumed_dir else None
+        )
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
         self.run_dir: Path | None = None
@@ -108,7 +114,7 @@ class TrainingRunner:
             total_steps=config.total_steps or 0,
             info_keys=config.tracking.info_keys,
             dataset=config.runner.dataset,
-            features=self.features.building,
+            features=assembly.building_features(config),
             is_trial=config.runner.fast_dev_run,
             has_checkpoint=self.prepared.checkpoint is not None,
             read_checkpoint=self.read_checkpoint,
@@ -202,9 +208,9 @@ class TrainingRunner:
         writers: list[MetricsWriter],
     ) -> TrainingResult:
         """Train in a directory that no other process uses."""
-        config = self.config
+        config, run = self.config, RunDirectory(run_dir)
         store = CheckpointStore(
-            RunDirectory(run_dir).checkpoints,
+            run.checkpoints,
             config.checkpoint,
             mode=self.selection_mode,
             settings=self.config_text,
@@ -212,8 +218,13 @@ class TrainingRunner:
         resumed = self._take_up(store, run_dir)
         selection = self._build_model_selection(model, run_dir)
         tracker = Tracker(writers, self._run_info(run_dir, resumed))
-        contexts = self._contexts(run_dir, is_new=resumed is None)
-        clock = UpdateClock(contexts, self._notify_once)
+        profiler = UpdateProfiler(config.tracking.profile, run.profile)
+        clock = UpdateClock(self._notify_once)
+        around = [clock.update, profiler.around]
+        examination = None
+        if self.prepared.checkpoint is None and resumed is None and assembly.is_examined(config):
+            examination = assembly.examination_of(config, self.builder, self._notify_once)
+            around.insert(1, examination.update)
         interruption = Interruption(clock.remaining)
         services = TrainerServices(
             tracker=tracker,
@@ -227,17 +238,17 @@ class TrainingRunner:
             ),
             evaluation_interval=config.evaluation.interval,
             selection_metric=self.builder.selection_metric,
-            contexts=clock,
+            around_update=around,
             checkpoints=Checkpoints(store, resumed) if config.checkpoint.is_on else None,
             interruption=interruption,
             callbacks=self.callbacks,
         )
         trainer = self.builder.build_trainer(model, services)
         trainer.learners.first.watch = clock.watch
-        if self.features.continuation is not None and resumed is not None:
-            self.features.continuation.load(trainer, resumed)
+        if self.continuation is not None and resumed is not None:
+            self.continuation.load(trainer, resumed)
         with interruption:
-            summary = self._train(trainer, tracker, selection)
+            summary = self._train(trainer, tracker, selection, profiler, examination)
         rows = tracker.history[len(tracker.run_info.past_rows) :]
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
@@ -245,9 +256,7 @@ class TrainingRunner:
         seed = self.seeds.integer("acting")
         acting: Any = model.cpu()
         policy = TrainedPolicy(acting, *self.builder.spaces, seed)
-        for note in end_notes(
-            rows, config.tracking.info_keys, self.builder, policy, self.features.make_native_env
-        ):
+        for note in end_notes(rows, config.tracking.info_keys, self.builder):
             self._notify_once(note)
         return TrainingResult(run_dir, summary, tracker.history, policy, missing)
 
@@ -257,9 +266,9 @@ class TrainingRunner:
         reason = run.outcome.get("stop_reason", "")
         run.clean()
         store.clean()
-        continuation, resumed = self.features.continuation, None
-        if continuation is not None:
-            resumed = continuation.checkpoint(store, run_dir)
+        resumed = None
+        if self.continuation is not None:
+            resumed = self.continuation.checkpoint(store, run_dir)
         if resumed is None:
             run.put_aside()
             if digests := digests_of_files(self.config):
@@ -270,32 +279,33 @@ class TrainingRunner:
         write_config(run_dir, self.config_text)
         return resumed
 
-    def _contexts(self, run_dir: Path, *, is_new: bool) -> Contexts:
-        """The contexts of training; those of a new run may examine its environment."""
-        contexts = RunContexts(
-            run_dir,
-            deterministic=self.config.runner.deterministic,
-            detect_anomaly=self.config.runner.detect_anomaly,
-            profile=self.config.tracking.profile,
-        )
-        if self.features.examine is None or not is_new:
-            return contexts
-        return self.features.examine(contexts, self.builder, self._notify_once)
-
     def _train(
-        self, trainer: Trainer, tracker: Tracker, selection: BestModelSelection
+        self,
+        trainer: Trainer,
+        tracker: Tracker,
+        selection: BestModelSelection,
+        profiler: UpdateProfiler,
+        examination: Examination | None,
     ) -> TrainingSummary:
         """Train and test, and write a summary whatever happens."""
+        deterministic = self.config.runner.deterministic
+        anomalies = self.config.runner.detect_anomaly
         tests: dict[str, dict[str, float]] = {}
         with contextlib.closing(tracker):
             with generators_kept():  # writers of users may draw from them
                 tracker.start()
             self._is_empty = False
             try:
-                with trainer.contexts.training():
+                with contextlib.ExitStack() as stack:
+                    stack.enter_context(
+                        modes(deterministic=deterministic, detect_anomaly=anomalies)
+                    )
+                    stack.callback(profiler.stop)
+                    if examination is not None:
+                        stack.enter_context(examination.running())
                     self.builder.before_training(trainer)
                     trainer.train()
-                with trainer.contexts.testing():
+                with modes(deterministic=deterministic):
                     tests = self._test(trainer, selection)
             except BaseException as error:
                 is_signal = isinstance(error, KeyboardInterrupt)
@@ -305,7 +315,7 @@ class TrainingRunner:
                 summary = replace(trainer.summary(), final_test=tests)
                 tracker.finish(summary.as_dict())
                 if trainer.stop_reason in FAILURES:
-                    tell_stop(trainer, self.features.how_to_continue(self.run_dir, self.config))
+                    tell_stop(trainer, assembly.how_to_continue(self.run_dir, self.config))
         return summary
 
     def _test(self, trainer: Trainer, selection: BestModelSelection) -> dict[str, dict[str, float]]:
@@ -334,7 +344,7 @@ class TrainingRunner:
 
     def _judge_by_opponents(self) -> None:
         """Let evaluation play against random, where returns of agents cancel."""
-        self.config = config = self.features.with_random_opponent(self.config)
+        self.config = config = assembly.with_random_opponent(self.config)
         self.config_text = config_text(config)
         builder = self.builder
         builder.context = replace(builder.context, evaluation=config.evaluation)
@@ -353,7 +363,7 @@ class TrainingRunner:
                 self._closing.callback(evaluator.close)
             evaluators = [*evaluators, *own]
         if self.config.evaluation.opponents:
-            evaluators.append(self.features.opponent_evaluator(self.config, self.builder))
+            evaluators.append(assembly.opponent_evaluator(self.config, self.builder))
         if len(evaluators) > 1:
             return MultiEvaluator(evaluators)
         return evaluators[0] if evaluators else None
@@ -372,8 +382,7 @@ class TrainingRunner:
         )
 
     def _run_info(self, run_dir: Path, resumed: Checkpoint | None) -> RunInfo:
-        continuation = self.features.continuation
-        config = self.config
+        continuation, config = self.continuation, self.config
         title = f"{config.algorithm.name.upper()} on {self.builder.task_name}"
         if resumed is not None:
             title = f"{title}, continued from {resumed.path.name}"

@@ -1,11 +1,11 @@
-"""Contexts in which a run trains and tests; this machine; the time of updates."""
+"""Modes of PyTorch, profiles and the time of updates; devices and memory of this machine."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -14,11 +14,9 @@ import torch
 
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.files import atomic_write
-from maze_train.core.names import PROFILE
 from maze_train.core.notices import warn
 from maze_train.learner.modules import CUBLAS, REPEATABLE
 from maze_train.tracking.tracker import duration
-from maze_train.training.trainer import Contexts
 
 ANOMALY = (
     *("runner.detect_anomaly", "returned nan values"),
@@ -31,57 +29,25 @@ NOT_DETERMINISTIC = (
 """Setting, words of the errors of PyTorch that it leads to, and the remedy."""
 
 
-class RunContexts(Contexts):
-    """Contexts with modes of PyTorch, and a profiler.
+@contextmanager
+def modes(*, deterministic: bool, detect_anomaly: bool = False) -> Iterator[None]:
+    """Set the modes of PyTorch that a run asks for; at the end they are as before.
 
     Args:
-        run_dir: Directory of the run, with the folder `profile/`.
         deterministic: Whether operations that are not deterministic are errors.
         detect_anomaly: Whether autograd looks for the operation that a NaN comes from.
-        profile: First and last update, from 1, that are profiled; None: none.
+
+    Raises:
+        TrainingError: If there is an operation without a deterministic algorithm, or with NaN.
     """
-
-    def __init__(
-        self, run_dir: Path, *, deterministic: bool, detect_anomaly: bool, profile: list[int] | None
-    ) -> None:
-        self._deterministic = deterministic
-        self._detect_anomaly = detect_anomaly
-        first, last = profile or (0, 0)
-        self._profiler = UpdateProfiler(
-            first, last, run_dir / PROFILE / f"updates_{first}_{last}.json"
-        )
-
-    @contextmanager
-    def training(self) -> Iterator[None]:
-        """Deterministic algorithms, anomaly detection; at the end the trace is written.
-
-        Raises:
-            TrainingError: If there is an operation without a deterministic algorithm, or with NaN.
-        """
-        with ExitStack() as stack:
-            stack.enter_context(self.testing())
-            if self._detect_anomaly:
-                stack.enter_context(_explained(*ANOMALY))
-                stack.enter_context(torch.autograd.set_detect_anomaly(True))
-            stack.callback(self._profiler.stop)
-            yield
-
-    @contextmanager
-    def testing(self) -> Iterator[None]:
-        """Deterministic algorithms.
-
-        Raises:
-            TrainingError: If there is an operation that has none.
-        """
-        with ExitStack() as stack:
-            if self._deterministic:
-                stack.enter_context(_explained(*NOT_DETERMINISTIC))
-                stack.enter_context(_deterministic())
-            yield
-
-    def update(self, number: int) -> AbstractContextManager[None]:
-        """The profiler, in its updates."""
-        return self._profiler.around(number)
+    with ExitStack() as stack:
+        if deterministic:
+            stack.enter_context(_explained(*NOT_DETERMINISTIC))
+            stack.enter_context(_deterministic())
+        if detect_anomaly:
+            stack.enter_context(_explained(*ANOMALY))
+            stack.enter_context(torch.autograd.set_detect_anomaly(True))
+        yield
 
 
 @contextmanager
@@ -114,15 +80,13 @@ class UpdateProfiler:
     """Profiles some updates, and writes a trace that Chrome and Perfetto show.
 
     Args:
-        first: Number of the first update, from 1.
-        last: Number of the last one.
-        path: The file of the trace.
+        updates: Numbers of the first and the last profiled update, from 1; None: none.
+        folder: Folder of the file of the trace.
     """
 
-    def __init__(self, first: int, last: int, path: Path) -> None:
-        self.first = first
-        self.last = last
-        self.path = path
+    def __init__(self, updates: Sequence[int] | None, folder: Path) -> None:
+        self.first, self.last = updates or (0, 0)
+        self.path = folder / f"updates_{self.first}_{self.last}.json"
         self._profile: torch.profiler.profile | None = None
 
     def around(self, number: int) -> AbstractContextManager[None]:
@@ -279,7 +243,7 @@ LONG_UPDATE_S = 10.0
 """Seconds of an update from which on it is worth a line."""
 
 
-class UpdateClock(Contexts):
+class UpdateClock:
     """Estimates how long updates take.
 
     The first update is estimated from its second minibatch. The first minibatch of a run does not
@@ -287,18 +251,15 @@ class UpdateClock(Contexts):
     expected to take as long as the one before.
 
     Args:
-        around: The other contexts of a run.
         notify: Prints the note about long updates.
         clock: Time in seconds, any origin.
     """
 
     def __init__(
         self,
-        around: Contexts,
         notify: Callable[[str], None],
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._around = around
         self._notify = notify
         self._clock = clock
         self._began: float | None = None
@@ -307,14 +268,6 @@ class UpdateClock(Contexts):
         self._warm_up_s = 0.0
         """Seconds of the running update that later updates will not take."""
         self._is_reported = False
-
-    def training(self) -> AbstractContextManager[None]:
-        """The other contexts of training."""
-        return self._around.training()
-
-    def testing(self) -> AbstractContextManager[None]:
-        """The other contexts of tests."""
-        return self._around.testing()
 
     def watch(self, minibatches: Iterable[Batch], count: int) -> Iterator[Batch]:
         """Yield the minibatches of an update; measures the first two of a run.
@@ -332,11 +285,10 @@ class UpdateClock(Contexts):
 
     @contextmanager
     def update(self, number: int) -> Iterator[None]:
-        """Measure an update."""
+        """Measure the update of a number."""
         self._began = began = self._clock()
         try:
-            with self._around.update(number):
-                yield
+            yield
         finally:
             self._began = None
         self._expected_s = max(0.0, self._clock() - began - self._warm_up_s)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -95,7 +95,7 @@ class Trainer(ABC):
         self.evaluation_interval = services.evaluation_interval
         self.selection_metric = services.selection_metric
         self.checkpoints = services.checkpoints
-        self.contexts = services.contexts
+        self.around_update = services.around_update
         self.interruption = services.interruption or Interruption()
         self.callbacks = Callbacks(services.callbacks, self)
         self.epoch = 0
@@ -190,7 +190,9 @@ class Trainer(ABC):
         """Make the updates that are left of the running epoch."""
         length = self.epoch_length
         while self._updates_in_epoch < length and not self.stop_reason:
-            with self.contexts.update(self.updates + 1):
+            with ExitStack() as around:
+                for context in self.around_update:
+                    around.enter_context(context(self.updates + 1))
                 self.env_steps += self.update_once(self.progress(last_epoch), self.statistics)
             self.updates += 1
             self._updates_in_epoch += 1
@@ -402,22 +404,6 @@ class Trainer(ABC):
         self.load_state_dict(state)
 
 
-class Contexts:
-    """Contexts of the parts of a run; those of this class change nothing."""
-
-    def training(self) -> AbstractContextManager[None]:
-        """Everything that holds while a run trains."""
-        return nullcontext()
-
-    def testing(self) -> AbstractContextManager[None]:
-        """Everything that holds while trained policies are tested."""
-        return nullcontext()
-
-    def update(self, number: int) -> AbstractContextManager[None]:
-        """Everything that holds during the update of a number, from 1."""
-        return nullcontext()
-
-
 @dataclass(frozen=True, kw_only=True)
 class TrainerServices:
     """Everything around training that does not depend on the algorithm.
@@ -429,7 +415,7 @@ class TrainerServices:
         limits: When to stop; None: those of the algorithm.
         evaluation_interval: Epochs from one evaluation to the next.
         selection_metric: Metric that `model_selection` is reported.
-        contexts: The contexts of an update.
+        around_update: Contexts of the update of a number, from 1; the first one is the outermost.
         checkpoints: Writes where training stands; None: nothing is written.
         interruption: Says whether a signal came; None: signals are not handled.
         callbacks: Called while training continues.
@@ -441,7 +427,7 @@ class TrainerServices:
     limits: Limits | None = None
     evaluation_interval: int = 1
     selection_metric: str = "eval/episode_return_mean"
-    contexts: Contexts = field(default_factory=Contexts)
+    around_update: Sequence[Callable[[int], AbstractContextManager[None]]] = ()
     checkpoints: Checkpoints | None = None
     interruption: Interruption | None = None
     callbacks: Sequence[Callback] = ()

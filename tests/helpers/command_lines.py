@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from maze_train.cli import main
-from maze_train.run.prepared import PreparedRun
+from maze_train.run.pipeline import PreparedRun
 
 
 class CommandLine:
@@ -56,7 +55,7 @@ def maze_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> CommandLine:
         module = ModuleType(f"maze_train.run.{where}")
         setattr(module, name, command_line.runner_of)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setattr("maze_train.jobs.prepare", partial(PreparedRun, features=object))
+    monkeypatch.setattr("maze_train.jobs.prepare", PreparedRun)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)

@@ -21,7 +21,6 @@ from maze_train.run.notes import start_notes
 from maze_train.training import contexts as update_clock
 from maze_train.training.contexts import UpdateClock
 from maze_train.training.outcome import Interrupted
-from maze_train.training.trainer import Contexts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,7 +124,7 @@ def test_a_signal_in_a_long_update(
 def test_an_update_without_known_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one is reported when it has ended, and says what the next one takes."""
     now, told = [0.0], list[str]()
-    clock = UpdateClock(Contexts(), told.append, lambda: now[0])
+    clock = UpdateClock(told.append, lambda: now[0])
     for seconds in (30.0, 90.0):
         with clock.update(1):
             first = clock.remaining()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from contextlib import closing
-from dataclasses import replace
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
@@ -17,18 +14,10 @@ from gymnasium import spaces
 from own_envs import SpacesEnv
 from short_runs import QUIET
 
-from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv, load_config, load_policy, train
-from maze_train.envs.foreign import make_foreign_env
+from maze_train import EnvConfig, EnvFactory, load_config, load_policy, train
 from maze_train.run import assembly, repeatability
 from maze_train.run.assembly import is_examined
-from maze_train.run.notes import (
-    TimeLimitNote,
-    native_notes,
-    policy_notes,
-    seconds_to_step,
-    start_notes,
-    worker_notes,
-)
+from maze_train.run.notes import TimeLimitNote, has_vector_form, start_notes, worker_notes
 from maze_train.run.pipeline import shortened
 from maze_train.tracking.tracker import RunInfo
 from maze_train.training.config import TRIAL_BATCH, TRIAL_STEPS
@@ -246,65 +235,18 @@ def test_where_another_place_would_be_faster(
 
 
 @pytest.mark.parametrize(
-    ("policy_s", "seconds", "expected"),
+    ("settings", "is_told"),
     [
-        (
-            40.0,
-            {2: 1.0, 16: 1.5},
-            r"a larger .* 40 % of the time, and for 16 .* 1.5 times .* for 2$",
-        ),
-        (40.0, {2: 1.0, 16: 5.0}, ""),  # 15 s of 100
-        (6.0, {2: 1.0, 16: 1.0}, ""),  # the time goes elsewhere
+        ({}, True),
+        ({"backend": "native"}, False),
+        ({"id": "Pendulum-v1"}, False),
+        ({"wrappers": [{"_target_": "own_envs.Scaled"}]}, False),
+        ({"id": "ALE/Pong-v5"}, False),
     ],
 )
-def test_where_more_environments_would_pay(
-    policy_s: float, seconds: dict[int, float], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By the time for the actions of more of them."""
-    monkeypatch.setattr("maze_train.run.notes.seconds_to_act", lambda _, n: seconds[n])
-    found = list(policy_notes(policy_s, 100.0, Any, 2))  # type: ignore[arg-type]
-    assert len(found) == bool(expected)
-    assert re.match(expected, "".join(found))
-
-
-@pytest.mark.parametrize(
-    ("env_s", "native_s", "settings", "expected"),
-    [
-        (
-            50.0,
-            1.0,
-            {},
-            r"env\.backend=native .* took 50 % of the time, .* steps 4\.0 times as fast",
-        ),
-        (50.0, 3.0, {}, ""),
-        (10.0, 0.1, {}, ""),
-        (50.0, 1.0, {"backend": "native"}, ""),
-        (50.0, 1.0, {"id": "Pendulum-v1"}, ""),
-        (50.0, 1.0, {"wrappers": [{"_target_": "own_envs.Scaled"}]}, ""),
-        (50.0, 1.0, {"id": "ALE/Pong-v5"}, ""),
-    ],
-)
-def test_where_a_vector_form_would_be_faster(
-    env_s: float,
-    native_s: float,
-    settings: dict[str, Any],
-    expected: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Where it is registered, by the time for steps of the same number of environments."""
-    context = SimpleNamespace(env=EnvConfig(**{"id": "CartPole-v1", **settings}))
-    builder: Any = SimpleNamespace(context=context, num_envs=2, env="own")
-    compared: list[Any] = []
-
-    def seconds_to_step(env: Any) -> float:
-        compared.append(env)
-        return 4.0 if env == "own" else native_s
-
-    monkeypatch.setattr("maze_train.run.notes.seconds_to_step", seconds_to_step)
-    found = list(native_notes(env_s, 100.0, builder, make_foreign_env))
-    assert len(found) == bool(expected)
-    assert re.match(expected, "".join(found))
-    assert all(env == "own" or env.num_envs == 2 for env in compared)
+def test_which_environments_have_a_vector_form(settings: dict[str, Any], is_told: bool) -> None:
+    """Those that are registered with one that does the same."""
+    assert has_vector_form(EnvConfig(**{"id": "CartPole-v1", **settings})) is is_told
 
 
 @pytest.mark.slow
@@ -313,7 +255,7 @@ def test_where_a_vector_form_would_be_faster(
     everyday(
         1,
         [
-            ({}, ("a larger runner.concurrency", "runner=dev")),
+            ({}, ("environments took", "runner=dev")),
             ({"runner.envs_per_actor": 8}, ("", "runner=dev")),
         ],
         are_rows=True,
@@ -337,21 +279,10 @@ def test_the_speed_of_a_run_is_told(
             run_dir = tmp_path / f"{runner}{least_s}"
             more = {"runner": runner, "run_dir": run_dir, "total_steps": 800, "seed": 0, **QUIET}
             policy = train("CartPole-v1", "a2c", **more, **settings).policy
-            told = re.findall("note: (.*) would", capsys.readouterr().err)
+            told = re.findall("note: (.*?) (?:would|\\d)", capsys.readouterr().err)
             assert told[:1] == ([note] if note and least_s == 0.0 else [])
             found.append(policy.act(np.zeros((20, 4)), deterministic=False).tolist())
     assert found == [found[0]] * 4
-
-
-@pytest.mark.parametrize("backend", ["gymnasium", "native"])
-def test_times_are_measured(backend: Literal["gymnasium", "native"]) -> None:
-    """Of steps, with any backend."""
-    factory = EnvFactory(EnvConfig(id="CartPole-v1"))
-    env: Any = SequentialVectorEnv([factory] * 3)
-    if backend == "native":
-        env = make_foreign_env(replace(factory.config, backend=backend), 3, training=True)
-    with closing(env):
-        assert 0.0 < seconds_to_step(env) < 60.0
 
 
 class ChanceEnv(SpacesEnv):

@@ -15,19 +15,13 @@ from practice_learner import LineLearner, make_data, make_module
 from maze_train import ConfigError, TrackingConfig, TrainingError
 from maze_train.learner.config import Progress
 from maze_train.learner.modules import CUBLAS
-from maze_train.training.contexts import RunContexts, UpdateClock
-from maze_train.training.trainer import Contexts
+from maze_train.training.contexts import UpdateClock, UpdateProfiler, modes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 MODES = ("deterministic", "detect_anomaly")
-
-
-def contexts(path: Path, profile: list[int] | None = None, **modes: bool) -> RunContexts:
-    """Contexts with the modes that are named."""
-    return RunContexts(path, **{**dict.fromkeys(MODES, False), **modes}, profile=profile)
 
 
 def modes_now() -> tuple[object, ...]:
@@ -54,26 +48,20 @@ def own_value(
 
 
 @pytest.mark.parametrize("fails", [False, True])
-@pytest.mark.parametrize("part", ["training", "testing"])
-def test_modes_hold_inside_and_are_put_back(
-    tmp_path: Path, own_value: str | None, part: str, fails: bool
-) -> None:
+def test_modes_hold_inside_and_are_put_back(own_value: str | None, fails: bool) -> None:
     """Also those that were on before, and after an exception, which comes out as it was raised."""
     before = modes_now()
-    repeats, looks = {"deterministic": True}, {"detect_anomaly": True}
     variable = own_value or ":4096:8"
-    looking = (*before[:2], part == "training", own_value)
-    for context, inside in (
-        (Contexts(), before),
-        (contexts(tmp_path), before),
-        (contexts(tmp_path, **looks), looking),
-        (contexts(tmp_path, **repeats), (True, False, False, variable)),
-        (contexts(tmp_path, **repeats, **looks), (True, False, looking[2], variable)),
+    for given, inside in (
+        ((False, False), before),
+        ((False, True), (*before[:2], True, own_value)),
+        ((True, False), (True, False, False, variable)),
+        ((True, True), (True, False, True, variable)),
     ):
         with ExitStack() as stack:
             if fails:
                 stack.enter_context(pytest.raises(RuntimeError, match=r"\Asomething else\Z"))
-            stack.enter_context(getattr(context, part)())
+            stack.enter_context(modes(**dict(zip(MODES, given, strict=True))))
             assert modes_now() == inside
             if fails:
                 raise RuntimeError("something else")
@@ -86,16 +74,16 @@ def root_of_one_below_zero() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Error detected in SqrtBackward0")  # the forward pass
-def test_operations_that_are_refused_are_errors_with_the_setting(tmp_path: Path) -> None:
+def test_operations_that_are_refused_are_errors_with_the_setting() -> None:
     """The words are those of PyTorch, which names the operation."""
-    both = contexts(tmp_path, **dict.fromkeys(MODES, True))
     index = torch.tensor([0, 0])
-    for context in (both.training(), both.testing()):
+    for look in (True, False):
         text = r"runner.deterministic = True: put_ does not have .*; choose other"
+        context = modes(deterministic=True, detect_anomaly=look)
         with pytest.raises(TrainingError, match=text), context:
             torch.zeros(3).put_(index, torch.ones(2))
     text = r"runner.detect_anomaly = True: Function 'SqrtBackward0' returned nan .*; the warning"
-    with pytest.raises(TrainingError, match=text), both.training():
+    with pytest.raises(TrainingError, match=text), modes(deterministic=True, detect_anomaly=True):
         root_of_one_below_zero()
 
 
@@ -108,11 +96,11 @@ def test_the_trace_has_the_updates_that_are_named(
     tmp_path: Path, profile: list[int], made: int, expected: list[int] | None
 ) -> None:
     """And what they computed; updates that never come leave no file."""
-    found = contexts(tmp_path, profile)
-    with found.training():
-        for number in range(1, made + 1):
-            with found.update(number):
-                torch.ones(3).cumsum(0)
+    profiler = UpdateProfiler(profile, tmp_path / "profile")
+    for number in range(1, made + 1):
+        with profiler.around(number):
+            torch.ones(3).cumsum(0)
+    profiler.stop()
     file = tmp_path / "profile" / f"updates_{profile[0]}_{profile[1]}.json"
     if expected is None:
         assert not file.exists()
@@ -129,8 +117,7 @@ def test_a_trace_that_can_not_be_written_is_told(
 ) -> None:
     """Training is worth more."""
     (tmp_path / "profile").write_text("")
-    found = contexts(tmp_path, [1, 1])
-    with found.training(), found.update(1):
+    with UpdateProfiler([1, 1], tmp_path / "profile").around(1):
         pass
     assert "updates_1_1.json could not be written" in capsys.readouterr().err
 
@@ -157,7 +144,7 @@ def test_a_measured_update_learns_from_every_minibatch_once(
     """Whatever `minibatches` returns, in every update."""
     plain, measured = (learner_class({"default": make_module()}) for _ in range(2))
     measured.num_minibatches = lambda prepared: count
-    clock = UpdateClock(Contexts(), print)
+    clock = UpdateClock(print)
     measured.watch = clock.watch
     for number in range(2):
         data = make_data(number, 4 * count)
@@ -186,7 +173,7 @@ def test_compilation_does_not_count_in_estimates(
 ) -> None:
     """The first minibatch compiles, or starts a device; later updates do not."""
     now, told, left = [0.0], list[str](), list[str]()
-    clock = UpdateClock(Contexts(), told.append, lambda: now[0])
+    clock = UpdateClock(told.append, lambda: now[0])
 
     def remaining() -> str:
         found = re.search(r"\d:\d\d:\d\d", clock.remaining())
