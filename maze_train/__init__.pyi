@@ -212,10 +212,10 @@ from maze_train.nets.critics import SoftActorCriticModel as SoftActorCriticModel
 from maze_train.nets.critics import build_soft_actor_critic as build_soft_actor_critic
 from maze_train.nets.policy_model import PolicyModel as PolicyModel
 from maze_train.nets.policy_model import build_policy as build_policy
-from maze_train.run.parts import TrainingResult as TrainingResult
 from maze_train.run.rollout import RolloutResult as RolloutResult
 from maze_train.run.rollout import RolloutRunner as RolloutRunner
 from maze_train.run.rollout_report import RolloutSummary as RolloutSummary
+from maze_train.run.runner import TrainingResult as TrainingResult
 from maze_train.run.runner import TrainingRunner as TrainingRunner
 from maze_train.run.saved_policies import SavedPolicy as SavedPolicy
 from maze_train.run.saved_policies import read_saved_policy as read_saved_policy

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 from maze_train.config.loading import load_config
 from maze_train.config.train_config import AUTO, TrainConfig
-from maze_train.core.run_directory import RunDirectory, checkpoint_name
+from maze_train.config.writing import config_text
+from maze_train.core.files import read_regular
+from maze_train.core.run_directory import FAILURES, RunDirectory, checkpoint_name
 from maze_train.core.seeding import draw_seed
 from maze_train.nets.config import ModelConfig
 from maze_train.training.config import TRIAL_STEPS
@@ -99,6 +102,33 @@ def prepare(config: TrainConfig) -> PreparedRun:
     if config.seed is None:
         config = replace(config, seed=draw_seed())
     return PreparedRun(config, directory, checkpoint, () if checkpoint else tuple(bases))
+
+
+def best_of_finished(prepared: PreparedRun) -> float | None:
+    """Return the best metric of a run that has finished and would not change if it was resumed.
+
+    Args:
+        prepared: The run.
+
+    Returns:
+        The metric; None if there is more to do, or the outcome is not known.
+    """
+    last = prepared.checkpoint
+    if prepared.resumed_dir is None:
+        return None
+    run = RunDirectory(prepared.resumed_dir)
+    try:
+        # Without checkpoints, those of the run are in its file only.
+        settings = last.settings if last else read_regular(run.config).decode()
+        summary = run.outcome
+        is_over = str(summary["stop_reason"]) not in ("", *FAILURES)
+        is_last = last is None or last.updates == int(summary["updates"])
+        best = summary["best_metric"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    if not (is_over and is_last and settings == config_text(prepared.config)):
+        return None
+    return math.nan if best is None else float(best)
 
 
 def shortened(config: TrainConfig) -> TrainConfig:

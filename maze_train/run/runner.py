@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +18,7 @@ from maze_train.config.results import digests_of_files
 from maze_train.config.writing import config_text, config_to_dict, write_config
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import atomic_write, writable
+from maze_train.core.folders import check_held
 from maze_train.core.names import DIGESTS
 from maze_train.core.notices import notify
 from maze_train.core.run_directory import FAILURES, RunDirectory, checkpoint_name
@@ -27,7 +28,6 @@ from maze_train.envs.factory import EnvFactory
 from maze_train.learner.modules import torch_threads
 from maze_train.run import assembly
 from maze_train.run.notes import TimeLimitNote, end_notes, start_notes
-from maze_train.run.parts import TrainingResult, missing_results, tell_stop
 from maze_train.run.pipeline import PreparedRun
 from maze_train.spaces.agents import agent_spaces
 from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN, MetricsWriter, RunInfo, Tracker
@@ -53,6 +53,35 @@ from maze_train.training.trainer import Trainer, TrainerServices
 
 if TYPE_CHECKING:
     from maze_train.run.repeatability import Examination
+
+
+WHOLE = "the directory itself"
+"""Name of the missing part where a run directory was moved or removed."""
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """Result of a finished run."""
+
+    run_dir: Path
+    """Directory of the run."""
+
+    summary: TrainingSummary
+    """The outcome in numbers."""
+
+    history: list[dict[str, float]] = field(repr=False)
+    """One row of metrics per epoch."""
+
+    policy: TrainedPolicy
+    """The best policy, or the last one if none was selected."""
+
+    missing: tuple[str, ...] = ()
+    """Results that could not be written, as on a full disk; `maze-run` fails then."""
+
+    @property
+    def best_metric(self) -> float:
+        """Best value of the metric that selects the policy; the objective of a sweep."""
+        return self.summary.best_metric
 
 
 class TrainingRunner:
@@ -409,3 +438,30 @@ class TrainingRunner:
         return (
             self._outputs / f"{self.builder.task_name}-{config.algorithm.name}-{config.runner.name}"
         )
+
+
+def missing_results(
+    trainer: Trainer, tracker: Tracker, selection: BestModelSelection, run_dir: Path
+) -> tuple[str, ...]:
+    """Results of a run that ended which could not be written, as on a full disk."""
+    missing = [*tracker.missing, *map(str, selection.missing)]
+    try:
+        check_held(run_dir)
+    except OSError:
+        missing.insert(0, WHOLE)
+    checkpoints = trainer.checkpoints
+    if checkpoints is not None and not checkpoints.holds(trainer.epoch, trainer.updates, False):
+        missing.append("the last checkpoint")
+    return tuple(missing)
+
+
+def tell_stop(trainer: Trainer, how_to_go_on: str) -> None:
+    """Print where an unfinished run stopped, and how to continue."""
+    latest = None if trainer.checkpoints is None else trainer.checkpoints.latest
+    stopped = f"stopped in epoch {trainer.epoch + 1} after {trainer.env_steps:,} steps"
+    if latest is None:
+        notify(f"{stopped}; there is no checkpoint: a run in this directory begins again")
+    elif not latest.is_dir():
+        notify(f"{stopped}; the last checkpoint, {latest}, was moved or removed")
+    else:
+        notify(f"{stopped}; last checkpoint: {latest}\n{how_to_go_on}")

@@ -15,9 +15,8 @@ from maze_train.core.conversion import key_of_field
 from maze_train.core.targets import TARGET
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
-from maze_train.run.parts import TrainingResult
 from maze_train.run.pipeline import configure, prepare
-from maze_train.run.runner import TrainingRunner
+from maze_train.run.runner import TrainingResult, TrainingRunner
 from maze_train.workers.process import refuse_import
 
 SHORT = {

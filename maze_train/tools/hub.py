@@ -26,7 +26,7 @@ from maze_train.core.run_directory import EPOCH, RunDirectory
 from maze_train.core.targets import TARGET
 from maze_train.distributions.mapping import FAMILIES
 from maze_train.learner.config import Schedule
-from maze_train.run.parts import TrainingResult
+from maze_train.run.runner import TrainingResult
 from maze_train.run.saved_policies import SavedPolicy, read_saved_policy
 from maze_train.tools.runs import task_name
 from maze_train.tracking.tracker import ENV_STEPS

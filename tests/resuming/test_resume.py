@@ -213,7 +213,9 @@ def test_a_run_that_failed_before_its_first_checkpoint_blocks_nothing(tmp_path, 
     else:
         start(run_dir, resume=resume, **again)
     (before,) = (run_dir / "before").iterdir()
-    assert f"begins again, at step 0; what it had written is in {before}" in capsys.readouterr().err
+    assert (
+        f"begins again, at step 0; its earlier results are in {before}" in capsys.readouterr().err
+    )
     assert summary_of(before)["stop_reason"] == "interrupted"
     assert summary_of(run_dir)["stop_reason"] == "n_epochs"
     settings = [yaml.safe_load((path / "config.yaml").read_text()) for path in (before, run_dir)]

@@ -29,7 +29,7 @@ from maze_train.tools.hub import LEFT_OUT, score_of, shared_settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from maze_train.run.parts import TrainingResult
+    from maze_train.run.runner import TrainingResult
 
 NAME, CONSTANTS = "me/cartpole", "huggingface_hub.constants"
 POLICY = ("config.yaml", "policy.pt", "score.json", "spaces.json")
