@@ -204,7 +204,7 @@ def speed_notes(
     with suppress(EnvError):  # Workers that are gone must not cost a finished training.
         if use := builder.worker_use():
             yield from worker_notes(env_s, whole_s, *use)
-    if is_worth_it(env_s, whole_s) and has_vector_form(builder.context.env):
+    if is_worth_it(env_s, whole_s) and has_vector_form(builder.context.config.env):
         yield (
             f"environments took {100 * env_s / whole_s:.0f} % of the time, and this one has a "
             "vector form, which is usually faster: env.backend=native"

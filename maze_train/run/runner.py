@@ -125,26 +125,14 @@ class TrainingRunner:
         key = "learner_group.device" if own else "algorithm.device"
         device = own or config.algorithm.device if config.algorithm.uses_accelerators else "cpu"
         return BuildContext(
+            config=config,
             algorithm=config.algorithm,
-            env=config.env,
             env_factory=EnvFactory(config.env),
             place=config.runner.place(),
             seeds=self.seeds,
             device=find_device(device, key),
-            concurrency=config.runner.concurrency,
-            envs_per_actor=config.runner.envs_per_actor,
-            learner_group=config.learner_group,
             run_dir=self.resumed_dir or Path(config.run_dir or ".").absolute(),
-            model=config.model,
-            policies=config.policies,
-            policies_to_train=config.policies_to_train,
-            evaluation=config.evaluation,
-            checkpoint=config.checkpoint,
-            total_steps=config.total_steps or 0,
-            info_keys=config.tracking.info_keys,
-            dataset=config.runner.dataset,
             features=assembly.building_features(config),
-            is_trial=config.runner.fast_dev_run,
             has_checkpoint=self.prepared.checkpoint is not None,
             read_checkpoint=self.read_checkpoint,
             closing=self._closing,
@@ -376,7 +364,7 @@ class TrainingRunner:
         self.config = config = assembly.with_random_opponent(self.config)
         self.config_text = config_text(config)
         builder = self.builder
-        builder.context = replace(builder.context, evaluation=config.evaluation)
+        builder.context = replace(builder.context, config=config)
 
     def _build_evaluator(self) -> Evaluator | None:
         """Build the evaluator of the policy; it reports the metric that selects the best one.

@@ -31,11 +31,11 @@ def build_actors(
     make_env = partial(
         build_vector_env,
         [context.env_factory] * num_envs,
-        context.env,
+        context.config.env,
         ThisProcess(),
         context.algorithm.on_non_finite_step,
         make_other=context.features.make_vector_env,
-        info_keys=context.info_keys,
+        info_keys=context.config.tracking.info_keys,
     )
     actors = DistributedActors(make_env, num_actors, num_envs, context.place, **workers)
     context.closing.callback(close_quietly, actors)
@@ -45,14 +45,14 @@ def build_actors(
 def make_actors(builder: AlgorithmBuilder[Any]) -> DistributedActors:
     """The actors of `runner.envs_per_actor`."""
     context = builder.context
-    per_actor, place = context.envs_per_actor, context.place
+    per_actor, place = context.config.runner.envs_per_actor, context.place
     num_actors = builder.num_envs // per_actor
     return build_actors(
         context,
         num_actors,
         per_actor,
         num_workers=place.num_workers(num_actors),
-        can_be_restored=context.checkpoint.is_on or place.may_restart,
+        can_be_restored=context.config.checkpoint.is_on or place.may_restart,
     )
 
 
@@ -71,12 +71,12 @@ def make_actor_collector(
         actors,
         acting,
         builder.model_maker(),
-        min(num_steps, TRIAL_STEPS) if context.is_trial else num_steps,
+        min(num_steps, TRIAL_STEPS) if context.config.runner.fast_dev_run else num_steps,
         env_seed=context.seeds.integer(f"{stream}episodes"),
         action_seed=context.seeds.integer(f"{stream}actions"),
         on_lost=forget,
-        allow_new_episodes=context.checkpoint.allow_new_episodes,
-        info_keys=context.info_keys,
+        allow_new_episodes=context.config.checkpoint.allow_new_episodes,
+        info_keys=context.config.tracking.info_keys,
     )
 
 

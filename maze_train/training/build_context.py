@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from gymnasium import Env
@@ -24,6 +24,7 @@ from maze_train.learner.config import LearnerGroupConfig
 from maze_train.nets.config import ModelConfig
 from maze_train.spaces.columns import Columns
 from maze_train.spaces.describe import flat_spaces
+from maze_train.tracking.config import TrackingConfig
 from maze_train.training.checkpoints import Checkpoint
 from maze_train.training.config import (
     TRIAL_STEPS,
@@ -102,60 +103,64 @@ def close_quietly(env: Any) -> None:
         warn(str(error))
 
 
+class RunnerSettings(Protocol):
+    """Settings of a runner that an algorithm reads; see `RunnerConfig`."""
+
+    concurrency: int
+    envs_per_actor: int
+    dataset: str | dict[str, Any] | None
+    fast_dev_run: bool
+
+
+class RunSettings(Protocol):
+    """Settings of a run that an algorithm reads; see `TrainConfig`."""
+
+    env: EnvConfig
+    model: ModelConfig
+    policies: dict[str, PolicyConfig]
+    policies_to_train: list[str] | None
+    evaluation: EvaluationConfig
+    checkpoint: CheckpointConfig
+    learner_group: LearnerGroupConfig
+    tracking: TrackingConfig
+    total_steps: int | None
+
+    @property
+    def runner(self) -> RunnerSettings:
+        """Settings of the runner."""
+        ...
+
+
 Config = TypeVar("Config", bound=AlgorithmConfig)
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext(Generic[Config]):
-    """Everything that an algorithm may ask for when it builds itself.
+    """Settings of a run and what is built of them, for the builder of an algorithm.
 
     Attributes:
+        config: Settings of the run.
         algorithm: Settings of the algorithm.
-        env: Settings of the environments.
         env_factory: Builds single environments.
         place: Where workers live: this process, or processes of this machine.
         seeds: Gives a seed for each named stream of random numbers.
-        device: Where the learner and its models live.
-        concurrency: Environments that collect experience in parallel.
-        envs_per_actor: Environments that a copy of the policy acts in; 0: there are no copies.
-        learner_group: Settings of learners that share out minibatches.
+        device: Device of the learner and its models.
         run_dir: Directory of the run, which need not exist yet.
-        model: Settings of the networks.
-        policies: Settings of the policies by id, where there are several agents.
-        policies_to_train: Ids of those that learn; None: all that are not frozen.
-        evaluation: Settings of evaluations.
-        checkpoint: Settings of checkpoints.
-        total_steps: Environment steps after which training stops; 0: no limit.
-        info_keys: Keys of last infos whose numbers are metrics.
-        dataset: Recorded episodes, for algorithms that learn from them.
-        is_trial: Whether the run is a short trial of everything.
+        features: Optional parts that the settings ask for.
         has_checkpoint: Whether the run continues from a checkpoint, which brings the experience.
         read_checkpoint: Reads that checkpoint; None without a checkpoint.
-        features: Optional parts that the settings ask for.
         closing: Closes the objects registered here at the end of the run.
         notify: Prints a line for the user.
     """
 
+    config: RunSettings
     algorithm: Config
-    env: EnvConfig
     env_factory: EnvFactory
     place: Place
     seeds: Seeds
     device: torch.device
-    concurrency: int
     run_dir: Path
     features: BuildFeatures
-    model: ModelConfig = field(default_factory=ModelConfig)
-    policies: dict[str, PolicyConfig] = field(default_factory=dict)
-    policies_to_train: list[str] | None = None
-    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    envs_per_actor: int = 0
-    total_steps: int = 0
-    info_keys: Sequence[str] = ()
-    dataset: str | dict[str, Any] | None = None
-    learner_group: LearnerGroupConfig = field(default_factory=LearnerGroupConfig)
-    is_trial: bool = False
     has_checkpoint: bool = False
     read_checkpoint: Callable[[], Checkpoint | None] = lambda: None
     closing: ExitStack = field(default_factory=ExitStack)
@@ -172,36 +177,37 @@ class BuildContext(Generic[Config]):
                 changed, or for evaluation.
             keeps_terminal_obs: Whether last observations of terminated episodes are stored.
         """
-        limit, most = 0, self.evaluation.max_episode_steps
+        limit, most = 0, self.config.evaluation.max_episode_steps
         factory: Callable[[], Env[Any, Any]] = self.env_factory
         if not training:
-            limit = cap_on_episodes(self.env, most)
+            limit = cap_on_episodes(self.config.env, most)
             factory = BoundedEnvFactory(self.env_factory.for_evaluation(), most)
         try:
             env = build_vector_env(
                 [factory] * num_envs,
-                self.env,
+                self.config.env,
                 self.place,
                 self.algorithm.on_non_finite_step,
                 make_other=self.features.make_vector_env,
                 training=training,
                 max_episode_steps=limit,
                 keeps_terminal_obs=keeps_terminal_obs,
-                can_be_restored=training and self.checkpoint.is_on,
+                can_be_restored=training and self.config.checkpoint.is_on,
                 device=self.device,
-                info_keys=self.info_keys,
+                info_keys=self.config.tracking.info_keys,
             )
         except EnvError as error:
             if training or self.place.num_workers(2) > 1:
                 raise
-            remedy = own_processes(self.concurrency)
+            remedy = own_processes(self.config.runner.concurrency)
             raise EnvError(
                 f"{error}; this process has training environments already: if it can have only "
                 f"one, {remedy}"
             ) from error
         env.notify = self.notify
         simulator = env.simulator
-        if training and simulator and self.checkpoint.is_on and not simulator.can_be_restored:
+        is_saved = training and self.config.checkpoint.is_on
+        if is_saved and simulator and not simulator.can_be_restored:
             self.notify(
                 f"{simulator.name} has no state_dict and load_state_dict: a run that is resumed "
                 "begins new episodes, which checkpoint.allow_new_episodes=true allows"
@@ -222,7 +228,7 @@ class BuildContext(Generic[Config]):
         Raises:
             ConfigError: If a rollout does not fit into memory.
         """
-        steps = min(num_steps, TRIAL_STEPS) if self.is_trial else num_steps
+        steps = min(num_steps, TRIAL_STEPS) if self.config.runner.fast_dev_run else num_steps
         check_fits(env, steps)
         find_class = self.features.collector_class
         collector_class = RolloutCollector if find_class is None else find_class(env)
@@ -232,8 +238,8 @@ class BuildContext(Generic[Config]):
             env_seed=self.seeds.integer(f"{stream}episodes"),
             action_seed=self.seeds.integer(f"{stream}actions"),
             device=self.device,
-            allow_new_episodes=self.checkpoint.allow_new_episodes,
-            info_keys=self.info_keys,
+            allow_new_episodes=self.config.checkpoint.allow_new_episodes,
+            info_keys=self.config.tracking.info_keys,
         )
 
 

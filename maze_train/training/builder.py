@@ -19,11 +19,11 @@ from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.spaces.agents import agent_spaces
-from maze_train.training.build_context import BuildContext, close_quietly
+from maze_train.training.build_context import BuildContext, RunSettings, close_quietly
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.evaluators import Evaluator, RolloutEvaluator
 from maze_train.training.features import AgentParts
-from maze_train.training.models import learner_maker, make_model, modules_of
+from maze_train.training.models import learner_with_frozen, make_model, modules_of
 from maze_train.training.trainer import Trainer, TrainerServices
 
 MOST_IDLE = 100
@@ -55,6 +55,11 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         self.algorithm = context.algorithm
         self._env: MazeVectorEnv | None = None
 
+    @property
+    def config(self) -> RunSettings:
+        """Settings of the run."""
+        return self.context.config
+
     # -- what a subclass says ----------------------------------------------------------------------
 
     @abstractmethod
@@ -76,7 +81,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         """
         context = self.context
         learner = self.build_learner(model)
-        make_group, settings = context.features.make_group, context.learner_group
+        make_group, settings = context.features.make_group, context.config.learner_group
         self.learners = (
             Learners(learner, settings)
             if make_group is None
@@ -84,12 +89,33 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         )
         context.closing.callback(self.learners.shutdown)
 
+    def learner_maker(self) -> Callable[..., Learner[Any, Any, Any]]:
+        """Return a function that makes the learner of modules by id and further arguments.
+
+        Raises:
+            ConfigError: If snapshots are configured, and the algorithm does not support them.
+        """
+        algorithm, policies = self.algorithm, self.config.policies
+        chosen = self.config.policies_to_train
+        for policy, own in policies.items():
+            if own.opponents is not None and not algorithm.has_snapshots:
+                problem = (
+                    f"{algorithm.name} has no self-play against snapshots; leave it out, or choose "
+                    "an algorithm whose settings say has_snapshots"
+                )
+                raise ConfigError(f"policies.{policy}.opponents", problem, own.opponents.draw)
+        make_learner: Callable[..., Learner[Any, Any, Any]] = locate(
+            algorithm.learner_class, "algorithm.learner_class"
+        )
+        if policies or chosen is not None:
+            make_learner = partial(learner_with_frozen, make_learner, policies, chosen)
+        return make_learner
+
     def build_learner(self, model: nn.Module) -> Learner[Any, Any, Any]:
         """The learner that changes the weights of the model."""
-        context = self.context
-        make_learner = learner_maker(self.algorithm, context.policies, context.policies_to_train)
-        seed = context.seeds.integer("minibatches")
-        return make_learner(modules_of(model), self.algorithm, device=context.device, seed=seed)
+        device, seed = self.context.device, self.context.seeds.integer("minibatches")
+        make_learner = self.learner_maker()
+        return make_learner(modules_of(model), self.algorithm, device=device, seed=seed)
 
     def before_training(self, trainer: Trainer) -> None:
         """Prepare environments and statistics before the first update."""
@@ -114,12 +140,12 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     @property
     def num_envs(self) -> int:
         """Number of environments in `env`."""
-        return self.context.concurrency
+        return self.config.runner.concurrency
 
     @property
     def task_name(self) -> str:
         """Name of the task, in names of runs."""
-        return env_name(self.context.env)
+        return env_name(self.config.env)
 
     @property
     def step_label(self) -> str:
@@ -129,7 +155,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
     @property
     def selection_metric(self) -> str:
         """Metric that selects the best policy; may need `prepare`."""
-        return self.context.evaluation.selection_metric
+        return self.config.evaluation.selection_metric
 
     # -- what all have -----------------------------------------------------------------------------
 
@@ -139,8 +165,8 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         return partial(
             make_model if self.agents is None else self.agents.make_model,
             self.algorithm,
-            context.model,
-            context.policies,
+            context.config.model,
+            context.config.policies,
             *self.spaces,
             context.seeds.integer("model"),
         )
@@ -169,7 +195,7 @@ class AlgorithmBuilder(ABC, Generic[Config]):
 
     def build_evaluators(self) -> list[Evaluator]:
         """Build the evaluators of the policy, without those of the user."""
-        n_episodes = self.context.evaluation.n_episodes
+        n_episodes = self.config.evaluation.n_episodes
         return [self._build_evaluator(n_episodes, "evaluation")] if n_episodes else []
 
     def build_final_evaluator(self) -> Evaluator | None:
@@ -178,19 +204,19 @@ class AlgorithmBuilder(ABC, Generic[Config]):
         Raises:
             ConfigError: If the run has no environment.
         """
-        n_episodes = self.context.evaluation.final_episodes
+        n_episodes = self.config.evaluation.final_episodes
         return self._build_evaluator(n_episodes, "final test") if n_episodes else None
 
     def _build_evaluator(self, n_episodes: int, stream: str) -> Evaluator:
         """Build the evaluator that plays `n_episodes` episodes with the seeds of a named stream."""
-        config = self.context.evaluation
+        config = self.config.evaluation
         evaluator: Evaluator = RolloutEvaluator(
             lambda num_envs: self.context.make_env(num_envs, training=False),
             n_episodes,
             concurrency=config.concurrency,
             seed=self.context.seeds.integer(stream),
             deterministic=config.deterministic,
-            info_keys=self.context.info_keys,
+            info_keys=self.config.tracking.info_keys,
             is_guarded=config.max_episode_steps is None,
         )
         return evaluator

@@ -487,7 +487,7 @@ def make_league_collector(
         ConfigError: If actors collect, or see `leagues_of`.
     """
     context = builder.context
-    if context.envs_per_actor:
+    if context.config.runner.envs_per_actor:
         policy, own = next(iter(opponents.items()))
         problem = "snapshots play where the learner acts; expected runner.envs_per_actor=0"
         raise ConfigError(f"policies.{policy}.opponents", problem, own.draw)

@@ -97,31 +97,3 @@ def make_model(
         if value:
             raise ConfigError(key, "the environment has one agent; leave it out", value)
     return model_maker(algorithm)(config, observation_space, action_space, seed)
-
-
-def learner_maker(
-    algorithm: AlgorithmConfig, policies: Mapping[str, PolicyConfig], chosen: Sequence[str] | None
-) -> Callable[..., Learner[Any, Any, Any]]:
-    """Return a function that makes a learner of modules by id and further arguments.
-
-    Args:
-        algorithm: Settings of the algorithm.
-        policies: Settings of the policies by id.
-        chosen: Ids of those that learn; None: all that are not frozen.
-
-    Raises:
-        ConfigError: If snapshots are configured, and the algorithm does not support them.
-    """
-    for policy, own in policies.items():
-        if own.opponents is not None and not algorithm.has_snapshots:
-            problem = (
-                f"{algorithm.name} has no self-play against snapshots; leave it out, or choose an "
-                "algorithm whose settings say has_snapshots"
-            )
-            raise ConfigError(f"policies.{policy}.opponents", problem, own.opponents.draw)
-    make_learner: Callable[..., Learner[Any, Any, Any]] = locate(
-        algorithm.learner_class, "algorithm.learner_class"
-    )
-    if policies or chosen is not None:
-        make_learner = partial(learner_with_frozen, make_learner, policies, chosen)
-    return make_learner

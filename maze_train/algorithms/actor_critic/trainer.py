@@ -80,8 +80,8 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
 
     def __init__(self, context: BuildContext[Config]) -> None:
         super().__init__(context)
-        own = (policy.model for policy in context.policies.values() if policy.model)
-        models = (context.model, *own)
+        own = (policy.model for policy in context.config.policies.values() if policy.model)
+        models = (context.config.model, *own)
         if self.algorithm.sequence_length and all(model.rnn is None for model in models):
             raise ConfigError(
                 "algorithm.sequence_length",
@@ -93,7 +93,7 @@ class ActorCriticBuilder(AlgorithmBuilder[Config]):
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """Build the collector of rollouts, with a league if policies play against snapshots."""
         collector = self.make_collector(self.algorithm.n_rollout_steps, model)
-        policies = self.context.policies.items()
+        policies = self.config.policies.items()
         opponents = {key: own.opponents for key, own in policies if own.opponents is not None}
         make_league = self.context.features.make_league
         if make_league is not None:

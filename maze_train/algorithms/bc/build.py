@@ -54,7 +54,7 @@ from maze_train.training.builder import AlgorithmBuilder
 from maze_train.training.config import evaluation_metrics
 from maze_train.training.contexts import available_memory, readable_nbytes
 from maze_train.training.evaluators import Evaluator
-from maze_train.training.models import learner_maker, modules_of
+from maze_train.training.models import modules_of
 from maze_train.training.several_agents import is_trainable
 
 SCALES = (0.05, 20.0)
@@ -226,8 +226,9 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     def __init__(self, context: BuildContext[BCAlgorithmConfig]) -> None:
         super().__init__(context)
-        own = {f"policies.{key}.model": policy.model for key, policy in context.policies.items()}
-        for key, model in {"model": context.model, **own}.items():
+        policies = self.config.policies.items()
+        own = {f"policies.{key}.model": policy.model for key, policy in policies}
+        for key, model in {"model": self.config.model, **own}.items():
             if model is not None and model.rnn is not None:
                 problem = "not supported, because bc learns from single transitions; remove it"
                 raise ConfigError(f"{key}.rnn", problem)
@@ -241,7 +242,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
             ConfigError: If the dataset does not exist.
             DatasetError: If it is damaged.
         """
-        source, checkpoint = self.context.dataset, self.context.read_checkpoint()
+        source, checkpoint = self.config.runner.dataset, self.context.read_checkpoint()
         assert source is not None
         spaces = self._env_spaces if isinstance(source, dict) else (None, None)
         found = open_recorded(source, spaces, self.algorithm.on_damaged)
@@ -267,7 +268,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
     @property
     def has_env(self) -> bool:
         """Whether there is an environment for evaluations."""
-        env = self.context.env
+        env = self.config.env
         return env.id is not None or env.target is not None
 
     @property
@@ -286,7 +287,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
     @property
     def selection_metric(self) -> str:
         """The return, or without an environment the validation loss."""
-        config = self.context.evaluation
+        config = self.config.evaluation
         if not config.goes_by_loss(self.has_env):
             return config.selection_metric
         if self._has_validation:
@@ -310,7 +311,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
         models = {
             policy: own
             for policy, own in modules_of(model).items()
-            if is_trainable(policy, context.policies, context.policies_to_train)
+            if is_trainable(policy, self.config.policies, self.config.policies_to_train)
         }
         members = members_of(model)
         self._members = {policy: members.get(policy, []) for policy in models}
@@ -338,16 +339,15 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     def build_learner(self, model: nn.Module) -> Learner[Any, Any, Any]:
         """Build the learner with losses and metrics."""
-        context, clonings = self.context, self._clonings
-        make_learner = learner_maker(self.algorithm, context.policies, context.policies_to_train)
+        device, clonings = self.context.device, self._clonings
         losses = {policy: cloning.loss for policy, cloning in clonings.items()}
         metrics = {policy: cloning.metrics for policy, cloning in clonings.items()}
-        modules = modules_of(model)
-        return make_learner(modules, self.algorithm, losses, metrics, device=context.device)
+        modules, make_learner = modules_of(model), self.learner_maker()
+        return make_learner(modules, self.algorithm, losses, metrics, device=device)
 
     def _check_env(self) -> None:
         """Raise if environment and dataset differ in spaces, or opponents lack an environment."""
-        opponents = self.context.evaluation.opponents
+        opponents = self.config.evaluation.opponents
         if opponents and not self.has_env:
             problem = "requires an environment: set env, or remove it"
             raise ConfigError("evaluation.opponents", problem, list(opponents))
@@ -357,7 +357,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
                 "has the {kind} space {found}, the dataset has {wanted}",
                 self._env_spaces,
                 self.spaces,
-                env_name(self.context.env),
+                env_name(self.config.env),
             )
 
     def _taken_data(
@@ -404,7 +404,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     def _check_metric(self, models: Mapping[str, PolicyModel]) -> None:
         """Raise if the selection metric is not reported, or is needed but not set."""
-        config = self.context.evaluation
+        config = self.config.evaluation
         is_judged = self._has_validation or (self.has_env and config.n_episodes > 0)
         if config.evaluators or (not config.metric and (is_judged or len(models) < 2)):
             return
@@ -424,7 +424,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     def _reported(self, models: Mapping[str, PolicyModel]) -> list[str]:
         """Return the names of all metrics of training, validation and evaluations."""
-        config, known = self.context.evaluation, [event.tag for event in LearnerEvents.events()]
+        config, known = self.config.evaluation, [event.tag for event in LearnerEvents.events()]
         for policy, cloning in self._clonings.items():
             _, actions = next(cloning.data.blocks(1))
             empty = torch.zeros(1, models[policy].distribution.param_size)
@@ -476,7 +476,7 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
 
     def build_final_evaluator(self) -> Evaluator | None:
         """Build the final test in the environment, if there is one."""
-        n_episodes = self.context.evaluation.final_episodes
+        n_episodes = self.config.evaluation.final_episodes
         if n_episodes and not self.has_env:
             problem = "requires an environment: set env, or remove it"
             raise ConfigError("evaluation.final_episodes", problem, n_episodes)

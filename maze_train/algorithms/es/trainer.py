@@ -170,12 +170,12 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
 
     def __init__(self, context: BuildContext[ESAlgorithmConfig]) -> None:
         super().__init__(context)
-        if not context.env.has_single_form:
+        if not context.config.env.has_single_form:
             raise ConfigError(
                 "env.backend",
                 "evolution strategies seed each episode separately, which requires single "
                 "environments; expected gymnasium",
-                context.env.backend,
+                context.config.env.backend,
             )
 
     @cached_property
@@ -226,7 +226,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
     @property
     def num_slots(self) -> int:
         """Number of members evaluated concurrently, at most the number an update needs."""
-        count = self.context.concurrency
+        count = self.config.runner.concurrency
         if self.algorithm.n_timesteps_per_update:
             return count
         return min(count, self.algorithm.n_rollouts_per_update)
@@ -238,7 +238,7 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
 
     def model_maker(self) -> Callable[[], nn.Module]:
         """Return a function that builds the policy, always with the same initial weights."""
-        frozen = [key for key, own in self.context.policies.items() if own.frozen]
+        frozen = [key for key, own in self.config.policies.items() if own.frozen]
         return partial(build_member, super().model_maker(), self.algorithm.deterministic, frozen)
 
     def prepare(self, model: nn.Module) -> None:
@@ -258,9 +258,9 @@ class ESBuilder(AlgorithmBuilder[ESAlgorithmConfig]):
         """Raise if a setting is set that supports single-agent environments only."""
         if find_normalizer(model) is not None:
             problem = "es does not normalize observations with multiple agents; expected none"
-            mode = self.context.model.normalization.mode
+            mode = self.config.model.normalization.mode
             raise ConfigError("model.normalization.mode", problem, mode)
-        chosen = self.context.policies_to_train
+        chosen = self.config.policies_to_train
         if chosen is not None:
             problem = "es trains all policies that are not frozen; set policies.<id>.frozen=true"
             raise ConfigError("policies_to_train", problem, chosen)

@@ -120,7 +120,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         during updates, and the order of rollouts depends on their speed.
         """
         # Without checkpoints, states are never requested; otherwise the backend decides.
-        is_kept = None if self.context.checkpoint.is_on else False
+        is_kept = None if self.config.checkpoint.is_on else False
         num_actors = self.algorithm.num_actors
         return build_actors(self.context, num_actors, self.envs_per_actor, can_be_restored=is_kept)
 
@@ -136,7 +136,7 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
     @property
     def envs_per_actor(self) -> int:
         """Number of environments per actor."""
-        return self.context.concurrency // self.algorithm.num_actors
+        return self.config.runner.concurrency // self.algorithm.num_actors
 
     @property
     def spaces(self) -> tuple[Any, Any]:
@@ -150,8 +150,8 @@ class ImpalaBuilder(ActorCriticBuilder[ImpalaAlgorithmConfig]):
         policy = ActorPolicy(
             Portable(self.model_maker(), "model"),
             self.algorithm.n_rollout_steps,
-            context.checkpoint.allow_new_episodes,
-            context.info_keys,
+            context.config.checkpoint.allow_new_episodes,
+            context.config.tracking.info_keys,
             records_log_probs=True,
             keeps_terminal_obs=isinstance(model, JointModel),
         )

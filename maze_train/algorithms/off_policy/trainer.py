@@ -339,7 +339,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
     def trainer_parts(self, model: nn.Module) -> Mapping[str, Any]:
         """Return the collector, the replay buffers and the warm-up policy."""
         acting: Any = model
-        if self.context.checkpoint.is_on:
+        if self.config.checkpoint.is_on:
             size = readable_nbytes(self._buffer_nbytes)
             notify(f"note: checkpoints include the replay buffer, which grows to {size}")
         kept = self.keeps_terminal_obs
@@ -406,7 +406,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     def _reached_size(self, demonstrations: Rollout | None, num_agents: int = 1) -> int:
         """Return the maximum number of transitions that a buffer for these agents will hold."""
-        size, total_steps = self.algorithm.replay_buffer_size, self.context.total_steps
+        size, total_steps = self.algorithm.replay_buffer_size, self.config.total_steps
         if not total_steps:
             return size
         is_unknown = (
@@ -473,7 +473,7 @@ class OffPolicyBuilder(AlgorithmBuilder[Config]):
 
     def _single_env(self) -> Env[Any, Any]:
         """Return an environment in this process for a buffer that needs one."""
-        if self.context.env.backend != "gymnasium":
+        if self.config.env.backend != "gymnasium":
             key = "algorithm.replay_buffer"
             problem = "needs a gymnasium environment: set env.backend=gymnasium"
             raise ConfigError(key, problem, self.algorithm.replay_buffer)
