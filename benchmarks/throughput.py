@@ -195,7 +195,7 @@ def compare(arguments: argparse.Namespace) -> None:
 
 def draw() -> None:
     """Draw the figures that are kept: a bar for each side of a workload, on its own scale."""
-    from maze_train.tracking.writers import TEXT_COLOR, new_figure, save_picture
+    from maze_train.tracking.report import TEXT_COLOR, new_figure, save_picture
 
     figures = json.loads(FIGURES.read_text(encoding="utf-8"))
     figure = new_figure(5.2, 0.55 * len(figures) + 0.8)

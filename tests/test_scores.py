@@ -17,7 +17,7 @@ from benchmarks.scores.cells import Cell, Table, read_table
 from benchmarks.scores.page import write_page
 from benchmarks.scores.rows import Row, Rows
 from maze_train import Callback, TrajectoryDataset
-from maze_train.tracking.tracker import readable
+from maze_train.core.text import readable
 
 SHORT = (
     *("total_steps=512", "checkpoint.interval=1", "evaluation.n_episodes=1"),

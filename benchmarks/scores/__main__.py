@@ -38,11 +38,11 @@ from maze_train.config.train_config import AUTO
 from maze_train.core.files import exclusive
 from maze_train.core.names import CHECKPOINTS
 from maze_train.core.notices import notify
+from maze_train.core.text import duration, readable
 from maze_train.jobs import message_of
 from maze_train.run.pipeline import configure, prepare
 from maze_train.run.rollout import TRAJECTORIES
 from maze_train.run.runner import TrainingRunner
-from maze_train.tracking.tracker import duration, readable
 from maze_train.training.outcome import Interruption
 
 if TYPE_CHECKING:

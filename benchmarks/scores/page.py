@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks.scores.rows import Row, Rows
 from maze_train.config.options import list_options
 from maze_train.core.files import atomic_write
+from maze_train.core.text import compact, markdown_table, readable
 from maze_train.tools.compare_report import (
     ABSENT,
     Figures,
@@ -19,7 +20,7 @@ from maze_train.tools.compare_report import (
     shown,
     spread,
 )
-from maze_train.tracking.tracker import EVAL_RETURN, compact, markdown_table, readable
+from maze_train.tracking.tracker import EVAL_RETURN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -27,7 +27,7 @@ from maze_train.core.names import CONFIG
 from maze_train.core.notices import notify
 from maze_train.core.run_directory import RunDirectory
 from maze_train.core.targets import TARGET, Given, has_no_name
-from maze_train.tracking.tracker import aligned
+from maze_train.core.text import aligned
 from maze_train.training.config import RANDOM_OPPONENT
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from maze_train.core.files import atomic_write, open_own, read_regular
 from maze_train.core.folders import make_folders
 from maze_train.core.names import JOBS
 from maze_train.core.notices import notify, say
-from maze_train.tracking.tracker import csv_text, duration, readable
+from maze_train.core.text import csv_text, duration, readable
 from maze_train.training.outcome import SIGNALS
 from maze_train.workers.places import Portable
 from maze_train.workers.remote import available_cores

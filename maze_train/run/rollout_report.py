@@ -18,8 +18,9 @@ from maze_train.collect.episodes import return_of_team, spread
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.names import SUMMARY
 from maze_train.core.step_end import TERMINATED, TRUNCATED
+from maze_train.core.text import aligned, compact, duration, readable
 from maze_train.tracking.console import Display, ProgressMode
-from maze_train.tracking.tracker import RunInfo, aligned, compact, duration, readable
+from maze_train.tracking.tracker import RunInfo
 from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
 
 EPISODES_FILE = "evaluation.csv"

@@ -14,6 +14,7 @@ from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean,
 from maze_train.core.files import new_directory, writable
 from maze_train.core.names import METRICS
 from maze_train.core.notices import warn
+from maze_train.core.text import csv_text, markdown_table, table_lines
 from maze_train.tools.compare_report import (
     COLORS,
     FEW_RUNS,
@@ -26,16 +27,10 @@ from maze_train.tools.compare_report import (
     overall,
     short,
     shown,
-    write_files,
 )
 from maze_train.tools.runs import LeftOut, Run, find_runs, read_run
-from maze_train.tracking.tracker import (
-    EVAL_RETURN,
-    TRAIN_RETURN,
-    csv_text,
-    markdown_table,
-    text_table,
-)
+from maze_train.tracking.report import write_report
+from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN
 from maze_train.training.config import EvaluationConfig
 
 CSV_FILE, MARKDOWN_FILE, PICTURE_FILE = "comparison.csv", "comparison.md", "comparison.png"
@@ -114,10 +109,7 @@ class Comparison:
         """The tables as text for a terminal."""
         lines: list[str] = []
         for env, rows in self.sections().items():
-            lines += [env, *(f"  {line}" for line in text_table(rows[:MAX_ROWS]))]
-            if len(rows) > MAX_ROWS:
-                lines.append(f"  and {len(rows) - MAX_ROWS} more in {self.output / CSV_FILE}")
-            lines.append("")
+            lines += [env, *table_lines(rows, MAX_ROWS, self.output / CSV_FILE, "  "), ""]
         lines += self.notes()
         if self.left_out:
             lines += ["", f"left out: {len(self.left_out)}"]
@@ -193,7 +185,7 @@ def compare(config: CompareConfig) -> Comparison:
         CSV_FILE: csv_text(comparison.rows, nan=""),
         MARKDOWN_FILE: comparison.markdown(),
     }
-    write_files("output", comparison.output, texts, {PICTURE_FILE: figure})
+    write_report("output", comparison.output, texts, {PICTURE_FILE: figure})
     return comparison
 
 

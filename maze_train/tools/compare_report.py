@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from maze_train.core.conversion import is_within
 from maze_train.core.errors import printable
-from maze_train.core.files import atomic_write, writable
+from maze_train.core.text import compact, duration, readable
 from maze_train.tools.runs import Array, Run, bootstrap_interval, interquartile_mean
-from maze_train.tracking.tracker import compact, duration, readable
-from maze_train.tracking.writers import TEXT_COLOR, decorate, new_figure, save_picture
+from maze_train.tracking.report import TEXT_COLOR, decorate, leave_out_extremes, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -217,22 +215,6 @@ def _time(seconds: float) -> str:
     return ABSENT if math.isnan(seconds) else duration(seconds)
 
 
-def write_files(
-    key: str, directory: Path, texts: Mapping[str, str], pictures: Mapping[str, Figure]
-) -> None:
-    """Write texts and pictures by name into the directory that a setting names.
-
-    Raises:
-        ConfigError: If they cannot be written.
-    """
-    with writable(key, directory):
-        for name, text in texts.items():
-            with atomic_write(directory / name) as file:
-                file.write(text.encode())
-        for name, figure in pictures.items():
-            save_picture(figure, directory / name, dpi=110)
-
-
 COLORS = (
     *("#1f6feb", "#d1242f", "#1a7f37", "#bf8700", "#8250df"),
     *("#0f8b8d", "#e85aad", "#6e5494", "#7d4e00", "#57606a"),
@@ -337,32 +319,3 @@ def _draw(axes: Axes, runs: list[tuple[Array, Array]], color: str, label: str = 
     marker = "o" if len(grid) == 1 else ""
     axes.plot(grid, interquartile_mean(values, axis=0), marker=marker, **style)
     axes.fill_between(grid, low, high, color=color, alpha=0.18, linewidth=0)
-
-
-def leave_out_extremes(
-    axes: Axes, values: Array, typical: Array, percentiles: tuple[float, float]
-) -> None:
-    """End the y axis before rare values that would take more than half of it, and say so.
-
-    Args:
-        axes: The axes.
-        values: What is drawn.
-        typical: The values of which nearly all are to be seen.
-        percentiles: Percentiles of these within which none is left out.
-    """
-    values, typical = values[np.isfinite(values)], typical[np.isfinite(typical)]
-    if not len(typical):
-        return
-    lowest, highest = float(values.min()), float(values.max())
-    low, high = np.percentile(typical, percentiles)
-    low, high = low - 0.2 * (high - low), high + 0.2 * (high - low)
-    cut_low, cut_high = low - lowest > high - low > 0, highest - high > high - low > 0
-    if cut_low or cut_high:
-        shown = (low if cut_low else lowest, high if cut_high else highest)
-        margin = 0.05 * (shown[1] - shown[0])
-        axes.set_ylim(shown[0] - margin, shown[1] + margin)
-    style: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "fontsize": 8}
-    if cut_low:
-        axes.text(0.98, 0.02, f"beyond: to {readable(lowest)}", va="bottom", **style)
-    if cut_high:
-        axes.text(0.98, 0.98, f"beyond: to {readable(highest)}", va="top", **style)

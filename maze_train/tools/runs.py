@@ -26,9 +26,10 @@ from maze_train.core.errors import ConfigError, RunDirectoryError
 from maze_train.core.names import CONFIG, JOBS, METRICS, SUMMARY
 from maze_train.core.run_directory import MetricsRow, RunDirectory
 from maze_train.core.targets import TARGET
+from maze_train.core.text import flattened
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import env_name
-from maze_train.tracking.tracker import ENV_STEPS, VALIDATION_LOSS, flattened
+from maze_train.tracking.tracker import ENV_STEPS, VALIDATION_LOSS
 from maze_train.training.config import EvaluationConfig
 
 WALL_TIME = "time/total_s"
@@ -180,13 +181,12 @@ def _with_loss(
     evaluation: EvaluationConfig, settings: Mapping[str, Any], rows: Sequence[MetricsRow]
 ) -> EvaluationConfig:
     """Return how the best policy was selected: by a loss if a data set alone was learned from."""
-    env = settings["env"]
+    env, has_data = settings["env"], bool(settings["runner"].get("dataset"))
     has_env = bool(env.get("id") or env.get(TARGET))
-    if not (settings["runner"].get("dataset") and evaluation.goes_by_loss(has_env)):
-        return evaluation
     names = [name for name in rows[-1] if re.fullmatch(r"train/(.+/)?policy_loss", name)]
-    names = [VALIDATION_LOSS] if VALIDATION_LOSS in rows[-1] else names
-    return replace(evaluation, metric=names[0]) if names else evaluation
+    losses = ([VALIDATION_LOSS] * (VALIDATION_LOSS in rows[-1]) + names) * has_data
+    metric = evaluation.metric_of_run(has_env, losses)
+    return replace(evaluation, metric=metric) if metric in losses else evaluation
 
 
 def _stopped(

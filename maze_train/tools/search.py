@@ -34,6 +34,7 @@ from maze_train.core.names import JOURNAL, METRICS, STUDY_FILE
 from maze_train.core.notices import notify, say, tell_traceback
 from maze_train.core.plain_yaml import dump_yaml, load_yaml
 from maze_train.core.targets import TARGET, locate
+from maze_train.core.text import duration, flattened, readable
 from maze_train.envs.factory import EnvFactory
 from maze_train.run.opponents import with_random_opponent
 from maze_train.run.pipeline import configure, prepare
@@ -51,8 +52,8 @@ from maze_train.tools.search_report import (
     text_of,
     write_result,
 )
-from maze_train.tracking.tracker import VALIDATION_LOSS, duration, flattened, readable
-from maze_train.tracking.writers import new_figure
+from maze_train.tracking.report import new_figure
+from maze_train.tracking.tracker import VALIDATION_LOSS
 from maze_train.training.callbacks import Callback, TrainingView
 from maze_train.training.config import EvaluationConfig
 
@@ -216,8 +217,8 @@ class TrialTask:
     """The settings of the runs without seed and directory."""
 
     seeds: Sequence[int]
-    metric: str | None
-    """Column of metrics.csv; None: the one that selects the best policy."""
+    metric: str
+    """Column of metrics.csv."""
 
     mode: Literal["max", "min"]
     value: str
@@ -241,12 +242,11 @@ class PruningCallback(Callback):
 
     Args:
         task: The trial.
-        metric: Column of the metrics.
     """
 
-    def __init__(self, task: TrialTask, metric: str) -> None:
+    def __init__(self, task: TrialTask) -> None:
         self.pruned_at = 0
-        self._metric, self._pruner = metric, task.pruner
+        self._metric, self._pruner = task.metric, task.pruner
         self._storage = open_journal(task.study)  # of this process; the other one has its own
         self._study = open_study(self._storage, task.mode)
         study_id = self._storage.get_study_id_from_name(STUDY)
@@ -302,8 +302,8 @@ def _run(task: TrialTask, seed: int, is_first: bool) -> tuple[float, int]:
     values = {**task.settings, "seed": seed, "run_dir": run_dir, "resume": AUTO}
     values["tracking.csv"] = True
     runner = TrainingRunner(prepare(configure(values)))
-    metric = task.metric or runner.builder.selection_metric
-    pruning = PruningCallback(task, metric) if is_first else None
+    metric = task.metric
+    pruning = PruningCallback(task) if is_first else None
     runner.callbacks.extend([pruning] if pruning else [])
     history = runner.run().history
     found = [row[metric] for row in history if math.isfinite(row.get(metric, math.nan))]
@@ -512,7 +512,7 @@ class _Search:
             study=self.directory,
             settings={**self.settings, **found},
             seeds=range(self.seed, self.seed + self.config.n_seeds),
-            metric=self.config.metric,
+            metric=self.metric,
             mode=self.mode,
             value=self.config.value,
             pruner=part_named("pruner", self.config.pruner),
@@ -554,8 +554,6 @@ class _Search:
 
 def _selection_metric(config: TrainConfig) -> str:
     """The metric that selects the best policy, as far as the settings say it."""
-    evaluation, env = config.evaluation, config.env
-    has_env = env.id is not None or env.target is not None
-    if config.algorithm.learns_from == "dataset" and evaluation.goes_by_loss(has_env):
-        return VALIDATION_LOSS
-    return evaluation.selection_metric
+    has_env = config.env.id is not None or config.env.target is not None
+    losses = [VALIDATION_LOSS] * (config.algorithm.learns_from == "dataset")
+    return config.evaluation.metric_of_run(has_env, losses)

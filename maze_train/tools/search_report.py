@@ -20,10 +20,10 @@ from maze_train.core.conversion import join
 from maze_train.core.errors import ConfigError, printable
 from maze_train.core.plain_yaml import dump_yaml
 from maze_train.core.targets import import_extra
+from maze_train.core.text import csv_text, duration, markdown_table, readable, table_lines
 from maze_train.run.pipeline import configure
-from maze_train.tools.compare_report import leave_out_extremes, short, write_files
-from maze_train.tracking.tracker import csv_text, duration, markdown_table, readable, text_table
-from maze_train.tracking.writers import decorate, new_figure
+from maze_train.tools.compare_report import short
+from maze_train.tracking.report import decorate, leave_out_extremes, new_figure, write_report
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -361,15 +361,11 @@ class SearchResult:
 
     def __str__(self) -> str:
         """The best trials and the best settings as text for a terminal."""
-        ranked = self._ranked()
         words = [
             {key: text for key, text in row.items() if key not in ("run_dir", "error")}
-            for row in self._words(ranked[:MAX_ROWS])
+            for row in self._words(self._ranked())
         ]
-        lines = text_table(words) if words else []
-        if len(ranked) > MAX_ROWS:
-            lines.append(f"and {len(ranked) - MAX_ROWS} more in {self.study / CSV_FILE}")
-        lines += ["", self.outcome]
+        lines = [*table_lines(words, MAX_ROWS, self.study / CSV_FILE), "", self.outcome]
         return printable("\n".join([*lines, "", self.line] if self.best else lines))
 
     def markdown(self) -> str:
@@ -416,7 +412,7 @@ def write_result(result: SearchResult, picture: Figure | None = None) -> None:
     texts = {MARKDOWN_FILE: result.markdown()}
     texts |= {CSV_FILE: csv_text(result.rows, nan="")} if result.rows else {}
     texts |= {BEST_FILE: result.best_yaml()} if result.best else {}
-    write_files("study", result.study, texts, {PICTURE_FILE: picture} if picture else {})
+    write_report("study", result.study, texts, {PICTURE_FILE: picture} if picture else {})
 
 
 def _row(trial: FrozenTrial, space: Space) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from maze_train.core.checks import check_one_of
 from maze_train.core.errors import printable
 from maze_train.core.notices import abandon_output
 from maze_train.core.run_directory import EPOCH, FAILURES
+from maze_train.core.text import compact, duration, readable
 from maze_train.tracking.tracker import (
     ENV_STEPS,
     EVAL_RETURN,
@@ -25,9 +26,6 @@ from maze_train.tracking.tracker import (
     TRAIN_RETURN,
     MetricsWriter,
     RunInfo,
-    compact,
-    duration,
-    readable,
 )
 
 ProgressMode: TypeAlias = Literal["auto", "bar", "lines", "quiet"]

@@ -22,7 +22,8 @@ from maze_train.core.folders import files_below, make_folders
 from maze_train.core.names import BEST
 from maze_train.core.run_directory import FAILURES
 from maze_train.core.targets import import_extra
-from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo, flattened
+from maze_train.core.text import flattened
+from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
 
 FILMS = "*.mp4"
 """Files at any depth of the run directory that are kept with a run, besides the best policy."""

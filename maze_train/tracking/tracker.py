@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import csv
-import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from io import StringIO
-from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -248,108 +244,3 @@ def ordered_columns(names: Iterable[str]) -> list[str]:
         return {"train": 3, "eval": 4, "time": 6}.get(group, 5)
 
     return sorted(dict.fromkeys(names), key=rank)
-
-
-def csv_text(
-    rows: Iterable[Mapping[str, Any]],
-    columns: Sequence[Any] | None = None,
-    header: bool = True,
-    nan: str = "nan",
-) -> str:
-    """Rows as CSV, numbers so that reading them gives the same numbers; without a value: empty.
-
-    Args:
-        rows: Numbers and texts by column.
-        columns: The columns; None: those of all rows in the order of their appearance.
-        header: Whether the first line has the columns.
-        nan: Text of NaN.
-    """
-    rows = list(rows)
-    names = dict.fromkeys(name for row in rows for name in row) if columns is None else columns
-    buffer = StringIO()
-    table = csv.writer(buffer, lineterminator="\n")
-    table.writerows([names] if header else [])
-    table.writerows([_cell(row.get(name), nan) for name in names] for row in rows)
-    return buffer.getvalue()
-
-
-def _cell(value: Any, nan: str) -> str:
-    if value is None or isinstance(value, str):
-        return value or ""
-    # numpy's scalars are numbers too, but their repr is not one.
-    number = int(value) if isinstance(value, Integral) else float(value)
-    return nan if math.isnan(number) else repr(number)
-
-
-def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested mappings as one, keys joined by dots; lists and empty mappings are values."""
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict) and value:
-            flat.update(flattened(value, f"{prefix}{key}."))
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
-
-
-def compact(number: float) -> str:
-    """A count in at most five characters: 950, 1.2k, 40k, 1.25M."""
-    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        # The margin makes 999,960 read 1M and not 1000k.
-        if abs(number) >= size * 0.9995:
-            scaled = number / size
-            digits = f"{scaled:.2f}" if size > 1e3 and abs(scaled) < 9.995 else f"{scaled:.1f}"
-            digits = f"{scaled:.0f}" if abs(scaled) >= 99.95 else digits
-            return (digits.rstrip("0").rstrip(".") if "." in digits else digits) + unit
-    return f"{number:.0f}" if abs(number) >= 10 or number == int(number) else f"{number:.1f}"
-
-
-def duration(seconds: float) -> str:
-    """A time span as hours, minutes, seconds: 0:01:05; days in front once there are any."""
-    if not math.isfinite(seconds):
-        return "-:--:--"
-    minutes, rest = divmod(int(max(seconds, 0) + 0.5), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    clock = f"{hours}:{minutes:02d}:{rest:02d}"
-    return f"{days}d {clock}" if days else clock
-
-
-def readable(number: float) -> str:
-    """A return or loss with about four significant digits: 0.01234, 195.3, 12,345."""
-    if not math.isfinite(number):
-        return str(float(number))
-    size = abs(number)
-    if size >= 1e7 or 0 < size < 1e-3:
-        return f"{number:.3g}"
-    if size >= 1000:
-        return f"{number:,.0f}"
-    return f"{number:.1f}" if size >= 100 else f"{number:.2f}" if size >= 1 else f"{number:.4f}"
-
-
-def text_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Rows as lines, the columns aligned: words to the left, numbers to the right."""
-    columns = list(rows[0])
-    cells = [[row.get(name, "") for name in columns] for row in rows]
-    numbers = {i for line in cells for i, text in enumerate(line) if text.lstrip("-")[:1].isdigit()}
-    return aligned([columns, *cells], left={*range(len(columns))} - numbers)
-
-
-def markdown_table(rows: Sequence[Mapping[str, str]]) -> list[str]:
-    """Rows as a table of Markdown."""
-    columns = list(rows[0])
-    lines = [columns, ["---"] * len(columns)]
-    lines += [[row.get(name, "").replace("|", "\\|") for name in columns] for row in rows]
-    return [f"| {' | '.join(line)} |" for line in lines]
-
-
-def aligned(rows: Sequence[Sequence[str]], left: Container[int]) -> list[str]:
-    """Rows of equal length as lines: these columns to the left, the others to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            text.ljust(width) if i in left else text.rjust(width)
-            for i, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]

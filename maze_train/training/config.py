@@ -348,9 +348,16 @@ class EvaluationConfig(Settings):
         prefix = "eval" if self.n_episodes > 0 else "train"
         return self.metric or f"{prefix}/episode_return_mean"
 
-    def goes_by_loss(self, has_env: bool) -> bool:
-        """Whether a policy that learns from a data set is chosen by its loss: nothing is played."""
-        return not self.metric and not (has_env and self.n_episodes)
+    def metric_of_run(self, has_env: bool, losses: Sequence[str]) -> str:
+        """Return the metric that selects the best policy: a loss if no episodes are played.
+
+        Args:
+            has_env: Whether the run has an environment.
+            losses: Losses on recorded episodes, the deciding one first; empty: the run learns from
+                an environment.
+        """
+        is_played = has_env and self.n_episodes
+        return self.selection_metric if self.metric or is_played or not losses else losses[0]
 
     def selection_mode(self, metric: str) -> Literal["max", "min"]:
         """Whether a larger or a smaller value of a metric is better."""

@@ -15,8 +15,8 @@ import torch
 from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.core.files import atomic_write
 from maze_train.core.notices import warn
+from maze_train.core.text import duration
 from maze_train.learner.modules import CUBLAS, REPEATABLE
-from maze_train.tracking.tracker import duration
 
 ANOMALY = (
     *("runner.detect_anomaly", "returned nan values"),

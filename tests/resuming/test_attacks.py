@@ -18,7 +18,7 @@ import pytest
 from strangers import COMMANDS, MARKER, QUIET, SMALL, WORDS, change, line, run, trained
 
 from maze_train import MazeTrainError, load_learner, search, train
-from maze_train.tracking.writers import write_leagues
+from maze_train.tracking.report import write_leagues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -299,7 +299,7 @@ def test_no_attack_succeeds(
     kinds: str,
 ) -> None:
     """Nothing outside changes, nothing runs, and whoever would write says why not."""
-    monkeypatch.setattr("maze_train.tools.compare_report.save_picture", lambda *_, dpi: None)
+    monkeypatch.setattr("maze_train.tracking.report.save_picture", lambda *_, dpi: None)
     planted = {key: attack for key, attack in ATTACKS.items() if attack.where == where}
     links = [key for key in planted if key.startswith(f"{where}/")]
     shifts = {key: (i - i // len(KINDS)) % len(KINDS) for i, key in enumerate(links)}

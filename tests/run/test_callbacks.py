@@ -223,7 +223,7 @@ def test_new_and_dropped_callbacks_are_told(capsys: pytest.CaptureFixture[str]) 
         ([{"update": 3}], r"callbacks\[0\] = .*: expected the key _target_"),
         ([{"_target_": "own_callbacks.StopAt"}], r"callbacks\[0\]: .*; add update: <value>"),
         (
-            [{"_target_": "maze_train.tools.search.PruningCallback", "task": {}, "metric": "a"}],
+            [{"_target_": "maze_train.tools.search.PruningCallback", "task": {}}],
             r"callbacks\[0\]: .*PruningCallback does not take these arguments: AttributeError",
         ),
         ([object()], r"callbacks\[0\].*: expected a maze_train.*Callback"),

@@ -16,11 +16,11 @@ from run_files import RETURN, write_run
 
 from maze_train import Comparison, ConfigError, RunDirectoryError, compare_runs
 from maze_train.config.sweeps import JobRecord, read_jobs, write_jobs
+from maze_train.core.text import markdown_table
 from maze_train.tools.compare import MAX_ROWS, drawn_groups
 from maze_train.tools.compare_report import COLORS, N_POINTS, draw_comparison
 from maze_train.tools.runs import algorithm_name, read_run, task_name
-from maze_train.tracking.tracker import markdown_table
-from maze_train.tracking.writers import save_picture
+from maze_train.tracking.report import save_picture
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,7 +37,7 @@ def pictures(monkeypatch: pytest.MonkeyPatch) -> dict[Path, Figure]:
     def keep(figure: Figure, path: Path, dpi: int) -> None:
         found[path] = figure
 
-    monkeypatch.setattr("maze_train.tools.compare_report.save_picture", keep)
+    monkeypatch.setattr("maze_train.tracking.report.save_picture", keep)
     return found
 
 

@@ -43,15 +43,15 @@ def test_what_ends_a_trial(tmp_path: Path) -> None:
     """Neither a value that is not finite, nor one of a run that ends by itself."""
     number = open_study(open_journal(tmp_path), "max").ask().number
     pruner = optuna.pruners.ThresholdPruner(lower=0.5, n_warmup_steps=10)
-    task = TrialTask(number, tmp_path, {}, [0], None, "max", "best", pruner)
+    task = TrialTask(number, tmp_path, {}, [0], "m", "max", "best", pruner)
     reasons: list[str] = []
     run: Any = SimpleNamespace(stop=reasons.append, progress=SimpleNamespace(fraction=0.2))
-    callback = PruningCallback(task, "m")
+    callback = PruningCallback(task)
     for run.metrics, run.stop_reason in (({}, ""), ({"m": math.nan}, ""), ({"m": 0.4}, "patience")):
         callback.on_epoch_end(run)
     assert (reasons, callback.pruned_at) == ([], 0)
     run.stop_reason = ""
-    again = PruningCallback(task, "m")
+    again = PruningCallback(task)
     again.on_run_start(run)  # it was interrupted just then
     assert (reasons, again.pruned_at) == (["pruned at 20 %"], 20)
 

@@ -11,7 +11,8 @@ import pytest
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.files import atomic_write
 from maze_train.core.run_directory import read_rows
-from maze_train.tracking.tracker import compact, duration, ordered_columns, readable
+from maze_train.core.text import compact, duration, readable
+from maze_train.tracking.tracker import ordered_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable

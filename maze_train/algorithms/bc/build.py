@@ -287,12 +287,9 @@ class BCBuilder(AlgorithmBuilder[BCAlgorithmConfig]):
     @property
     def selection_metric(self) -> str:
         """The return, or without an environment the validation loss."""
-        config = self.config.evaluation
-        if not config.goes_by_loss(self.has_env):
-            return config.selection_metric
-        if self._has_validation:
-            return VALIDATION_LOSS
-        return _training_name("train/policy_loss", next(iter(self._clonings)))
+        trained = [_training_name("train/policy_loss", policy) for policy in self._clonings]
+        losses = [VALIDATION_LOSS] * self._has_validation + trained
+        return self.config.evaluation.metric_of_run(self.has_env, losses)
 
     @property
     def _has_validation(self) -> bool:
