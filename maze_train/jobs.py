@@ -42,7 +42,7 @@ from maze_train.core.errors import (
 )
 from maze_train.core.names import JOBS
 from maze_train.core.notices import notify, say, tell_traceback, warn
-from maze_train.core.run_directory import RunDirectory
+from maze_train.core.run_directory import WHOLE, RunDirectory
 from maze_train.run.pipeline import best_of_finished, configure, prepare
 
 NAME, LONGEST_NAME = "tracking.name", 100
@@ -276,7 +276,7 @@ def _train(config: TrainConfig, skips_finished: bool) -> float:
     if skips_finished and (best := best_of_finished(prepared)) is not None:
         say(f"{prepared.resumed_dir} has finished already")
         return best
-    from maze_train.run.runner import WHOLE, TrainingRunner
+    from maze_train.run.runner import TrainingRunner
 
     result = TrainingRunner(prepared).run()
     if result.missing:

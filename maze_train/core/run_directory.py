@@ -49,6 +49,9 @@ EPOCH = "epoch"
 FAILURES = ("error", "interrupted")
 """Stop reasons of runs that did not finish."""
 
+WHOLE = "the directory itself"
+"""Missing part of a run whose directory was moved or removed."""
+
 MAX_NBYTES = 1 << 30
 """Maximum size of a table of metrics."""
 

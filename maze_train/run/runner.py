@@ -21,7 +21,7 @@ from maze_train.core.files import atomic_write, writable
 from maze_train.core.folders import check_held
 from maze_train.core.names import DIGESTS
 from maze_train.core.notices import notify
-from maze_train.core.run_directory import FAILURES, RunDirectory, checkpoint_name
+from maze_train.core.run_directory import FAILURES, WHOLE, RunDirectory, checkpoint_name
 from maze_train.core.seeding import Seeds
 from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
@@ -53,10 +53,6 @@ from maze_train.training.trainer import Trainer, TrainerServices
 
 if TYPE_CHECKING:
     from maze_train.run.repeatability import Examination
-
-
-WHOLE = "the directory itself"
-"""Name of the missing part where a run directory was moved or removed."""
 
 
 @dataclass(frozen=True)
