@@ -25,7 +25,7 @@ from maze_train.run.rollout import RolloutResult, RolloutRunner
 from maze_train.run.rollout_report import RolloutSummary, summarise
 from maze_train.run.saved_policies import read_saved_policy
 from maze_train.training.policy_files import TrainedPolicy
-from maze_train.workers.process import refuse_import
+from maze_train.workers.places import refuse_import
 
 
 def run_rollout(

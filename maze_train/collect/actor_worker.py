@@ -26,7 +26,7 @@ from maze_train.nets.joint import JointModel
 from maze_train.spaces.columns import Columns
 from maze_train.spaces.describe import flat_space
 from maze_train.workers.places import Portable
-from maze_train.workers.pool import WorkerContext, check_spaces
+from maze_train.workers.pool import Worker, WorkerContext, check_spaces
 
 HEADER_NBYTES = 64
 CURRENT, STAMPS = 0, 1
@@ -295,7 +295,7 @@ class CollectedRollout:
     state: dict[str, Any] | None = None
 
 
-class ActorWorker:
+class ActorWorker(Worker):
     """Actors: each has environments, and collects rollouts of them with a policy.
 
     Args:

@@ -37,7 +37,7 @@ from maze_train.envs.factory import BoundedEnvFactory, EnvFactory
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.acting import acts
 from maze_train.workers.places import Place, Portable, ThisProcess
-from maze_train.workers.pool import WorkerContext, shares, worker_names
+from maze_train.workers.pool import Worker, WorkerContext, shares, worker_names
 from maze_train.workers.process_pool import LocalProcesses
 from maze_train.workers.task_queue import TaskQueue
 
@@ -61,7 +61,7 @@ CALLS = {"advance": "a step of an episode", "set_agent": "building its policy"}
 """Names of calls in messages."""
 
 
-class PlayerWorker:
+class PlayerWorker(Worker):
     """A worker of `PlayerPool`, see `TaskQueue`.
 
     Args:

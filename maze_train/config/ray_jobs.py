@@ -21,7 +21,13 @@ from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.core.notices import notify, say
 from maze_train.training.outcome import Interruption
 from maze_train.workers.places import Place, Portable
-from maze_train.workers.pool import CallCancelledError, WorkerContext, WorkerFailedError, WorkerPool
+from maze_train.workers.pool import (
+    CallCancelledError,
+    Worker,
+    WorkerContext,
+    WorkerFailedError,
+    WorkerPool,
+)
 
 CALLS = {"begin": "its start", "run": "a job"}
 """Names of calls in messages."""
@@ -55,7 +61,7 @@ class RayLauncherConf:
     """Folder with your own modules, which is sent to all machines."""
 
 
-class JobWorker:
+class JobWorker(Worker):
     """Runs jobs where it lives, one after the other, each in its own process.
 
     Args:

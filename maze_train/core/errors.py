@@ -117,7 +117,15 @@ class SpaceError(MazeTrainError):
 
 
 class EnvError(MazeTrainError):
-    """An environment could not be built, raised an error, or returned an invalid value."""
+    """An environment could not be built, raised an error, or returned an invalid value.
+
+    Attributes:
+        seed: Seed of the episode that failed; None: unknown.
+        is_final: Whether a worker that is restarted would fail in the same way.
+    """
+
+    seed: int | None = None
+    is_final: bool = False
 
 
 class WorkerError(EnvError):

@@ -6,19 +6,17 @@ import math
 import re
 import traceback
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from maze_train.core.errors import EnvError
+from maze_train.core.errors import EnvError, printable
 from maze_train.core.targets import headless_hint
+from maze_train.envs.types import Mask
 
 if TYPE_CHECKING:
     from maze_train.envs.vector import Array
-
-Mask: TypeAlias = npt.NDArray[np.bool_]
-
 
 ON_NON_FINITE = ("raise", "skip")
 """Reactions to numbers that are not finite."""
@@ -141,11 +139,11 @@ class EpisodeError(EnvError):
     """
 
     def __init__(self, text: str, seed: int) -> None:
+        super().__init__(text, seed)
         self.text, self.seed = text, seed
-        super().__init__(text)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.text, self.seed)
+    def __str__(self) -> str:
+        return printable(self.text)
 
 
 MAX_FLOAT32 = float(np.finfo(np.float32).max)

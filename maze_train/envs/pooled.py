@@ -8,7 +8,6 @@ from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
-import gymnasium
 import numpy as np
 import numpy.typing as npt
 
@@ -23,6 +22,7 @@ from maze_train.envs.faults import ON_NON_FINITE
 from maze_train.envs.journal import MAX_NBYTES, Difference, Journal
 from maze_train.envs.monitoring import note_on_ignored_mask
 from maze_train.envs.slice import EnvSlice, SliceSettings
+from maze_train.envs.types import Env
 from maze_train.envs.vector import Array, ArrayTree, MazeVectorEnv, StepBuffers
 from maze_train.spaces.describe import MASK_KEY, FlatView
 from maze_train.workers.places import Place, Portable, ThisProcess
@@ -242,7 +242,7 @@ class PooledVectorEnv(MazeVectorEnv):
 
     def __init__(
         self,
-        env_factories: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+        env_factories: Sequence[Callable[[], Env]],
         place: Place | None = None,
         *,
         copy: bool = True,
@@ -280,6 +280,7 @@ class PooledVectorEnv(MazeVectorEnv):
         ]
         names = worker_names("worker", self._slices)
         self._pool = place.pool(make_workers, names, CALLS)
+        self._closing.callback(self._pool.close)
         try:
             self._share_memory(n)
         except BaseException:
@@ -295,7 +296,8 @@ class PooledVectorEnv(MazeVectorEnv):
             check_spaces(part.start, spaces[:2], described[0][:2])
         self._describe(observation_space, action_space, num_envs, metadata)
         columns = StepBuffers.columns(FlatView(observation_space), self._action, num_envs)
-        self._memory = memory = self._pool.allocate(columns.nbytes)
+        memory = self._pool.allocate(columns.nbytes)
+        self._closing.callback(memory.close)
         self._pool.call_all("map", memory)
         self._buffers = buffers = StepBuffers.over(memory.buffer, columns)
         self._journal: Journal | None = None
@@ -312,9 +314,10 @@ class PooledVectorEnv(MazeVectorEnv):
                 self._pool.sends(index, memory, rows.actions.values())
 
     @property
-    def envs(self) -> list[gymnasium.Env[Any, Any]]:
+    def envs(self) -> list[Env]:
         """The environments that live in this process; none where workers are elsewhere."""
-        return [env for worker in self._pool.workers for env in worker.envs]
+        slices = [worker for worker in self._pool.workers if isinstance(worker, EnvSlice)]
+        return [env for part in slices for env in part.envs]
 
     @property
     def n_workers(self) -> int:
@@ -396,10 +399,7 @@ class PooledVectorEnv(MazeVectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Let the workers close their environments and end; kill those that take too long."""
-        if hasattr(self, "_pool"):
-            self._pool.close()
-            if hasattr(self, "_memory"):
-                self._memory.close()
+        self._closing.close()
 
     # -- the state of running episodes -----------------------------------------------------------
 

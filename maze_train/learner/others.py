@@ -32,6 +32,7 @@ from maze_train.workers.places import Place, Portable
 from maze_train.workers.pool import (
     LOOPBACK,
     SharedMemory,
+    Worker,
     WorkerContext,
     WorkerFailedError,
     WorkerPool,
@@ -76,7 +77,7 @@ class ProcessModes:
         torch.set_float32_matmul_precision(self.matmul_precision)
 
 
-class LearnerWorker:
+class LearnerWorker(Worker):
     """A learner that does what the first one of its group does, with other samples.
 
     Args:

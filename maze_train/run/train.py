@@ -17,7 +17,7 @@ from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.run.pipeline import configure, prepare
 from maze_train.run.runner import TrainingResult, TrainingRunner
-from maze_train.workers.process import refuse_import
+from maze_train.workers.places import refuse_import
 
 SHORT = {
     "evaluators": "evaluation.evaluators",

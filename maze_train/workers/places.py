@@ -1,10 +1,14 @@
-"""Places where workers can live: each gives pools of them."""
+"""Places where workers can live, and what new processes need before anything else."""
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
+import signal
+import sys
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from maze_train.core.errors import ConfigError
 from maze_train.workers.pool import InlinePool, MakeWorker, WorkerPool
@@ -13,52 +17,77 @@ if TYPE_CHECKING:
     from maze_train.workers.remote import RemotePlace
 
 
-class Place(Protocol):
+PROCESS_NAME = "maze-env"
+"""Prefix of the names of processes."""
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that reach all processes of a job: Ctrl+C, a closed terminal, and those of a cluster that
+wants it to end. The parent decides what to do about them; it may want to save first."""
+
+GUARD = 'A script that starts processes needs the guard `if __name__ == "__main__":`'
+
+
+def refuse_import() -> None:
+    """End a new process that runs a script which should only be imported; its parent reports it.
+
+    Raises:
+        SystemExit: In a process that is about to begin, and imports the script of its parent.
+    """
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):  # as multiprocessing itself finds out
+        raise SystemExit(1 if process.name.startswith(PROCESS_NAME) else GUARD)
+
+
+def limit_threads() -> None:
+    """Use one thread of PyTorch and OpenCV per process: the processes use the cores.
+
+    After a fork it also keeps the process from hanging: a fork copies the thread pool of PyTorch
+    but not its threads, and the first large operation would wait for them forever.
+    """
+    torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")
+    if torch is not None:
+        torch.set_num_threads(1)
+    if cv2 is not None:
+        cv2.setNumThreads(1)
+
+
+class Place(ABC):
     """Somewhere workers can live."""
 
     @property
     def may_restart(self) -> bool:
         """Whether a worker that fails may be started again."""
-        ...
+        return False
 
     def num_workers(self, at_most: int) -> int:
-        """Number of workers that share a task of that many equal parts, in [1, at_most]."""
-        ...
+        """Return the number of workers for a task of `at_most` equal parts, in [1, at_most]."""
+        return 1
 
+    @abstractmethod
     def pool(
         self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
     ) -> WorkerPool:
-        """A pool of workers; the caller closes it.
+        """Return a pool of workers, which the caller closes.
 
         Args:
             make_workers: Makes the workers, one function each.
             names: Names of the workers in messages.
             calls: Names of calls in messages, by method.
         """
-        ...
 
     def for_learners(self) -> RemotePlace | None:
-        """The place for learners in addition to the first one; None: processes of this machine."""
-        ...
+        """Return the place for learners after the first one; None: processes of this machine."""
+        return None
 
 
-class ThisProcess:
+class ThisProcess(Place):
     """The calling process, with a single worker."""
-
-    may_restart = False
-
-    def num_workers(self, at_most: int) -> int:
-        """One."""
-        return 1
 
     def pool(
         self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
     ) -> WorkerPool:
-        """A pool of workers in this process."""
+        """Return a pool of workers in this process."""
         return InlinePool(make_workers)
-
-    def for_learners(self) -> None:
-        """Processes of this machine."""
 
 
 T = TypeVar("T", covariant=True)

@@ -19,7 +19,7 @@ from maze_train.core.errors import MazeTrainError, SpaceError, WorkerError
 if TYPE_CHECKING:
     from maze_train.core.types import Array
 
-MakeWorker: TypeAlias = Callable[["WorkerContext"], Any]
+MakeWorker: TypeAlias = Callable[["WorkerContext"], "Worker"]
 
 
 LOOPBACK = "127.0.0.1"
@@ -106,28 +106,52 @@ class WorkerContext:
         """
 
 
+class Worker:
+    """Base of workers: objects made from a `WorkerContext`, whose methods a pool calls by name.
+
+    A worker does not know where it lives.
+    """
+
+    def method(self, name: str) -> Callable[..., Any]:
+        """Return the method of this name."""
+        found: Callable[..., Any] = getattr(self, name)
+        return found
+
+    def written(self) -> Iterable[Array]:
+        """Return the views of memory that the last call wrote; used where memory is copied."""
+        return ()
+
+    def close(self) -> None:
+        """Release what the worker holds."""
+
+
 class PrivateMemory:
-    """Memory for workers that live in this process; see `SharedMemory`.
+    """Memory of this process; workers that live elsewhere have copies. See `SharedMemory`.
 
     Args:
         nbytes: Its size.
+        on_close: Called with the memory when it is closed.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(
+        self, nbytes: int, on_close: Callable[[PrivateMemory], object] | None = None
+    ) -> None:
         self.nbytes = nbytes
         self.buffer = np.zeros(nbytes, np.uint8)
+        self._on_close = on_close
 
     def close(self) -> None:
-        """Do nothing."""
+        """Give the memory back; calling it again does nothing."""
+        if self._on_close is not None:
+            self._on_close(self)
 
 
 class WorkerPool(ABC):
-    """Workers 0, 1, ..., n - 1: plain objects whose methods are called by name.
+    """Workers 0, 1, ..., n - 1, whose methods are called by name.
 
-    A function makes a worker from its `WorkerContext`. It knows nothing of the place where it
-    lives. The calls of one worker are done one after the other in the order in which they were
-    made, those of several at the same time where the place allows it. Results are received in the
-    order of the calls of a worker.
+    The calls of one worker are done one after the other in the order in which they were made, those
+    of several at the same time if the place supports it. The results of a worker are received in
+    the order of its calls.
 
     Attributes:
         restarts: How many times workers were started again.
@@ -138,7 +162,7 @@ class WorkerPool(ABC):
 
     restarts: int = 0
     may_restart: bool = False
-    workers: Sequence[Any] = ()
+    workers: Sequence[Worker] = ()
     host: str = LOOPBACK
 
     @abstractmethod
@@ -200,13 +224,10 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def allocate(self, nbytes: int) -> SharedMemory | PrivateMemory:
-        """Zeroed memory that the workers see when it is an argument of a call.
+        """Return zeroed memory that the workers see when it is an argument of a call.
 
-        Where workers have no part in it, each has its own copy. Written values are sent with calls
-        and results: from here what `sends` and `publish` name, from a worker what its method
-        `written()` names after a call, if it has one: arrays that are views of memory.
-
-        The caller closes it.
+        If it cannot be shared, each worker has a copy. Calls then carry what `sends` and `publish`
+        name, and results what `Worker.written` names. The caller closes the memory.
         """
 
     def sends(self, index: int, memory: Any, arrays: Iterable[Array]) -> None:  # noqa: B027
@@ -283,16 +304,14 @@ class InlinePool(WorkerPool):
     """
 
     def __init__(self, make_workers: Sequence[MakeWorker]) -> None:
-        self.workers: list[Any] = []
+        self.workers: list[Worker] = []
         self._contexts = [WorkerContext(index) for index in range(len(make_workers))]
-        self._calls: list[deque[Callable[[], Any]]] = []
-        self._results: list[deque[tuple[Any, BaseException | None]]] = []
+        self._calls = [deque[Callable[[], Any]]() for _ in make_workers]
+        self._done: set[int] = set()  # workers whose oldest call only has to be received
         self._turn = 0
         try:
             for make, context in zip(make_workers, self._contexts, strict=True):
                 self.workers.append(make(context))
-                self._calls.append(deque())
-                self._results.append(deque())
         except BaseException:
             self.close()
             raise
@@ -304,45 +323,37 @@ class InlinePool(WorkerPool):
         """Note the call."""
         if not self.workers:
             raise WorkerError(CLOSED)
-        self._calls[index].append(partial(getattr(self.workers[index], method), *args))
+        self._calls[index].append(partial(self.workers[index].method(method), *args))
 
     def pending(self, index: int) -> int:
         """Number of calls without a received result."""
-        return len(self._calls[index]) + len(self._results[index])
+        return len(self._calls[index])
 
     def ready(self, timeout_s: float) -> list[int]:
         """Do one call of the worker whose turn it is, unless results wait."""
         if not self.workers:
             raise WorkerError(CLOSED)
-        if not any(self._results):
-            for _ in range(len(self)):
-                index, self._turn = self._turn, (self._turn + 1) % len(self)
-                if self._calls[index]:
-                    self._results[index].append(self._outcome(index))
-                    break
-        return [index for index, results in enumerate(self._results) if results]
+        turns = 0 if self._done else len(self)
+        for _ in range(turns):
+            index, self._turn = self._turn, (self._turn + 1) % len(self)
+            if calls := self._calls[index]:
+                calls[0] = outcome_of(calls[0])
+                self._done.add(index)
+                break
+        return sorted(self._done)
 
     def receive(self, index: int) -> Any:
         """The result of the oldest call, which is done now if it was not before."""
         if not self.workers:
             raise WorkerError(CLOSED)
-        results = self._results[index]
-        if not results:
-            return self._calls[index].popleft()()
-        result, error = results.popleft()
-        if error is not None:
-            raise error
-        return result
-
-    def _outcome(self, index: int) -> tuple[Any, BaseException | None]:
-        try:
-            return self._calls[index].popleft()(), None
-        except BaseException as error:  # an interrupt too: `receive` raises it
-            return None, error
+        self._done.discard(index)
+        return self._calls[index].popleft()()
 
     def cancel(self, index: int) -> None:
         """Drop the calls that were not begun."""
-        self._calls[index] = deque([lambda: None] * len(self._calls[index]))
+        calls = self._calls[index]
+        for k in range(index in self._done, len(calls)):
+            calls[k] = lambda: None
 
     def steps(self, index: int) -> int:
         """Environment steps that a worker counted."""
@@ -365,12 +376,25 @@ class InlinePool(WorkerPool):
         first_error: BaseException | None = None
         for worker in workers:
             try:
-                if hasattr(worker, "close"):
-                    worker.close()
+                worker.close()
             except Exception as error:
                 first_error = first_error or error
         if first_error is not None:
             raise first_error
+
+
+def outcome_of(call: Callable[[], Any]) -> Callable[[], Any]:
+    """Do a call; returns a function that returns its result, or raises what it raised."""
+    try:
+        result = call()
+    except BaseException as error:  # an interrupt too: it is raised where the result is received
+        caught = error
+
+        def fail() -> None:
+            raise caught
+
+        return fail
+    return lambda: result
 
 
 def check_spaces(

@@ -8,12 +8,10 @@ pipe is private to them, so pickle is safe here.
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import pickle
 import select
 import signal
-import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +24,7 @@ from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, for
 from maze_train.core.files import process_runs
 from maze_train.core.notices import warn
 from maze_train.core.seeding import seed_generators
+from maze_train.workers.places import SIGNALS, limit_threads
 from maze_train.workers.pool import (
     CallCancelledError,
     PrivateMemory,
@@ -143,29 +142,8 @@ were cancelled (all up to this number), whether the worker is made."""
 PAGE_NBYTES = 4096
 """Memory of these numbers."""
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that reach all processes of a job: Ctrl+C, a closed terminal, and those of a cluster that
-wants it to end. The parent decides what to do about them; it may want to save first."""
-
 ORPHAN_CHECK_S = 2.0
 """Seconds between two checks of a worker that its parent lives."""
-
-
-PROCESS_NAME = "maze-env"
-"""Prefix of the names of processes."""
-
-GUARD = 'A script that starts processes needs the guard `if __name__ == "__main__":`'
-
-
-def refuse_import() -> None:
-    """End a new process that runs a script which should only be imported; its parent reports it.
-
-    Raises:
-        SystemExit: In a process that is about to begin, and imports the script of its parent.
-    """
-    process = multiprocessing.current_process()
-    if getattr(process, "_inheriting", False):  # as multiprocessing itself finds out
-        raise SystemExit(1 if process.name.startswith(PROCESS_NAME) else GUARD)
 
 
 def process_main(
@@ -208,14 +186,13 @@ def _serve(
     set_up_packages(entropy, index, MAKING)
     context = ProcessContext(index, page, parent_is_gone)
     worker = make_worker(context)
-    if hasattr(worker, "close"):
-        closing.callback(worker.close)
+    closing.callback(worker.close)
     set_up_packages(entropy, index, CALLING)
     context.numbers[BUILT] = 1
     methods: list[Callable[..., Any]] = []
     for command in _commands(conn, parent_is_gone):
         if command == DEFINE:
-            methods.append(getattr(worker, conn.recv_bytes().decode()))
+            methods.append(worker.method(conn.recv_bytes().decode()))
             continue
         number, args = command[0] - FIRST_METHOD, ()
         if command == CALL:
@@ -350,30 +327,18 @@ def set_up_packages(entropy: int, index: int, phase: int) -> None:
     seed_generators(entropy, index, phase)
 
 
-def limit_threads() -> None:
-    """Use one thread of PyTorch and OpenCV per process: the processes use the cores.
-
-    After a fork it also keeps the process from hanging: a fork copies the thread pool of PyTorch
-    but not its threads, and the first large operation would wait for them forever.
-    """
-    torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")
-    if torch is not None:
-        torch.set_num_threads(1)
-    if cv2 is not None:
-        cv2.setNumThreads(1)
-
-
 def describe_failure(error: BaseException) -> dict[str, Any]:
     """The arguments of `WorkerFailedError` that an exception gives, without the number."""
     message = str(error) if isinstance(error, EnvError) else f"{type(error).__name__}: {error}"
     cause = error.__cause__ or error
     trace = traceback.format_exception(cause) if foreign_cause(error) else []
     known = error if isinstance(error, (ConfigError, MissingExtraError)) else None
+    is_final = known is not None or (isinstance(cause, EnvError) and cause.is_final)
     return {
         "text": message,
         "trace": "".join(trace),
         "error": known,
-        "final": known is not None or getattr(cause, "is_final", False),
-        "seed": getattr(error, "seed", None),
+        "final": is_final,
+        "seed": error.seed if isinstance(error, EnvError) else None,
         "raised": True,
     }

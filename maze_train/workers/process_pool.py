@@ -22,6 +22,7 @@ from typing import Any
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import WorkerError
 from maze_train.core.files import claim_temporary, process_runs
+from maze_train.workers.places import GUARD, PROCESS_NAME, SIGNALS, refuse_import
 from maze_train.workers.pool import MakeWorker, SharedMemory, WorkerFailedError, WorkerPool
 from maze_train.workers.process import (
     BEATS,
@@ -32,15 +33,11 @@ from maze_train.workers.process import (
     DONE,
     FAILED,
     FIRST_METHOD,
-    GUARD,
     MOST_METHODS,
     PAGE_NBYTES,
-    PROCESS_NAME,
     QUIT,
-    SIGNALS,
     STEPS,
     process_main,
-    refuse_import,
     send_message,
 )
 from maze_train.workers.remote import BUILDING, CLOSE_GRACE_S, RemotePlace, RemotePool, RemoteWorker

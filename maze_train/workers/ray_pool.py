@@ -6,9 +6,10 @@ import pickle
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
@@ -43,25 +44,6 @@ REMEDY = (
     "every machine needs this module: set runner.working_dir to the folder of your modules (it is "
     "sent along), or install it there"
 )
-
-
-class CopiedMemory(PrivateMemory):
-    """Memory of a `RayPool`, of which workers have copies.
-
-    Args:
-        nbytes: Its size.
-        forget: Method of the pool that is called when the memory is closed.
-    """
-
-    def __init__(self, nbytes: int, forget: Callable[[CopiedMemory], None]) -> None:
-        super().__init__(nbytes)
-        self._forget = weakref.WeakMethod(forget)
-
-    def close(self) -> None:
-        """Let pool and workers give the memory back; calling it again does nothing."""
-        forget = self._forget()
-        if forget is not None:
-            forget(self)
 
 
 class RemoteActor(RemoteWorker):
@@ -106,18 +88,18 @@ class RemoteActor(RemoteWorker):
         result = self._handle.call.remote(method, content, numbers, sent, self._mail, forgotten)
         self.pending.append((result, method))
 
-    def _at_once(self, method: str, *args: Any) -> Any:
-        """Call what does not wait for the call that runs."""
-        return getattr(self._handle, method).options(concurrency_group=SIDE).remote(*args)
+    def _at_once(self, method: Any, *args: Any) -> Any:
+        """Call a method of the actor that does not wait for the call that runs."""
+        return method.options(concurrency_group=SIDE).remote(*args)
 
     def write(self, number: int, published: Any) -> None:
         """Send it the published data, before all calls that follow."""
         self._mail += 1
-        self._at_once("write", number, published)
+        self._at_once(self._handle.write, number, published)
 
     def cancel(self) -> None:
         """Cancel the calls that were sent."""
-        self._at_once("cancel", self._sent)
+        self._at_once(self._handle.cancel, self._sent)
 
     # -- signs of life ---------------------------------------------------------------------------
 
@@ -140,7 +122,7 @@ class RemoteActor(RemoteWorker):
             self._ask()
 
     def _ask(self) -> None:
-        self._news, self._asked = self._at_once("pulse"), time.monotonic()
+        self._news, self._asked = self._at_once(self._handle.pulse), time.monotonic()
 
     def hangs(self, timeout_s: float) -> bool:
         """Whether it gave no sign of life for so long."""
@@ -370,7 +352,7 @@ class RayPool(RemotePool[RemoteActor]):
 
     def allocate(self, nbytes: int) -> PrivateMemory:
         """Memory of this process; each worker has a copy."""
-        memory = CopiedMemory(nbytes, self._forget)
+        memory = PrivateMemory(nbytes, partial(_forget, weakref.ref(self)))
         self._number_of(memory)
         return memory
 
@@ -382,7 +364,7 @@ class RayPool(RemotePool[RemoteActor]):
             self._memories[number] = memory
         return number
 
-    def _forget(self, memory: CopiedMemory) -> None:
+    def forget(self, memory: PrivateMemory) -> None:
         """Give back what is known of memory; workers do so with their next call."""
         number = self._numbers.pop(id(memory), None)
         if number is None:
@@ -427,6 +409,13 @@ class RayPool(RemotePool[RemoteActor]):
             for known in (self._published, self._memories, self._numbers):
                 known.clear()
             self._release()
+
+
+def _forget(reference: weakref.ref[RayPool], memory: PrivateMemory) -> None:
+    """Let a pool that still exists give memory back."""
+    pool = reference()
+    if pool is not None:
+        pool.forget(memory)
 
 
 @dataclass(frozen=True)

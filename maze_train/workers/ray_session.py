@@ -297,10 +297,10 @@ class RaySettings(RemotePlace):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_of("placement", self.placement, PLACEMENTS)
-        for name in ("cpus_per_worker", "cpus_per_learner"):
-            check_positive(name, getattr(self, name))
-        for name in ("gpus_per_worker", "gpus_per_learner"):
-            check_at_least(name, getattr(self, name), 0.0)
+        check_positive("cpus_per_worker", self.cpus_per_worker)
+        check_positive("cpus_per_learner", self.cpus_per_learner)
+        check_at_least("gpus_per_worker", self.gpus_per_worker, 0.0)
+        check_at_least("gpus_per_learner", self.gpus_per_learner, 0.0)
 
 
 def look_for(address: str) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 
 from maze_train.core.notices import warn
-from maze_train.workers.pool import PrivateMemory
+from maze_train.workers.pool import PrivateMemory, Worker
 from maze_train.workers.process import (
     BEATS,
     CALLING,
@@ -62,7 +62,7 @@ class RayWorker:
 
     def __init__(self, index: int) -> None:
         self._context = ProcessContext(index, PrivateMemory(PAGE_NBYTES), lambda: False)
-        self._worker: Any = None
+        self._worker = Worker()
         self._failure: dict[str, Any] | None = None
         self._memories: dict[int, Any] = {}
         self._arrival = threading.Condition()
@@ -120,7 +120,7 @@ class RayWorker:
             letters = [self._mail.pop(number) for number in known]
         for spans in (*letters, sent):
             fill(spans, self._memories)
-        return self._context.run(getattr(self._worker, method), args)
+        return self._context.run(self._worker.method(method), args)
 
     def _reply(self, function: Callable[..., Any], *args: Any) -> Reply:
         """Call a function and return its reply; after a failure, do not call it."""
@@ -129,8 +129,7 @@ class RayWorker:
             try:
                 value = function(*args)
                 result = None if value is None else encoded(value)
-                if hasattr(self._worker, "written"):
-                    written = spans_of(self._worker.written(), self._memories)
+                written = spans_of(self._worker.written(), self._memories)
             except BaseException as error:
                 self._failure = describe_failure(error)
         numbers = self._context.numbers
@@ -139,11 +138,10 @@ class RayWorker:
     def close(self) -> Reply:
         """Close the worker."""
         try:
-            if hasattr(self._worker, "close"):
-                self._worker.close()
+            self._worker.close()
         except BaseException as error:
             warn(str(error))
-        self._worker = None
+        self._worker = Worker()
         return self._reply(lambda: None)
 
     def _no_memory(self, k: int, nbytes: int) -> Any:

@@ -17,6 +17,7 @@ from maze_train.core.checks import check_at_least, check_one_of, check_positive
 from maze_train.core.errors import WorkerError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import global_entropy
+from maze_train.workers.places import Place
 from maze_train.workers.pool import CLOSED, MakeWorker, WorkerFailedError, WorkerPool
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ CLOSE_GRACE_S = 5.0
 
 
 @dataclass(frozen=True)
-class RemotePlace:
+class RemotePlace(Place):
     """Settings of workers that live elsewhere, and of a place for them.
 
     Raises:
@@ -63,12 +64,6 @@ class RemotePlace:
 
     def _num_cores(self) -> int:
         return available_cores()
-
-    @abstractmethod
-    def pool(
-        self, make_workers: Sequence[MakeWorker], names: Sequence[str], calls: Mapping[str, str]
-    ) -> WorkerPool:
-        """A pool of workers, see `Place`."""
 
     @property
     def may_restart(self) -> bool:

@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from maze_train.core.errors import ConfigError
+from maze_train.workers.pool import Worker, WorkerContext
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from maze_train.workers.pool import WorkerContext
-
 SPACES = "observations", "actions"
 
 
-class ToyWorker:
+class ToyWorker(Worker):
     """Does what it is reported, and fails in every way.
 
     Args:

@@ -12,7 +12,8 @@ import pytest
 
 from maze_train.core.errors import WorkerError
 from maze_train.workers import ray_session
-from maze_train.workers.ray_session import RaySession, RaySettings, ctrl_c_waits, find_cluster
+from maze_train.workers.ray_pool import RayPlace
+from maze_train.workers.ray_session import RaySession, ctrl_c_waits, find_cluster
 
 
 def ray_at(address: str) -> Any:
@@ -71,7 +72,7 @@ def test_a_head_that_does_not_answer_a_reservation() -> None:
     )
     session._groups, session._head = {}, "10.0.0.1:6379"
     with pytest.raises(WorkerError, match=r"the head .*\(10\.0\.0\.1:6379\) is lost"):
-        session.options(RaySettings(), 2, object())
+        session.options(RayPlace(), 2, object())
 
 
 def test_ctrl_c_waits(capsys: pytest.CaptureFixture[str]) -> None:
