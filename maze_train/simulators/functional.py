@@ -7,7 +7,8 @@ function, and tensors share the memory of their arrays (DLPack).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,10 +20,26 @@ from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.step_end import TERMINATED, TRUNCATED, StepBatch
 from maze_train.core.targets import import_extra
 from maze_train.core.types import Tensor, TensorTree, tree_map
-from maze_train.simulators.simulator import Simulator, flat_leaves
+from maze_train.simulators.simulator import Simulator, flat_leaves, offered
 from maze_train.spaces.describe import FlatView
 
 EXTRA = "jax"
+
+
+@dataclass(frozen=True)
+class FunctionalEnv:
+    """A functional environment of any package."""
+
+    reset: Callable[[Any], Any]
+    """Returns the first state for a key: a pytree with `obs`, `reward` and `done`."""
+    step: Callable[[Any, Any], Any]
+    """Returns the state after a state and an action."""
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+    max_episode_steps: int | None = None
+    """Steps after which an episode is truncated unless the settings say otherwise; None: never."""
+    render: Callable[[Sequence[Any]], Sequence[Any]] | None = None
+    """Returns a picture of each state; None: it draws none."""
 
 
 class FunctionalSimulator(Simulator):
@@ -33,8 +50,7 @@ class FunctionalSimulator(Simulator):
     `max_episode_steps`.
 
     Args:
-        env: The environment: `reset(key)` and `step(state, action)`, and `observation_space` and
-            `action_space` of gymnasium, or Brax's `observation_size` and `action_size`.
+        env: The environment.
         num_envs: B.
         device: Where it computes.
         max_episode_steps: Steps after which an episode is truncated; None: never.
@@ -48,7 +64,7 @@ class FunctionalSimulator(Simulator):
 
     def __init__(
         self,
-        env: Any,
+        env: FunctionalEnv,
         num_envs: int,
         device: torch.device,
         max_episode_steps: int | None,
@@ -57,8 +73,8 @@ class FunctionalSimulator(Simulator):
         self._jax = import_extra("jax", EXTRA, name)
         self.num_envs, self.device, self.name = num_envs, device, name
         self._env = env
-        self.observation_space = observation_space_of(env)
-        self.action_space = action_space_of(env)
+        self.observation_space = env.observation_space
+        self.action_space = env.action_space
         self._observation = FlatView(self.observation_space)
         self._action = FlatView(self.action_space)
         self._place = jax_device(self._jax, device)
@@ -89,17 +105,19 @@ class FunctionalSimulator(Simulator):
         return tree_map(from_dlpack, flat_leaves(self._observation, obs))
 
     def render(self) -> Any:
-        """The picture that `render([state])` of the environment draws of its first copy.
+        """Return the picture that `render([state])` of the environment draws of its first copy.
 
         MuJoCo Playground draws its states, Brax those of its physics.
         """
-        if not hasattr(self._env, "render"):
+        if self._env.render is None:
             return None
         state = self._jax.tree.map(
             lambda leaf: leaf[0] if leaf.shape[:1] == (self.num_envs,) else leaf,
             self._carry["state"],
         )
-        return self._env.render([getattr(state, "pipeline_state", state)])[0]
+        return self._env.render([offered(state, ["pipeline_state"]).get("pipeline_state", state)])[
+            0
+        ]
 
     def state_dict(self) -> dict[str, Any]:
         """The leaves of the pytree that the episodes are."""
@@ -124,7 +142,7 @@ class FunctionalSimulator(Simulator):
 
 
 def functions(
-    jax: Any, env: Any, num_envs: int, limit: int | None
+    jax: Any, env: FunctionalEnv, num_envs: int, limit: int | None
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The functions that begin all episodes, and that step all environments."""
     jnp = jax.numpy
@@ -178,7 +196,7 @@ def functions(
 
 def numbers_of(state: Any, num_envs: int) -> dict[str, Any]:
     """Numbers by name that a state reports, `[B]` each: Brax's `metrics`."""
-    metrics = getattr(state, "metrics", None) or {}
+    metrics = offered(state, ["metrics"]).get("metrics") or {}
     return {key: value for key, value in metrics.items() if value.shape == (num_envs,)}
 
 
@@ -206,78 +224,56 @@ def jax_device(jax: Any, device: torch.device) -> Any:
         raise ConfigError("env.device", problem, str(device)) from error
 
 
-def observation_space_of(env: Any) -> spaces.Space[Any]:
-    """Its space, or that of Brax's sizes: a number, a shape, or several by name."""
-    if isinstance(space := getattr(env, "observation_space", None), spaces.Space):
-        return space
-    return space_of_size(env.observation_size)
+# -- interfaces of packages ----------------------------------------------------------------------
+
+GYMNAX = ("default_params", "reset_env", "step_env")
+"""Attributes of environments of gymnax and Craftax."""
+
+BRAX = (
+    "num_envs",
+    "reset",
+    "step",
+    "observation_space",
+    "action_space",
+    "max_episode_steps",
+    "render",
+)
+"""Attributes that are read of environments in the style of Brax, which have no `num_envs`."""
+
+
+def functional_env(env: Any, limit: int | None = None) -> FunctionalEnv | None:
+    """Return the functional form of an environment; None: it is not functional.
+
+    Args:
+        env: In the style of gymnax, or of Brax: `reset(key)` and `step(state, action)`, and
+            `observation_space` and `action_space` of gymnasium, or sizes.
+        limit: Steps after which an episode is truncated unless the environment has a limit.
+    """
+    if isinstance(env, FunctionalEnv):
+        return env
+    found = offered(env, GYMNAX)
+    if len(found) == len(GYMNAX):
+        return gymnax_env(env, found["default_params"], {})
+    found = offered(env, BRAX)
+    if "num_envs" in found or not found.keys() >= {"reset", "step"}:
+        return None
+    observation, action = found.get("observation_space"), found.get("action_space")
+    if not isinstance(observation, spaces.Space):
+        observation = space_of_size(env.observation_size)
+    if not isinstance(action, spaces.Space):
+        action = spaces.Box(-1.0, 1.0, (int(env.action_size),), np.float32)
+    limit = found.get("max_episode_steps", limit)
+    return FunctionalEnv(
+        found["reset"], found["step"], observation, action, limit, found.get("render")
+    )
 
 
 def space_of_size(size: Any) -> spaces.Space[Any]:
-    """The unbounded space of a size of observations."""
-    if hasattr(size, "items"):
+    """Return the unbounded space of a size of observations: an int, a shape, or several by name."""
+    if isinstance(size, Mapping):
         return spaces.Dict({key: space_of_size(part) for key, part in size.items()})
     shape = (size,) if isinstance(size, (int, np.integer)) else tuple(size)
     return spaces.Box(-np.inf, np.inf, shape, np.float32)
-
-
-def action_space_of(env: Any) -> spaces.Space[Any]:
-    """Its space, or Brax's: numbers in [-1, 1]."""
-    if isinstance(space := getattr(env, "action_space", None), spaces.Space):
-        return space
-    return spaces.Box(-1.0, 1.0, (int(env.action_size),), np.float32)
-
-
-# -- environments by name ------------------------------------------------------------------------
-
-
-def brax(name: str, kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
-    """An environment of Brax (Freeman et al. 2021), and its usual limit of steps."""
-    envs = import_extra("brax", EXTRA, f"brax:{name}", "brax.envs")
-    return envs.get_environment(name, **kwargs), 1000
-
-
-def playground(name: str, kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
-    """An environment of MuJoCo Playground (Zakka et al. 2025), and its limit of steps."""
-    registry = import_extra("mujoco_playground", EXTRA, f"playground:{name}").registry
-    config = registry.get_default_config(name)
-    return registry.load(name, **kwargs), int(config.episode_length)
-
-
-def gymnax(name: str, kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
-    """An environment of gymnax (Lange 2022), and its limit of steps."""
-    env, params = import_extra("gymnax", EXTRA, f"gymnax:{name}").make(name)
-    return gymnax_functions(env, params, kwargs)
-
-
-GYMNAX = ("default_params", "reset_env", "step_env")
-"""Attributes by which an environment has the interface of gymnax."""
-
-GYMNAX_LIMITS = ("max_steps_in_episode", "max_timesteps")
-"""Parameters that limit the steps of an episode: of gymnax, and of Craftax."""
-
-
-def is_gymnax(env: Any) -> bool:
-    """Whether an environment has the interface of gymnax, as those of Craftax have."""
-    return all(hasattr(env, name) for name in GYMNAX)
-
-
-def gymnax_functions(
-    env: Any, params: Any, changes: Mapping[str, Any]
-) -> tuple[GymnaxFunctions, int | None]:
-    """A functional environment from one of gymnax, and its limit of steps.
-
-    Args:
-        env: The environment.
-        params: Its parameters.
-        changes: Values of some parameters.
-    """
-    params = params.replace(**changes)
-    name = next((name for name in GYMNAX_LIMITS if hasattr(params, name)), None)
-    if name is None:
-        return GymnaxFunctions(env, params), None
-    # Its own limit would end episodes as if the state were terminal: it is never reached.
-    return GymnaxFunctions(env, params.replace(**{name: 2**30})), int(getattr(params, name))
 
 
 class GymnaxState(NamedTuple):
@@ -290,47 +286,75 @@ class GymnaxState(NamedTuple):
     done: Any
 
 
-class GymnaxFunctions:
-    """An environment of gymnax, whose functions take and give a key, as a functional environment.
+GYMNAX_LIMITS = ("max_steps_in_episode", "max_timesteps")
+"""Parameters that limit the steps of an episode: of gymnax, and of Craftax."""
+
+
+def gymnax_env(env: Any, params: Any, changes: Mapping[str, Any]) -> FunctionalEnv:
+    """Return the functional form of an environment of gymnax, whose functions take a key.
 
     Args:
         env: The environment.
         params: Its parameters.
+        changes: Values of some parameters.
     """
+    jax = import_extra("jax", EXTRA, "gymnax")
+    params = params.replace(**changes)
+    limit = None
+    for name, value in [*offered(params, GYMNAX_LIMITS).items()][:1]:
+        # Its own limit would end episodes as if the state were terminal: it is never reached.
+        limit, params = int(value), params.replace(**{name: 2**30})
 
-    def __init__(self, env: Any, params: Any) -> None:
-        self._jax = import_extra("jax", EXTRA, "gymnax")
-        self._env, self._params = env, params
-        self.observation_space = gymnasium_space(env.observation_space(params))
-        self.action_space = gymnasium_space(env.action_space(params))
+    def reset(key: Any) -> GymnaxState:
+        first, key = jax.random.split(key)
+        obs, inner = env.reset_env(first, params)
+        return GymnaxState(inner, key, obs, jax.numpy.float32(0), jax.numpy.bool_(False))
 
-    def reset(self, key: Any) -> GymnaxState:
-        """The first state of an episode."""
-        first, key = self._jax.random.split(key)
-        obs, inner = self._env.reset_env(first, self._params)
-        numpy = self._jax.numpy
-        return GymnaxState(inner, key, obs, numpy.float32(0), numpy.bool_(False))
-
-    def step(self, state: GymnaxState, action: Any) -> GymnaxState:
-        """The state after an action."""
-        own, key = self._jax.random.split(state.key)
-        obs, inner, reward, done, _ = self._env.step_env(own, state.inner, action, self._params)
+    def step(state: GymnaxState, action: Any) -> GymnaxState:
+        own, key = jax.random.split(state.key)
+        obs, inner, reward, done, _ = env.step_env(own, state.inner, action, params)
         return GymnaxState(inner, key, obs, reward, done)
+
+    observation, action = env.observation_space(params), env.action_space(params)
+    return FunctionalEnv(reset, step, gymnasium_space(observation), gymnasium_space(action), limit)
 
 
 def gymnasium_space(space: Any) -> spaces.Space[Any]:
-    """A space of gymnax as one of gymnasium."""
-    if hasattr(space, "spaces"):
-        parts = space.spaces
-        named = parts.items() if hasattr(parts, "items") else enumerate(parts)
-        return spaces.Dict({str(key): gymnasium_space(part) for key, part in named})
-    if hasattr(space, "n"):
-        return spaces.Discrete(int(space.n))
+    """Return a space of gymnax as one of gymnasium."""
+    match offered(space, ("spaces", "n")):
+        case {"spaces": Mapping() as parts}:
+            return spaces.Dict({str(key): gymnasium_space(part) for key, part in parts.items()})
+        case {"spaces": parts}:
+            return spaces.Dict({str(i): gymnasium_space(part) for i, part in enumerate(parts)})
+        case {"n": n}:
+            return spaces.Discrete(int(n))
     dtype = np.dtype(space.dtype).type
     low, high = (
         np.broadcast_to(np.asarray(x, dtype), space.shape) for x in (space.low, space.high)
     )
     return spaces.Box(low, high, tuple(space.shape), dtype)
+
+
+# -- environments by name ------------------------------------------------------------------------
+
+
+def brax(name: str, kwargs: Mapping[str, Any]) -> FunctionalEnv | None:
+    """Return an environment of Brax (Freeman et al. 2021), with its usual limit of steps."""
+    envs = import_extra("brax", EXTRA, f"brax:{name}", "brax.envs")
+    return functional_env(envs.get_environment(name, **kwargs), 1000)
+
+
+def playground(name: str, kwargs: Mapping[str, Any]) -> FunctionalEnv | None:
+    """Return an environment of MuJoCo Playground (Zakka et al. 2025), with its limit of steps."""
+    registry = import_extra("mujoco_playground", EXTRA, f"playground:{name}").registry
+    limit = int(registry.get_default_config(name).episode_length)
+    return functional_env(registry.load(name, **kwargs), limit)
+
+
+def gymnax(name: str, kwargs: Mapping[str, Any]) -> FunctionalEnv | None:
+    """Return an environment of gymnax (Lange 2022), with its limit of steps."""
+    env, params = import_extra("gymnax", EXTRA, f"gymnax:{name}").make(name)
+    return gymnax_env(env, params, kwargs)
 
 
 SUITES = {"brax": brax, "gymnax": gymnax, "playground": playground}

@@ -12,9 +12,9 @@ from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.core.targets import maker_of
 from maze_train.simulators.functional import (
     SUITES,
+    FunctionalEnv,
     FunctionalSimulator,
-    gymnax_functions,
-    is_gymnax,
+    functional_env,
 )
 from maze_train.simulators.simulator import Simulator
 from maze_train.simulators.tensors import TensorSimulator
@@ -50,15 +50,14 @@ def make_simulator(
     device = torch.device(device)
     name = env_id or str(target)
     if env_id is not None:
-        env, limit = from_suite(env_id, kwargs)
+        env = from_suite(env_id, kwargs)
     else:
-        env, limit = built(target or "", kwargs, num_envs, device, max_episode_steps, at_most), None
-        if is_gymnax(env):
-            env, limit = gymnax_functions(env, env.default_params, {})
-    if not hasattr(env, "num_envs") and hasattr(env, "reset") and hasattr(env, "step"):
-        limits = [max_episode_steps or getattr(env, "max_episode_steps", limit), at_most]
+        env = built(target or "", kwargs, num_envs, device, max_episode_steps, at_most)
+    functional = functional_env(env)
+    if functional is not None:
+        limits = [max_episode_steps or functional.max_episode_steps, at_most]
         limit = min((steps for steps in limits if steps), default=None)
-        return FunctionalSimulator(env, num_envs, device, limit, name)
+        return FunctionalSimulator(functional, num_envs, device, limit, name)
     simulator = TensorSimulator(env, name)
     if simulator.num_envs != num_envs:
         simulator.close()
@@ -69,8 +68,8 @@ def make_simulator(
     return simulator
 
 
-def from_suite(env_id: str, kwargs: Mapping[str, Any]) -> tuple[Any, int | None]:
-    """A functional environment by name, and its usual limit of steps."""
+def from_suite(env_id: str, kwargs: Mapping[str, Any]) -> FunctionalEnv | None:
+    """Return a functional environment by name."""
     suite, _, name = env_id.partition(":")
     if suite not in SUITES:
         known = ", ".join(f"{key}:<name>" for key in SUITES)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -100,6 +100,11 @@ class Simulator(ABC):
 
     def close(self) -> None:  # noqa: B027 (most hold nothing)
         """Release what the simulator holds."""
+
+
+def offered(env: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return those attributes of a third-party object that it has, by name, in this order."""
+    return {name: getattr(env, name) for name in names if hasattr(env, name)}
 
 
 def arrays_of(tree: TensorTree) -> dict[str, Array]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,11 +12,15 @@ from gymnasium import spaces
 from maze_train.core.errors import EnvError, ShapeError, SpaceError
 from maze_train.core.step_end import TERMINATED, TRUNCATED, StepBatch
 from maze_train.core.types import Tensor, TensorTree, leaves_by_key
-from maze_train.simulators.simulator import Simulator, flat_leaves
+from maze_train.simulators.simulator import Simulator, flat_leaves, offered
 from maze_train.spaces.describe import FlatView
 
 NEEDED = ("num_envs", "single_observation_space", "single_action_space", "reset", "step")
 """Attributes of a vector environment of tensors."""
+
+STATE = ("state_dict", "load_state_dict")
+OPTIONAL = (*STATE, "device", "render", "close")
+"""Further attributes that it may have."""
 
 FINAL_OBS, FINAL_INFO = ("final_obs", "final_observation"), "final_info"
 LOGS = ("log", "episode")
@@ -41,7 +45,8 @@ class TensorSimulator(Simulator):
     """
 
     def __init__(self, env: Any, name: str) -> None:
-        if missing := [key for key in NEEDED if not hasattr(env, key)]:
+        found = offered(env, (*NEEDED, *OPTIONAL))
+        if missing := [key for key in NEEDED if key not in found]:
             raise EnvError(
                 f"{name} has no {', '.join(missing)}: env.backend=tensor expects a vector "
                 f"environment of tensors with {', '.join(NEEDED)} and device, or a functional one "
@@ -49,11 +54,12 @@ class TensorSimulator(Simulator):
             )
         self._env, self.name = env, name
         self.num_envs = int(env.num_envs)
-        self.device = torch.device(getattr(env, "device", "cpu"))
+        self.device = torch.device(found.get("device", "cpu"))
         self.observation_space = as_space(env.single_observation_space)
         self.action_space = as_space(env.single_action_space)
-        self.can_be_restored = hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
-        self.has_lasting_state = self.can_be_restored
+        self.has_lasting_state = self.can_be_restored = found.keys() >= set(STATE)
+        self._render: Callable[[], Any] = found.get("render", lambda: None)
+        self._close: Callable[[], Any] = found.get("close", lambda: None)
         self._observation = FlatView(self.observation_space)
         self._action = FlatView(self.action_space)
         self._takes_seed = "seed" in inspect.signature(env.reset).parameters
@@ -125,13 +131,12 @@ class TensorSimulator(Simulator):
         self._env.load_state_dict(state["env"])
 
     def render(self) -> Any:
-        """The picture that `render` of the environment gives."""
-        return self._env.render() if hasattr(self._env, "render") else None
+        """Return the picture that `render` of the environment gives."""
+        return self._render()
 
     def close(self) -> None:
         """Close the environment, if it can be closed."""
-        if hasattr(self._env, "close"):
-            self._env.close()
+        self._close()
 
 
 def as_space(space: Any) -> spaces.Space[Any]:
