@@ -165,7 +165,7 @@ from maze_train.envs.atari import SignRewardWrapper as SignRewardWrapper
 from maze_train.envs.config import EnvConfig as EnvConfig
 from maze_train.envs.factory import EnvFactory as EnvFactory
 from maze_train.envs.foreign import ForeignVectorEnv as ForeignVectorEnv
-from maze_train.envs.monitoring import ActionMaskWrapper as ActionMaskWrapper
+from maze_train.envs.wrappers import ActionMaskWrapper as ActionMaskWrapper
 from maze_train.envs.monitoring import MonitoringWrapper as MonitoringWrapper
 from maze_train.envs.pooled import PooledVectorEnv as PooledVectorEnv
 from maze_train.envs.pooled import SequentialVectorEnv as SequentialVectorEnv

@@ -400,12 +400,29 @@ print(*(name for name in sys.modules if name.startswith("maze_train.")))
 
 FEATURES = {
     "other algorithms": ("algorithms.a2c", "algorithms.off_policy", "algorithms.es"),
-    "several agents": ("training.several_agents", "training.league", "nets.joint", "data.turns"),
+    "several agents": (
+        "training.several_agents",
+        "training.league",
+        "nets.joint",
+        "data.turns",
+        "envs.agents",
+    ),
     "opponents": ("run.opponents", "run.policies", "collect.fixed_policies"),
     "actors": ("training.actors", "collect.actors", "collect.actor_worker"),
     "learners in processes": ("learner.group", "learner.others", "learner.update_queue"),
-    "processes and clusters": ("workers.process_pool", "workers.ray_pool", "workers.task_queue"),
-    "other environments": ("envs.atari", "envs.pettingzoo", "envs.foreign", "envs.backends"),
+    "processes and clusters": (
+        "workers.process",
+        "workers.process_pool",
+        "workers.ray_pool",
+        "workers.task_queue",
+    ),
+    "other environments": (
+        "envs.atari",
+        "envs.pettingzoo",
+        "envs.foreign",
+        "envs.backends",
+        "envs.wrappers",
+    ),
     "simulators": ("simulators", "envs.simulated", "collect.simulators"),
     "replay and data sets": ("data.replay", "data.trajectories", "data.datasets", "data.minari"),
     "rollouts and videos": (

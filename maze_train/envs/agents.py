@@ -9,7 +9,7 @@ decisions that a step consists of, such as `choose_item` and then `choose_place`
 from __future__ import annotations
 
 import textwrap
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -21,15 +21,14 @@ from gymnasium import spaces
 
 from maze_train.core.errors import EnvError, SpaceError
 from maze_train.envs.batch import numbers_in
+from maze_train.envs.building import ConvertibleEnv
 from maze_train.envs.faults import NonFiniteError, check_finite
 from maze_train.envs.monitoring import gives_state, metadata_of
+from maze_train.envs.types import Space
 from maze_train.envs.vector import Array, masked_writer, row_writer, zeroed_columns
 from maze_train.spaces.agents import AGENT_RETURNS, REWARDS, TEAMS, AgentSpaces, partition
 from maze_train.spaces.describe import FlatView, is_mask_key
 from maze_train.spaces.masks import mask_layout
-
-REMEMBERED = ("_shown", "_acting", "_was_cut", "_returns")
-"""Attributes of a joint environment that are plain values, and belong to its state."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Turn:
     """Diagnostics by agent."""
 
 
-class MultiAgentEnv(ABC):
+class MultiAgentEnv(ConvertibleEnv):
     """Base of environments with several agents.
 
     An environment whose episodes do not follow from seed and actions alone should also define
@@ -74,11 +73,11 @@ class MultiAgentEnv(ABC):
     render_mode: str | None = None
 
     @abstractmethod
-    def observation_space(self, agent: str) -> spaces.Space[Any]:
+    def observation_space(self, agent: str) -> Space:
         """Return the observation space of an agent; it never changes."""
 
     @abstractmethod
-    def action_space(self, agent: str) -> spaces.Space[Any]:
+    def action_space(self, agent: str) -> Space:
         """Return the action space of an agent; it never changes."""
 
     @abstractmethod
@@ -94,11 +93,12 @@ class MultiAgentEnv(ABC):
         """
 
     def render(self) -> Any:
-        """A picture of the present state, by `render_mode`."""
+        """Return a picture of the present state, by `render_mode`."""
         return None
 
-    def close(self) -> None:  # noqa: B027  # most have nothing to do
-        """Release resources such as windows."""
+    def converted(self) -> JointEnv:
+        """Return this environment as one of gymnasium."""
+        return JointEnv(self)
 
 
 class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
@@ -141,8 +141,8 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
     def __init__(self, env: MultiAgentEnv) -> None:
         self.env = env
         self.agents = agents = checked_names(env.possible_agents)
-        self.metadata = {**metadata_of(env), "agents": agents}
-        self.set_teams(env.teams)
+        teams = partition(env.teams, agents)
+        self.metadata = {**metadata_of(env), "agents": agents, TEAMS: teams}
         self.render_mode = env.render_mode
         each = AgentSpaces(
             {agent: env.observation_space(agent) for agent in agents},
@@ -197,14 +197,6 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
         ends = is_over and not self._was_cut, is_over and self._was_cut
         return obs, total / len(self.agents), *ends, self._infos(turn)
 
-    def set_teams(self, teams: Mapping[str, Sequence[str]]) -> None:
-        """Set the teams: names or patterns of their members, see `env.teams`.
-
-        Raises:
-            ConfigError: If a name is of no agent, or an agent is in two teams.
-        """
-        self.metadata = {**self.metadata, TEAMS: partition(teams, self.agents)}
-
     def has_wrapper_attr(self, name: str) -> bool:
         """Whether this environment, or the one with several agents, has an attribute."""
         return super().has_wrapper_attr(name) or hasattr(self.env, name)
@@ -223,15 +215,21 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
 
     def _whole_state(self) -> dict[str, Any]:
         inner: Any = self.env
-        own = {name: getattr(self, name) for name in REMEMBERED}
-        ended = {"_gone": sorted(self._gone), "_last_numbers": self._last_numbers}
-        return {"env": inner.state_dict(), **own, **ended}
+        return {
+            "env": inner.state_dict(),
+            "_shown": self._shown,
+            "_acting": self._acting,
+            "_was_cut": self._was_cut,
+            "_returns": self._returns,
+            "_gone": sorted(self._gone),
+            "_last_numbers": self._last_numbers,
+        }
 
     def _load_whole_state(self, state: dict[str, Any]) -> None:
         inner: Any = self.env
         inner.load_state_dict(state["env"])
-        for name in REMEMBERED:
-            setattr(self, name, state[name])
+        self._shown, self._acting = state["_shown"], state["_acting"]
+        self._was_cut, self._returns = state["_was_cut"], state["_returns"]
         self._gone = set(state["_gone"])
         self._last_numbers = state.get("_last_numbers", {})
 
@@ -335,9 +333,7 @@ class JointEnv(gymnasium.Env[dict[str, Any], dict[str, Any]]):
 class _Seat:
     """The place of one agent in joint observations."""
 
-    def __init__(
-        self, agent: str, observation_space: spaces.Space[Any], action_space: spaces.Space[Any]
-    ) -> None:
+    def __init__(self, agent: str, observation_space: Space, action_space: Space) -> None:
         self._agent = agent
         self._view = FlatView(observation_space)
         self._columns = zeroed_columns(self._view, 1)
@@ -384,7 +380,8 @@ def nearest_to_zero(leaf: Any) -> Any:
     """The value of a leaf of a space that is 0, or as near to it as it may be."""
     if isinstance(leaf, spaces.Box):
         return np.asarray(np.clip(np.zeros(leaf.shape, leaf.dtype), leaf.low, leaf.high))
-    start = getattr(leaf, "start", 0)  # Categories are counted from there.
+    is_choice = isinstance(leaf, (spaces.Discrete, spaces.MultiDiscrete))
+    start = leaf.start if is_choice else 0  # categories are counted from there
     return np.full(leaf.shape or (), start, leaf.dtype)
 
 
@@ -399,14 +396,12 @@ def check_form(turn: Any) -> None:
             f"reset() or step() returned {shortened(turn)}: expected a maze_train.Turn(obs, "
             "rewards, terminated, truncated, infos)"
         )
-    for name in ("obs", "rewards", "infos"):
-        check_mapping(f"{name} of the Turn", getattr(turn, name))
-    for name in ("terminated", "truncated"):
-        if not isinstance(getattr(turn, name), Collection):
-            raise EnvError(
-                f"{name} of the Turn is {shortened(getattr(turn, name))}: expected names of "
-                "agents, or flags by agent"
-            )
+    for name, value in (("obs", turn.obs), ("rewards", turn.rewards), ("infos", turn.infos)):
+        check_mapping(f"{name} of the Turn", value)
+    for name, ends in (("terminated", turn.terminated), ("truncated", turn.truncated)):
+        if not isinstance(ends, Collection):
+            problem = "expected names of agents, or flags by agent"
+            raise EnvError(f"{name} of the Turn is {shortened(ends)}: {problem}")
 
 
 def check_mapping(what: str, value: Any) -> None:

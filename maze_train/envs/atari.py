@@ -26,14 +26,15 @@ from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.targets import import_extra
 from maze_train.envs.building import closed_on_error
 from maze_train.envs.config import EnvConfig
-from maze_train.envs.monitoring import layers_of
+from maze_train.envs.monitoring import ContinuingWrapper, layers_of
 from maze_train.envs.registered import register_atari
+from maze_train.envs.types import Env, Reset, Step, Wrapper
 from maze_train.envs.wrappers import ObservationStackWrapper
 
 PURPOSE = "the preprocessing of Atari games"
 
 
-class AtariPreprocessing(gymnasium.Wrapper[Any, Any, Any, Any]):
+class AtariPreprocessing(Wrapper):
     """Turns an Atari game into one that is played at 15 steps per second on small grey screens.
 
     - Every action is held for `frame_skip` frames, whose rewards are summed. The observation is the
@@ -65,7 +66,7 @@ class AtariPreprocessing(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(
         self,
-        env: gymnasium.Env[Any, Any],
+        env: Env,
         noop_max: int = 30,
         frame_skip: int = 4,
         screen_size: int = 84,
@@ -97,7 +98,7 @@ class AtariPreprocessing(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _pick_actions(self, game: Any) -> None:
         action = importlib.import_module("ale_py").Action
-        self._actions = [getattr(action, name) for name in game.get_action_meanings()]
+        self._actions = [action[name] for name in game.get_action_meanings()]
         self._noop = action.NOOP
         self._fire = action.FIRE if action.FIRE in self._ale.getMinimalActionSet() else None
 
@@ -194,7 +195,7 @@ class AtariPreprocessing(gymnasium.Wrapper[Any, Any, Any, Any]):
         }
 
 
-class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+class EpisodicLifeWrapper(ContinuingWrapper):
     """Ends an episode where a life is lost, without beginning a new game; for training only.
 
     The reset after the loss of a life continues with the same game by one step without action,
@@ -204,25 +205,18 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         env: An environment whose infos contain the number of `lives`.
         noop: The action that does nothing.
 
-    Attributes:
-        goes_on: Whether the next reset continues with the game that is running; set it to False to
-            have a new one begin.
-
     Raises:
         EnvError: When it is reset or stepped, if the infos do not contain the lives.
     """
 
     remembers: ClassVar = ("_lives", "goes_on")
 
-    def __init__(self, env: gymnasium.Env[Any, Any], noop: Any = 0) -> None:
+    def __init__(self, env: Env, noop: Any = 0) -> None:
         super().__init__(env)
         self.noop = noop
         self._lives = 0
-        self.goes_on = False
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Continue with the game after the loss of a life, else begin a new one."""
         if self.goes_on:
             self.goes_on = False
@@ -234,7 +228,7 @@ class EpisodicLifeWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._lives = lives_of(info)
         return obs, info
 
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Step:
         """Step; terminated also where a life was lost."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         lives = lives_of(info)
@@ -269,7 +263,7 @@ def lives_of(info: dict[str, Any]) -> int:
     return int(info["lives"])
 
 
-def checked_game(env: gymnasium.Env[Any, Any]) -> Any:
+def checked_game(env: Env) -> Any:
     """The emulator of a game that can be preprocessed.
 
     Raises:
@@ -315,7 +309,7 @@ STACKED_SCREENS = 4
 """Screens that the agent sees of an Atari game (Mnih et al., 2015)."""
 
 
-def game_under(env: gymnasium.Env[Any, Any]) -> AtariPreprocessing | None:
+def game_under(env: Env) -> AtariPreprocessing | None:
     """The Atari game of an environment whose wrappers do not change actions; otherwise None."""
     for layer in layers_of(env):
         if isinstance(layer, AtariPreprocessing):
@@ -375,20 +369,18 @@ class AtariGames:
         return True
 
     @staticmethod
-    def make(
-        config: EnvConfig, make: Callable[[EnvConfig], gymnasium.Env[Any, Any]]
-    ) -> gymnasium.Env[Any, Any]:
+    def make(config: EnvConfig, make: Callable[[EnvConfig], Env]) -> Env:
         """Build a game with the preprocessing that training and evaluation share."""
         kwargs = config.kwargs if config.id is None else {"frameskip": 1, **config.kwargs}
         game = make(replace(config, kwargs=kwargs, max_episode_steps=None))
         with closed_on_error([game]):
-            env: gymnasium.Env[Any, Any] = AtariPreprocessing(game)
+            env: Env = AtariPreprocessing(game)
         if config.max_episode_steps is not None:
             # Outside, where steps are those of the agent.
             env = gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
         return ObservationStackWrapper(env, STACKED_SCREENS)
 
     @staticmethod
-    def for_training(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
+    def for_training(env: Env) -> Env:
         """Add what changes episodes and rewards in training."""
         return SignRewardWrapper(EpisodicLifeWrapper(env))

@@ -34,6 +34,7 @@ from maze_train.envs.registered import (
     register_atari,
     registered_failure,
 )
+from maze_train.envs.types import Reset
 from maze_train.spaces.autoreset import AutoresetMode
 
 ATARI_ENTRY_POINT = "ale_py.vector_env:AtariVectorEnv"
@@ -92,13 +93,14 @@ def check_settings(config: EnvConfig) -> None:
     if config.backend == "gymnasium":
         raise ConfigError("env.backend", "expected native, envpool or tensor", config.backend)
     config.check_named()
-    for key in ("wrappers", "training_wrappers"):
-        if getattr(config, key):
+    given = {"wrappers": config.wrappers, "training_wrappers": config.training_wrappers}
+    for key, wrappers in given.items():
+        if wrappers:
             raise ConfigError(
                 f"env.{key}",
                 "wrappers of single environments cannot wrap the vector environment of "
                 f"env.backend={config.backend}: remove them, or use env.backend=gymnasium",
-                getattr(config, key),
+                wrappers,
             )
     for key, why in OURS.items():
         if key in config.kwargs:
@@ -415,7 +417,7 @@ class EnvPoolVectorEnv(VectorEnv[Any, Any, Any]):
 
     def reset(
         self, *, seed: int | list[int] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    ) -> Reset:
         """Build the environments with these seeds, and start their first episodes.
 
         Args:

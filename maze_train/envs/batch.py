@@ -5,15 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from maze_train.core.step_end import EpisodeEnd
 from maze_train.spaces.agents import AGENT_RETURNS
-
-Mask: TypeAlias = npt.NDArray[np.bool_]
 
 SUCCESS = "is_success"
 """Key of an info that says whether an episode was a success."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -10,6 +11,7 @@ import gymnasium
 
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
 from maze_train.envs.faults import explained, own_processes
+from maze_train.envs.types import Env
 from maze_train.workers.pool import check_spaces
 
 ONE_PER_PROCESS = "; if a process can have only one of them, " + own_processes(
@@ -18,9 +20,7 @@ ONE_PER_PROCESS = "; if a process can have only one of them, " + own_processes(
 """What may have kept an environment from being built after another one was."""
 
 
-def build_envs(
-    factories: Sequence[Callable[[], Any]], first: int = 0
-) -> list[gymnasium.Env[Any, Any]]:
+def build_envs(factories: Sequence[Callable[[], Any]], first: int = 0) -> list[Env]:
     """Call the factories, and check that the environments have equal spaces.
 
     Args:
@@ -33,7 +33,7 @@ def build_envs(
             from the first's.
         MissingExtraError: If a package that an environment needs is not installed.
     """
-    envs: list[gymnasium.Env[Any, Any]] = []
+    envs: list[Env] = []
     index = first
     with closed_on_error(envs):
         try:
@@ -57,9 +57,20 @@ def build_envs(
     return envs
 
 
-def spaces_of(env: gymnasium.Env[Any, Any]) -> tuple[Any, Any]:
+def spaces_of(env: Env) -> tuple[Any, Any]:
     """Observation and action space."""
     return env.observation_space, env.action_space
+
+
+class ConvertibleEnv(ABC):
+    """Base of environments of another interface, which convert themselves to gymnasium's."""
+
+    @abstractmethod
+    def converted(self) -> Env:
+        """Return this environment as one of gymnasium."""
+
+    def close(self) -> None:  # noqa: B027 (most have nothing to do)
+        """Release resources such as windows."""
 
 
 class Closeable(Protocol):

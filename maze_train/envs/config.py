@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -20,6 +21,9 @@ class EnvConfig(Settings):
 
     atari_games: ClassVar[str] = "maze_train.envs.atari.AtariGames"
     """Preprocesses games, where the prefix of the id or `preprocessing` asks for it."""
+
+    all_legal: ClassVar[str] = "maze_train.envs.wrappers.AllLegalWrapper"
+    """Wraps environments if `empty_mask` asks for it."""
 
     id: str | None = None
     """Registered gymnasium id, such as `CartPole-v1` or `ALE/Pong-v5`; `my_module:MyEnv-v0` imports
@@ -81,8 +85,8 @@ class EnvConfig(Settings):
         if self.teams and self.backend != "gymnasium":
             problem = f"environments of env.backend={self.backend} have one agent; leave it out"
             raise ConfigError("teams", problem, list(self.teams))
-        for name in ("wrappers", "training_wrappers"):
-            self._check_wrappers(name)
+        check_wrappers("wrappers", self.wrappers)
+        check_wrappers("training_wrappers", self.training_wrappers)
 
     @property
     def maker(self) -> str | None:
@@ -105,11 +109,10 @@ class EnvConfig(Settings):
                 "env", f"expected exactly one of id ({self.id}) and _target_ ({self.target})"
             )
 
-    def _check_wrappers(self, name: str) -> None:
-        for i, wrapper in enumerate(getattr(self, name)):
-            if not is_target(wrapper):
-                raise ConfigError(
-                    f"{name}[{i}]",
-                    "expected a mapping with the key `_target_`, the dotted path of the wrapper",
-                    wrapper,
-                )
+
+def check_wrappers(name: str, wrappers: Sequence[Any]) -> None:
+    """Raise ConfigError if a wrapper is not a mapping with a dotted path."""
+    for i, wrapper in enumerate(wrappers):
+        if not is_target(wrapper):
+            problem = "expected a mapping with the key `_target_`, the dotted path of the wrapper"
+            raise ConfigError(f"{name}[{i}]", problem, wrapper)

@@ -109,4 +109,5 @@ def info_of(infos: Any, i: int, num_envs: int) -> dict[str, Any]:
 
 def is_mask(value: Any, num_envs: int) -> bool:
     """Whether a value of gymnasium's infos has the form of a mask of environments."""
-    return getattr(value, "dtype", None) == np.bool_ and value.shape == (num_envs,)
+    is_array = isinstance(value, np.ndarray)
+    return is_array and value.dtype == np.bool_ and value.shape == (num_envs,)

@@ -13,11 +13,10 @@ from gymnasium import spaces
 
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError
 from maze_train.core.targets import TARGET, Given, build_target, locate, maker_of
-from maze_train.envs.agents import JointEnv, MultiAgentEnv
-from maze_train.envs.building import closed_on_error
+from maze_train.envs.building import ConvertibleEnv, closed_on_error
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
-from maze_train.envs.monitoring import AllLegalWrapper, MonitoringWrapper, layers_of
+from maze_train.envs.monitoring import MonitoringWrapper, layers_of
 from maze_train.envs.registered import (
     build_failure,
     import_env_module,
@@ -25,7 +24,8 @@ from maze_train.envs.registered import (
     register_installed,
     registered_failure,
 )
-from maze_train.spaces.agents import AGENTS, agent_spaces
+from maze_train.envs.types import Env
+from maze_train.spaces.agents import AGENTS, TEAMS, agent_spaces, partition
 
 if TYPE_CHECKING:
     from maze_train.envs.atari import AtariGames
@@ -83,7 +83,7 @@ class EnvFactory:
             )
         return cls(EnvConfig(target=Given(env), kwargs=kwargs))
 
-    def __call__(self) -> gymnasium.Env[Any, Any]:
+    def __call__(self) -> Env:
         """A new environment.
 
         From the inside out: the environment, Atari preprocessing, `wrappers`; in training also what
@@ -103,7 +103,7 @@ class EnvFactory:
             with closed_on_error([env]):
                 env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
         if config.empty_mask == "all_legal":
-            env = AllLegalWrapper(env)
+            env = locate(config.all_legal)(env)
         if not self.training or not (games or config.training_wrappers):
             return env
         env = MonitoringWrapper(env)
@@ -137,10 +137,10 @@ class BoundedEnvFactory:
             without one. 0: no other limit than that of the environment.
     """
 
-    factory: Callable[[], gymnasium.Env[Any, Any]]
+    factory: Callable[[], Env]
     max_episode_steps: int | None
 
-    def __call__(self) -> gymnasium.Env[Any, Any]:
+    def __call__(self) -> Env:
         """A new environment."""
         env, limit = self.factory(), self.max_episode_steps
         if limit is None:
@@ -148,7 +148,7 @@ class BoundedEnvFactory:
         return gymnasium.wrappers.TimeLimit(env, limit) if limit else env
 
 
-def has_time_limit(env: gymnasium.Env[Any, Any]) -> bool:
+def has_time_limit(env: Env) -> bool:
     """Whether a `TimeLimit` wrapper truncates the episodes, as in registered environments."""
     return any(isinstance(layer, gymnasium.wrappers.TimeLimit) for layer in layers_of(env))
 
@@ -210,22 +210,24 @@ def env_name(config: EnvConfig) -> str:
     return f"{modules[-1]}-{name}" if is_function else name.strip("<>")
 
 
-def make(config: EnvConfig) -> gymnasium.Env[Any, Any]:
+def make(config: EnvConfig) -> Env:
     """Build the environment that the settings name, without wrappers."""
     env = _made(config)
     if config.teams:
         with closed_on_error([env]):
             joint = env.unwrapped
-            if not isinstance(joint, JointEnv):
+            several = agent_spaces(joint.observation_space, joint.action_space)
+            if several is None:
                 problem = "the environment has one agent; leave it out"
                 raise ConfigError("env.teams", problem, list(config.teams))
-            joint.set_teams(config.teams)
+            teams = partition(config.teams, several.agents)
+            joint.metadata = {**joint.metadata, TEAMS: teams}
     return env
 
 
-def _made(config: EnvConfig) -> gymnasium.Env[Any, Any]:
+def _made(config: EnvConfig) -> Env:
     if config.maker is not None:
-        made: gymnasium.Env[Any, Any] = locate(config.maker)(config)
+        made: Env = locate(config.maker)(config)
         return made
     if config.id is None:
         return make_own(config, own_maker(config.target or ""))
@@ -236,7 +238,7 @@ def _made(config: EnvConfig) -> gymnasium.Env[Any, Any]:
     return make_registered(config, config.id)
 
 
-def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
+def make_registered(config: EnvConfig, env_id: str) -> Env:
     """Build a registered environment, turning gymnasium's complaints into ours."""
     import_env_module(env_id)
     if env_id.rpartition(":")[2].startswith("ALE/"):
@@ -253,19 +255,20 @@ def make_registered(config: EnvConfig, env_id: str) -> gymnasium.Env[Any, Any]:
     except BaseException as error:
         # The message alone: a traceback through an installed package helps no one, and repeats what
         # the environment quotes of a file that a stranger's settings name.
-        entry = str(getattr(gymnasium.registry.get(env_id), "entry_point", ""))
+        spec = gymnasium.registry.get(env_id)
+        entry = str(spec.entry_point) if spec is not None else ""
         is_told = entry.startswith(("gymnasium", "minigrid.")) or isinstance(error, ImportError)
         cause = None if is_told else error
         raise registered_failure(env_id, config, error) from cause
 
 
-def make_own(config: EnvConfig, make: Callable[..., Any]) -> gymnasium.Env[Any, Any]:
+def make_own(config: EnvConfig, make: Callable[..., Any]) -> Env:
     """Build an environment from a class or function, with a time limit when one is set."""
     target = str(config.target or config.id)
     try:
         env = make(**config.kwargs)
         if not isinstance(env, gymnasium.Env):
-            env = joined(env)
+            env = converted(env)
     except MazeTrainError:
         raise
     except BaseException as error:
@@ -281,45 +284,38 @@ def make_own(config: EnvConfig, make: Callable[..., Any]) -> gymnasium.Env[Any, 
     return gymnasium.wrappers.TimeLimit(env, config.max_episode_steps)
 
 
-def other_kinds() -> tuple[type, ...]:
-    """Classes next to gymnasium's whose environments can be run, of packages that are imported."""
-    if "pettingzoo" not in sys.modules:
-        return (MultiAgentEnv,)
-    from maze_train.envs.pettingzoo import kinds
-
-    return (MultiAgentEnv, *kinds())
-
-
-def joined(env: Any) -> Any:
-    """An environment with several agents as one of gymnasium; anything else as it is."""
+def converted(env: Any) -> Any:
+    """Return an environment of another interface as one of gymnasium; anything else as it is."""
     if "pettingzoo" in sys.modules:
         from maze_train.envs.pettingzoo import adapted
 
         env = adapted(env)
-    if not isinstance(env, MultiAgentEnv):
+    if not isinstance(env, ConvertibleEnv):
         return env
     with closed_on_error([env]):
-        return JointEnv(env)
+        return env.converted()
 
 
 def own_maker(target: str) -> Callable[..., Any]:
-    """The class or function of environments that a dotted path names.
+    """Return the class or function of environments that a dotted path names.
 
     Raises:
         ConfigError: If it cannot be found, or makes no environments.
     """
     key = "env._target_"
-    found = locate(target, key)
-    # Now that its module is imported, the packages are known which its class may be of.
-    is_other = isinstance(found, type) and not issubclass(found, gymnasium.Env)
-    kinds = other_kinds() if is_other else ()
-    return maker_of(target, key, gymnasium.Env, *kinds)
+    locate(target, key)  # imports the package that its class may be of
+    others: tuple[type, ...] = (ConvertibleEnv,)
+    if "pettingzoo" in sys.modules:
+        from maze_train.envs.pettingzoo import kinds
+
+        others += kinds()
+    return maker_of(target, key, gymnasium.Env, *others)
 
 
-def wrap(env: gymnasium.Env[Any, Any], node: dict[str, Any], key: str) -> gymnasium.Env[Any, Any]:
+def wrap(env: Env, node: dict[str, Any], key: str) -> Env:
     """Put the wrapper that a configuration node names around an environment."""
     try:
-        wrapped: gymnasium.Env[Any, Any] = build_target(node, env, key=key, kind=gymnasium.Env)
+        wrapped: Env = build_target(node, env, key=key, kind=gymnasium.Env)
     except MazeTrainError:
         raise
     except BaseException as error:
@@ -347,12 +343,12 @@ def wrap(env: gymnasium.Env[Any, Any], node: dict[str, Any], key: str) -> gymnas
     return wrapped
 
 
-def check_spaces_kept(
-    env: gymnasium.Env[Any, Any], wrapped: gymnasium.Env[Any, Any], key: str, node: dict[str, Any]
-) -> None:
+def check_spaces_kept(env: Env, wrapped: Env, key: str, node: dict[str, Any]) -> None:
     """Refuse a wrapper for training only after which the policy would not fit the evaluation."""
-    for name in ("observation_space", "action_space"):
-        before, after = getattr(env, name), getattr(wrapped, name)
+    for name, before, after in (
+        ("observation_space", env.observation_space, wrapped.observation_space),
+        ("action_space", env.action_space, wrapped.action_space),
+    ):
         if before != after:
             raise ConfigError(
                 key,

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
-import gymnasium
 import numpy as np
 from gymnasium.vector import VectorEnv
 
@@ -31,7 +30,7 @@ from maze_train.envs.backends import (
     check_settings,
     seed_for,
 )
-from maze_train.envs.batch import Mask, asked_keys, episode_end
+from maze_train.envs.batch import asked_keys, episode_end
 from maze_train.envs.building import close_all, closed_on_error
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.facade import info_of
@@ -47,6 +46,7 @@ from maze_train.envs.faults import (
 from maze_train.envs.lives import AtariLives
 from maze_train.envs.monitoring import metadata_of
 from maze_train.envs.simulated import simulator_of
+from maze_train.envs.types import Mask, Space
 from maze_train.envs.vector import (
     FILL_MASKS,
     Array,
@@ -148,7 +148,7 @@ class ForeignVectorEnv(MazeVectorEnv, ABC):
         self,
         name: str,
         num_envs: int,
-        spaces: tuple[gymnasium.Space[Any], gymnasium.Space[Any]],
+        spaces: tuple[Space, Space],
         metadata: Mapping[str, Any],
         *,
         atari_training: bool = False,
@@ -359,9 +359,8 @@ class SameStepVectorEnv(ForeignVectorEnv):
 
     def close_extras(self, **kwargs: Any) -> None:
         """Close the environment, and let go of it: some end their threads only then."""
-        if hasattr(self, "_env"):
-            env = self._env
-            del self._env
+        env = vars(self).pop("_env", None)
+        if env is not None:
             IN_USE.discard(env)
             self.root_seed = None
             close_all([env])

@@ -14,18 +14,18 @@ import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
-import gymnasium
 import numpy as np
 from gymnasium import wrappers as known
 
 from maze_train.core.errors import EnvError
 from maze_train.core.state import StatePart
 from maze_train.envs.monitoring import gives_state, layers_of
+from maze_train.envs.types import Env
 from maze_train.envs.vector import Array
 
 STATELESS = (
@@ -51,7 +51,7 @@ REMEMBERED: dict[type[Any], tuple[str, ...]] = {
 """Attributes in which known wrappers remember; those of this package name them in `remembers`."""
 
 
-def offers_own_state(env: gymnasium.Env[Any, Any]) -> bool:
+def offers_own_state(env: Env) -> bool:
     """Whether the environment and all its wrappers can give their state."""
     *around, inner = layers_of(env)
     return gives_state(inner) and all(
@@ -59,7 +59,7 @@ def offers_own_state(env: gymnasium.Env[Any, Any]) -> bool:
     )
 
 
-def own_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
+def own_state(env: Env) -> dict[str, Any]:
     """The state of an environment that offers it, as plain values and copies of arrays.
 
     Raises:
@@ -71,13 +71,13 @@ def own_state(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
         if gives_state(layer):
             state = layer.state_dict()
         else:
-            state = {key: getattr(layer, key) for key in remembered_by(layer) or ()}
+            state = {key: vars(layer)[key] for key in remembered_by(layer) or ()}
         names.append(name)
         states.append(plain_copy(state, f"{name}.state_dict()"))
     return {"layers": names, "states": states}
 
 
-def load_own_state(env: gymnasium.Env[Any, Any], state: Any) -> None:
+def load_own_state(env: Env, state: Any) -> None:
     """Give an environment the state that it had; layer by layer, from the inside out.
 
     Args:
@@ -109,7 +109,7 @@ def restore_attribute(layer: Any, name: str, value: Any) -> None:
     if not isinstance(value, dict):
         setattr(layer, name, value)
         return
-    for key, array in getattr(layer, name).items():
+    for key, array in vars(layer)[name].items():
         array[...] = value[key]
 
 
@@ -352,7 +352,7 @@ class Journal:
         pieces: dict[str, Piece] = {}
         for i, base in enumerate(self._bases):
             record = self.record_of(i, obs, rewards, without_pieces=True)
-            values = {item.name: getattr(record, item.name) for item in fields(record)}
+            values = asdict(record)
             values["options"] = plain_copy(base.options, f"reset options of environment {i}")
             envs.append({**values, "pieces": [piece.version for piece in base.pieces]})
             pieces |= {piece.version: piece for piece in base.pieces}
@@ -553,7 +553,7 @@ def checked_columns(
     for key, column in expected.items():
         array: Any = given[key]
         if not isinstance(array, (np.ndarray, np.generic)) or array.dtype != column.dtype:
-            kind = getattr(array, "dtype", type(array).__name__)
+            kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__
             raise EnvError(f"the {name} in the state ({key!r}) are {kind}, not {column.dtype}")
         shape = array.shape[1:] if any_length else array.shape
         if shape != column.shape[1:] or (any_length and not array.ndim):

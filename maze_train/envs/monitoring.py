@@ -1,25 +1,22 @@
-"""Layers of a wrapped environment: episode statistics, and action masks from infos."""
+"""Layers of a wrapped environment: what they declare, count, and continue with."""
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import takewhile
-from typing import Any, ClassVar, SupportsFloat
+from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 
-from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.envs.faults import checked_info
-from maze_train.envs.vector import Array
+from maze_train.envs.types import Env, Reset, Space, Step, Wrapper
 from maze_train.spaces.describe import MASK_KEY, FlatView, choice_sizes, flat_spaces
 from maze_train.spaces.masks import mask_layout
 
 
-def layers_of(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:
+def layers_of(env: Env) -> Iterator[Any]:
     """The wrappers of an environment from the outside in, then the environment itself."""
     layer: Any = env
     while isinstance(layer, gymnasium.Wrapper):
@@ -28,12 +25,20 @@ def layers_of(env: gymnasium.Env[Any, Any]) -> Iterator[Any]:
     yield layer
 
 
-def continuing_layers(env: gymnasium.Env[Any, Any]) -> list[Any]:
-    """The layers whose next reset may continue with the game that is running.
+class ContinuingWrapper(Wrapper):
+    """Base of wrappers that end an episode in the middle of a game.
 
-    They have the attribute `goes_on`: whether it will. Setting it to False makes it start over.
+    Attributes:
+        goes_on: Whether the next reset continues with the running game; set it to False to begin a
+            new game.
     """
-    return [layer for layer in layers_of(env) if hasattr(layer, "goes_on")]
+
+    goes_on: bool = False
+
+
+def continuing_layers(env: Env) -> list[ContinuingWrapper]:
+    """Return the layers whose next reset may continue with the running game."""
+    return [layer for layer in layers_of(env) if isinstance(layer, ContinuingWrapper)]
 
 
 def gives_state(layer: Any) -> bool:
@@ -45,7 +50,7 @@ FRAME_STACK, MONITORED = "frame_stack", "monitored"
 """Keys of the metadata of an environment by which wrappers declare themselves."""
 
 
-class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+class MonitoringWrapper(Wrapper):
     """Counts the return and length of episodes, whatever wrappers around it make of them.
 
     The metadata says `monitored`: statistics of training then use only what `take` returns.
@@ -56,22 +61,20 @@ class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     remembers: ClassVar = ("_return", "_length")
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: Env) -> None:
         super().__init__(env)
         self.metadata = {**metadata_of(env), MONITORED: True}
         self._return = 0.0
         self._length = 0
         self._ended: tuple[float, int] | None = None
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin to count an episode; a running one ends here."""
         self.end()
         obs, info = self.env.reset(seed=seed, options=options)
         return obs, info
 
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Step:
         """Step and count."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         self._return += float(reward)
@@ -92,20 +95,20 @@ class MonitoringWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         return ended
 
 
-def monitor_of(env: gymnasium.Env[Any, Any]) -> MonitoringWrapper | None:
+def monitor_of(env: Env) -> MonitoringWrapper | None:
     """Return the monitor of raw rewards within the wrappers of training, if there is one."""
     found = [layer for layer in layers_of(env) if isinstance(layer, MonitoringWrapper)]
     return found[-1] if found else None
 
 
-class WatchedGame(gymnasium.Wrapper[Any, Any, Any, Any]):
+class WatchedGame(Wrapper):
     """Remembers how the game ended last that a layer around it continues with.
 
     Attributes:
         end: Whether it terminated (else it was truncated), and the last info; None: it continues.
     """
 
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
+    def __init__(self, env: Env) -> None:
         super().__init__(env)
         self.end: tuple[bool, dict[str, Any]] | None = None
 
@@ -117,16 +120,16 @@ class WatchedGame(gymnasium.Wrapper[Any, Any, Any, Any]):
         return result
 
 
-def watched_game(continuing: Sequence[Any]) -> WatchedGame | None:
+def watched_game(continuing: Sequence[ContinuingWrapper]) -> WatchedGame | None:
     """Watch the game that the layers continue with; None without such layers."""
-    if not continuing or not isinstance(continuing[-1], gymnasium.Wrapper):
+    if not continuing:
         return None
     continuing[-1].env = game = WatchedGame(continuing[-1].env)
     return game
 
 
 def continue_game(
-    env: gymnasium.Env[Any, Any], game: WatchedGame | None
+    env: Env, game: WatchedGame | None
 ) -> tuple[Any, tuple[bool, dict[str, Any]] | None]:
     """Continue with a game after a wrapper ended an episode; limits of steps around it count on.
 
@@ -136,7 +139,7 @@ def continue_game(
     """
     if game is not None:
         game.end = None
-    around = takewhile(lambda layer: not hasattr(layer, "goes_on"), layers_of(env))
+    around = takewhile(lambda layer: not isinstance(layer, ContinuingWrapper), layers_of(env))
     limits = [layer for layer in around if isinstance(layer, TimeLimit)]
     elapsed = [layer._elapsed_steps for layer in limits]
     obs, info = env.reset()
@@ -151,7 +154,7 @@ def metadata_of(env: Any) -> Mapping[str, Any]:
     return getattr(env, "metadata", None) or {}
 
 
-def described_metadata(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
+def described_metadata(env: Env) -> dict[str, Any]:
     """The metadata of an environment, with `frame_stack` and `monitored` as they hold outside.
 
     A stack counts only where nothing around it changes observations: no
@@ -177,144 +180,15 @@ def described_metadata(env: gymnasium.Env[Any, Any]) -> dict[str, Any]:
     return metadata
 
 
-class ActionMaskWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Observes the legal actions that the environment gives as `info["action_mask"]`.
-
-    They become the key `action_mask` of the observation (`maze_train.spaces.masks`): of a Dict
-    observation a further key; any other is found under the key `observation` next to it. The mask
-    has one entry for each action of all Discrete and MultiDiscrete parts, in any shape.
-
-    Args:
-        env: The environment, whose infos have a mask after each reset and step, but for the last
-            step of an episode.
-
-    Raises:
-        SpaceError: If no action can be masked, or observations have a mask already.
-        EnvError: When an info lacks the mask, or has one of another size.
-    """
-
-    remembers: ClassVar = ()
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        self._masks = MaskOfInfo(type(self).__name__, env.observation_space, env.action_space)
-        self.observation_space = self._masks.space
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        obs, info = self.env.reset(seed=seed, options=options)
-        return self._observe(obs, info, False), info
-
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step."""
-        obs, reward, terminated, truncated, info = self.env.step(action)
-        has_ended = terminated or truncated
-        return self._observe(obs, info, has_ended), reward, terminated, truncated, info
-
-    def _observe(self, obs: Any, info: Mapping[str, Any], has_ended: bool) -> dict[str, Any]:
-        """The observation with the mask, which the info of a last step may lack."""
-        if MASK_KEY not in info and not has_ended:
-            raise EnvError(f"ActionMaskWrapper: info has no {MASK_KEY!r}, only {sorted(info)}")
-        return self._masks.observe(obs, info)
-
-
-class AllLegalWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Makes all actions of a choice legal if its mask rules out every one (`env.empty_mask`).
-
-    Raises:
-        ConfigError: If observations have no mask.
-    """
-
-    remembers: ClassVar = ()
-
-    def __init__(self, env: gymnasium.Env[Any, Any]) -> None:
-        super().__init__(env)
-        masks = mask_layout(env.observation_space, env.action_space)
-        if masks is None:
-            problem = f"the observations of one agent have no {MASK_KEY}; leave it out"
-            raise ConfigError("env.empty_mask", problem, "all_legal")
-        self._masks, self._view = masks, FlatView(env.observation_space)
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
-        """Begin an episode."""
-        obs, info = self.env.reset(seed=seed, options=options)
-        return self._filled(obs), info
-
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
-        """Step."""
-        obs, *rest = self.env.step(action)
-        return self._filled(obs), *rest
-
-    def _filled(self, obs: Any) -> Any:
-        leaves = dict(self._view.read(obs))
-        masks = {leaf: np.asarray(leaves[leaf])[None] for leaf in self._masks.leaves}
-        found = {leaf: mask[0] for leaf, mask in self._masks.filled(masks).items()}
-        return self._view.build({**leaves, **found})
-
-
-class MaskOfInfo:
-    """Adds the legal actions from an info to the observation.
-
-    Args:
-        name: Whose observations they are, for messages.
-        observation_space: Observations without a mask.
-        action_space: Actions; some of them are Discrete or MultiDiscrete.
-
-    Attributes:
-        space: Observations with a mask.
-
-    Raises:
-        SpaceError: If no action can be masked, or observations have a mask already.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        observation_space: spaces.Space[Any],
-        action_space: spaces.Space[Any],
-    ) -> None:
-        self._name, self._actions = name, action_space
-        self._is_dict = isinstance(observation_space, spaces.Dict)
-        parts: dict[str, spaces.Space[Any]] = {"observation": observation_space}
-        if isinstance(observation_space, spaces.Dict):
-            parts = dict(observation_space.spaces)
-        if MASK_KEY in parts:
-            raise SpaceError(f"observations have the key {MASK_KEY!r} already: leave this out")
-        self._size = mask_size(action_space)
-        if not self._size:
-            problem = f"the action space {action_space} has no Discrete or MultiDiscrete part"
-            raise SpaceError(f"{name}: {problem}: leave it out")
-        self.space = spaces.Dict(OrderedDict({**parts, MASK_KEY: spaces.MultiBinary(self._size)}))
-
-    def observe(self, obs: Any, info: Mapping[str, Any]) -> dict[str, Any]:
-        """The observation with the mask; all actions are legal where the info has none.
-
-        Raises:
-            EnvError: If the mask has another size.
-        """
-        mask: Array = np.ravel(info.get(MASK_KEY, np.ones(self._size, np.int8)))
-        if mask.size != self._size:
-            raise EnvError(
-                f"{self._name}: info[{MASK_KEY!r}] has {mask.size} entries, expected "
-                f"{self._size}: one for each action of {self._actions}"
-            )
-        parts = dict(obs) if self._is_dict else {"observation": obs}
-        return {**parts, MASK_KEY: (mask != 0).astype(np.int8)}
-
-
-def mask_size(action_space: spaces.Space[Any]) -> int:
+def mask_size(action_space: Space) -> int:
     """Entries of a mask over all parts of an action space that can be masked."""
     return sum(sum(choice_sizes(leaf)) for leaf in flat_spaces(action_space).values())
 
 
 def note_on_ignored_mask(
     infos: Mapping[str, Any],
-    observation_space: spaces.Space[Any],
-    action_space: spaces.Space[Any],
+    observation_space: Space,
+    action_space: Space,
 ) -> str | None:
     """A line for people where environments give legal actions that `ActionMaskWrapper` could use.
 

@@ -14,12 +14,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gymnasium import spaces
-
 from maze_train.core.errors import ConfigError, EnvError, MissingExtraError, nearest
 from maze_train.core.targets import import_extra
 from maze_train.envs.agents import MultiAgentEnv, Turn, check_mapping, shortened
-from maze_train.envs.monitoring import MaskOfInfo, mask_size, metadata_of
+from maze_train.envs.monitoring import mask_size, metadata_of
+from maze_train.envs.types import Space
+from maze_train.envs.wrappers import MaskOfInfo
 from maze_train.spaces.agents import TEAMS
 from maze_train.spaces.describe import MASK_KEY
 from maze_train.spaces.masks import mask_layout
@@ -109,15 +109,15 @@ class PettingZooAgents(MultiAgentEnv):
                 and mask_layout(env.observation_space(agent), env.action_space(agent)) is None
             }
 
-    def observation_space(self, agent: str) -> spaces.Space[Any]:
+    def observation_space(self, agent: str) -> Space:
         """The space of the observations of an agent."""
         masks = self._masks.get(agent)
-        found: spaces.Space[Any] = self.env.observation_space(agent)
+        found: Space = self.env.observation_space(agent)
         return found if masks is None else masks.space
 
-    def action_space(self, agent: str) -> spaces.Space[Any]:
+    def action_space(self, agent: str) -> Space:
         """The space of the actions of an agent."""
-        found: spaces.Space[Any] = self.env.action_space(agent)
+        found: Space = self.env.action_space(agent)
         return found
 
     def render(self) -> Any:

@@ -165,7 +165,7 @@ def _is_of_old_gym(name: str) -> bool:
 
 def _registers(module: str, name: str) -> bool:
     """Whether a name in a module is a function of its package that may register environments."""
-    found = getattr(sys.modules[module], name) if name.startswith("register") else None
+    found = vars(sys.modules[module]).get(name) if name.startswith("register") else None
     package = module.partition(".")[0]
     return inspect.isfunction(found) and found.__module__.partition(".")[0] == package
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import gymnasium
 import numpy as np
 
 from maze_train.core.errors import EnvError
 from maze_train.core.step_end import TERMINATED, TRUNCATED
 from maze_train.envs.config import EnvConfig
+from maze_train.envs.types import Env, Reset
 from maze_train.spaces.describe import FlatView
 
 if TYPE_CHECKING:
     from maze_train.simulators.simulator import Simulator
 
 
-class SimulatorEnv(gymnasium.Env[Any, Any]):
+class SimulatorEnv(Env):
     """A simulator of one environment as a single environment of gymnasium.
 
     Args:
@@ -38,9 +38,7 @@ class SimulatorEnv(gymnasium.Env[Any, Any]):
         self._has_ended = False
         self._picture: Any = None
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin an episode; without a seed, one that follows from the last seed."""
         super().reset(seed=seed)
         self._has_ended = False

@@ -6,15 +6,13 @@ import copy
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
-import gymnasium
 import numpy as np
 import numpy.typing as npt
 
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.core.step_end import DROPPED, RUNNING, TERMINATED, TRUNCATED, EpisodeEnd
-from maze_train.envs.agents import JointEnv
 from maze_train.envs.batch import StepReport, asked_keys, episode_end
 from maze_train.envs.building import build_envs, close_all, closed_on_error
 from maze_train.envs.faults import (
@@ -45,12 +43,16 @@ from maze_train.envs.monitoring import (
     monitor_of,
     watched_game,
 )
+from maze_train.envs.types import Env, Reset
 from maze_train.envs.vector import Array, StepBuffers, masked_writer, row_writer
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.describe import MASK_KEY, FlatView
 from maze_train.spaces.masks import mask_layout
 from maze_train.workers.places import Portable
-from maze_train.workers.pool import CallCancelledError, PrivateMemory, WorkerContext
+from maze_train.workers.pool import CallCancelledError, PrivateMemory, Worker, WorkerContext
+
+if TYPE_CHECKING:
+    from maze_train.envs.agents import JointEnv
 
 SeedSource: TypeAlias = Callable[[int], int | None]
 """Gives the seed of the next episode of an environment, by its row; None: it rests."""
@@ -79,7 +81,7 @@ class SliceSettings:
     offers `state_dict` begins it in the state of a new one."""
 
 
-class EnvSlice:
+class EnvSlice(Worker):
     """The environments `first, first + 1, ...`, each with a row of all arrays.
 
     Where an episode ends, the seed source gives the seed of the next one, or the environment rests:
@@ -120,7 +122,7 @@ class EnvSlice:
 
     def __init__(
         self,
-        factories: Portable[Sequence[Callable[[], gymnasium.Env[Any, Any]]]],
+        factories: Portable[Sequence[Callable[[], Env]]],
         first: int,
         num_envs: int,
         number: int,
@@ -139,9 +141,9 @@ class EnvSlice:
             self._offers_own_state = [offers_own_state(env) for env in self.envs]
             games = self._continuing if settings.whole_games else [[]] * len(self.envs)
             self._games = [watched_game(layers) for layers in games]
-        for joint in (env.unwrapped for env in self.envs):
-            if isinstance(joint, JointEnv):
-                joint.skips_non_finite = self._skips
+        for inner in (env.unwrapped for env in self.envs if self._skips):
+            if agent_spaces(inner.observation_space, inner.action_space) is not None:
+                cast("JointEnv", inner).skips_non_finite = True
         several = agent_spaces(self.observation.space, self.action.space)
         self._agents = several.agents if several is not None else ()
         keys = settings.info_keys
@@ -159,7 +161,7 @@ class EnvSlice:
     @classmethod
     def for_playing(
         cls,
-        factories: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+        factories: Sequence[Callable[[], Env]],
         *,
         number: int = 0,
         on_non_finite: str = "raise",
@@ -274,9 +276,7 @@ class EnvSlice:
         self.playing = [i for i in range(len(self.envs)) if i not in self.resting]
         self._in_turn = [(i, self.envs[i]) for i in self.playing]
 
-    def _reset(
-        self, i: int, seed: int, options: dict[str, Any] | None
-    ) -> tuple[Any, dict[str, Any]]:
+    def _reset(self, i: int, seed: int, options: dict[str, Any] | None) -> Reset:
         """Reset an environment; a game may continue there."""
         self._episode_start[i], self.seeds[i] = self._steps, seed
         if self._settings.whole_games and self._offers_own_state[i]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import gymnasium
-
 from maze_train.envs.pooled import PooledVectorEnv
+from maze_train.envs.types import Env
 from maze_train.workers.process_pool import LocalProcesses
 
 
 def SubprocVectorEnv(  # noqa: N802 (the name that users know)
-    env_factories: Sequence[Callable[[], gymnasium.Env[Any, Any]]],
+    env_factories: Sequence[Callable[[], Env]],
     *,
     n_workers: int = 0,
     start_method: str = "forkserver",

@@ -5,7 +5,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import gymnasium
@@ -19,6 +20,7 @@ from maze_train.core.errors import EnvError, ShapeError, SpaceError
 from maze_train.core.seeding import draw_seed
 from maze_train.core.step_end import StepBatch
 from maze_train.envs.facade import infos_of
+from maze_train.envs.types import Space
 from maze_train.spaces.agents import agent_spaces
 from maze_train.spaces.autoreset import AutoresetMode
 from maze_train.spaces.columns import Columns, Spec, leaves_of
@@ -104,6 +106,7 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
     def __init__(self, *, copy: bool = True, step_infos: bool = True) -> None:
         self.copy = copy
         self.step_infos = step_infos
+        self._closing = ExitStack()
 
     def __enter__(self) -> Self:
         return self
@@ -251,8 +254,8 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
 
     def _describe(
         self,
-        observation_space: gymnasium.Space[Any],
-        action_space: gymnasium.Space[Any],
+        observation_space: Space,
+        action_space: Space,
         num_envs: int,
         metadata: Mapping[str, Any],
     ) -> None:
@@ -334,13 +337,13 @@ class MazeVectorEnv(VectorEnv[Any, Any, Any], ABC):
         return columns[""] if self._is_single else columns
 
 
-def fitting_stacks(space: gymnasium.Space[Any], declared: Mapping[str, int]) -> dict[str, int]:
+def fitting_stacks(space: Space, declared: Mapping[str, int]) -> dict[str, int]:
     """The declared stacks of frames whose leaf really has n as its first dimension."""
     shapes = {key: leaf.shape or () for key, leaf in FlatView(space).leaves.items()}
     return {key: n for key, n in declared.items() if shapes.get(key, ())[:1] == (n,)}
 
 
-def batched(space: gymnasium.Space[Any], n: int) -> gymnasium.Space[Any]:
+def batched(space: Space, n: int) -> Space:
     """The space of n values, with the order of the keys kept."""
     if not isinstance(space, gymnasium.spaces.Dict):
         return batch_space(space, n)
@@ -392,15 +395,12 @@ class StepBuffers:
 
     def rows(self, first: int, stop: int) -> StepBuffers:
         """The part of the environments first, ..., stop - 1, as views."""
-        part: dict[str, Any] = {}
-        for field in fields(self):
-            whole = getattr(self, field.name)
-            part[field.name] = (
-                {key: array[first:stop] for key, array in whole.items()}
-                if isinstance(whole, dict)
-                else whole[first:stop]
-            )
-        return StepBuffers(**part)
+        obs, final_obs, actions = (
+            {key: array[first:stop] for key, array in columns.items()}
+            for columns in (self.obs, self.final_obs, self.actions)
+        )
+        rewards, end = self.rewards[first:stop], self.end[first:stop]
+        return StepBuffers(obs, final_obs, actions, rewards, end)
 
 
 def row_writer(
@@ -459,7 +459,7 @@ def column_writer(key: str, column: Array) -> Callable[[int, Any], None]:
 
 def within_range(
     key: str,
-    leaf: gymnasium.Space[Any],
+    leaf: Space,
     column: Array,
     write: Callable[[int, Any], None],
     is_last: bool = False,

@@ -20,7 +20,8 @@ from gymnasium.vector.utils import batch_space
 from maze_train.core.checks import check_at_least, check_positive
 from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.core.seeding import Seeds
-from maze_train.envs.monitoring import FRAME_STACK, described_metadata
+from maze_train.envs.monitoring import FRAME_STACK, described_metadata, mask_size
+from maze_train.envs.types import Env, Reset, Space, Step, Wrapper
 from maze_train.envs.vector import Array, column_writer
 from maze_train.spaces.agents import AGENTS, agent_spaces
 from maze_train.spaces.describe import (
@@ -31,9 +32,134 @@ from maze_train.spaces.describe import (
     is_mask_key,
     join_keys,
 )
-from maze_train.spaces.masks import LegalChoices, random_action
+from maze_train.spaces.masks import LegalChoices, mask_layout, random_action
 
 RANDOM_RESET_ATTEMPTS = 100
+
+
+class ActionMaskWrapper(Wrapper):
+    """Observes the legal actions that the environment gives as `info["action_mask"]`.
+
+    They become the key `action_mask` of the observation (`maze_train.spaces.masks`): of a Dict
+    observation a further key; any other is found under the key `observation` next to it. The mask
+    has one entry for each action of all Discrete and MultiDiscrete parts, in any shape.
+
+    Args:
+        env: The environment, whose infos have a mask after each reset and step, but for the last
+            step of an episode.
+
+    Raises:
+        SpaceError: If no action can be masked, or observations have a mask already.
+        EnvError: When an info lacks the mask, or has one of another size.
+    """
+
+    remembers: ClassVar = ()
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        self._masks = MaskOfInfo(type(self).__name__, env.observation_space, env.action_space)
+        self.observation_space = self._masks.space
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Begin an episode."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._observe(obs, info, False), info
+
+    def step(self, action: Any) -> Step:
+        """Step."""
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        has_ended = terminated or truncated
+        return self._observe(obs, info, has_ended), reward, terminated, truncated, info
+
+    def _observe(self, obs: Any, info: Mapping[str, Any], has_ended: bool) -> dict[str, Any]:
+        """The observation with the mask, which the info of a last step may lack."""
+        if MASK_KEY not in info and not has_ended:
+            raise EnvError(f"ActionMaskWrapper: info has no {MASK_KEY!r}, only {sorted(info)}")
+        return self._masks.observe(obs, info)
+
+
+class AllLegalWrapper(Wrapper):
+    """Makes all actions of a choice legal if its mask rules out every one (`env.empty_mask`).
+
+    Raises:
+        ConfigError: If observations have no mask.
+    """
+
+    remembers: ClassVar = ()
+
+    def __init__(self, env: Env) -> None:
+        super().__init__(env)
+        masks = mask_layout(env.observation_space, env.action_space)
+        if masks is None:
+            problem = f"the observations of one agent have no {MASK_KEY}; leave it out"
+            raise ConfigError("env.empty_mask", problem, "all_legal")
+        self._masks, self._view = masks, FlatView(env.observation_space)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
+        """Begin an episode."""
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._filled(obs), info
+
+    def step(self, action: Any) -> Step:
+        """Step."""
+        obs, *rest = self.env.step(action)
+        return self._filled(obs), *rest
+
+    def _filled(self, obs: Any) -> Any:
+        leaves = dict(self._view.read(obs))
+        masks = {leaf: np.asarray(leaves[leaf])[None] for leaf in self._masks.leaves}
+        found = {leaf: mask[0] for leaf, mask in self._masks.filled(masks).items()}
+        return self._view.build({**leaves, **found})
+
+
+class MaskOfInfo:
+    """Adds the legal actions from an info to the observation.
+
+    Args:
+        name: Whose observations they are, for messages.
+        observation_space: Observations without a mask.
+        action_space: Actions; some of them are Discrete or MultiDiscrete.
+
+    Attributes:
+        space: Observations with a mask.
+
+    Raises:
+        SpaceError: If no action can be masked, or observations have a mask already.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        observation_space: Space,
+        action_space: Space,
+    ) -> None:
+        self._name, self._actions = name, action_space
+        self._is_dict = isinstance(observation_space, spaces.Dict)
+        parts: dict[str, Space] = {"observation": observation_space}
+        if isinstance(observation_space, spaces.Dict):
+            parts = dict(observation_space.spaces)
+        if MASK_KEY in parts:
+            raise SpaceError(f"observations have the key {MASK_KEY!r} already: leave this out")
+        self._size = mask_size(action_space)
+        if not self._size:
+            problem = f"the action space {action_space} has no Discrete or MultiDiscrete part"
+            raise SpaceError(f"{name}: {problem}: leave it out")
+        self.space = spaces.Dict(OrderedDict({**parts, MASK_KEY: spaces.MultiBinary(self._size)}))
+
+    def observe(self, obs: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+        """The observation with the mask; all actions are legal where the info has none.
+
+        Raises:
+            EnvError: If the mask has another size.
+        """
+        mask: Array = np.ravel(info.get(MASK_KEY, np.ones(self._size, np.int8)))
+        if mask.size != self._size:
+            raise EnvError(
+                f"{self._name}: info[{MASK_KEY!r}] has {mask.size} entries, expected "
+                f"{self._size}: one for each action of {self._actions}"
+            )
+        parts = dict(obs) if self._is_dict else {"observation": obs}
+        return {**parts, MASK_KEY: (mask != 0).astype(np.int8)}
 
 
 class RewardScalingWrapper(gymnasium.RewardWrapper[Any, Any]):
@@ -49,7 +175,7 @@ class RewardScalingWrapper(gymnasium.RewardWrapper[Any, Any]):
 
     remembers: ClassVar = ()
 
-    def __init__(self, env: gymnasium.Env[Any, Any], scale: float) -> None:
+    def __init__(self, env: Env, scale: float) -> None:
         super().__init__(env)
         check_positive("scale", scale)
         self.scale = scale
@@ -59,7 +185,7 @@ class RewardScalingWrapper(gymnasium.RewardWrapper[Any, Any]):
         return self.scale * float(reward)
 
 
-class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+class RandomResetWrapper(Wrapper):
     """Takes a random number of random actions after each reset, so that episodes begin apart.
 
     Number and actions follow from the seed of the reset, without touching the generator of
@@ -82,9 +208,7 @@ class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     remembers: ClassVar = ()
 
-    def __init__(
-        self, env: gymnasium.Env[Any, Any], min_initial_steps: int, max_initial_steps: int
-    ) -> None:
+    def __init__(self, env: Env, min_initial_steps: int, max_initial_steps: int) -> None:
         super().__init__(env)
         check_at_least("min_initial_steps", min_initial_steps, 0)
         check_at_least("max_initial_steps", max_initial_steps, min_initial_steps)
@@ -95,9 +219,7 @@ class RandomResetWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._masks = LegalChoices(env.observation_space, env.action_space)
         self._random, self._seeds = np.random.default_rng(), np.random.default_rng()
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin an episode and take random actions."""
         if seed is not None:
             # their own Streams: the environment draws from the seed itself.
@@ -153,7 +275,7 @@ class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
 
     remembers: ClassVar = ()
 
-    def __init__(self, env: gymnasium.Env[Any, Any], num_bins: int | Mapping[str, int]) -> None:
+    def __init__(self, env: Env, num_bins: int | Mapping[str, int]) -> None:
         super().__init__(env)
         self._view = FlatView(env.action_space)
         bins = bins_by_key(self._view, num_bins)
@@ -178,7 +300,7 @@ class DiscretizeActionsWrapper(gymnasium.ActionWrapper[Any, Any, Any]):
         return picked.reshape(self._view.leaves[key].shape or ())
 
 
-class ObservationStackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
+class ObservationStackWrapper(Wrapper):
     """Observes the last n observations, stacked along a new first dimension, newest last.
 
     A grey image `[84, 84]` becomes `[n, 84, 84]`, a colour image `[n, height, width, 3]`, a vector
@@ -197,9 +319,7 @@ class ObservationStackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     remembers: ClassVar = ("_stacks",)
 
-    def __init__(
-        self, env: gymnasium.Env[Any, Any], n: int, keys: Sequence[str] | None = None
-    ) -> None:
+    def __init__(self, env: Env, n: int, keys: Sequence[str] | None = None) -> None:
         super().__init__(env)
         check_at_least("n", n, 1)
         self._view = FlatView(env.observation_space)
@@ -220,9 +340,7 @@ class ObservationStackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
         declared = {**metadata.get(FRAME_STACK, {}), **dict.fromkeys(keys, n)}
         self.metadata = {**metadata, FRAME_STACK: declared}
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
         """Begin an episode; all of the stack is its first observation."""
         obs, info = self.env.reset(seed=seed, options=options)
         stacked = self._observe(obs)
@@ -230,7 +348,7 @@ class ObservationStackWrapper(gymnasium.Wrapper[Any, Any, Any, Any]):
             stack[:-1] = stack[-1]
         return self._copy(stacked), info
 
-    def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> Step:
         """Step; the newest observation pushes out the oldest."""
         obs, reward, terminated, truncated, info = self.env.step(action)
         for stack in self._stacks.values():
@@ -268,7 +386,7 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
 
     remembers: ClassVar = ()
 
-    def __init__(self, env: gymnasium.Env[Any, Any], factor: int) -> None:
+    def __init__(self, env: Env, factor: int) -> None:
         super().__init__(env)
         check_at_least("factor", factor, 1)
         self.factor = factor
@@ -310,7 +428,7 @@ class ShrinkImagesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
         return ((sums + f * f // 2) // (f * f)).astype(np.uint8)
 
 
-def _observed(env: gymnasium.Env[Any, Any], keys: list[str]) -> list[str]:
+def _observed(env: Env, keys: list[str]) -> list[str]:
     """Those keys of leaves that an agent observes, without action masks."""
     several = agent_spaces(env.observation_space, env.action_space)
     own = {key: key for key in keys}
@@ -325,9 +443,7 @@ def _observed(env: gymnasium.Env[Any, Any], keys: list[str]) -> list[str]:
     return [key for key, name in own.items() if not is_mask_key(name)]
 
 
-def with_leaves(
-    space: spaces.Space[Any], leaves: Mapping[str, spaces.Space[Any]], path: tuple[Any, ...] = ()
-) -> spaces.Space[Any]:
+def with_leaves(space: Space, leaves: Mapping[str, Space], path: tuple[Any, ...] = ()) -> Space:
     """A space nested like `space`, with the leaves given by joined key."""
     if isinstance(space, spaces.Dict):
         parts = [
@@ -369,7 +485,7 @@ def choices(key: str, box: Any, n: int) -> Array:
     return discretized
 
 
-def discrete_space(box: Any, n: int) -> spaces.Space[Any]:
+def discrete_space(box: Any, n: int) -> Space:
     """The space of choices among n values per dimension of a Box."""
     size = int(np.prod(box.shape))
     return spaces.Discrete(n) if size == 1 else spaces.MultiDiscrete([n] * size)
@@ -389,7 +505,7 @@ class SelectEntriesWrapper(gymnasium.ObservationWrapper[Any, Any, Any]):
 
     remembers: ClassVar = ()
 
-    def __init__(self, env: gymnasium.Env[Any, Any], indices: Sequence[int]) -> None:
+    def __init__(self, env: Env, indices: Sequence[int]) -> None:
         super().__init__(env)
         space = env.observation_space
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 1:
