@@ -41,8 +41,7 @@ from maze_train.core.names import JOBS
 from maze_train.core.notices import notify, say
 from maze_train.core.text import csv_text, duration, readable
 from maze_train.training.outcome import SIGNALS
-from maze_train.workers.places import Portable
-from maze_train.workers.remote import available_cores
+from maze_train.workers.places import Portable, available_cores
 
 COLUMNS = ("job", "settings", "run_dir", "objective", "error")
 

@@ -22,9 +22,6 @@ class EnvConfig(Settings):
     atari_games: ClassVar[str] = "maze_train.envs.atari.AtariGames"
     """Preprocesses games, where the prefix of the id or `preprocessing` asks for it."""
 
-    all_legal: ClassVar[str] = "maze_train.envs.wrappers.AllLegalWrapper"
-    """Wraps environments if `empty_mask` asks for it."""
-
     id: str | None = None
     """Registered gymnasium id, such as `CartPole-v1` or `ALE/Pong-v5`; `my_module:MyEnv-v0` imports
     the module first; `pettingzoo:classic/tictactoe_v3` is an environment of PettingZoo (extra

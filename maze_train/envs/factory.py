@@ -16,7 +16,7 @@ from maze_train.core.targets import TARGET, Given, build_target, locate, maker_o
 from maze_train.envs.building import ConvertibleEnv, closed_on_error
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.faults import SHIMMY, explained
-from maze_train.envs.monitoring import MonitoringWrapper, layers_of
+from maze_train.envs.monitoring import AllLegalWrapper, MonitoringWrapper, layers_of
 from maze_train.envs.registered import (
     build_failure,
     import_env_module,
@@ -103,7 +103,7 @@ class EnvFactory:
             with closed_on_error([env]):
                 env = wrap(env, wrapper, key=f"env.wrappers[{i}]")
         if config.empty_mask == "all_legal":
-            env = locate(config.all_legal)(env)
+            env = AllLegalWrapper(env)
         if not self.training or not (games or config.training_wrappers):
             return env
         env = MonitoringWrapper(env)

@@ -32,7 +32,7 @@ from maze_train.spaces.describe import (
     is_mask_key,
     join_keys,
 )
-from maze_train.spaces.masks import LegalChoices, mask_layout, random_action
+from maze_train.spaces.masks import LegalChoices, random_action
 
 RANDOM_RESET_ATTEMPTS = 100
 
@@ -76,40 +76,6 @@ class ActionMaskWrapper(Wrapper):
         if MASK_KEY not in info and not has_ended:
             raise EnvError(f"ActionMaskWrapper: info has no {MASK_KEY!r}, only {sorted(info)}")
         return self._masks.observe(obs, info)
-
-
-class AllLegalWrapper(Wrapper):
-    """Makes all actions of a choice legal if its mask rules out every one (`env.empty_mask`).
-
-    Raises:
-        ConfigError: If observations have no mask.
-    """
-
-    remembers: ClassVar = ()
-
-    def __init__(self, env: Env) -> None:
-        super().__init__(env)
-        masks = mask_layout(env.observation_space, env.action_space)
-        if masks is None:
-            problem = f"the observations of one agent have no {MASK_KEY}; leave it out"
-            raise ConfigError("env.empty_mask", problem, "all_legal")
-        self._masks, self._view = masks, FlatView(env.observation_space)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Reset:
-        """Begin an episode."""
-        obs, info = self.env.reset(seed=seed, options=options)
-        return self._filled(obs), info
-
-    def step(self, action: Any) -> Step:
-        """Step."""
-        obs, *rest = self.env.step(action)
-        return self._filled(obs), *rest
-
-    def _filled(self, obs: Any) -> Any:
-        leaves = dict(self._view.read(obs))
-        masks = {leaf: np.asarray(leaves[leaf])[None] for leaf in self._masks.leaves}
-        found = {leaf: mask[0] for leaf, mask in self._masks.filled(masks).items()}
-        return self._view.build({**leaves, **found})
 
 
 class MaskOfInfo:

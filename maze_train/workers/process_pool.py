@@ -22,7 +22,7 @@ from typing import Any
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import WorkerError
 from maze_train.core.files import claim_temporary, process_runs
-from maze_train.workers.places import GUARD, PROCESS_NAME, SIGNALS, refuse_import
+from maze_train.workers.places import GUARD, PROCESS_NAME, SIGNALS, RemotePlace, refuse_import
 from maze_train.workers.pool import MakeWorker, SharedMemory, WorkerFailedError, WorkerPool
 from maze_train.workers.process import (
     BEATS,
@@ -40,7 +40,7 @@ from maze_train.workers.process import (
     process_main,
     send_message,
 )
-from maze_train.workers.remote import BUILDING, CLOSE_GRACE_S, RemotePlace, RemotePool, RemoteWorker
+from maze_train.workers.remote import BUILDING, CLOSE_GRACE_S, RemotePool, RemoteWorker
 
 LOST_EXIT_CODE = 255
 """Exit code that multiprocessing reports for a process whose fork server is gone."""

@@ -13,17 +13,12 @@ from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from maze_train.workers.places import available_cores
 from maze_train.workers.pool import MakeWorker, PrivateMemory, WorkerFailedError, WorkerPool
 from maze_train.workers.process import pack
 from maze_train.workers.ray_session import LOOK_S, RaySession, RaySettings
 from maze_train.workers.ray_worker import RayWorker, Reply, Span, fill, flat, spans_of
-from maze_train.workers.remote import (
-    BUILDING,
-    CLOSE_GRACE_S,
-    RemotePool,
-    RemoteWorker,
-    available_cores,
-)
+from maze_train.workers.remote import BUILDING, CLOSE_GRACE_S, RemotePool, RemoteWorker
 
 if TYPE_CHECKING:
     from maze_train.core.types import Array

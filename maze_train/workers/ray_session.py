@@ -18,8 +18,8 @@ from maze_train.core.checks import check_at_least, check_one_of, check_positive
 from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.core.notices import notify
 from maze_train.core.targets import import_extra
+from maze_train.workers.places import RemotePlace, available_cores
 from maze_train.workers.pool import LOOPBACK
-from maze_train.workers.remote import RemotePlace, available_cores
 
 RAY_ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -9,82 +9,20 @@ import weakref
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from maze_train.core.checks import check_at_least, check_one_of, check_positive
 from maze_train.core.errors import WorkerError
 from maze_train.core.notices import warn
 from maze_train.core.seeding import global_entropy
-from maze_train.workers.places import Place
+from maze_train.workers.places import RemotePlace
 from maze_train.workers.pool import CLOSED, MakeWorker, WorkerFailedError, WorkerPool
-
-if TYPE_CHECKING:
-    from typing import Self
-
 
 BUILDING = "building its environments"
 """Name of the start of a worker in messages, unless the names of calls have another one."""
 
 CLOSE_GRACE_S = 5.0
 """Seconds that workers may take to close before they are killed."""
-
-
-@dataclass(frozen=True)
-class RemotePlace(Place):
-    """Settings of workers that live elsewhere, and of a place for them.
-
-    Raises:
-        ConfigError: If a setting is out of its range.
-    """
-
-    n_workers: int = 0
-    """Number of workers, >= 0; 0: one per core."""
-
-    timeout_s: float = 300.0
-    """Seconds without a sign of life after which a worker that has something to do counts as hung,
-    > 0."""
-
-    on_worker_failure: str = "fail"
-    """`fail` or `restart`."""
-
-    max_worker_restarts: int = 10
-    """Most times that workers are started again, >= 0."""
-
-    def __post_init__(self) -> None:
-        check_at_least("n_workers", self.n_workers, 0)
-        check_positive("timeout_s", self.timeout_s)
-        check_one_of("on_worker_failure", self.on_worker_failure, ("fail", "restart"))
-        check_at_least("max_worker_restarts", self.max_worker_restarts, 0)
-
-    def num_workers(self, at_most: int) -> int:
-        """Return one per core or the configured number, at most `at_most`."""
-        return min(self.n_workers or self._num_cores(), at_most)
-
-    def _num_cores(self) -> int:
-        return available_cores()
-
-    @property
-    def may_restart(self) -> bool:
-        """Whether a worker that fails may be started again."""
-        return self.on_worker_failure == "restart"
-
-    @property
-    def has_own_gpus(self) -> bool:
-        """Whether each worker has a GPU that no one else has, on whatever machine."""
-        return False
-
-    def for_learners(self) -> Self:
-        """This place."""
-        return self
-
-
-def available_cores() -> int:
-    """Number of cores that this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
 
 
 class RemoteWorker(ABC):
