@@ -18,9 +18,9 @@ from maze_train.core.errors import ConfigError, EnvError, SpaceError
 from maze_train.envs.agents import JointEnv
 from maze_train.envs.backends import autoreset_mode
 from maze_train.envs.foreign import foreign_env
-from maze_train.envs.monitoring import MonitoringWrapper
+from maze_train.envs.monitoring import AllLegalWrapper, MonitoringWrapper
 from maze_train.envs.slice import EnvSlice
-from maze_train.envs.wrappers import ActionMaskWrapper, AllLegalWrapper, ObservationStackWrapper
+from maze_train.envs.wrappers import ActionMaskWrapper, ObservationStackWrapper
 
 pytestmark = FORKS
 
