@@ -15,7 +15,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
-from maze_train.collect.uniform import UniformActions
+from maze_train.collect.uniform import uniform_actions
 from maze_train.core.types import leaves_by_key
 from maze_train.envs.faults import own_processes
 from maze_train.envs.pooled import PooledVectorEnv
@@ -88,7 +88,7 @@ def replay_difference(make_env: MakeEnv) -> str:
         EnvError: If an environment fails.
     """
     with PooledVectorEnv([make_env]) as env, PooledVectorEnv([make_env]) as other:
-        act = UniformActions(env.env_observation_space, env.single_action_space, SEED)
+        act = uniform_actions(env.env_observation_space, env.single_action_space, SEED)
         obs, _ = env.reset(seed=SEED)
         started = time.monotonic()
         for _ in range(REPLAYED):
@@ -110,7 +110,7 @@ def prefix(envs: EnvSlice, beside: EnvSlice | None = None) -> list[bytes]:
     """
     pair = [(envs, SEED)] if beside is None else [(envs, SEED), (beside, SEED + 1)]
     policies = [
-        UniformActions(each.observation.space, each.action.space, seed) for each, seed in pair
+        uniform_actions(each.observation.space, each.action.space, seed) for each, seed in pair
     ]
     for each, seed in pair:
         each.start(0, seed)

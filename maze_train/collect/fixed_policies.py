@@ -315,13 +315,11 @@ class PerRow:
         columns = dict(self._observation.read(observations))
         found = []
         for row in range(len(next(iter(columns.values())))):
-            parts = {key: np.array(column[row]) for key, column in columns.items()}
-            single = self._observation.is_single
-            obs = parts[""] if single else self._observation.build(parts)
             policy = self._policies[min(row, len(self._policies) - 1)]
+            obs = self._observation.row(columns, row)
             found.append(dict(self._action.read(policy.act(obs))))
         actions = {key: [parts[key] for parts in found] for key in found[0]}
-        return actions[""] if self._action.is_single else self._action.build(actions)
+        return self._action.build(actions)
 
 
 class StatefulPolicy(GivenPolicy):

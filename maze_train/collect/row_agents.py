@@ -201,8 +201,7 @@ class PolicyAgent(RowAgent):
         envs = self._envs
         columns = zeroed_columns(self._action, len(envs.playing))
         for i, row in enumerate(envs.playing):
-            found = {key: column[row].copy() for key, column in envs.obs.items()}
-            obs = found[""] if envs.observation.is_single else envs.observation.build(found)
+            obs = envs.observation.row(envs.obs, row)
             try:
                 action = self._policies[row].act(obs)
             except Exception as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from maze_train.core.seeding import Seeds
-from maze_train.core.types import Array, ArrayTree
+from maze_train.core.types import ArrayTree, leaves_by_key
 from maze_train.envs.vector import zeroed_columns
 from maze_train.spaces.describe import FlatView
 from maze_train.spaces.masks import LegalChoices, random_action
@@ -49,8 +50,10 @@ class UniformPolicy:
         return random_action(self._action, legal, self._generator)
 
 
-class UniformActions:
-    """Uniform random actions of a single environment, in the arrays of vector environments.
+def uniform_actions(
+    observation_space: spaces.Space[Any], action_space: spaces.Space[Any], seed: int
+) -> Callable[[ArrayTree], ArrayTree]:
+    """Return what draws the actions `[1, ...]` of a single environment for observations `[1, ...]`.
 
     Args:
         observation_space: Observation space of the environment.
@@ -58,28 +61,16 @@ class UniformActions:
         seed: Seed of the actions, >= 0.
 
     Raises:
-        SpaceError: If masks do not fit the actions.
+        SpaceError: If masks do not fit the actions, or no action is legal.
     """
+    observation, view = FlatView(observation_space), FlatView(action_space)
+    policy = UniformPolicy(observation_space, action_space)
+    policy.reset(seed)
 
-    def __init__(
-        self, observation_space: spaces.Space[Any], action_space: spaces.Space[Any], seed: int
-    ) -> None:
-        self._observation, self._action = FlatView(observation_space), FlatView(action_space)
-        self._policy = UniformPolicy(observation_space, action_space)
-        self._policy.reset(seed)
-
-    def __call__(self, obs: ArrayTree) -> ArrayTree:
-        """Actions `[1, ...]` for observations `[1, ...]`.
-
-        Raises:
-            SpaceError: If no action is legal.
-        """
-        columns: dict[str, Array] = obs if isinstance(obs, dict) else {"": obs}
-        found = {key: column[0] for key, column in columns.items()}
-        actions = zeroed_columns(self._action, 1)
-        action = self._policy.act(
-            found[""] if self._observation.is_single else self._observation.build(found)
-        )
-        for key, value in self._action.read(action):
+    def act(obs: ArrayTree) -> ArrayTree:
+        actions = zeroed_columns(view, 1)
+        for key, value in view.read(policy.act(observation.row(leaves_by_key(obs), 0))):
             actions[key][0] = value
-        return actions[""] if self._action.is_single else actions
+        return actions[""] if view.is_single else actions
+
+    return act

@@ -13,10 +13,8 @@ from maze_train.core.types import Sequences, Tensor, TensorTree
 from maze_train.functional.losses import clipped_value_loss, squared_value_loss
 from maze_train.functional.value_transforms import ValueTransform, support_to_scalar, two_hot_loss
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.own import build_value_transform
 from maze_train.nets.policy_model import (
-    ActionMasking,
     Policy,
     PolicyModel,
     build_network,
@@ -29,7 +27,7 @@ from maze_train.nets.template import resolve
 from maze_train.spaces.describe import flat_space
 
 if TYPE_CHECKING:
-    from maze_train.nets.recurrent import RecurrentNetwork
+    pass
 
 
 class ValueHead:
@@ -101,12 +99,8 @@ class ActorCriticModel(PolicyModel):
         policy: The policy; reads features when there is a trunk.
         critic: Maps observations (or features) to raw values `[..., value_head.output_size]`.
         value_head: Meaning of the critic's output.
-        trunk: Hidden layers that both share, or None.
-        rnn: Recurrent layers after the trunk, or None.
-        normalizer: Normalises observations, or None.
-        masking: Rules out illegal actions, which a part of the observations names, or None.
-        critic_keys: Keys of observations that the critic alone reads, next to all others; it
-            shares no layers with the policy then.
+        **around: All other arguments of `PolicyModel`. The critic shares the trunk and the
+            recurrent layers, unless it reads `critic_keys`.
     """
 
     learner_only = ("critic", "value_head")
@@ -119,21 +113,9 @@ class ActorCriticModel(PolicyModel):
         policy: Policy,
         critic: nn.Module,
         value_head: ValueHead,
-        trunk: nn.Module | None = None,
-        *,
-        rnn: RecurrentNetwork | None = None,
-        normalizer: ObservationNormalizer | None = None,
-        masking: ActionMasking | None = None,
-        critic_keys: tuple[str, ...] = (),
+        **around: Any,
     ) -> None:
-        super().__init__(
-            policy,
-            trunk,
-            rnn=rnn,
-            normalizer=normalizer,
-            masking=masking,
-            critic_keys=critic_keys,
-        )
+        super().__init__(policy, **around)
         self.critic = critic
         self.value_head = value_head
 

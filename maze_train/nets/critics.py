@@ -344,7 +344,7 @@ def build_policy_and_critics(
     refuse_settings(config, UNUSED)
     masks = mask_layout(observation_space, action_space)
     space = input_space(flat_space(observation_space))
-    config = resolve_policy_and_critics(config, space)
+    config = resolve_with_targets(config, space)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         distribution = distribution_for(action_space, config.distributions)
@@ -362,16 +362,6 @@ def build_policy_and_critics(
         )
     model.eval()
     return model
-
-
-def resolve_policy_and_critics(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
-    """The same settings with the defaults of policies and critics of actions filled in.
-
-    Args:
-        config: Model settings; resolved ones stay as they are.
-        space: Flat observation space.
-    """
-    return resolve_with_targets(config, space, [256, 256])
 
 
 CRITICS = 2
@@ -470,7 +460,7 @@ def resolve_soft_actor_critic(config: ModelConfig, space: spaces.Space[Any]) -> 
         config: Model settings; resolved ones stay as they are.
         space: Flat observation space.
     """
-    return resolve_policy_and_critics(_with_family(config), space)
+    return resolve_with_targets(_with_family(config), space)
 
 
 def _with_family(config: ModelConfig) -> ModelConfig:

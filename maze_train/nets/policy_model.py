@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from gymnasium import spaces
@@ -71,21 +71,14 @@ class ActionMasking:
         masks = {k: obs[k].reshape((*batch, size)) != 0 for k, size in self._sizes.items()}
         kept = torch.ones((), dtype=torch.bool, device=params.device)
         pieces = [
-            kept.expand((*batch, segment.size))
-            if segment.leaf is None
-            else masks[segment.leaf].narrow(-1, segment.start, segment.size)
-            for segment in self._segments
+            kept.expand((*batch, size)) if leaf is None else masks[leaf].narrow(-1, start, size)
+            for size, leaf, start in self._segments
         ]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces, dim=-1)
 
 
-@dataclass(frozen=True)
-class _Segment:
-    """Consecutive parameters that have one slice of a mask, or none."""
-
-    size: int
-    leaf: str | None = None
-    start: int = 0
+_Segment: TypeAlias = "tuple[int, str | None, int]"
+"""Consecutive parameters: their number, the mask that they have a slice of, and its start."""
 
 
 def _segments(distribution: Distribution, layout: MaskLayout) -> Iterator[_Segment]:
@@ -94,11 +87,11 @@ def _segments(distribution: Distribution, layout: MaskLayout) -> Iterator[_Segme
     for key, family in distribution.parts.items():
         if key in masked:
             _check_family(key, family, masked[key])
-            yield _Segment(family.param_size, masked[key].leaf, masked[key].start)
+            yield family.param_size, masked[key].leaf, masked[key].start
         elif family.param_size > family.free_param_size:
-            yield _Segment(family.param_size - family.free_param_size)
+            yield family.param_size - family.free_param_size, None, 0
     if distribution.free_param_size:
-        yield _Segment(distribution.free_param_size)
+        yield distribution.free_param_size, None, 0
 
 
 def _check_family(key: str, family: Distribution, part: MaskedPart) -> None:

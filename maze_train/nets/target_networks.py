@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -95,20 +95,20 @@ class ModelWithTargets(DistributionPolicy):
 
 
 def resolve_with_targets(
-    config: ModelConfig, space: spaces.Space[Any], hidden_sizes: list[int]
+    config: ModelConfig, space: spaces.Space[Any], hidden_sizes: Sequence[int] = (256, 256)
 ) -> ModelConfig:
-    """The same settings with the defaults of models with targets filled in.
+    """Fill in the defaults of models with targets.
 
     Args:
-        config: Model settings; resolved ones stay as they are.
+        config: Model settings; resolved ones are returned unchanged.
         space: Flat observation space.
-        hidden_sizes: Default of this setting where there are no images.
+        hidden_sizes: Default of this setting without images.
     """
     images = config.image_encoder != "flat" and holds_images(space)
     sizes = config.hidden_sizes
     own = replace(
         config,
-        hidden_sizes=hidden_sizes if sizes is None and not images else sizes,
+        hidden_sizes=list(hidden_sizes) if sizes is None and not images else sizes,
         activation=config.activation or "relu",
         shared_trunk=False,
         orthogonal_init=bool(config.orthogonal_init),

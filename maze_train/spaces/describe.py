@@ -90,6 +90,10 @@ class FlatView:
                 raise SpaceError(f"the leaf {key!r} is missing: got {given}") from error
             yield key, leaf
 
+    def row(self, columns: Mapping[str, Any], i: int) -> Any:
+        """Build the value in row `i` of the columns of the leaves, of copies."""
+        return self.build({key: column[i].copy() for key, column in columns.items()})
+
     def build(self, flat: Mapping[str, Any]) -> Any:
         """Build the nested value whose leaves are `flat`; the inverse of `read`.
 

@@ -18,12 +18,9 @@ from maze_train.distributions.base import Distribution, check_space
 from maze_train.distributions.gaussian import BoxScale, VectorLayout
 from maze_train.learner.config import Progress, Schedule, scheduled_value
 from maze_train.nets.config import ModelConfig
-from maze_train.nets.critics import (
-    PolicyAndCritics,
-    build_policy_and_critics,
-    resolve_policy_and_critics,
-)
+from maze_train.nets.critics import PolicyAndCritics, build_policy_and_critics
 from maze_train.nets.policy_model import Policy
+from maze_train.nets.target_networks import resolve_with_targets
 from maze_train.spaces.describe import flat_spaces
 
 FAMILY = "maze_train.algorithms.td3.model.NoisyActions"
@@ -120,7 +117,7 @@ def resolve_td3(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
         space: Flat observation space.
     """
     families = {"Box": {TARGET: FAMILY}, **config.distributions}
-    return resolve_policy_and_critics(replace(config, distributions=families), space)
+    return resolve_with_targets(replace(config, distributions=families), space)
 
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
