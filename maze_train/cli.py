@@ -1,12 +1,12 @@
-"""The command `maze-run`: composes a configuration with Hydra, runs it, and ends with an exit code.
+"""The command `maze-run`: composes a configuration with Hydra, runs it, and returns an exit code.
 
-0    done
+0    success
 1    failure
 2    configuration error, reported in one message
 130  interrupted (Ctrl-C)
 143  terminated (SIGTERM)
 129  the terminal was closed (SIGHUP)
-138  asked to end by SIGUSR1
+138  stopped by SIGUSR1
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line.
 
     Args:
-        argv: Arguments after the name of the program, for calls within another program; None: those
-            of this process, which is expected to end with the command.
+        argv: Arguments without the program name, for calls from another program; None: those of
+            this process, which is expected to exit afterwards.
 
     Returns:
         The exit code.
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         atexit.register(gc.freeze)
     arguments = list(sys.argv[1:] if argv is None else argv)
     if isinstance(sys.stdout, TextIOWrapper):
-        # What the locale has no code for is shown as a question mark, and costs no result.
+        # Characters that the locale cannot encode are printed as question marks.
         sys.stdout.reconfigure(errors="replace")
     folders = config_folders(arguments)
     if "-h" in arguments or "--help" in arguments:
@@ -80,7 +80,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         words = {"SIGINT": "interrupted", "SIGTERM": "terminated"}
         notify(f"{PROGRAM}: {words.get(name, f'ended by {name}')}")
         if argv is None:
-            # The process only has to end what it started; a further Ctrl-C would leave it behind.
+            # Only clean-up remains; another Ctrl-C would leave child processes behind.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         return 128 + number
     except SystemExit as stop:  # Hydra's own options end this way
@@ -92,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
-    """Hand the arguments over to Hydra, which calls the job once or, in a sweep, several times."""
+    """Pass the arguments to Hydra, which calls the job once, or several times in a sweep."""
     groups = group_names()
     is_completion = any(option in arguments for option in COMPLETION)
     line = os.environ.get("COMP_LINE", "") if is_completion else ""
@@ -112,7 +112,7 @@ def _run(arguments: list[str], folders: list[str], debug: bool) -> int:
     from maze_train.jobs import Job
 
     job = Job(arguments, debug)
-    # Hydra prints errors in its own way and exits, unless it is set to let them pass.
+    # Hydra prints errors itself and exits, unless this variable is set.
     variables = {DEBUG_VARIABLE: "1"}
     if line:
         variables["COMP_LINE"] = normalise_completion(line, groups)
@@ -138,14 +138,14 @@ def _find_modules_here() -> None:
     try:
         here = os.getcwd()
     except FileNotFoundError as error:
-        problem = "does not exist any more: change to one that does (cd)"
+        problem = "does not exist any more: change to an existing one (cd)"
         raise ConfigError("working directory", problem) from error
     if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)  # last, so it shadows nothing
+        sys.path.append(here)  # last, so that nothing is shadowed
 
 
 def _check_spelling(arguments: list[str], commands: Collection[str]) -> None:
-    """Refuse words that are neither an option nor an override."""
+    """Raise for words that are neither an option nor an override."""
     for word in arguments:
         name = word.partition("=")[0]
         if word.startswith("-") and name not in OPTIONS:
@@ -153,15 +153,15 @@ def _check_spelling(arguments: list[str], commands: Collection[str]) -> None:
             hint = did_you_mean(close, "", " ")
             raise ConfigError(
                 name,
-                f"no such option; {hint}settings have no dashes, such as algorithm.lr=0.001; "
-                f"{PROGRAM} --help lists the options",
+                f"no such option; {hint}settings are written without dashes, such as "
+                f"algorithm.lr=0.001; {PROGRAM} --help lists the options",
             )
     words = overrides_of(arguments)
     for i, word in enumerate(words):
         key, equals, value = word.lstrip("+~").partition("=")
         if not key or not (equals or word.startswith("~")):
             if whole := _split_by_shell(words, i):
-                problem = f"the shell has split this at its spaces; quote it: {shlex.quote(whole)}"
+                problem = f"the shell split this argument at spaces; quote it: {shlex.quote(whole)}"
                 raise ConfigError(whole, problem)
             example = f"{PROGRAM} -cn {word}" if word in commands else "env=CartPole-v1"
             kind = "a command follows -cn: " if word in commands else "such as "
@@ -171,7 +171,7 @@ def _check_spelling(arguments: list[str], commands: Collection[str]) -> None:
 
 
 def _split_by_shell(words: Sequence[str], i: int) -> str:
-    """The override whose value in brackets was split, with the word at `i` in it; else empty."""
+    """Return the override whose bracketed value the shell split at word `i`, or an empty string."""
     starts = [j for j in range(i) if "=" in words[j]]
     for end in range(i + 1, len(words) + 1) if starts else ():
         whole = " ".join(words[starts[-1] : end])
@@ -184,7 +184,7 @@ def _split_by_shell(words: Sequence[str], i: int) -> str:
 
 @contextmanager
 def _process_with(arguments: list[str], variables: dict[str, str]) -> Iterator[None]:
-    """The process with other arguments and environment variables, which are put back afterwards."""
+    """Run the block with other arguments and environment variables."""
     before = sys.argv
     values = {name: os.environ.get(name) for name in variables}
     sys.argv = [PROGRAM, *arguments]

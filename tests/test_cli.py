@@ -99,7 +99,7 @@ def test_what_is_given_is_what_the_runner_gets(
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ((), "algorithm: choose one: algorithm=<name>\n  a2c     Advantage actor-critic"),
+        ((), "algorithm: choose one: algorithm=<name>\n  a2c     Synchronous advantage"),
         (("algorithm=ppo",), "env: choose one: env=<registered id> or env._target_="),
         (("algorithm=pp0",), "algorithm = 'pp0': no such option; did you mean ppo? available:\n"),
         (("experiment=ppo/Cartpole-v1",), "did you mean ppo/CartPole-v1?"),
@@ -114,7 +114,10 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*PPO, "--config-name", "train", "lr=1"), " lr = 1: unknown; did you mean algorithm.lr?"),
         ((*PPO, "runner=null"), "runner = 'null': no such option"),
         ((*PPO, "--multi"), "--multi: no such option; did you mean --multirun?"),
-        ((*PPO, "--learning-rate", "1"), "did you mean algorithm.lr? settings have no dashes"),
+        (
+            (*PPO, "--learning-rate", "1"),
+            "did you mean algorithm.lr? settings are written without dashes",
+        ),
         ((*PPO, "seed=${nothing}"), "seed: Interpolation key 'nothing' not found"),
         ((*PPO, "seed=???"), "Missing mandatory value: seed"),
         ((*PPO, "~nothing"), "Could not delete from config. 'nothing' does not exist"),
@@ -156,7 +159,7 @@ def test_what_is_given_is_what_the_runner_gets(
         ((*PPO, "algorithm.lr=0,001"), "a number has no comma: algorithm.lr=0.001"),
         (
             (*PPO, "model.hidden_sizes=[64,", "64]", "seed=1"),
-            "split this at its spaces; quote it: 'model.hidden_sizes=[64, 64]'",
+            "split this argument at spaces; quote it: 'model.hidden_sizes=[64, 64]'",
         ),
         (
             (*PPO, "tracking.writers=wandb"),
@@ -514,7 +517,7 @@ def test_a_working_directory_that_was_removed(
     """One message."""
     maze_run.folder.rmdir()
     assert maze_run(*PPO) == 2
-    message = "working directory: does not exist any more: change to one that does (cd)"
+    message = "working directory: does not exist any more: change to an existing one (cd)"
     assert capsys.readouterr() == ("", f"maze-run: error: {message}\n")
 
 

@@ -1,4 +1,4 @@
-"""How everything acts: one method, whether networks, random numbers or custom code choose."""
+"""Common interface of everything that acts: networks, random policies and custom code."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from maze_train.distributions.base import Distribution
 
 
 class Acted(NamedTuple):
-    """What a model chose for n observations.
+    """Actions of a model for n observations.
 
     Attributes:
-        actions: Actions as the agent has them, which rollouts store, `[n, ...]`.
-        env_actions: The same actions as `env.step` takes them: clipped or squashed to the space.
+        actions: Actions in the agent's representation, which rollouts store, `[n, ...]`.
+        env_actions: The same actions as input of `env.step`: clipped or squashed to the space.
         hidden_state: Recurrent state after the observations, `[n, S]`.
-        params: Parameters of the distribution of the actions, `[n, param_size]`.
-            `ActingModel.log_probs` needs them; a collector calls it once for a whole rollout.
+        params: Distribution parameters, `[n, param_size]`, from which `ActingModel.log_probs`
+            computes log-probabilities; a collector calls it once per rollout.
     """
 
     actions: TensorTree
@@ -33,15 +33,15 @@ class Acted(NamedTuple):
 
 
 class ActingModel(nn.Module, ABC):
-    """Base of everything that acts: policies, joint models, leagues, random and custom policies.
+    """Base class of everything that acts: policies, joint models, leagues, random and custom ones.
 
-    Rows of arguments are independent of each other. Random numbers are an argument, so that their
-    owner decides when they are drawn.
+    Rows of arguments are independent of each other. Random numbers are arguments, so the caller
+    controls when they are drawn.
 
     Attributes:
-        learner_only: Names of submodules that are not needed to act.
-        is_random: Whether actions need noise even if `deterministic` is set.
-        agents: Id of the policy of each agent; empty for a model of one agent.
+        learner_only: Names of submodules that are not needed for acting.
+        is_random: Whether actions need noise even with `deterministic=True`.
+        agents: Policy id of each agent; empty for a single-agent model.
     """
 
     learner_only: ClassVar[tuple[str, ...]] = ()
@@ -50,33 +50,33 @@ class ActingModel(nn.Module, ABC):
 
     @property
     def by_policy(self) -> dict[str, nn.Module]:
-        """The models by the id of their policy; empty for a model of one agent."""
+        """Models by policy id; empty for a single-agent model."""
         return {}
 
     @property
     def state_size(self) -> int:
-        """Size S of the recurrent state of one environment; 0: not recurrent."""
+        """Size S of the recurrent state per environment; 0: not recurrent."""
         return 0
 
     @property
     def noise_size(self) -> int:
-        """Number of random numbers of one action."""
+        """Number of random values per action."""
         return 0
 
     @property
     def param_size(self) -> int:
-        """Size of `Acted.params`; 0: actions have no probabilities."""
+        """Size of `Acted.params`; 0: actions have no log-probabilities."""
         return 0
 
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Random numbers for `act`, `[*shape, noise_size]`; drawn once for a whole rollout.
+        """Draw the noise for `act`, `[*shape, noise_size]`; called once per rollout.
 
         Args:
             shape: Leading dimensions, such as (T, B).
-            generator: Source of randomness, on `device`; None means torch's global one.
-            device: Where to put the numbers; None means torch's default device.
+            generator: Random generator on `device`; None: PyTorch's global generator.
+            device: Device of the noise; None: PyTorch's default device.
         """
         return torch.empty((*shape, 0), device=device)
 
@@ -88,10 +88,10 @@ class ActingModel(nn.Module, ABC):
 
         Args:
             obs: n observations, on the device of the model.
-            hidden_state: Recurrent state before them, `[n, S]`; zeros where an episode begins.
-            noise: Random numbers, `[n, noise_size]`; may be None if `deterministic` is set and the
-                model is not `is_random`.
-            deterministic: Whether to take the most likely actions instead of sampled ones.
+            hidden_state: Recurrent state before them, `[n, S]`; zeros at the start of an episode.
+            noise: Noise, `[n, noise_size]`; may be None if `deterministic` is true and the model
+                is not `is_random`.
+            deterministic: Whether to take the most likely actions instead of sampling.
         """
 
     def act_in_turns(
@@ -102,14 +102,14 @@ class ActingModel(nn.Module, ABC):
         deterministic: bool,
         acts: Tensor,
     ) -> Acted:
-        """Choose actions of agents of which some wait: their recurrent state stays as it is.
+        """Choose actions if only some agents act; the recurrent states of the others are kept.
 
         Args:
             obs: See `act`.
             hidden_state: See `act`.
             noise: See `act`.
             deterministic: See `act`.
-            acts: Which agents act, `[n]` bool; the actions of the others are ignored.
+            acts: Mask of the acting agents, `[n]` bool; actions of the others are ignored.
         """
         acted = self.act(obs, hidden_state, noise, deterministic)
         state = torch.where(acts[:, None], acted.hidden_state, hidden_state)
@@ -119,7 +119,7 @@ class ActingModel(nn.Module, ABC):
         """Notify the model of ended episodes, given their recurrent states, `[k, S]`."""
 
     def log_probs(self, params: Tensor, actions: Any) -> Tensor:
-        """Log-probabilities of actions, `[...]`; of several agents `[..., A]`; 0 without `params`.
+        """Log-probabilities of actions, `[...]`, or `[..., A]` for A agents; 0 without `params`.
 
         Args:
             params: `Acted.params`, `[..., param_size]`.
@@ -129,14 +129,14 @@ class ActingModel(nn.Module, ABC):
 
     @abstractmethod
     def to_env(self, actions: Any) -> TensorTree:
-        """Actions of the agent as `env.step` takes them."""
+        """Convert the agent's actions to inputs of `env.step`."""
 
     @abstractmethod
     def example_actions(self) -> TensorTree:
-        """One action as the agent has it, `[1, ...]`: shapes and types of what is stored."""
+        """Return one example action, `[1, ...]`, which defines shapes and dtypes of storage."""
 
     def parts(self, params: Tensor) -> dict[str, tuple[Distribution, Tensor]]:
-        """The distribution of each part of an action and its params, of agents by their names.
+        """Return the distribution and params of each part of an action, or of each agent.
 
         Args:
             params: `Acted.params`, `[..., param_size]`.
@@ -146,23 +146,23 @@ class ActingModel(nn.Module, ABC):
     def noise_for(
         self, num_envs: int, generator: torch.Generator, deterministic: bool, device: torch.device
     ) -> Tensor | None:
-        """Draw the noise of one action in each environment on the CPU; None if none is needed."""
+        """Draw the noise for one step of all environments on the CPU; None if not needed."""
         if deterministic and not self.is_random:
             return None
         return self.draw_noise((num_envs,), generator, torch.device("cpu")).to(device)
 
 
 class DistributionPolicy(ActingModel):
-    """Base of policies that act with one family of action distributions."""
+    """Base class of policies with a single action distribution."""
 
     @property
     @abstractmethod
     def distribution(self) -> Distribution:
-        """The family of action distributions."""
+        """The action distribution."""
 
     @property
     def noise_size(self) -> int:
-        """Number of random numbers of one action."""
+        """Number of random values per action."""
         return self.distribution.noise_size
 
     @property
@@ -172,16 +172,16 @@ class DistributionPolicy(ActingModel):
 
     @abstractmethod
     def policy_params(self, obs: TensorTree) -> Tensor:
-        """Distribution parameters for observations, `[..., param_size]`, if not recurrent."""
+        """Distribution parameters for observations, `[..., param_size]`; not for recurrent ones."""
 
     def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Distribution parameters `[n, param_size]`, and the state `[n, S]` after `obs`."""
+        """Return distribution parameters `[n, param_size]` and the state `[n, S]` after `obs`."""
         return self.policy_params(obs), state
 
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Random numbers of the family; see `ActingModel`."""
+        """Draw the noise of the distribution; see `ActingModel`."""
         return self.distribution.draw_noise(shape, generator, device)
 
     def act(
@@ -196,15 +196,15 @@ class DistributionPolicy(ActingModel):
         return self.distribution.log_prob(params, actions)
 
     def to_env(self, actions: Any) -> TensorTree:
-        """Actions of the agent as `env.step` takes them."""
+        """Convert the agent's actions to inputs of `env.step`."""
         return self.distribution.to_env(actions)
 
     def example_actions(self) -> TensorTree:
-        """One action as the agent has it, `[1, ...]`."""
+        """Return one example action, `[1, ...]`."""
         return example_of(self.distribution)
 
     def parts(self, params: Tensor) -> dict[str, tuple[Distribution, Tensor]]:
-        """The distribution of each part of an action and its params."""
+        """Return the distribution and params of each part of an action."""
         family = self.distribution
         pairs = zip(family.parts.items(), family.split(params), strict=True)
         return {key: (part, own) for (key, part), own in pairs}
@@ -217,7 +217,7 @@ def acted_with(
     noise: Tensor | None,
     deterministic: bool,
 ) -> Acted:
-    """The actions of a distribution with these parameters; see `ActingModel.act`."""
+    """Choose actions, given the parameters of a distribution; see `ActingModel.act`."""
     if deterministic:
         actions = distribution.mode(params)
     else:
@@ -227,18 +227,18 @@ def acted_with(
 
 
 def example_of(distribution: Distribution) -> TensorTree:
-    """One action of a family as the agent has it, `[1, ...]`."""
+    """Return one example action of a distribution, `[1, ...]`."""
     return distribution.mode(torch.zeros(1, distribution.param_size))
 
 
 class CustomModel(DistributionPolicy):
-    """Acts with a custom module that has `distribution` and `policy_params(obs)`.
+    """Adapter for a custom module that has `distribution` and `policy_params(obs)`.
 
-    A recurrent one has an attribute `state_size` above 0 and `policy_step(obs, state)` instead; if
-    it has `end_episodes(states)`, that gets the recurrent states of episodes that ended.
+    A recurrent module has an attribute `state_size` > 0 and `policy_step(obs, state)` instead. If
+    it has `end_episodes(states)`, it receives the recurrent states of ended episodes.
 
     Args:
-        model: The module, which stays the owner of its weights.
+        model: The custom module.
     """
 
     def __init__(self, model: Any) -> None:
@@ -248,13 +248,13 @@ class CustomModel(DistributionPolicy):
 
     @property
     def distribution(self) -> Distribution:
-        """The family of action distributions."""
+        """The action distribution."""
         found: Distribution = self.model.distribution
         return found
 
     @property
     def state_size(self) -> int:
-        """Size S of the recurrent state of one environment; 0: not recurrent."""
+        """Size S of the recurrent state per environment; 0: not recurrent."""
         return int(member_of(self.model, "state_size") or 0)
 
     def policy_params(self, obs: TensorTree) -> Tensor:
@@ -263,7 +263,7 @@ class CustomModel(DistributionPolicy):
         return params
 
     def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Distribution parameters `[n, param_size]`, and the state `[n, S]` after `obs`."""
+        """Return distribution parameters `[n, param_size]` and the state `[n, S]` after `obs`."""
         if not self.state_size:
             return self.policy_params(obs), state
         params, state = self.model.policy_step(obs, state)
@@ -276,7 +276,7 @@ class CustomModel(DistributionPolicy):
 
 
 def acts(model: nn.Module) -> bool:
-    """Whether a module acts, by itself or as a `CustomModel`."""
+    """Return whether a module can act, directly or as a `CustomModel`."""
     if isinstance(model, ActingModel):
         return True
     methods = (member_of(model, name) for name in ("policy_params", "policy_step"))
@@ -284,17 +284,17 @@ def acts(model: nn.Module) -> bool:
 
 
 def acting(model: nn.Module) -> ActingModel:
-    """The model itself, or the `CustomModel` of a custom module."""
+    """Return the model itself, or a `CustomModel` for a custom module."""
     return model if isinstance(model, ActingModel) else CustomModel(model)
 
 
 class Actor:
-    """A model that acts, and the recurrent state of each environment.
+    """Model together with the recurrent state of each environment.
 
     Args:
-        model: The model; its weights are those at the time of each step.
+        model: The model; each step uses its current weights.
         num_envs: Number of environments n.
-        device: Where the model lives; None: where its parameters are.
+        device: Device of the model; None: device of its parameters.
     """
 
     def __init__(self, model: nn.Module, num_envs: int, device: Device = None) -> None:
@@ -310,7 +310,7 @@ class Actor:
         return acted
 
     def forget(self, which: Array | Tensor) -> None:
-        """Clear the recurrent state of environments in which an episode ended, `[n]` bool."""
+        """Reset the recurrent state of environments whose episode ended, `[n]` bool."""
         if isinstance(which, torch.Tensor):  # reading it would synchronise the device
             self.hidden_state = self.hidden_state.masked_fill(which[:, None], 0.0)
         elif self.state_size and which.any():
@@ -321,12 +321,12 @@ class Actor:
 
 
 def as_arrays(actions: TensorTree) -> ArrayTree:
-    """Actions as the arrays that `env.step` receives."""
+    """Convert actions to arrays for `env.step`."""
     return tree_map(lambda x: x.cpu().numpy(), actions)
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Device of a model; that without parameters is on the CPU."""
+    """Return the device of a model, or the CPU if it has no parameters."""
     for param in model.parameters():
         return param.device
     return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Policy and critic in one module, the reading of a critic's output, and their builder."""
+"""Actor-critic model, value head, and their builders."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class ValueHead:
-    """Decodes a critic's raw output and compares it with target returns.
+    """Converts outputs of a critic to values, and computes the value loss.
 
     Args:
         transform: h of the targets (Pohlen et al., 2018, arXiv:1805.11593); None: identity.
@@ -50,7 +50,7 @@ class ValueHead:
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> ValueHead:
-        """The head that a model configuration asks for."""
+        """Build the head that a model configuration describes."""
         transform = None
         if config.value_transform is not None:
             transform = build_value_transform(config.value_transform)
@@ -58,20 +58,20 @@ class ValueHead:
         return cls(transform, None if low_and_high is None else (low_and_high[0], low_and_high[1]))
 
     def values(self, raw: Tensor) -> Tensor:
-        """State values in units of returns, `[...]`, from raw outputs `[..., output_size]`."""
+        """State values in units of returns, `[...]`, given critic outputs `[..., output_size]`."""
         values = raw.squeeze(-1)
         if self.support is not None:
             values = support_to_scalar(raw, self.support)
         return values if self.transform is None else self.transform.transform_value_inv(values)
 
     def targets(self, returns: Tensor) -> Tensor:
-        """Targets of the regression in `loss`, `[...]`: transformed returns."""
+        """Convert returns to targets of `loss`, `[...]`, with the transform."""
         return returns if self.transform is None else self.transform.transform_value(returns)
 
     def loss(
         self, raw: Tensor, targets: Tensor, old_values: Tensor, clip_range: float = 0.0
     ) -> Tensor:
-        """Value loss of raw outputs `[..., output_size]`.
+        """Value loss, 0-d, given critic outputs `[..., output_size]`.
 
         Args:
             raw: Outputs of the critic.
@@ -90,23 +90,23 @@ VALUE_GAIN = 1.0
 
 
 class ActorCriticModel(PolicyModel):
-    """A policy and a state-value critic, with or without shared hidden layers and recurrent layers.
+    """Policy and state-value critic, with optional shared and recurrent layers.
 
-    Observations go through the normaliser, the trunk and the recurrent layers, if there are any, to
-    the policy and the critic.
+    Observations pass through normalizer, trunk and recurrent layers, if present, to the policy and
+    the critic.
 
     Args:
-        policy: The policy; reads features when there is a trunk.
-        critic: Maps observations (or features) to raw values `[..., value_head.output_size]`.
-        value_head: Meaning of the critic's output.
+        policy: The policy; its input are features if there is a trunk.
+        critic: Maps observations (or features) to outputs `[..., value_head.output_size]`.
+        value_head: Converts critic outputs to values.
         **around: All other arguments of `PolicyModel`. The critic shares the trunk and the
-            recurrent layers, unless it reads `critic_keys`.
+            recurrent layers, unless `critic_keys` is set.
     """
 
     learner_only = ("critic", "value_head")
 
     is_centralized: bool = False
-    """Whether the critic reads what all agents observe."""
+    """Whether the critic reads the observations of all agents."""
 
     def __init__(
         self,
@@ -122,11 +122,11 @@ class ActorCriticModel(PolicyModel):
     def forward(  # type: ignore[override]  # of a policy alone, parameters are all there is
         self, obs: TensorTree, sequences: Sequences | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Distribution parameters `[..., param_size]` and raw values `[..., output_size]`.
+        """Return distribution parameters `[..., param_size]` and critic outputs.
 
         Args:
             obs: Observations, `[..., *obs shape]`; `[L * n, ...]` if recurrent.
-            sequences: How observations lie in time; needed by recurrent models only.
+            sequences: Time layout of the observations; only for recurrent models.
         """
         features: TensorTree = self._trunk_features(obs)
         if self.rnn is not None:
@@ -137,12 +137,12 @@ class ActorCriticModel(PolicyModel):
         return self._masked(self.policy(features), obs), self.raw_values(features, obs)
 
     def raw_values(self, features: TensorTree, obs: TensorTree) -> Tensor:
-        """Output of the critic, `[..., output_size]`."""
+        """Return outputs of the critic, `[..., output_size]`."""
         values: Tensor = self.critic(self.critic_inputs(features, obs))
         return values
 
     def critic_inputs(self, features: TensorTree, obs: TensorTree) -> TensorTree:
-        """What the critic reads: the features that it shares with the policy, or all of `obs`."""
+        """Return the critic's input: features shared with the policy, or the full observations."""
         if not self.critic_keys:
             return features
         return readable(obs, self.normalizer, self.masking is not None)
@@ -152,7 +152,7 @@ class ActorCriticModel(PolicyModel):
 
         Args:
             obs: Observations, `[..., *obs shape]`.
-            state: Recurrent state before them, `[n, S]`; needed by recurrent models only.
+            state: Recurrent state before them, `[n, S]`; only for recurrent models.
         """
         features = self._trunk_features(obs) if state is None else self._remembering(obs, state)[0]
         return self.value_head.values(self.raw_values(features, obs))
@@ -160,7 +160,7 @@ class ActorCriticModel(PolicyModel):
     def evaluate(
         self, obs: TensorTree, state: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Distribution parameters, values, and the recurrent state after `obs`, in one pass."""
+        """Return distribution parameters, values and the recurrent state after `obs`."""
         if state is None:
             features = self._trunk_features(obs)
         else:
@@ -175,30 +175,30 @@ def build_actor_critic(
     action_space: spaces.Space[Any],
     seed: int,
 ) -> ActorCriticModel:
-    """Build the networks that a configuration asks for.
+    """Build an actor-critic from a model configuration.
 
     Args:
         config: Model settings.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
-        seed: Seed of the initial weights; the global generator is left as it was.
+        seed: Seed of the initial weights; the global generator is not affected.
 
     Raises:
-        ConfigError: If a named network is missing, refuses its arguments, or has a wrong output.
-        SpaceError: If no network or distribution exists for a space.
+        ConfigError: If a custom network is missing, rejects its arguments, or has a wrong output.
+        SpaceError: If a space has no network or distribution.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         head = ValueHead.from_config(config)
         part = compose_policy(config, observation_space, action_space)
-        if part.critic_keys:  # what a trunk or recurrent layers hold is for the policy
+        if part.critic_keys:  # trunk and recurrent layers belong to the policy only
             config = replace(config, trunk=None, rnn=None, shared_trunk=False)
         critic = build_critic(config, input_space(flat_space(observation_space)), head)
     return ActorCriticModel(part.policy, critic, head, **part.around).eval()
 
 
 def build_critic(config: ModelConfig, space: spaces.Space[Any], head: ValueHead) -> nn.Module:
-    """A separate network, or a linear layer on the features shared with the policy."""
+    """Build a separate network, or a linear layer on the features shared with the policy."""
     config = resolve(config, space)
     if config.shared_trunk:
         return head_of_trunk(config, head.output_size, VALUE_GAIN)

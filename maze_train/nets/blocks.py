@@ -1,4 +1,4 @@
-"""Building blocks of template networks, convolutional ones included."""
+"""Building blocks of template networks: linear layers, MLP and image encoders."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_traced(x: Tensor) -> bool:
-    """Whether the operations on x are recorded or replaced: then all must be PyTorch's.
+    """Return whether operations on x are recorded or replaced, so only PyTorch operations may run.
 
-    So it is under `torch.jit.trace`, `torch.export`, `torch.compile`, the transformations of
-    `torch.func`, forward-mode differentiation, and modes such as that of fake tensors.
+    This is the case under `torch.jit.trace`, `torch.export`, `torch.compile`, `torch.func`
+    transforms, forward-mode differentiation, and dispatch modes such as fake tensors.
     """
-    # The first of these is all that a compiler reads. They take 0.3 us together.
+    # The compiler only reads the first condition. All of them take 0.3 us.
     return is_compiling() or type(x) not in TENSORS or is_replaced()
 
 
 def is_hooked(module: nn.Module) -> bool:
-    """Whether calling a module does more than the `forward` of its class: hooks, or another one."""
+    """Return whether a module has hooks or a replaced `forward`."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -45,10 +45,10 @@ def is_hooked(module: nn.Module) -> bool:
 
 
 def is_stock(layer: nn.Module, kind: type[nn.Module]) -> bool:
-    """Whether a layer computes what its class says, so that its weights can be used directly.
+    """Return whether a layer is exactly of a class and has no hooks, so its weights can be used.
 
     Hooks, parametrizations, spectral norm, pruning and adapters (LoRA) change the class of a layer
-    or hook it; then the layer has to be called.
+    or hook it; such a layer has to be called.
     """
     return type(layer) is kind and not is_hooked(layer)
 
@@ -56,7 +56,7 @@ def is_stock(layer: nn.Module, kind: type[nn.Module]) -> bool:
 def _tanh(x: Tensor) -> Tensor:
     if x.requires_grad or not x.is_cpu or x.dtype == torch.bfloat16 or is_traced(x):
         return x.tanh_()
-    # Numpy's vector loop is several times faster than PyTorch's (1 against 9 us for 4096 numbers).
+    # NumPy's vectorised tanh is several times faster than PyTorch's (1 us, not 9, for 4096 values).
     array = x.numpy()
     np.tanh(array, out=array)
     return x
@@ -73,25 +73,25 @@ FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 def activation(name: str) -> Callable[[Tensor], Tensor]:
-    """The nonlinearity of a name in the configuration; it may overwrite its argument.
+    """Return the activation function of a configured name; it may overwrite its argument.
 
-    Another tensor for each result would take several times longer than the arithmetic. Gradients
-    are those of autograd: none of the functions that overwrite needs its argument for them.
+    Allocating a tensor for each result would take several times longer than the arithmetic.
+    Autograd stays correct: the in-place functions do not need their argument for the gradient.
 
     Raises:
-        ConfigError: If there is not one of that name.
+        ConfigError: If the name is unknown.
     """
     check_one_of("activation", name, ACTIVATIONS)
     return FUNCTIONS[name]
 
 
 def linear(inputs: int, outputs: int, gain: float | None) -> nn.Linear:
-    """A linear layer; with a gain its weights are orthogonal and its biases zero.
+    """Build a linear layer; with a gain, weights are orthogonal and biases zero.
 
     Args:
         inputs: Size of the input.
         outputs: Size of the output.
-        gain: Factor of the orthogonal matrix; None keeps PyTorch's own initialisation.
+        gain: Gain of the orthogonal initialisation; None: PyTorch's initialisation.
     """
     layer = nn.Linear(inputs, outputs)
     if gain is not None:
@@ -101,11 +101,11 @@ def linear(inputs: int, outputs: int, gain: float | None) -> nn.Linear:
 
 
 CACHED = 2**18
-"""Outputs of a layer (1 MB) that stay in the cache of a core."""
+"""Number of layer outputs (1 MB) that fit in the cache of a core."""
 
 
 class MLP(nn.Module):
-    """Linear layers, each hidden one followed by a nonlinearity.
+    """Multilayer perceptron with a nonlinearity after each hidden layer.
 
     Maps `[..., inputs]` to `[..., output_size]`.
 
@@ -114,11 +114,12 @@ class MLP(nn.Module):
         hidden_sizes: Units of each hidden layer.
         nonlinearity: Name of the nonlinearity.
         output_size: Units of the linear output layer; 0: the last hidden layer is the output.
-        orthogonal: Orthogonal weights (gain sqrt(2) for hidden layers) and zero biases.
+        orthogonal: Whether weights are orthogonal (gain sqrt(2) for hidden layers) and biases zero.
         output_gain: Gain of the output layer.
 
     Attributes:
-        cached_rows: Rows that go through the layers in about half of the time that more need each.
+        cached_rows: Batch size up to which activations stay in the cache, which halves the time per
+            row.
     """
 
     def __init__(
@@ -147,7 +148,7 @@ class MLP(nn.Module):
         self.activation = activation(nonlinearity)
 
     def weights(self) -> list[tuple[Tensor, Tensor]]:
-        """Weights and biases of each layer, all of which are of the class `nn.Linear`."""
+        """Return weights and biases of each layer; all layers must be of class `nn.Linear`."""
         layers: Any = self._modules["layers"]
         return [(p["weight"], p["bias"]) for p in (x._parameters for x in layers._modules.values())]
 
@@ -156,51 +157,48 @@ class MLP(nn.Module):
         layers: Any = self._modules["layers"]
         for i, layer in enumerate(layers._modules.values()):
             if is_stock(layer, nn.Linear):
-                # A call of nn.Linear, which looks its weights up slowly, takes 1.4 times as long.
+                # Avoids the slow attribute lookup of nn.Linear, which takes 1.4 times as long.
                 parameters = layer._parameters
                 x = F.linear(x, parameters["weight"], parameters["bias"])
             else:
-                x = layer(x).clone()  # nonlinearities overwrite what hooks may have kept
+                x = layer(x).clone()  # hooks may have stored x, which activations overwrite
             if i < self.n_hidden:
                 x = self.activation(x)
         return x
 
 
 SMALLEST_NATURE_SIDE = 36
-"""Pixels from which on the convolutions of Mnih et al. leave a position."""
+"""Minimum side in pixels for which the `nature` convolutions leave at least one position."""
 
 STRIDED_SIDE = 12
-"""Positions from which on a convolution for small images has stride 2."""
+"""Minimum side for which a convolution for small images uses stride 2."""
 
 CHUNK = 64
-"""Images that go through the layers at once on a CPU. The allocator keeps the memory that a chunk
-needs; that of 1024 images it asks from the system at each layer, and the pass takes twice as long.
-"""
+"""Number of images per forward pass on a CPU. The allocator reuses the memory of such a chunk; for
+1024 images it requests memory from the OS in each layer, which doubles the time."""
 
 
 class ImageEncoder(nn.Module):
-    """Convolutions over images, flattened.
+    """Convolutional encoder of images.
 
-    Maps bytes `[..., *space.shape]` to features `[..., output_size]`, >= 0, ordered by row, column
-    and filter. Pixels are scaled to [0, 1] by the upper bound of the space; stacked frames become
-    channels.
+    Maps uint8 images `[..., *space.shape]` to nonnegative features `[..., output_size]`, ordered by
+    row, column and filter. Pixels are scaled to [0, 1] by the upper bound of the space; stacked
+    frames become channels. The dense layer that follows in both papers is one of the hidden layers.
 
-    - `nature`: 32 filters 8x8 with stride 4, 64 4x4 with stride 2, 64 3x3 with stride 1, relu after
-      each (Mnih et al., "Human-level control through deep reinforcement learning", 2015, Methods).
-      An image with a side below 36 pixels has 32, 64 and 64 filters 3x3 instead, with stride 2
-      along a side as long as 12 or more positions are left of it, else 1. Both leave at most 7
-      positions of a side of up to 91 pixels, and at least one of 7.
-    - `impala`: three stages with 16, 32 and 32 filters: a convolution 3x3, max pooling 3x3 with
-      stride 2, two residual blocks; relu at the end (Espeholt et al., "IMPALA: Scalable Distributed
+    - `nature`: 32 filters 8x8 with stride 4, 64 4x4 with stride 2, 64 3x3 with stride 1, each
+      followed by ReLU (Mnih et al., "Human-level control through deep reinforcement learning",
+      2015, Methods). Images with a side below 36 pixels use 32, 64 and 64 filters 3x3 instead, with
+      stride 2 along sides of at least 12 positions, else 1. A side of up to 91 pixels leaves at
+      most 7 positions, and a side of 7 pixels at least one.
+    - `impala`: three stages with 16, 32 and 32 filters: a 3x3 convolution, 3x3 max pooling with
+      stride 2, two residual blocks; ReLU at the end (Espeholt et al., "IMPALA: Scalable Distributed
       Deep-RL with Importance Weighted Actor-Learner Architectures", 2018, Figure 3, right).
 
-    The dense layer that both papers have next is one of the hidden layers.
-
     Args:
-        space: An image, see `is_image`.
+        space: An image space, see `is_image`.
         kind: `nature` or `impala`.
-        orthogonal: Orthogonal weights and zero biases, with gain sqrt(2) for `nature` and 1 for
-            `impala`, whose residual sums grow by themselves; else PyTorch's own.
+        orthogonal: Whether weights are orthogonal and biases zero, with gain sqrt(2) for `nature`
+            and 1 for `impala`, whose residual sums grow; otherwise PyTorch's initialisation.
     """
 
     def __init__(self, space: spaces.Box, kind: str, orthogonal: bool = True) -> None:
@@ -238,19 +236,19 @@ class ImageEncoder(nn.Module):
         channels, height, width = self.image_shape
         if self.channels_last and obs.ndim == 5:
             obs = obs.permute(0, 2, 3, 1, 4)
-        # With one channel, only strides show PyTorch that it is the innermost dimension.
+        # With one channel, only the strides tell PyTorch that the channel dimension is innermost.
         if self.channels_last or channels == 1:
             return obs.reshape(-1, height, width, channels).permute(0, 3, 1, 2)
         return obs.reshape(-1, channels, height, width)
 
     def _features(self, images: Tensor) -> Tensor:
         """[N, channels, height, width] -> [N, output_size]."""
-        # Convolutions are fastest with channels innermost, and bytes are moved faster than floats.
-        if not is_traced(images):  # it makes no difference to the numbers, and vmap refuses it
+        # Convolutions are fastest in channels-last layout, and copying bytes is faster than floats.
+        if not is_traced(images):  # does not affect results, and vmap does not support it
             images = images.contiguous(memory_format=torch.channels_last)
         first = self.first
         if is_stock(first, nn.Conv2d):
-            # Thousands of weights are scaled in place of millions of pixels.
+            # Scale the weights (thousands) instead of the pixels (millions).
             weight = first.weight * self.scale
             x = F.conv2d(images.to(weight.dtype), weight, first.bias, first.stride, first.padding)
         else:
@@ -260,7 +258,7 @@ class ImageEncoder(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """x + conv(relu(conv(relu(x)))), with convolutions 3x3 that keep the shape.
+    """Residual block x + conv(relu(conv(relu(x)))) with 3x3 convolutions that keep the shape.
 
     Maps `[N, filters, height, width]` to the same shape.
 

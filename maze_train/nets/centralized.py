@@ -1,7 +1,7 @@
-"""Critics that see what all agents observe.
+"""Centralised critics, which read the observations of all agents.
 
-Sources: the centralised critics of Lowe et al. (2017), arXiv:1706.02275, for state values; inputs
-as in Yu et al. (2021), arXiv:2103.01955, section 5.2 (agent-specific global state).
+Sources: centralised critics: Lowe et al. (2017), arXiv:1706.02275, here for state values; inputs:
+Yu et al. (2021), arXiv:2103.01955, section 5.2 (agent-specific global state).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from maze_train.spaces.tensors import (
 )
 
 OWN = "own"
-"""Name of the observation of the agent itself among the inputs of its critic."""
+"""Name of the agent's own observation among the inputs of its critic."""
 
 
 class NormalizerOfAll(ObservationNormalizer):
-    """Normalises the observations of an agent, and those of all agents for its critic.
+    """Normalizes the observations of an agent, and those of all agents for its critic.
 
     Args:
-        space: The input of the policy.
-        others: Normalises what the critic reads in addition; a part of the critic.
+        space: Input of the policy.
+        others: Normalizer of the additional critic inputs; a submodule of the critic.
         config: Settings.
     """
 
@@ -57,36 +57,36 @@ class NormalizerOfAll(ObservationNormalizer):
         config: ObservationNormalizationConfig,
     ) -> None:
         super().__init__(space, config)
-        self._others = (others,)  # in a tuple, as it is no submodule
+        self._others = (others,)  # in a tuple, so it is not registered as a submodule
 
     @property
     def keys(self) -> list[str]:
-        """Keys that are normalised, of all agents."""
+        """Normalized keys, including those of all agents."""
         return [*(key or OWN_LEAF for key in super().keys), *self._others[0].keys]
 
     def update(self, obs: TensorTree) -> None:
-        """Take observations into both statistics; see `ObservationNormalizer`."""
+        """Add observations to both statistics; see `ObservationNormalizer`."""
         super().update(without_joint(obs))
         self._others[0].update(obs)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether either has fewer observations than wanted before training."""
+        """Whether either has fewer observations than required before training."""
         return super().is_waiting or self._others[0].is_waiting
 
     def freeze(self) -> None:
-        """Keep both statistics as they are from now on."""
+        """Freeze both statistics."""
         super().freeze()
         self._others[0].freeze()
 
 
 class CentralizedCritic(nn.Module):
-    """Maps what all agents observe to raw values of one agent.
+    """Critic that maps the observations of all agents to value outputs for one agent.
 
     Args:
-        net: Reads a flat mapping: `own`, `agents/<name>`, `acts`, `agent`.
-        normalizer: Normalises observations of all agents, or None.
-        joins: Leaves that the network reads as one vector, by its key; see `joined_leaves`.
+        net: Network for the flat mapping `own`, `agents/<name>`, `acts`, `agent`.
+        normalizer: Normalizer of the observations of all agents, or None.
+        joins: Leaves to concatenate into one vector, by its key; see `joined_leaves`.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class CentralizedCritic(nn.Module):
         }
 
     def forward(self, own: TensorTree, obs: dict[str, Tensor]) -> Tensor:
-        """Raw values, `[..., output_size]`, of the own observation as the policy reads it."""
+        """Return value outputs `[..., output_size]`; `own` is the normalized own observation."""
         joint = {key: leaf for key, leaf in obs.items() if key.startswith(JOINT)}
         seen: Any = joint if self.normalizer is None else self.normalizer(joint)
         inputs = {**with_name(OWN, own), **part_of(seen, JOINT)}
@@ -119,13 +119,13 @@ class CentralizedCritic(nn.Module):
 def joined_leaves(
     leaves: Mapping[str, spaces.Space[Any]], config: ModelConfig
 ) -> dict[str, dict[str, spaces.Space[Any]]]:
-    """Leaves of agents with the same name and an equal space, by a key for all of them.
+    """Group the leaves of different agents that have the same name and space, by a new key.
 
-    A template network has a branch per key. One branch for all agents keeps its cost in proportion
-    to what they observe; images stay apart.
+    A template network has one branch per key. A common branch for all agents keeps its cost
+    proportional to the observations; images are not grouped.
 
     Args:
-        leaves: Spaces by key, those of agents as `agents/<name>` or `agents/<name>/<key>`.
+        leaves: Spaces by key; the agents' keys are `agents/<name>` or `agents/<name>/<key>`.
         config: Settings of the model.
     """
     groups: list[tuple[str, dict[str, spaces.Space[Any]]]] = []
@@ -145,7 +145,7 @@ def joined_leaves(
 
 
 def joined_space(leaves: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
-    """The space of equal leaves, flattened and one after the other."""
+    """Return the space of equal leaves, flattened and concatenated."""
     first, count = leaves[0], len(leaves)
     if isinstance(first, spaces.Box):
         low, high = (np.tile(bound.ravel(), count) for bound in (first.low, first.high))
@@ -159,20 +159,20 @@ def joined_space(leaves: Sequence[spaces.Space[Any]]) -> spaces.Space[Any]:
 
 
 class CentralizedActorCritic(ActorCriticModel):
-    """An actor-critic with a centralised critic; see `ActorCriticModel`.
+    """Actor-critic with a centralised critic; see `ActorCriticModel`.
 
-    To act, it reads the observation of its agent. To learn, it reads those that a `TurnSplitter`
-    gives it, which have the observations of all agents next to the own one.
+    Acting needs only the observation of its agent. Learning needs the observations of all agents,
+    which a `TurnSplitter` adds.
     """
 
     is_centralized = True
 
     def inputs(self, obs: TensorTree) -> TensorTree:
-        """Inputs of the policy: the own observation without masks, normalised."""
+        """Return the policy inputs: the own observation without masks, normalized."""
         return super().inputs(without_joint(obs))
 
     def raw_values(self, features: TensorTree, obs: TensorTree) -> Tensor:
-        """Output of the critic, `[..., output_size]`."""
+        """Return outputs of the critic, `[..., output_size]`."""
         values: Tensor = self.critic(self.inputs(obs), obs)
         return values
 
@@ -184,22 +184,21 @@ def build_centralized(
     agent: str,
     seed: int,
 ) -> CentralizedActorCritic:
-    """Build an actor-critic, and give it a centralised critic.
+    """Build an actor-critic with a centralised critic.
 
     Args:
-        build: Builds a model from its settings, observation space, action space and seed.
+        build: Builds a model, given settings, observation space, action space and seed.
         config: Model settings.
         several: Spaces of the agents.
-        agent: Name of one of those that the policy acts for.
+        agent: Name of an agent that uses the policy.
         seed: Seed of the initial weights.
 
     Raises:
-        ConfigError: If the algorithm has other critics than those of states, or a network cannot
-            be built.
+        ConfigError: If the algorithm has no state-value critic, or a network cannot be built.
     """
     model = build(without_critic(config), *several.of(agent), seed)
     if type(model) is not ActorCriticModel:
-        problem = "only critics of states can be centralised; choose a2c, ppo or impala, or null"
+        problem = "only state-value critics can be centralised; choose a2c, ppo or impala, or null"
         raise ConfigError("model.centralized_critic", problem, True)
     own = input_space(flat_space(several.observations[agent]))
     shown: Any = flat_space(several.observation_space)
@@ -216,7 +215,7 @@ def build_centralized(
     for key, group in joins.items():
         leaves[key] = joined_space([leaves.pop(name) for name in group])
     read = Dict(OrderedDict(leaves))
-    # What a trunk or recurrent layers hold is for the policy.
+    # Trunk and recurrent layers belong to the policy only.
     alone = replace(config, trunk=None, rnn=None, shared_trunk=False)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(Seeds(seed).integer("critic"))

@@ -10,25 +10,25 @@ from maze_train.core.conversion import Settings
 from maze_train.core.errors import ConfigError
 
 MOST_UNITS, MOST_LAYERS = 16_384, 64
-"""Larger networks take gigabytes, and minutes to be made."""
+"""Upper limits; larger networks need gigabytes of memory and minutes to initialise."""
 ACTIVATIONS = ("tanh", "relu", "elu", "gelu", "silu", "leaky_relu")
 
 
 @dataclass(kw_only=True)
 class RecurrentConfig(Settings):
-    """A recurrent layer between the hidden layers and the heads."""
+    """Recurrent layers between the hidden layers and the output layers."""
 
     network_class: ClassVar[str] = "maze_train.nets.recurrent.RecurrentNetwork"
-    """Dotted path of the layers."""
+    """Import path of the recurrent layers."""
 
     cell: Literal["lstm", "gru"] = "lstm"
-    """Kind of recurrent cell."""
+    """Type of the recurrent cell."""
 
     size: int = 128
-    """Units of each recurrent layer. In [1, 16384]."""
+    """Number of units per recurrent layer. In [1, 16384]."""
 
     layers: int = 1
-    """Recurrent layers on top of each other. In [1, 64]."""
+    """Number of stacked recurrent layers. In [1, 64]."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -38,28 +38,29 @@ class RecurrentConfig(Settings):
 
 @dataclass(kw_only=True)
 class ObservationNormalizationConfig(Settings):
-    """Observations scaled to mean 0 and deviation 1, key by key and entry by entry.
+    """Normalization of observations to mean 0 and standard deviation 1, elementwise per key.
 
-    Images (uint8), discrete observations and action masks are left as they are.
+    Images (uint8), discrete observations and action masks are not normalized.
     """
 
     mode: Literal["none", "running", "estimated"] = "none"
-    """`running`: statistics of all observations of training so far; `estimated`: of steps of the
-    untrained policy, then frozen; `none`: observations as they are."""
+    """`running`: with statistics of all training observations so far; `estimated`: with statistics
+    of steps of the untrained policy, then frozen; `none`: no normalization."""
 
     n_steps: int | None = None
-    """Environment steps of the untrained policy, before training, that statistics are taken of or
-    begin with, at least. >= 1; null: 10000 for `estimated`, 1000 for `running`."""
+    """Minimum number of environment steps of the untrained policy before training from which the
+    statistics are estimated or initialised. >= 1; null: 10000 for `estimated`, 1000 for
+    `running`."""
 
     clip: float = 10.0
-    """Bound of the scaled observations, > 0; 0: none."""
+    """Clip range of normalized observations, > 0; 0: no clipping."""
 
     exclude: list[str] = field(default_factory=list)
-    """Keys of a Dict observation (nested keys joined by `/`) that are left as they are."""
+    """Keys of a Dict observation (nested keys joined by `/`) that are not normalized."""
 
     @property
     def initial_steps(self) -> int:
-        """`n_steps` with the default filled in."""
+        """`n_steps` with its default filled in."""
         return self.n_steps or (10_000 if self.mode == "estimated" else 1_000)
 
     def __post_init__(self) -> None:
@@ -71,81 +72,82 @@ class ObservationNormalizationConfig(Settings):
 
 @dataclass(kw_only=True)
 class ModelConfig(Settings):
-    """Networks built from the spaces of the environment, or named by `_target_`."""
+    """Settings of the policy and critic networks; built from spaces, or custom by `_target_`."""
 
     hidden_sizes: list[int] | None = None
-    """Units of each hidden layer of the policy, and of the critic unless it has its own sizes.
-    null: `[64, 64]`, for SAC and TD3 `[256, 256]`, or `[512]` where observations hold images."""
+    """Number of units of each hidden layer of the policy, and of the critic unless
+    `critic_hidden_sizes` is set. null: `[64, 64]`, for SAC and TD3 `[256, 256]`, or `[512]` if
+    observations contain images."""
 
     critic_hidden_sizes: list[int] | None = None
-    """Units of each hidden layer of the critic; null: those of the policy."""
+    """Number of units of each hidden layer of the critic; null: the same as for the policy."""
 
     activation: Literal["tanh", "relu", "elu", "gelu", "silu", "leaky_relu"] | None = None
-    """Nonlinearity after each hidden layer. null: tanh, or relu with replay (SAC, TD3, DQN) and
-    where observations hold images."""
+    """Nonlinearity after each hidden layer. null: tanh, but relu for algorithms with replay (SAC,
+    TD3, DQN) and if observations contain images."""
 
     shared_trunk: bool | None = None
     """Whether policy and critic share all hidden layers (one trunk, two heads). null: true with
-    `rnn`, and where observations hold images, unless `policy`, `critic` or `critic_hidden_sizes`
-    are set or `hidden_sizes` is `[]`; otherwise, and always with replay (SAC, TD3, DQN), false."""
+    `rnn` or if observations contain images, unless `policy`, `critic` or `critic_hidden_sizes` is
+    set or `hidden_sizes` is `[]`; otherwise, and always with replay (SAC, TD3, DQN), false."""
 
     centralized_critic: bool | None = None
-    """Whether the critic reads the observations of all agents, as in MAPPO (Yu et al., 2021), while
-    the policy acts on its own; for A2C, PPO and IMPALA with several agents. null: false."""
+    """Whether the critic reads the observations of all agents, as in MAPPO (Yu et al., 2021); the
+    policy still reads only its agent's. For multi-agent A2C, PPO and IMPALA. null: false."""
 
     critic_obs: list[str] | None = None
-    """Keys of a Dict observation (nested keys joined by `/`) that the critic alone reads, as what
-    only a simulator knows (Pinto et al., 2017, arXiv:1710.06542); a key of a nested Dict names all
-    below it. The critic reads the others too. For A2C, PPO and IMPALA; policies without a critic
-    leave them out. null: none."""
+    """Keys of a Dict observation (nested keys joined by `/`) that only the critic reads, such as
+    privileged simulator state (Pinto et al., 2017, arXiv:1710.06542). The key of a nested Dict
+    includes all its leaves. The critic also reads all other keys. For A2C, PPO and IMPALA; policies
+    without a critic ignore these keys. null: none."""
 
     image_encoder: Literal["nature", "impala", "flat"] = "nature"
-    """Encoder of an image (a uint8 Box of two to four dimensions, the first of four: frames):
+    """Encoder of images (a uint8 Box of two to four dimensions; the first of four counts frames):
     `nature`: three convolutions (Mnih et al., 2015); `impala`: a residual network (Espeholt et al.,
-    2018); `flat`: its pixels as one vector. Images below 36 pixels get smaller convolutions."""
+    2018); `flat`: pixels as one vector. Images below 36 pixels use smaller convolutions."""
 
     rnn: RecurrentConfig | None = None
-    """A recurrent layer after the hidden layers, such as `{cell: lstm, size: 128}`. null: none."""
+    """Recurrent layers after the hidden layers, such as `{cell: lstm, size: 128}`. null: none."""
 
     normalization: ObservationNormalizationConfig = field(
         default_factory=ObservationNormalizationConfig
     )
-    """Running normalisation of observations."""
+    """Normalization of observations."""
 
     branch_size: int = 64
-    """Units of the layer that reads one key of a Dict observation, before branches are joined; four
-    times as many for an image. In [1, 16384]."""
+    """Number of units of the layer for each key of a Dict observation, before the branches are
+    concatenated; four times as many for images. In [1, 16384]."""
 
     orthogonal_init: bool | None = None
-    """Orthogonal weights and zero biases (gains: sqrt(2) hidden, 0.01 policy head, 1 value head and
-    `impala`); false: the defaults of PyTorch. null: true, but false with replay."""
+    """Whether to use orthogonal weights and zero biases (gains: sqrt(2) hidden layers, 0.01 policy
+    head, 1 value head and `impala`); false: PyTorch's defaults. null: true, but false with
+    replay."""
 
     distributions: dict[str, Any] = field(default_factory=dict)
-    """Action distribution by space type or by key of a Dict action space. A value is a name
-    (categorical, multi_categorical, bernoulli, diagonal_gaussian, squashed_gaussian, beta), a
-    mapping `{name: squashed_gaussian, state_dependent_std: false}`, or
+    """Action distribution by space type or by key of a Dict action space: a name (categorical,
+    multi_categorical, bernoulli, diagonal_gaussian, squashed_gaussian, beta), a mapping
+    `{name: squashed_gaussian, state_dependent_std: false}`, or
     `{_target_: my_package.MyDistribution}`."""
 
     policy: dict[str, Any] | None = None
-    """Custom policy network, `{_target_: my_package.MyNet, key: value}`: called with
-    `observation_space` and `output_size`, maps observations to `[..., output_size]`. null: a
+    """Custom policy network, `{_target_: my_package.MyNet, key: value}`; called with
+    `observation_space` and `output_size`, it maps observations to `[..., output_size]`. null: a
     template network."""
 
     critic: dict[str, Any] | None = None
-    """Custom critic network, called like `policy`; for SAC also with `action_size`, and maps
-    observations and numbers that describe an action to `[..., output_size]`. null: a template
-    network."""
+    """Custom critic network, called like `policy`; for SAC and TD3 also with `action_size`, and it
+    maps observations and action features to `[..., output_size]`. null: a template network."""
 
     trunk: dict[str, Any] | None = None
     """Custom shared trunk, called with `observation_space` and `output_size` (the last of
-    `hidden_sizes`); needs `shared_trunk: true`. null: a template network."""
+    `hidden_sizes`); requires `shared_trunk: true`. null: a template network."""
 
     value_transform: dict[str, Any] | None = None
-    """Transform of the critic's targets, such as
+    """Transform of the value targets, such as
     `{_target_: maze_train.ReduceScaleValueTransform, epsilon: 0.001}`. null: none."""
 
     value_support: list[int] | None = None
-    """`[low, high]`: the critic predicts a categorical distribution over the integers of this range
+    """`[low, high]`: the critic predicts a categorical distribution over the integers in this range
     (of transformed values) instead of a scalar. null: a scalar."""
 
     def __post_init__(self) -> None:
@@ -157,13 +159,13 @@ class ModelConfig(Settings):
         check_fields(self, 1, "branch_size", maximum=MOST_UNITS)
         self._check_networks()
         if self.centralized_critic and self.shared_trunk:
-            problem = "a centralised critic shares no layers with the policy; leave it out"
+            problem = "a centralised critic shares no layers with the policy; remove this setting"
             raise ConfigError("shared_trunk", problem, True)
         if self.critic_obs and self.shared_trunk:
-            problem = "a critic that reads more shares no layers with the policy; leave it out"
+            problem = "with critic_obs the critic shares no layers with the policy; remove it"
             raise ConfigError("shared_trunk", problem, True)
         if self.critic_obs and self.centralized_critic:
-            problem = "a centralised critic reads what all policies do; leave out one of the two"
+            problem = "a centralised critic reads all observations; remove one of the two settings"
             raise ConfigError("critic_obs", problem, self.critic_obs)
         if self.value_support is not None and (
             len(self.value_support) != 2 or self.value_support[0] >= self.value_support[1]
@@ -184,7 +186,7 @@ class ModelConfig(Settings):
         if self.critic_hidden_sizes is not None and shares and not has_own_critic:
             raise ConfigError(
                 "critic_hidden_sizes",
-                "a shared trunk leaves the critic no separate layers; leave it out",
+                "with a shared trunk the critic has no separate layers; remove it",
                 self.critic_hidden_sizes,
             )
         if self.trunk is not None and not shares:
@@ -195,7 +197,7 @@ class ModelConfig(Settings):
                 if networks[name] is not None:
                     raise ConfigError(
                         name,
-                        "a shared trunk has heads of one layer only; name your network "
+                        "with a shared trunk each head is a single layer; set your network as "
                         f"model.trunk{remedy}",
                     )
             if self.hidden_sizes == []:

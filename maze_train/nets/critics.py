@@ -1,4 +1,4 @@
-"""Policies with critics of their actions, and the critics: several networks side by side."""
+"""Q-functions, and models that combine them with a policy and target networks."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ from maze_train.spaces.masks import mask_layout
 
 
 class EnsembleMLP(nn.Module):
-    """E multi-layer perceptrons that read the same inputs, as batched matrix products.
+    """Ensemble of E multilayer perceptrons with common inputs, as batched matrix products.
 
     Maps `[N, inputs]` to `[E, N, output_size]`. The weights of a layer are one tensor
     `[E, inputs, outputs]`, its biases `[E, 1, outputs]`.
@@ -49,8 +49,8 @@ class EnsembleMLP(nn.Module):
         hidden_sizes: Units of each hidden layer.
         nonlinearity: Name of the nonlinearity.
         output_size: Units of the linear output layer.
-        orthogonal: Orthogonal weights (gain sqrt(2) for hidden layers, 1 for the output) and zero
-            biases; else PyTorch's own initialisation of linear layers.
+        orthogonal: Whether weights are orthogonal (gain sqrt(2) for hidden layers, 1 for the
+            output) and biases zero; otherwise the initialisation of `nn.Linear`.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class EnsembleMLP(nn.Module):
                 gain = math.sqrt(2) if i < self._n_hidden else 1.0
                 for member in weight:
                     nn.init.orthogonal_(member, gain)
-            else:  # that of nn.Linear
+            else:  # initialisation of nn.Linear
                 bound = 1.0 / math.sqrt(inputs)
                 nn.init.uniform_(weight, -bound, bound)
                 nn.init.uniform_(bias, -bound, bound)
@@ -89,7 +89,7 @@ class EnsembleMLP(nn.Module):
         ]
 
     def _parameter(self, name: str) -> Tensor:
-        # nn.Module looks attributes up slowly, but a parametrization or a norm is one of them.
+        # Avoids the slow attribute lookup of nn.Module; parametrized weights are attributes.
         found: Tensor | None = self._parameters.get(name)
         if found is None:
             found = getattr(self, name)
@@ -97,7 +97,7 @@ class EnsembleMLP(nn.Module):
         return found
 
     def forward(self, x: Tensor, first: int | None = None) -> Tensor:
-        """Outputs, `[E, N, output_size]`, of inputs `[N, inputs]`: of all networks or the first."""
+        """Outputs `[E, N, output_size]` for inputs `[N, inputs]`, of all or the first networks."""
         count = self.size if first is None else first
         x = x.expand(count, *x.shape)
         for i, (weight, bias) in enumerate(self._layers()):
@@ -110,22 +110,22 @@ class EnsembleMLP(nn.Module):
 
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    if weight.shape[2] == 1:  # a product of matrices is several times slower than this
+    if weight.shape[2] == 1:  # several times faster than a batched matrix product
         return (x * weight.transpose(1, 2)).sum(2, keepdim=True) + bias
     return torch.baddbmm(bias, x, weight)
 
 
 class TemplateCritics(nn.Module):
-    """E critics that share what reads images and Dict observations, and nothing else.
+    """Ensemble of E Q-functions that share only the encoder of images and Dict observations.
 
-    Maps observations and numbers that describe an action to `[E, N, output_size]`.
+    Maps observations and action features to `[E, N, output_size]`.
 
     Args:
         space: Flat observation space, without masks.
         config: Resolved settings of the model.
         size: Number E of critics.
-        action_size: Numbers that describe an action; may be 0.
-        output_size: Values that a critic gives.
+        action_size: Number of action features; may be 0.
+        output_size: Number of outputs per critic.
     """
 
     def __init__(
@@ -151,28 +151,28 @@ class TemplateCritics(nn.Module):
         )
 
     def forward(self, obs: TensorTree, actions: Tensor) -> Tensor:
-        """Values, `[E, N, output_size]`, of observations and actions `[N, action_size]`."""
+        """Return Q-values `[E, N, output_size]` of observations and actions `[N, action_size]`."""
         return self.values(self.encode(obs), actions)
 
     def encode(self, obs: TensorTree) -> Tensor:
-        """Features `[N, F]` of observations; images are encoded once for all uses."""
+        """Return features `[N, F]` of observations, so that images are encoded only once."""
         features: Tensor = self.encoder(obs)
         return features
 
     def values(self, features: Tensor, actions: Tensor, first: int | None = None) -> Tensor:
-        """Values, `[E, N, output_size]`, of what `encode` gave and actions.
+        """Return Q-values `[E, N, output_size]`, given encoded observations.
 
         Args:
-            features: The result of `encode`.
-            actions: Numbers that describe an action, `[N, action_size]`.
-            first: Critics to ask, from the first one on; None: all E.
+            features: Result of `encode`.
+            actions: Action features, `[N, action_size]`.
+            first: Number of critics to evaluate, starting with the first; None: all E.
         """
         outputs: Tensor = self.layers(torch.cat([features, actions], dim=-1), first)
         return outputs
 
 
 class OwnCritics(nn.Module):
-    """E critics that a user wrote, each with its own weights.
+    """Ensemble of E custom Q-functions with separate weights.
 
     Args:
         members: Networks that map observations and `[N, action_size]` to `[N, output_size]`.
@@ -183,15 +183,15 @@ class OwnCritics(nn.Module):
         self.members = nn.ModuleList(members)
 
     def forward(self, obs: TensorTree, actions: Tensor) -> Tensor:
-        """Values, `[E, N, output_size]`, of observations and actions `[N, action_size]`."""
+        """Return Q-values `[E, N, output_size]` of observations and actions `[N, action_size]`."""
         return self.values(self.encode(obs), actions)
 
     def encode(self, obs: TensorTree) -> TensorTree:
-        """The observations themselves: each network reads them in its own way."""
+        """Return the observations, since each network has its encoder."""
         return obs
 
     def values(self, features: TensorTree, actions: Tensor, first: int | None = None) -> Tensor:
-        """Values, `[E, N, output_size]`, as `TemplateCritics.values` gives them."""
+        """Return Q-values `[E, N, output_size]`; see `TemplateCritics.values`."""
         return torch.stack([member(features, actions) for member in self.members[:first]])
 
 
@@ -205,17 +205,17 @@ def build_critics(
     action_size: int,
     output_size: int,
 ) -> Critics:
-    """The critics that a configuration asks for.
+    """Build the Q-functions from a configuration.
 
     Args:
         config: Resolved settings of the model.
         space: Flat observation space, without masks.
         size: Number of critics.
-        action_size: Numbers that describe an action; may be 0.
-        output_size: Values that a critic gives.
+        action_size: Number of action features; may be 0.
+        output_size: Number of outputs per critic.
 
     Raises:
-        ConfigError: If a custom network does not fit.
+        ConfigError: If a custom network has wrong inputs or outputs.
     """
     if config.critic is None:
         return TemplateCritics(space, config, size, action_size, output_size)
@@ -228,8 +228,8 @@ def build_critics(
 
 @contextmanager
 def constant(module: nn.Module) -> Iterator[None]:
-    """Let gradients of outputs computed in the block reach inputs, but not weights, of a module."""
-    if is_compiling():  # which knows no requires_grad_
+    """Treat the weights of a module as constants in the block; gradients still reach its inputs."""
+    if is_compiling():  # the compiler does not support requires_grad_
         with _without_gradients(module):
             yield
         return
@@ -245,7 +245,7 @@ def constant(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _without_gradients(module: nn.Module) -> Iterator[None]:
-    """Have values without a gradient in the place of the parameters of a module."""
+    """Replace the parameters of a module by detached ones in the block."""
     parts = [(part._parameters, dict(part._parameters)) for part in module.modules()]
     for parameters, trained in parts:
         for name, param in trained.items():
@@ -261,29 +261,29 @@ def _without_gradients(module: nn.Module) -> Iterator[None]:
 Model = TypeVar("Model", bound="PolicyAndCritics")
 
 UNUSED = {
-    "shared_trunk": "policy and critics share no layers here",
-    "trunk": "policy and critics share no layers here",
+    "shared_trunk": "policy and critics do not share layers",
+    "trunk": "policy and critics do not share layers",
     "rnn": "recurrent policies learn from rollouts (a2c, ppo), not from single steps",
-    "critic_obs": "only critics of states read more than the policy; choose a2c, ppo or impala",
-    "value_transform": "critics of actions are not transformed",
-    "value_support": "critics of actions are scalars",
+    "critic_obs": "Q-functions read the policy's observations; choose a2c, ppo or impala",
+    "value_transform": "Q-values are not transformed",
+    "value_support": "Q-values are scalars",
 }
-"""Settings of networks that are built differently here, and why."""
+"""Model settings that these models do not support, with the reason."""
 
 
 class PolicyAndCritics(ModelWithTargets):
-    """A policy, critics of observations and actions, and their targets.
+    """Policy, Q-functions and target networks.
 
-    A critic reads the continuous parts of an action, scaled to [-1, 1], and gives one value for
-    each choice of the discrete parts (or a single one without discrete parts): the value of an
-    action is the sum over its choices. For one Discrete space that is exact; several discrete parts
-    share the value among them.
+    A Q-function reads the continuous parts of an action, scaled to [-1, 1], and outputs one value
+    for each choice of the discrete parts (a single value without discrete parts). The Q-value of an
+    action is the sum over its choices, which is exact for a single Discrete space; several discrete
+    parts form an additive decomposition.
 
     Args:
         policy: The policy.
-        critics: The critics; their targets begin as a copy.
-        normalizer: Normalises observations, or None.
-        masking: Rules out illegal actions, which a part of the observations names, or None.
+        critics: The Q-functions; their target networks are initialised as copies.
+        normalizer: Observation normalizer, or None.
+        masking: Action masking, or None.
     """
 
     def __init__(
@@ -302,7 +302,7 @@ class PolicyAndCritics(ModelWithTargets):
 
     @property
     def distribution(self) -> Distribution:
-        """The family of action distributions."""
+        """The action distribution."""
         return self.policy.distribution
 
     def policy_params(self, obs: TensorTree) -> Tensor:
@@ -310,7 +310,7 @@ class PolicyAndCritics(ModelWithTargets):
         return self.params_of(self.inputs(obs), obs)
 
     def params_of(self, inputs: TensorTree, obs: TensorTree) -> Tensor:
-        """Distribution parameters, `[..., param_size]`, of the `inputs` of observations."""
+        """Distribution parameters, `[..., param_size]`, given network inputs."""
         params: Tensor = self.policy(inputs)
         return params if self.masking is None else self.masking.apply(params, obs)
 
@@ -323,23 +323,23 @@ def build_policy_and_critics(
     seed: int,
     num_critics: int,
 ) -> Model:
-    """Build the networks that a configuration asks for.
+    """Build a model with a policy and Q-functions.
 
-    Where settings are null: two hidden layers of 256 units (512 above images), relu, weights as
-    PyTorch initialises them.
+    Defaults of null settings: two hidden layers of 256 units (512 for images), ReLU, and PyTorch's
+    weight initialisation.
 
     Args:
         model_class: Class of the model.
         config: Model settings.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
-        seed: Seed of the initial weights; the global generator is left as it was.
+        seed: Seed of the initial weights; the global generator is not affected.
         num_critics: Number of critics.
 
     Raises:
-        ConfigError: If a setting makes no sense here, or a named network is missing, refuses its
+        ConfigError: If a setting is not supported, or a custom network is missing, rejects its
             arguments, or has a wrong output.
-        SpaceError: If no network or distribution exists for a space.
+        SpaceError: If a space has no network or distribution.
     """
     refuse_settings(config, UNUSED)
     masks = mask_layout(observation_space, action_space)
@@ -368,15 +368,15 @@ CRITICS = 2
 
 
 class SoftActorCriticModel(PolicyAndCritics):
-    """A policy, critics of observations and actions, their targets, and temperatures.
+    """Policy, Q-functions, target networks and temperatures.
 
     Args:
-        *parts: As for `PolicyAndCritics`.
-        **others: Likewise.
+        *parts: See `PolicyAndCritics`.
+        **others: See `PolicyAndCritics`.
     """
 
     has_temperatures: bool = False
-    """Whether temperatures were set or loaded."""
+    """Whether the temperatures were set or loaded."""
 
     _continuous: Tensor
     _choices: Tensor
@@ -400,11 +400,11 @@ class SoftActorCriticModel(PolicyAndCritics):
         self.has_temperatures = True
 
     def entropy_terms(self, sample: SoftSample, temperatures: Tensor) -> EntropyTerms:
-        """Return the terms of the policy in the value of a state.
+        """Return the entropy terms of the soft state value.
 
         Args:
             sample: Actions of the policy.
-            temperatures: Those of the parts of the action, `[P]`.
+            temperatures: Temperatures of the parts of the action, `[P]`.
         """
         if not self.actions.num_choices:
             return EntropyTerms(sample.log_probs, temperatures)
@@ -418,7 +418,7 @@ class SoftActorCriticModel(PolicyAndCritics):
 
 
 def _note_temperatures(model: nn.Module, incompatible: Any) -> None:
-    """Note that a model has loaded its temperatures."""
+    """Record that a model has loaded its temperatures."""
     assert isinstance(model, SoftActorCriticModel)
     model.has_temperatures = True
 
@@ -430,22 +430,22 @@ def build_soft_actor_critic(
     seed: int,
     num_critics: int = CRITICS,
 ) -> SoftActorCriticModel:
-    """Build the networks that a configuration asks for.
+    """Build the networks of SAC.
 
-    Where settings are null: those of `build_policy_and_critics`, and a squashed Gaussian for Box
+    Defaults of null settings: see `build_policy_and_critics`, and a squashed Gaussian for Box
     actions.
 
     Args:
         config: Model settings.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
-        seed: Seed of the initial weights; the global generator is left as it was.
+        seed: Seed of the initial weights; the global generator is not affected.
         num_critics: Number of critics.
 
     Raises:
-        ConfigError: If a setting makes no sense here, or a named network is missing, refuses its
+        ConfigError: If a setting is not supported, or a custom network is missing, rejects its
             arguments, or has a wrong output.
-        SpaceError: If no network or distribution exists for a space.
+        SpaceError: If a space has no network or distribution.
     """
     config = _with_family(config)
     return build_policy_and_critics(
@@ -454,15 +454,15 @@ def build_soft_actor_critic(
 
 
 def resolve_soft_actor_critic(config: ModelConfig, space: spaces.Space[Any]) -> ModelConfig:
-    """The same settings with the defaults of soft actor-critics filled in.
+    """Fill in the defaults of SAC.
 
     Args:
-        config: Model settings; resolved ones stay as they are.
+        config: Model settings; resolved ones are returned unchanged.
         space: Flat observation space.
     """
     return resolve_with_targets(_with_family(config), space)
 
 
 def _with_family(config: ModelConfig) -> ModelConfig:
-    """The same settings with the family of Box actions."""
+    """Set the default distribution of Box actions."""
     return replace(config, distributions={"Box": "squashed_gaussian", **config.distributions})

@@ -1,4 +1,4 @@
-"""Policies of several agents as one policy."""
+"""Policies of multiple agents combined into one model."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from maze_train.spaces.tensors import joined, part_of, parts_by_name, stacked, u
 
 
 class JointModel(ActingModel):
-    """Acts for all agents of an environment, each with the policy that it is given.
+    """Acts for all agents of an environment, each with its policy.
 
-    Observations are those of `maze_train.spaces.agents`. Agents with the same policy are asked for
-    in one batch. Noise, parameters and recurrent states are those of each agent, one after the
-    other; the recurrent state of an agent stays as it is while the agent does not act.
+    Observations have the form of `maze_train.spaces.agents`. Agents with the same policy are
+    evaluated in one batch. Noise, parameters and recurrent states are the concatenation over
+    agents. The recurrent state of an agent is kept while it does not act.
 
     Args:
-        policies: Models by the id of their policy.
-        agents: Id of the policy of each agent.
+        policies: Models by policy id.
+        agents: Policy id of each agent.
 
     Attributes:
         members: Agents of each policy.
@@ -39,7 +39,7 @@ class JointModel(ActingModel):
             policy: [agent for agent, own in agents.items() if own == policy] for policy in policies
         }
         self._groups = self.members
-        # In a dict, so that weights have no second name.
+        # In a dict, so that the weights are not registered under a second name.
         self._acting = {policy: acting(own) for policy, own in policies.items()}
         models = {agent: self._acting[policy] for agent, policy in agents.items()}
         self.state_sizes = {agent: own.state_size for agent, own in models.items()}
@@ -49,12 +49,12 @@ class JointModel(ActingModel):
 
     @property
     def state_size(self) -> int:
-        """Size S of the recurrent state of all agents of one environment; 0: none."""
+        """Size S of the recurrent state of all agents per environment; 0: none."""
         return sum(self.state_sizes.values())
 
     @property
     def noise_size(self) -> int:
-        """Number of random numbers of the actions of all agents."""
+        """Number of random values for the actions of all agents."""
         return sum(self._noise_sizes)
 
     @property
@@ -64,23 +64,23 @@ class JointModel(ActingModel):
 
     @property
     def centralized(self) -> list[str]:
-        """Ids of the policies with a centralised critic."""
+        """Ids of the policies that have a centralised critic."""
         critics = {k: m for k, m in self.policies.items() if isinstance(m, ActorCriticModel)}
         return [policy for policy, own in critics.items() if own.is_centralized]
 
     @property
     def by_policy(self) -> dict[str, nn.Module]:
-        """The models by the id of their policy."""
+        """Models by policy id."""
         return dict(self.policies.items())
 
     def states_by_agent(self, states: Tensor) -> dict[str, Tensor]:
-        """The part of each agent of recurrent states `[..., S]`."""
+        """Split recurrent states `[..., S]` by agent."""
         return self._split(states, list(self.state_sizes.values()))
 
     def draw_noise(
         self, shape: Shape, generator: torch.Generator | None = None, device: Device = None
     ) -> Tensor:
-        """Random numbers of the policies of all agents; see `ActingModel`."""
+        """Draw the noise of all agents; see `ActingModel`."""
         models = [self._acting[policy] for policy in self.agents.values()]
         return torch.cat([own.draw_noise(shape, generator, device) for own in models], dim=-1)
 
@@ -93,7 +93,7 @@ class JointModel(ActingModel):
     def act_by_agent(
         self, obs: TensorTree, hidden_state: Tensor, noise: Tensor | None, deterministic: bool
     ) -> dict[str, Acted]:
-        """What each agent does; see `act`."""
+        """Choose actions; return the result of each agent."""
         leaves = cast("dict[str, Tensor]", obs)
         parts = parts_by_name(part_of(leaves, AGENTS))
         states, noises = self.states_by_agent(hidden_state), self.noises_by_agent(noise)
@@ -116,7 +116,7 @@ class JointModel(ActingModel):
         return {agent: found[agent] for agent in self.agents}
 
     def noises_by_agent(self, noise: Tensor | None) -> Mapping[str, Tensor | None]:
-        """The part of each agent of noise `[..., noise_size]`."""
+        """Split noise `[..., noise_size]` by agent."""
         if noise is None:
             return dict.fromkeys(self.agents)
         return self._split(noise, self._noise_sizes)
@@ -127,23 +127,23 @@ class JointModel(ActingModel):
             self._acting[self.agents[agent]].on_episode_end(own)
 
     def log_probs(self, params: Tensor, actions: Mapping[str, Tensor]) -> Tensor:
-        """Log-probabilities of the actions of A agents, `[..., A]`; 0 where there are none."""
+        """Log-probabilities of the actions of A agents, `[..., A]`; 0 for models without any."""
         own_params = self._split(params, self._param_sizes)
         given = own_params, parts_by_name(actions)
         found = self._of_each(lambda own, params, taken: own.log_probs(params, taken), *given)
         return torch.stack(cast("list[Tensor]", list(found.values())), dim=-1)
 
     def to_env(self, actions: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The actions as the environment takes them."""
+        """Convert the agents' actions to inputs of `env.step`."""
         return _flat(self._of_each(lambda own, taken: own.to_env(taken), parts_by_name(actions)))
 
     def example_actions(self) -> dict[str, Tensor]:
-        """One action of all agents, `[1, ...]`."""
+        """Return one example action of all agents, `[1, ...]`."""
         owners = self.agents.items()
         return _flat({agent: self._acting[own].example_actions() for agent, own in owners})
 
     def parts(self, params: Tensor) -> dict[str, tuple[Distribution, Tensor]]:
-        """The distribution of each agent that has one, and its params."""
+        """Return the distribution and params of each agent that has a distribution."""
         pairs = self._split(params, self._param_sizes).items()
         models = {agent: self._acting[policy] for agent, policy in self.agents.items()}
         return {
@@ -155,7 +155,7 @@ class JointModel(ActingModel):
     def _of_each(
         self, function: Callable[..., TensorTree], *given: Mapping[str, TensorTree]
     ) -> dict[str, TensorTree]:
-        """Results of `function(model, ...)` by agent, of arguments by agent."""
+        """Call `function(model, ...)` for each policy; arguments and results are by agent."""
         found: dict[str, TensorTree] = {}
         for policy, agents in self._groups.items():
             if agents:
@@ -168,13 +168,13 @@ class JointModel(ActingModel):
         return dict(zip(self.agents, torch.split(tensor, sizes, dim=-1), strict=True))
 
     def _who_acts(self, obs: dict[str, Tensor], agents: Sequence[str]) -> Tensor:
-        """Whether some agents act, one after the other in all environments, `[len(agents) * n]`."""
+        """Return a mask of the acting agents, `[len(agents) * n]`, grouped by agent."""
         numbers = {agent: i for i, agent in enumerate(self.agents)}
         return obs[ACTS].bool()[:, [numbers[agent] for agent in agents]].T.flatten()
 
 
 def joint_acted(found: Mapping[str, Acted]) -> Acted:
-    """What agents do, by name, as one."""
+    """Combine the results of the agents."""
     return Acted(
         _flat({agent: acted.actions for agent, acted in found.items()}),
         _flat({agent: acted.env_actions for agent, acted in found.items()}),
@@ -184,7 +184,7 @@ def joint_acted(found: Mapping[str, Acted]) -> Acted:
 
 
 def _flat(trees: Mapping[str, TensorTree]) -> dict[str, Tensor]:
-    """Trees by agent as one flat mapping."""
+    """Flatten trees by agent to one mapping."""
     found: dict[str, Tensor] = {}
     for agent, tree in trees.items():
         found.update(with_name(agent, tree))
@@ -192,26 +192,26 @@ def _flat(trees: Mapping[str, TensorTree]) -> dict[str, Tensor]:
 
 
 def acting_alone(models: Mapping[str, nn.Module]) -> JointModel:
-    """The model in which each agent acts with its own model; see `by_number`."""
+    """Build a model in which each agent has a separate model; see `by_number`."""
     return JointModel(*by_number(models))
 
 
 def members_of(model: nn.Module) -> Mapping[str, list[str]]:
-    """Agents of each policy of a joint model; empty for a model of one agent."""
+    """Return the agents of each policy of a joint model; empty for a single-agent model."""
     return model.members if isinstance(model, JointModel) else {}
 
 
 def by_number(models: Mapping[str, nn.Module]) -> tuple[dict[str, nn.Module], dict[str, str]]:
-    """Models by number, and the number of that of each agent.
+    """Name models by number; return them with the number for each agent.
 
     Args:
-        models: Models by agent; PyTorch cannot name modules as agents may be named.
+        models: Models by agent, whose names may not be valid names of PyTorch modules.
     """
     numbers = {agent: str(i) for i, agent in enumerate(models)}
     return {numbers[agent]: own for agent, own in models.items()}, numbers
 
 
 def _of_each_agent(rows: TensorTree, count: int) -> list[TensorTree]:
-    """The rows of agents that were asked for in one batch."""
-    # Unlike `chunk`, which compares sizes, this can be exported for any number of environments.
+    """Split the rows of a batch by agent."""
+    # Unlike `chunk`, unflatten can be exported for a variable number of environments.
     return unstacked(tree_map(lambda x: torch.unflatten(x, 0, (count, -1)), rows))

@@ -1,7 +1,7 @@
-"""Gradients of template networks by hand, for small networks on vectors and choices.
+"""Analytic gradients of multilayer perceptrons on vectors and discrete observations.
 
-Building and walking an automatic graph costs more there than the arithmetic. The gradients equal
-those of autograd, see `tests/nets/test_mlp_gradients.py`.
+For small networks, building and walking the autograd graph takes longer than the arithmetic. The
+gradients equal autograd's, see `tests/nets/test_mlp_gradients.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from maze_train.nets.blocks import MLP
 from maze_train.nets.template import DictEncoder, TemplateNet, is_plain
 
 Backward: TypeAlias = "Callable[[Tensor, bool], Tensor | None]"
-"""Takes dL/d output, adds dL/d parameters to their `.grad`, and returns dL/d input if asked."""
+"""Takes dL/d output, adds dL/d parameters to `.grad`, and returns dL/d input if requested."""
 
 aten = torch.ops.aten
 
@@ -30,30 +30,30 @@ DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "gelu": aten.gelu_backward,
     "silu": aten.silu_backward,
 }
-"""dL/dx of dL/dy and y = f(x); of x itself for `OF_INPUT`."""
+"""dL/dx as a function of dL/dy and y = f(x), or of dL/dy and x for the functions in `OF_INPUT`."""
 
 OF_INPUT = ("gelu", "silu")
 
 
 def has_gradients_by_hand(net: nn.Module) -> bool:
-    """Whether `forward_and_backward` computes what this network computes.
+    """Return whether `forward_and_backward` supports a network.
 
-    So it is for linear layers on vectors, choices, and Dicts of these.
+    It supports linear layers on vectors, discrete observations, and Dicts of these.
     """
     return type(net) in (TemplateNet, MLP) and is_plain(net)
 
 
 @torch.no_grad()
 def forward_and_backward(net: nn.Module, obs: TensorTree) -> tuple[Tensor, Backward]:
-    """Outputs of a network with gradients by hand, and the function that writes these.
+    """Compute the outputs of a network and a function that computes its gradients.
 
     Args:
         net: The network, see `has_gradients_by_hand`.
         obs: Observations, `[N, ...]`.
 
     Returns:
-        Outputs `[N, output_size]` without a graph, and a function of dL/d outputs. There is no
-        gradient of observations of a Dict.
+        Outputs `[N, output_size]` without a graph, and the backward function of dL/d outputs. Dict
+        observations get no gradient.
     """
     if isinstance(net, MLP):
         assert isinstance(obs, torch.Tensor)
@@ -79,7 +79,7 @@ def forward_and_backward(net: nn.Module, obs: TensorTree) -> tuple[Tensor, Backw
 
 
 def _mlp(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
-    """`forward_and_backward` of linear layers and nonlinearities."""
+    """Implement `forward_and_backward` for an MLP, in chunks that fit in the cache."""
     if x.shape[0] <= net.cached_rows or not x.is_cpu:
         return _mlp_of_piece(net, x)
     pieces = torch.split(x, net.cached_rows)
@@ -94,7 +94,7 @@ def _mlp(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
 
 
 def _mlp_of_piece(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
-    """`_mlp` of rows that go through the layers together."""
+    """Implement `_mlp` for one chunk of rows."""
     weights, keeps_inputs = net.weights(), net.nonlinearity in OF_INPUT
     derivative = DERIVATIVES[net.nonlinearity]
     inputs, known = [], []
@@ -122,12 +122,12 @@ def _mlp_of_piece(net: MLP, x: Tensor) -> tuple[Tensor, Backward]:
 
 
 NARROW = range(2, 13)
-"""Sizes of inputs for which a CPU's matrix products (MKL) of 128 rows or more are 1.5 to 8 times as
-fast if they give the transposed gradient of a weight."""
+"""Input sizes for which CPU matrix products (MKL) of at least 128 rows are 1.5 to 8 times faster if
+they compute the transposed weight gradient."""
 
 
 def _add_product(param: Tensor, grad: Tensor, x: Tensor) -> None:
-    """Add the product of grad^T `[D, N]` and x `[N, I]` to a gradient, unless it is frozen."""
+    """Add the product of grad^T `[D, N]` and x `[N, I]` to a gradient, unless frozen."""
     if not param.requires_grad:
         return
     rows, size = x.shape
@@ -140,7 +140,7 @@ def _add_product(param: Tensor, grad: Tensor, x: Tensor) -> None:
 
 
 def add_row_sum(param: Tensor, rows: Tensor) -> None:
-    """Add the sum over rows `[N, D]` to the gradient of a parameter `[D]`, unless it is frozen."""
+    """Add the sum over rows `[N, D]` to the gradient of a parameter `[D]`, unless frozen."""
     if not param.requires_grad:
         return
     total = rows.sum(0)

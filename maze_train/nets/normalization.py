@@ -1,4 +1,4 @@
-"""Observations scaled to mean 0 and deviation 1."""
+"""Normalization of observations to mean 0 and standard deviation 1."""
 
 from __future__ import annotations
 
@@ -21,35 +21,30 @@ EPSILON = 1e-8
 """Added to the variance."""
 
 RESOLUTION, WIDE_RESOLUTION = 1e-6, 1e-12
-"""An entry whose standard deviation is below this fraction of its mean counts as constant: so
-little is rounding error in float32, and in float64 for the integers of `_is_wide`."""
+"""Relative standard deviation below which an entry counts as constant, because changes that small
+are rounding errors: in float32, and in float64 for wide integers (see `_is_wide`)."""
 
 STATISTICS = ("count", "mean", "var", "frozen")
 
 
 class ObservationNormalizer(nn.Module):
-    """Normalises Box observations other than images, entry by entry.
+    """Normalizes Box observations other than images elementwise: (x - mean) / sqrt(var + 1e-8).
 
-    (x - mean) / sqrt(var + 1e-8), clipped
+    The result is clipped to `config.clip`. Mean and variance are taken over all observations passed
+    to `update`; before the first update, observations are only converted to float32. An entry that
+    has been constant is centred but not scaled, which keeps it small if it changes later. Discrete,
+    MultiDiscrete and MultiBinary observations, images and excluded keys are never changed.
 
-    Mean and variance are those of all observations that `update` has got; before the first update
-    observations pass as float32, unchanged, not clipped either. An entry that never changed is
-    centred but not scaled: it gives 0, and a small number should it change a little later.
-    Discrete, MultiDiscrete and MultiBinary observations, images and excluded keys always pass
-    unchanged.
-
-    The mean is subtracted from integers of 32 and 64 bits in float64: in float32, time stamps in
-    seconds would be rounded to multiples of 128.
-
-    The statistics are float64 buffers, all keys in one vector, whatever dtype the module is
-    converted to. Training mode makes no difference.
+    For integers of 32 and 64 bits the mean is subtracted in float64, because float32 would round
+    time stamps in seconds to multiples of 128. The statistics are float64 buffers, all keys in one
+    vector, and keep this dtype if the module is converted. Training mode has no effect.
 
     Args:
         space: Flat observation space, without action masks.
-        config: Settings; of these the bound, and keys to leave out.
+        config: Settings.
 
     Raises:
-        ConfigError: If an excluded key is not one of the space.
+        ConfigError: If an excluded key is not in the space.
     """
 
     count: Tensor
@@ -75,7 +70,7 @@ class ObservationNormalizer(nn.Module):
         self.register_buffer("var", torch.zeros(total, dtype=torch.float64))
         self.register_buffer("frozen", torch.zeros((), dtype=torch.bool))
         for i, shape in enumerate(self._shapes.values()):
-            # Numbered, because a key may hold characters that names of buffers must not have.
+            # Numbered, because keys may contain characters that are not allowed in buffer names.
             dtype = torch.float64 if self._wide[i] else torch.get_default_dtype()
             self.register_buffer(f"_mean_{i}", torch.zeros(shape, dtype=dtype), persistent=False)
             self.register_buffer(f"_factor_{i}", torch.ones(shape), persistent=False)
@@ -83,17 +78,17 @@ class ObservationNormalizer(nn.Module):
 
     @property
     def keys(self) -> list[str]:
-        """Keys that are normalised; the key of a lone observation is empty."""
+        """Normalized keys; the key of a single observation is empty."""
         return list(self._shapes)
 
     def forward(self, obs: TensorTree) -> TensorTree:
-        """Normalised observations.
+        """Normalize observations.
 
         Args:
             obs: Observations, `[..., *obs shape]`; not modified. Keys may be missing.
 
         Returns:
-            Observations of the same shapes; what is normalised is float32.
+            Observations of the same shapes; normalized ones are float32.
         """
         if not isinstance(obs, dict):
             return self._normalized(0, obs) if self._shapes else obs
@@ -109,19 +104,19 @@ class ObservationNormalizer(nn.Module):
         assert factor is not None
         if not self._has_statistics:
             return x.to(factor.dtype)
-        # A difference first: x * factor - mean * factor would cancel digits of large means.
+        # Subtract first: x * factor - mean * factor would cancel digits if the mean is large.
         x = (x.to(mean.dtype) - mean).to(factor.dtype).mul_(factor)
         return x.clamp_(-self._clip, self._clip) if self._clip else x
 
     def update(self, obs: TensorTree) -> None:
-        """Add observations to the statistics; nothing happens after `freeze`.
+        """Add observations to the statistics; does nothing after `freeze`.
 
         Args:
-            obs: Observations, `[..., *obs shape]`, the same number for each key in `keys`; other
-                keys are not looked at.
+            obs: Observations, `[..., *obs shape]`, with the same number of rows for each key in
+                `keys`; other keys are ignored.
 
         Raises:
-            TrainingError: If an observation is not finite; nothing was added then.
+            TrainingError: If an observation is not finite; the statistics are then unchanged.
         """
         if not self._shapes or bool(self.frozen):
             return
@@ -140,10 +135,10 @@ class ObservationNormalizer(nn.Module):
         )
 
     def merge(self, moments: Moments) -> None:
-        """Take the moments of observations into the statistics; nothing happens after `freeze`.
+        """Merge moments into the statistics; does nothing after `freeze`.
 
         Args:
-            moments: Of all entries that are normalised, in one vector in the order of `keys`.
+            moments: Moments of all normalized entries as one vector, in the order of `keys`.
         """
         if not self._shapes or bool(self.frozen):
             return
@@ -155,15 +150,15 @@ class ObservationNormalizer(nn.Module):
 
     @property
     def is_waiting(self) -> bool:
-        """Whether there are fewer observations than wanted before training."""
+        """Whether there are fewer observations than required before training."""
         return not self.frozen and int(self.count) < self.config.initial_steps
 
     def freeze(self) -> None:
-        """Keep the statistics as they are from now on."""
+        """Freeze the statistics."""
         self.frozen.fill_(True)
 
     def _refresh(self) -> None:
-        """Compute from the statistics what `forward` works with."""
+        """Compute the buffers of `forward` from the statistics."""
         self._has_statistics = bool(self.count > 0)
         sizes = [math.prod(shape) for shape in self._shapes.values()]
         pieces = zip(torch.split(self.mean, sizes), torch.split(self.var, sizes), strict=True)
@@ -180,7 +175,7 @@ class ObservationNormalizer(nn.Module):
         self._refresh()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> ObservationNormalizer:
-        # Statistics move with the module, but keep their precision.
+        # The statistics move with the module, but keep their dtype.
         wide = (f"_mean_{i}" for i, is_wide in enumerate(self._wide) if is_wide)
         kept = {name: self.get_buffer(name) for name in (*STATISTICS, *wide)}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]  # untyped in torch
@@ -190,12 +185,12 @@ class ObservationNormalizer(nn.Module):
 
 
 def _is_vector(leaf: spaces.Box) -> bool:
-    """Whether a Box is not an image, and has entries."""
+    """Return whether a Box is not an image, and not empty."""
     return not is_image(leaf) and math.prod(leaf.shape) > 0
 
 
 def _is_wide(dtype: np.dtype[Any] | None) -> bool:
-    """Whether a Box of a dtype holds integers that float32 cannot hold."""
+    """Return whether a Box dtype contains integers that float32 cannot represent."""
     return (
         dtype is not None and dtype.kind in "iu" and dtype.itemsize >= np.dtype(np.int32).itemsize
     )
@@ -207,14 +202,14 @@ def _check_excluded(excluded: list[str], keys: list[str]) -> None:
             continue
         expected = f"expected keys of the observation space, {keys}"
         if keys == [""]:
-            expected = "the observation space has no keys, it is a single Box: leave it empty"
+            expected = "the observation space is a single Box without keys: leave it empty"
         else:
             expected += did_you_mean(map(repr, nearest(key, keys, 1)))
         raise ConfigError("model.normalization.exclude", expected, key)
 
 
 def _check_finite(key: str, shape: tuple[int, ...], rows: Tensor) -> None:
-    """Refuse observations `[N, entries]` of a key, naming the first entry that is not finite."""
+    """Raise if observations `[N, entries]` of a key are not finite; names the first such entry."""
     finite = torch.isfinite(rows)
     if bool(finite.all()):
         return
@@ -222,6 +217,6 @@ def _check_finite(key: str, shape: tuple[int, ...], rows: Tensor) -> None:
     index = [int(i) for i in np.unravel_index(column, shape)] if shape else []
     where = f"the observation {key!r}" if key else "the observation"
     raise TrainingError(
-        f"entry {index} of {where} is {float(rows[row, column])}: expected finite numbers; repair "
-        "the environment, or name the key in model.normalization.exclude"
+        f"entry {index} of {where} is {float(rows[row, column])}: expected finite values; fix the "
+        "environment, or add the key to model.normalization.exclude"
     )

@@ -1,4 +1,4 @@
-"""Networks, wrappers of policies and value transforms of users: built and tried out."""
+"""Construction and checks of custom networks, policy wrappers and value transforms."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from maze_train.spaces.describe import is_mask_key
 from maze_train.spaces.tensors import sampled_for
 
 ROWS = 2
-"""Observations that a network is tried out on."""
+"""Number of observations in the test forward pass of a custom network."""
 
 WRAPPER_KEY = "algorithm.policy_wrapper"
 TRANSFORM_KEY = "model.value_transform"
-"""Keys of the wrapper around a policy, and of the value transform, in the configuration."""
+"""Configuration keys of the policy wrapper and the value transform."""
 
 SAMPLES = (-10.0, -1.0, 0.0, 1.0, 10.0)
-"""Returns on which a transform is tried."""
+"""Returns with which a value transform is tested."""
 TOLERANCE = 1e-3
 
 
@@ -38,18 +38,18 @@ def build_own(
     output_size: int,
     action_size: int | None = None,
 ) -> nn.Module:
-    """Build a network of a user, and run it once: a wrong output is refused before training.
+    """Build a custom network and check its output shape with a forward pass.
 
     Args:
-        node: Names the network, see `build_target`.
-        key: Where the configuration names it.
+        node: Target of the network, see `build_target`.
+        key: Configuration key of the network.
         space: Flat observation space, without masks.
-        output_size: Units of its output.
-        action_size: Numbers that describe an action, which the network also reads; None: it
-            reads observations only.
+        output_size: Number of outputs.
+        action_size: Number of action features, which the network also reads; None: it reads
+            observations only.
 
     Raises:
-        ConfigError: If the network cannot be built, fails, or has another output.
+        ConfigError: If the network cannot be built, fails, or has a wrong output.
     """
     sizes = {"output_size": output_size}
     inputs, described = [sampled_for(space, ROWS)], f"observations of {space}"
@@ -59,7 +59,7 @@ def build_own(
         described += f" and actions [{ROWS}, {action_size}]"
     net: nn.Module = build_target(node, key=key, kind=nn.Module, observation_space=space, **sizes)
     if isinstance(node[TARGET], Given) and net is node[TARGET].value:
-        net = copy.deepcopy(net)  # one that was given serves as a beginning, again and again
+        net = copy.deepcopy(net)  # an instance given in Python is a template for several networks
     net.eval()
     with torch.no_grad():
         try:
@@ -75,7 +75,7 @@ def build_own(
 
 
 def wrapped(node: Mapping[str, Any], model: nn.Module, space: spaces.Space[Any]) -> nn.Module:
-    """Build the wrapper of a policy, and try it out on observations of a flat space."""
+    """Build the wrapper of a policy, and check it with observations of a flat space."""
     if TARGET not in node:
         raise ConfigError(WRAPPER_KEY, "expected a mapping with the key _target_, or null", node)
     try:
@@ -90,7 +90,7 @@ def wrapped(node: Mapping[str, Any], model: nn.Module, space: spaces.Space[Any])
     if not isinstance(distribution, Distribution):
         raise ConfigError(
             WRAPPER_KEY,
-            "expected a module with the attribute distribution, which is that of the policy",
+            "expected a module with the attribute distribution of the wrapped policy",
             type(distribution).__name__,
         )
     _try_out(policy.eval(), distribution.param_size, space)
@@ -98,10 +98,10 @@ def wrapped(node: Mapping[str, Any], model: nn.Module, space: spaces.Space[Any])
 
 
 def _try_out(model: Any, param_size: int, space: spaces.Space[Any]) -> None:
-    """Refuse a model that cannot act on observations of a flat space."""
+    """Raise if a model cannot act on observations of a flat space."""
     obs = sampled_for(space, ROWS)
     if isinstance(obs, dict):
-        # A sampled mask may leave no legal action, which environments must not do.
+        # A sampled mask may have no legal action, which environments must avoid.
         obs = {k: torch.ones_like(leaf) if is_mask_key(k) else leaf for k, leaf in obs.items()}
     method, wanted = "policy_params", [[ROWS, param_size]]
     expected = f"expected distribution parameters of shape [batch, {param_size}]"
@@ -124,17 +124,17 @@ def _try_out(model: Any, param_size: int, space: spaces.Space[Any]) -> None:
 
 
 def _shapes(outputs: Any) -> list[Any] | str:
-    """Shape of a tensor, those of a pair of tensors, or what outputs are instead."""
+    """Return the shape of a tensor, shapes of a tuple of tensors, or the type of anything else."""
     if isinstance(outputs, tuple):
         return [_shapes(output) for output in outputs]
     return list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
 
 
 def build_value_transform(node: Mapping[str, Any]) -> ValueTransform:
-    """Build a value transform, and try it on a few returns.
+    """Build a value transform, and check it with a few returns.
 
     Raises:
-        ConfigError: If it cannot be built, or does not do what `ValueTransform` says.
+        ConfigError: If it cannot be built, is not increasing, or has a wrong inverse.
     """
     transform: ValueTransform = build_target(node, key=TRANSFORM_KEY)
     forth = member_of(transform, "transform_value")
@@ -143,22 +143,22 @@ def build_value_transform(node: Mapping[str, Any]) -> ValueTransform:
         raise ConfigError(
             TRANSFORM_KEY,
             "expected an object with the methods transform_value and transform_value_inv, such as "
-            f"a subclass of maze_train.ValueTransform; this is a {type(transform).__name__}",
+            f"a subclass of maze_train.ValueTransform; got a {type(transform).__name__}",
         )
     returns = torch.tensor(SAMPLES)
     values = _mapped("transform_value", forth, returns)
     if not bool((values.diff() > 0).all()):
-        problem = f"transform_value must grow with the return; of {list(SAMPLES)} it makes"
+        problem = f"transform_value must be increasing; it maps {list(SAMPLES)} to"
         raise ConfigError(TRANSFORM_KEY, f"{problem} {values.tolist()}")
     again = _mapped("transform_value_inv", back, values)
     if not torch.allclose(again, returns, TOLERANCE, TOLERANCE):
-        problem = "transform_value_inv must undo transform_value; the returns"
-        raise ConfigError(TRANSFORM_KEY, f"{problem} {list(SAMPLES)} come back as {again.tolist()}")
+        problem = "transform_value_inv must be the inverse of transform_value; it maps the returns"
+        raise ConfigError(TRANSFORM_KEY, f"{problem} {list(SAMPLES)} to {again.tolist()}")
     return transform
 
 
 def _mapped(name: str, method: Callable[[Tensor], Tensor], values: Tensor) -> Tensor:
-    """The result of one direction: a finite number for each."""
+    """Apply one direction of a transform; raise unless the result is finite and of equal shape."""
     try:
         result = method(values)
     except Exception as error:
@@ -167,6 +167,6 @@ def _mapped(name: str, method: Callable[[Tensor], Tensor], values: Tensor) -> Te
     is_alike = isinstance(result, torch.Tensor) and result.shape == values.shape
     if not is_alike or not bool(result.isfinite().all()):
         shown = result.tolist() if is_alike else repr(result)
-        problem = f"{name} must make a tensor of the same shape, of finite numbers; of"
-        raise ConfigError(TRANSFORM_KEY, f"{problem} {values.tolist()} it makes {shown}")
+        problem = f"{name} must return a tensor of the same shape with finite values; it maps"
+        raise ConfigError(TRANSFORM_KEY, f"{problem} {values.tolist()} to {shown}")
     return result

@@ -1,4 +1,4 @@
-"""A policy without a critic: its parts, action masks, and the builders from spaces."""
+"""Policy model without a critic, action masking, and builders from spaces."""
 
 from __future__ import annotations
 
@@ -32,18 +32,19 @@ if TYPE_CHECKING:
 
 
 class ActionMasking:
-    """Sets the logits of actions that are not legal to a number that means probability 0.
+    """Replaces the logits of illegal actions, so that their probability is 0.
 
-    The number is finite (half of the lowest one), so log-probabilities, entropies and divergences
-    of what `apply` returns are those of the distribution over the legal actions, and no gradient is
-    nan. Source: Huang and Ontañón (2022), arXiv:2006.14171, section 3.
+    The replacement is finite (half of the minimum of the dtype), so log-probabilities, entropies
+    and KL divergences are those of the distribution over the legal actions, and gradients are never
+    NaN. Source: Huang and Ontañón (2022), arXiv:2006.14171, section 3.
 
     Args:
-        distribution: The family of the whole action space, a joint one for Dict and Tuple spaces.
-        layout: Where observations say which actions are legal.
+        distribution: Distribution of the whole action space.
+        layout: Layout of the masks in the observations.
 
     Raises:
-        ConfigError: If a masked part has another family than `categorical` or `multi_categorical`.
+        ConfigError: If the distribution of a masked part is not `categorical` or
+            `multi_categorical`.
     """
 
     def __init__(self, distribution: Distribution, layout: MaskLayout) -> None:
@@ -53,19 +54,19 @@ class ActionMasking:
             self._sizes[part.leaf] = max(part.stop, self._sizes.get(part.leaf, 0))
 
     def apply(self, params: Tensor, obs: TensorTree) -> Tensor:
-        """The parameters with the logits of illegal actions replaced, differentiable.
+        """Replace the logits of illegal actions, differentiable.
 
         Args:
-            params: Parameters of the distribution, [..., param_size].
-            obs: Observations with the masks, which are not 0 for legal actions, [..., *shape].
+            params: Distribution parameters, [..., param_size].
+            obs: Observations with masks, nonzero for legal actions, [..., *shape].
 
         Returns:
-            Parameters, [..., param_size]. Their gradient reaches those that were not replaced.
+            Parameters, [..., param_size]; replaced ones have no gradient.
         """
         return torch.where(self._legal(params, obs), params, impossible_logit(params.dtype))
 
     def _legal(self, params: Tensor, obs: TensorTree) -> Tensor:
-        """Mask of the params that are kept, bool, [..., param_size]."""
+        """Return a mask of the params that are kept, bool, [..., param_size]."""
         assert isinstance(obs, dict), "masks are entries of a Dict observation"
         batch = params.shape[:-1]
         masks = {k: obs[k].reshape((*batch, size)) != 0 for k, size in self._sizes.items()}
@@ -78,11 +79,11 @@ class ActionMasking:
 
 
 _Segment: TypeAlias = "tuple[int, str | None, int]"
-"""Consecutive parameters: their number, the mask that they have a slice of, and its start."""
+"""Size of a block of parameters, key of the mask for it (or None), and start index in the mask."""
 
 
 def _segments(distribution: Distribution, layout: MaskLayout) -> Iterator[_Segment]:
-    """Yield the segments of `params`, in their order."""
+    """Yield the segments of `params` in order."""
     masked = {part.part: part for part in layout.parts}
     for key, family in distribution.parts.items():
         if key in masked:
@@ -95,14 +96,14 @@ def _segments(distribution: Distribution, layout: MaskLayout) -> Iterator[_Segme
 
 
 def _check_family(key: str, family: Distribution, part: MaskedPart) -> None:
-    """Refuse a family whose params are not one logit for each action."""
+    """Raise if the params of a family are not one logit per action."""
     name = key or ("Discrete" if len(part.sizes) == 1 else "MultiDiscrete")
     is_fit = isinstance(family, (Categorical, MultiCategorical))
     if not is_fit or family.param_size != sum(part.sizes):
         raise ConfigError(
             f"{KEY}.{name}",
-            f"the observation {part.leaf!r} masks the actions of this part, which only categorical "
-            "and multi_categorical can do: remove the setting, or the mask",
+            f"the observation {part.leaf!r} masks the actions of this part, which requires "
+            "categorical or multi_categorical: remove this setting, or the mask",
             type(family).__name__,
         )
 
@@ -117,8 +118,8 @@ class Policy(nn.Module):
     Args:
         net: Maps observations (or features of a shared trunk) to
             `[..., param_size - free_param_size]`.
-        distribution: The family of distributions; it says how many parameters it needs and which
-            of them do not depend on the state.
+        distribution: The action distribution, which defines the number of parameters, and how many
+            of them are state-independent.
     """
 
     def __init__(self, net: nn.Module, distribution: Distribution) -> None:
@@ -139,34 +140,34 @@ class Policy(nn.Module):
 
     @property
     def has_free_params(self) -> bool:
-        """Whether there are parameters that do not depend on the state, and learn."""
+        """Whether there are trainable state-independent parameters."""
         return self.free_params is not None and self.free_params.requires_grad
 
     def limit_free_params(self) -> None:
-        """Bring the free parameters back to the limits of their family."""
+        """Clamp the state-independent parameters to the limits of the distribution."""
         if self.free_params is not None:
             self.distribution.limit_free_params(self.free_params.detach())
 
 
 def input_space(space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Part of a flat observation space that networks read: all but masks."""
+    """Return the part of a flat observation space that networks read: all but masks."""
     if not isinstance(space, Dict):
         return space
     parts = OrderedDict((k, leaf) for k, leaf in space.spaces.items() if not is_mask_key(k))
     if not parts:
-        raise SpaceError(f"{space} holds masks only: expected something to act on as well")
+        raise SpaceError(f"{space} has only masks: expected at least one other observation")
     return Dict(parts)
 
 
 def critic_keys(config: ModelConfig, space: spaces.Space[Any]) -> tuple[str, ...]:
-    """Keys of the observations that the critic alone reads, in the order of the space.
+    """Return the keys of observations that only the critic reads, in the order of the space.
 
     Args:
-        config: Model settings; of these `critic_obs`.
+        config: Model settings, of which `critic_obs` is used.
         space: Result of `input_space`.
 
     Raises:
-        ConfigError: If a key does not exist, or none is left for the policy.
+        ConfigError: If a key does not exist, or no key is left for the policy.
     """
     if not config.critic_obs:
         return ()
@@ -178,17 +179,17 @@ def critic_keys(config: ModelConfig, space: spaces.Space[Any]) -> tuple[str, ...
             hint = did_you_mean(nearest(name, known, 1))
             problem = f"expected keys of the observation space, {known}{hint}"
             if not known:
-                problem = "the observation space has no keys, it is a single one: leave it out"
+                problem = "the observation space has no keys: remove this setting"
             raise ConfigError("model.critic_obs", problem, name)
         found |= own
     if len(found) == len(known):
-        problem = f"the policy would have nothing to read; expected some of {known}"
+        problem = f"no observation is left for the policy; expected a proper subset of {known}"
         raise ConfigError("model.critic_obs", problem, config.critic_obs)
     return tuple(key for key in known if key in found)
 
 
 def policy_space(config: ModelConfig, space: spaces.Space[Any]) -> spaces.Space[Any]:
-    """Part of `input_space` that the policy reads; see `critic_keys`."""
+    """Return the part of `input_space` that the policy reads; see `critic_keys`."""
     hidden = critic_keys(config, space)
     if not hidden:
         return space
@@ -197,14 +198,14 @@ def policy_space(config: ModelConfig, space: spaces.Space[Any]) -> spaces.Space[
 
 
 def without_critic(config: ModelConfig) -> ModelConfig:
-    """The settings of a policy whose critic has separate layers, and may read more."""
+    """Return the settings without those of the critic."""
     return replace(
         config, centralized_critic=None, critic_obs=None, critic=None, critic_hidden_sizes=None
     )
 
 
 def build_normalizer(config: ModelConfig, space: spaces.Space[Any]) -> ObservationNormalizer | None:
-    """The normaliser that a configuration asks for; None if there is nothing to normalise."""
+    """Build the configured normalizer; None if there is nothing to normalize."""
     if config.normalization.mode == "none":
         return None
     normalizer = ObservationNormalizer(space, config.normalization)
@@ -212,7 +213,7 @@ def build_normalizer(config: ModelConfig, space: spaces.Space[Any]) -> Observati
 
 
 def build_masking(distribution: Distribution, masks: MaskLayout | None) -> ActionMasking | None:
-    """The part that rules out actions which masks forbid; None where there are no masks."""
+    """Build the action masking; None if there are no masks."""
     if masks is None:
         return None
     return ActionMasking(distribution, masks)
@@ -224,7 +225,7 @@ def readable(
     has_masks: bool,
     hidden: Collection[str] = (),
 ) -> TensorTree:
-    """Part of observations that networks read: no masks and no hidden keys, normalised."""
+    """Return network inputs: observations without masks and hidden keys, normalized."""
     if has_masks or hidden:
         assert isinstance(obs, dict)
         obs = {k: leaf for k, leaf in obs.items() if not (is_mask_key(k) or k in hidden)}
@@ -239,7 +240,7 @@ def build_network(
     output_size: int,
     gain: float,
 ) -> nn.Module:
-    """The network named in `config` for this role, or the template."""
+    """Build the custom network configured for this role, or the template network."""
     node: Mapping[str, Any] | None = vars(config)[role]
     if node is None:
         if role == "trunk":
@@ -252,22 +253,21 @@ def build_network(
 CRITIC_SETTINGS = (
     *("critic", "critic_hidden_sizes", "centralized_critic", "value_transform", "value_support"),
 )
-"""Settings of a model that describe its critic."""
+"""Model settings of the critic."""
 
 
 class PolicyModel(DistributionPolicy):
-    """A policy, with or without hidden layers before recurrent layers.
+    """Policy with optional hidden and recurrent layers before it.
 
-    Observations go through the normaliser, the trunk and the recurrent layers, if there are any, to
-    the policy.
+    Observations pass through normalizer, trunk and recurrent layers, if present, to the policy.
 
     Args:
-        policy: The policy; reads features when there is a trunk.
+        policy: The policy; its input are features if there is a trunk.
         trunk: Hidden layers before the recurrent layers and the policy, or None.
         rnn: Recurrent layers after the trunk, or None.
-        normalizer: Normalises observations, or None.
-        masking: Rules out illegal actions, which a part of the observations names, or None.
-        critic_keys: Keys of observations that are not read to act, which may be missing then.
+        normalizer: Observation normalizer, or None.
+        masking: Action masking, or None.
+        critic_keys: Keys of observations that the policy does not read, which may be missing.
     """
 
     def __init__(
@@ -281,7 +281,7 @@ class PolicyModel(DistributionPolicy):
         critic_keys: tuple[str, ...] = (),
     ) -> None:
         super().__init__()
-        # Saved weights and flat vectors of parameters have this order.
+        # The order determines saved weights and flat parameter vectors.
         self.normalizer = normalizer
         self.trunk = trunk
         self.rnn = rnn
@@ -291,22 +291,22 @@ class PolicyModel(DistributionPolicy):
 
     @property
     def distribution(self) -> Distribution:
-        """The family of action distributions."""
+        """The action distribution."""
         return self.policy.distribution
 
     @property
     def around(self) -> dict[str, Any]:
-        """Everything but the policy, as arguments of a model like this one."""
+        """All submodules but the policy, as constructor arguments."""
         parts = {"trunk": self.trunk, "rnn": self.rnn, "normalizer": self.normalizer}
         return {**parts, "masking": self.masking, "critic_keys": self.critic_keys}
 
     @property
     def state_size(self) -> int:
-        """Size S of the recurrent state of one environment; 0: not recurrent."""
+        """Size S of the recurrent state per environment; 0: not recurrent."""
         return 0 if self.rnn is None else self.rnn.state_size
 
     def forward(self, obs: TensorTree) -> Tensor:
-        """The same as `policy_params`."""
+        """See `policy_params`."""
         return self.policy_params(obs)
 
     def policy_params(self, obs: TensorTree) -> Tensor:
@@ -315,14 +315,14 @@ class PolicyModel(DistributionPolicy):
         return self._masked(self.policy(self._trunk_features(obs)), obs)
 
     def policy_step(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Action parameters `[n, param_size]`, and the recurrent state `[n, S]` after `obs`."""
+        """Return distribution parameters `[n, param_size]` and the state `[n, S]` after `obs`."""
         if self.rnn is None:
             return self.policy_params(obs), state
         features, state = self._remembering(obs, state)
         return self._masked(self.policy(features), obs), state
 
     def _remembering(self, obs: TensorTree, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Features `[n, H]` of the observations so far, and the recurrent state after them."""
+        """Return recurrent features `[n, H]`, and the recurrent state after the observations."""
         assert self.rnn is not None, "this model is not recurrent: call policy_params"
         return self.rnn.step(self._trunk_features(obs), state)
 
@@ -331,7 +331,7 @@ class PolicyModel(DistributionPolicy):
         return inputs if self.trunk is None else self.trunk(inputs)
 
     def inputs(self, obs: TensorTree) -> TensorTree:
-        """Inputs of the policy: no masks, nothing for the critic alone, normalised."""
+        """Return the policy inputs: no masks, no critic-only keys, normalized."""
         return readable(obs, self.normalizer, self.masking is not None, self.critic_keys)
 
     def _masked(self, params: Tensor, obs: TensorTree) -> Tensor:
@@ -346,34 +346,34 @@ def build_policy(
     *,
     policy_wrapper: Mapping[str, Any] | None = None,
 ) -> nn.Module:
-    """Build the networks that a configuration asks for, without a critic.
+    """Build a policy without a critic.
 
-    The same settings and seed give an actor-critic the same policy: the weights of one can be
-    loaded into the other.
+    With the same settings and seed, an actor-critic has the same policy, and their weights are
+    interchangeable.
 
     Args:
-        config: Model settings, none of them about a critic.
+        config: Model settings, without any of a critic.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
-        seed: Seed of the initial weights; the global generator is left as it was.
-        policy_wrapper: Names what is put around the policy, such as rules for some observations:
-            `{_target_: my_package.MyWrapper, key: value}`, called with the `PolicyModel`. It
-            returns a module with the attribute `distribution` and `policy_params(obs)`, or, where
-            an attribute `state_size` is above 0, `policy_step(obs, state)`. None: nothing.
+        seed: Seed of the initial weights; the global generator is not affected.
+        policy_wrapper: Wrapper of the policy, such as rules for some observations:
+            `{_target_: my_package.MyWrapper, key: value}`, called with the `PolicyModel`. It must
+            return a module with the attribute `distribution` and `policy_params(obs)`, or, with an
+            attribute `state_size` > 0, `policy_step(obs, state)`. None: no wrapper.
 
     Returns:
-        A `PolicyModel`, or what the wrapper returned, which has been run once: a wrong output is
-        refused before training. Both in evaluation mode.
+        A `PolicyModel`, or the result of the wrapper, checked with a forward pass. Both are in
+        evaluation mode.
 
     Raises:
-        ConfigError: If a setting is about a critic, a named network or the wrapper is missing,
-            refuses its arguments, fails, or has a wrong output.
-        SpaceError: If no network or distribution exists for a space.
+        ConfigError: If a critic setting is set, or a custom network or the wrapper is missing,
+            rejects its arguments, fails, or has a wrong output.
+        SpaceError: If a space has no network or distribution.
     """
     for key in CRITIC_SETTINGS:
         value = vars(config)[key]
         if value is not None:
-            raise ConfigError(f"model.{key}", "a policy alone has no critic: leave it out", value)
+            raise ConfigError(f"model.{key}", "there is no critic: remove this setting", value)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         model = compose_policy(config, observation_space, action_space).eval()
@@ -388,17 +388,17 @@ def compose_policy(
     observation_space: spaces.Space[Any],
     action_space: spaces.Space[Any],
 ) -> PolicyModel:
-    """The policy of a configuration, with weights from the global generator.
+    """Build the policy with weights from the global generator.
 
     Args:
-        config: Model settings, resolved or not; those of a critic only decide whether there is a
+        config: Model settings, resolved or not; critic settings only affect whether there is a
             trunk.
         observation_space: Observation space of one environment.
         action_space: Action space of one environment.
 
     Raises:
-        ConfigError: If a named network is missing, refuses its arguments, or has a wrong output.
-        SpaceError: If no network or distribution exists for a space.
+        ConfigError: If a custom network is missing, rejects its arguments, or has a wrong output.
+        SpaceError: If a space has no network or distribution.
     """
     masks = mask_layout(observation_space, action_space)
     full = input_space(flat_space(observation_space))
@@ -425,7 +425,7 @@ def compose_policy(
 
 
 def head_of_trunk(config: ModelConfig, output_size: int, gain: float) -> MLP:
-    """A linear layer on the features of a trunk, or of the recurrent layers after it.
+    """Build a linear layer on the features of a trunk, or of the recurrent layers after it.
 
     Args:
         config: Resolved settings of a model with a trunk.

@@ -1,12 +1,12 @@
-"""Many copies of a policy with different weights, computed side by side.
+"""Many copies of a policy with different weights, evaluated in one batch.
 
-Results of a copy do not depend on which others are computed with it, nor on its row, to the bit:
+Results of a copy are bit-for-bit independent of its row and of the other copies:
 
-- Products of matrices are those of numpy, one after the other in one call, which depend neither on
-  the number of rows nor on where a row lies in memory. Batched products of PyTorch do.
-- The number of rows of all other arrays is a multiple of `ROW_BLOCK`. So vector instructions divide
-  them evenly, and no entry is left to the scalar code at the end of an array, which rounds
-  otherwise.
+- Matrix products use NumPy, one after the other in one call; the result of a product does not
+  depend on the number of rows or on memory alignment. PyTorch's batched products do.
+- The number of rows of all other arrays is a multiple of `ROW_BLOCK`, so SIMD instructions divide
+  them evenly and no element is left to the scalar code at the end of an array, which rounds
+  differently.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ View: TypeAlias = Callable[[torch.Tensor], Array]
 
 
 Net: TypeAlias = "Callable[[Any, int], Array]"
-"""Maps observations of some rows, beginning with the first, to outputs `[rows, size]`; how many
-rows matter is the second argument."""
+"""Maps observations, whose first rows are used, to outputs `[rows, size]`; the second argument is
+the number of rows that are needed."""
 
 ROW_BLOCK = 32
-"""Numbers in the largest step of vectorised code: two registers of 16 float32 at once."""
+"""Elements per iteration of vectorised code: two registers of 16 float32 values."""
 
 
 def row_blocks(count: int) -> int:
-    """`count` rounded up to whole blocks of rows."""
+    """Round `count` up to whole blocks of rows."""
     return -(-count // ROW_BLOCK) * ROW_BLOCK
 
 
 def find_normalizer(model: nn.Module) -> ObservationNormalizer | None:
-    """Return the normaliser of a model, or of a module around it; None without one."""
+    """Return the observation normalizer of a model or its submodules, or None."""
     for module in model.modules():
         if isinstance(module, ObservationNormalizer):
             return module
@@ -57,18 +57,18 @@ def find_normalizer(model: nn.Module) -> ObservationNormalizer | None:
 
 
 class Population(ABC):
-    """Copies of a policy; what differs between them are the parameters that can be trained.
+    """Copies of a policy that differ in the trainable parameters only.
 
-    Everything else (other parameters, statistics of observations) is that of the model at the time
+    Everything else (frozen parameters, observation statistics) is read from the model at the time
     of the call.
 
     Args:
         model: The policy, on the CPU; see `nets.acting`.
-        rows: Number of rows, at least that of the copies.
+        rows: Number of rows, at least the number of copies.
 
     Attributes:
         rows: Number of rows in memory.
-        dim: Number of parameters that can be trained.
+        dim: Number of trainable parameters.
     """
 
     def __init__(self, model: nn.Module, rows: int) -> None:
@@ -77,7 +77,7 @@ class Population(ABC):
         trained = [p for p in model.parameters() if p.requires_grad]
         self.dim = sum(p.numel() for p in trained)
         self._dtype = trained[0].detach().numpy().dtype if trained else np.dtype(np.float32)
-        # Whole cache lines, so that every copy lies in memory like the first one.
+        # Whole cache lines, so that every copy has the same memory alignment.
         self._stride = -(-self.dim // ROW_BLOCK) * ROW_BLOCK * self._dtype.itemsize
         self._memory = torch.zeros(self.rows * self._stride, dtype=torch.uint8).numpy()
         self._weights: Array = self._view_at(0, (self.dim,))
@@ -88,9 +88,9 @@ class Population(ABC):
             offset += p.numel() * self._dtype.itemsize
 
     def weights_of(self, row: int) -> Array:
-        """The trained parameters of a copy in the order of `model.parameters()`, `[dim]`.
+        """Return the trainable parameters of a copy in the order of `model.parameters()`, `[dim]`.
 
-        The owner of the copies writes them. `act` may move them to another place in memory.
+        The caller writes the weights into this view. `act` may move them to another address.
         """
         weights: Array = self._weights[row]
         return weights
@@ -99,25 +99,24 @@ class Population(ABC):
     def act(
         self, rows: Sequence[int], obs: TensorTree, noise: Tensor | None, deterministic: bool
     ) -> Acted:
-        """Choose the actions of some copies, while the others pause; see `ActingModel`.
+        """Choose the actions of some copies; see `ActingModel`.
 
         Args:
-            rows: The copies, growing.
-            obs: The observation of each copy, those that pause included.
-            noise: Random numbers in the order of `rows`, `[row_blocks(len(rows)), noise_size]`, or
-                None.
-            deterministic: Whether to take the most likely actions instead of sampled ones.
+            rows: Indices of the copies, increasing.
+            obs: Observations of all copies, including inactive ones.
+            noise: Noise in the order of `rows`, `[row_blocks(len(rows)), noise_size]`, or None.
+            deterministic: Whether to take the most likely actions instead of sampling.
 
         Returns:
-            The actions in the order of `rows`, `[row_blocks(len(rows)), ...]`; further rows hold
-            arbitrary values.
+            Actions in the order of `rows`, `[row_blocks(len(rows)), ...]`; the remaining rows are
+            undefined.
         """
 
     def forget(self, row: int) -> None:  # noqa: B027 (not all are recurrent)
-        """Clear the recurrent state of a copy."""
+        """Reset the recurrent state of a copy."""
 
     def _view(self, param: torch.Tensor) -> Array:
-        """A parameter of all copies, `[rows, *shape]`."""
+        """Return a parameter of all copies, `[rows, *shape]`."""
         offset = self._offsets.get(id(param))
         if offset is None:
             shared = param.detach().numpy()
@@ -133,16 +132,16 @@ class Population(ABC):
 
 
 BatchedPolicy: TypeAlias = Callable[[int, TensorTree, Tensor | None, bool], Acted]
-"""Chooses the actions of the first `count` copies: arguments are `count`, and those of
-`Population.act`, of `row_blocks(count)` rows."""
+"""Chooses the actions of the first `count` copies; takes `count` and the arguments of
+`Population.act` with `row_blocks(count)` rows."""
 
 
 def batched_policy(model: PolicyModel, view: View) -> BatchedPolicy:
-    """Copies of a template policy without images and recurrent layers: one product per layer.
+    """Build the batched evaluation of a feedforward template policy without images.
 
     Args:
         model: The policy.
-        view: Gives a parameter of all copies.
+        view: Returns a parameter of all copies.
     """
     trunk = None if model.trunk is None else _batched(model.trunk, view)
     net = _batched(model.policy.net, view)
@@ -150,8 +149,8 @@ def batched_policy(model: PolicyModel, view: View) -> BatchedPolicy:
 
     def act(count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
         inputs: Any = model.inputs(obs)
-        # Some kernels of OpenBLAS read what was left on the stack into lanes that they do not use,
-        # and numpy warns of it (as in https://github.com/numpy/numpy/issues/24067).
+        # Some OpenBLAS kernels read uninitialised stack memory into unused lanes, and NumPy warns
+        # about it (as in https://github.com/numpy/numpy/issues/24067).
         with np.errstate(invalid="ignore"):
             outputs = net(inputs if trunk is None else trunk(inputs, count), count)
         if free is not None:
@@ -166,7 +165,7 @@ def batched_policy(model: PolicyModel, view: View) -> BatchedPolicy:
 
 
 def is_batchable(model: nn.Module) -> bool:
-    """Whether `batched_policy` supports a model: nothing of it is of a subclass."""
+    """Return whether `batched_policy` supports a model, which must not have subclassed parts."""
     return (
         type(model) is PolicyModel
         and model.rnn is None
@@ -180,10 +179,10 @@ def is_batchable(model: nn.Module) -> bool:
 class BatchedPopulation(Population):
     """Copies of a policy that `is_batchable`, or of a `JointModel` of such policies.
 
-    Copies that are computed lie next to each other in memory, those that pause behind them.
+    The weights of active copies are contiguous in memory, followed by those of inactive ones.
 
     Args:
-        model: The policy, or the policies and who acts with which.
+        model: The policy, or a `JointModel`.
         count: Number of copies.
     """
 
@@ -195,13 +194,13 @@ class BatchedPopulation(Population):
         self._policies = {key: batched_policy(own, self._view) for key, own in policies.items()}
 
     def weights_of(self, row: int) -> Array:
-        """The trained parameters of a copy, see `Population.weights_of`."""
+        """Return the trainable parameters of a copy; see `Population.weights_of`."""
         return super().weights_of(self._place_of[row])
 
     def act(
         self, rows: Sequence[int], obs: TensorTree, noise: Tensor | None, deterministic: bool
     ) -> Acted:
-        """Choose the actions of some copies, of all agents; see `Population.act`."""
+        """Choose the actions of some copies, for all agents; see `Population.act`."""
         numbers, size = np.asarray(rows), row_blocks(len(rows))
         self._move_to_front(numbers)
         lying = self._row_at[: len(rows)]
@@ -215,7 +214,7 @@ class BatchedPopulation(Population):
         return Acted._make(tree_map(lambda x: x[order], column) for column in acted)
 
     def _move_to_front(self, rows: npt.NDArray[np.int64]) -> None:
-        """Let the copies that are computed change places with copies that pause."""
+        """Swap active copies with inactive ones, so that the active ones come first."""
         behind = rows[self._place_of[rows] >= len(rows)]
         free = np.flatnonzero(~np.isin(self._row_at[: len(rows)], rows)) if len(behind) else behind
         for row, place in zip(behind, free, strict=True):
@@ -225,7 +224,7 @@ class BatchedPopulation(Population):
             self._place_of[[row, other]] = place, old
 
     def _act(self, count: int, obs: TensorTree, noise: Tensor | None, deterministic: bool) -> Acted:
-        """Choose the actions of the first copies as they lie in memory."""
+        """Choose the actions of the first copies in memory order."""
         model = self.model
         if not isinstance(model, JointModel):
             return self._policies[""](count, obs, noise, deterministic)
@@ -241,12 +240,12 @@ class BatchedPopulation(Population):
 
 
 def policies_of(model: nn.Module) -> Mapping[str, nn.Module]:
-    """The policies of a `JointModel` by their id; another model by an empty one."""
+    """Return the policies of a `JointModel` by id; any other model has the id ""."""
     return model.by_policy if isinstance(model, JointModel) else {"": model}
 
 
 class RowPopulation(Population):
-    """Copies of any policy, computed one after the other.
+    """Copies of any policy, evaluated one after the other.
 
     Args:
         model: The policy, which may be recurrent.
@@ -258,7 +257,7 @@ class RowPopulation(Population):
         normalizer = find_normalizer(model)
         self._acting = acting(model)
         self._state = torch.zeros(count, 1, self._acting.state_size)
-        # Everything else is that of the model, also when it changes.
+        # Everything else is shared with the model, so that changes apply to all copies.
         kept = [p for p in model.parameters() if id(p) not in self._offsets]
         shared: dict[int, Any] = {id(x): x for x in (*kept, *model.buffers(), normalizer)}
         self._copies: list[ActingModel] = []
@@ -275,7 +274,7 @@ class RowPopulation(Population):
         """Choose the actions of some copies, see `Population.act`."""
         results: list[Acted] = []
         for k, i in enumerate(rows):
-            # A copy begins at a cache line, wherever the row begins.
+            # Cloned, so that alignment does not depend on the row.
             row = tree_map(lambda x, i=i: x[i : i + 1].clone(), obs)  # type: ignore[misc]
             drawn = None if noise is None else noise[k : k + 1].clone()
             acted = self._copies[i].act(row, self._state[i].clone(), drawn, deterministic)
@@ -286,13 +285,13 @@ class RowPopulation(Population):
         return Acted._make(joined(column) for column in columns)
 
     def forget(self, row: int) -> None:
-        """Clear the recurrent state of a copy."""
+        """Reset the recurrent state of a copy."""
         self._acting.on_episode_end(self._state[row])
         self._state[row] = 0.0
 
 
 def _batched(module: nn.Module, view: View) -> Net:
-    """A network of all copies, of a module that `is_plain`."""
+    """Build the batched version of a module that `is_plain`."""
     if isinstance(module, TemplateNet):
         encoder, layers = _batched(module.encoder, view), _batched(module.layers, view)
         return lambda obs, count: layers(encoder(obs, count), count)
@@ -326,7 +325,7 @@ def _batched_mlp(mlp: MLP, view: View) -> Net:
 
     def forward(x: Array, count: int) -> Array:
         n = len(x)
-        # Of a single product numpy makes another call, which rounds otherwise.
+        # For a single product NumPy calls another kernel, which rounds differently.
         k = max(count, 2)
         for i, (weight, bias) in enumerate(weights):
             products = np.zeros((n, weight.shape[1]), weight.dtype)

@@ -1,4 +1,4 @@
-"""LSTM and GRU layers whose hidden state is zero at the start of an episode."""
+"""LSTM and GRU layers whose hidden state is reset at the start of an episode."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from maze_train.nets.blocks import is_stock, is_traced
 from maze_train.nets.config import RecurrentConfig
 
 CLOSED = -1e4
-"""Input of a gate that closes it: its sigmoid is exactly 0 in float32 and float64."""
+"""Gate input whose sigmoid is exactly 0 in float32 and float64."""
 
 ROUNDED_TO = 8
-"""Sequences get lengths that are multiples of this, because kernels are compiled per length."""
+"""Sequence lengths are rounded up to multiples of this, since kernels are compiled per length."""
 
 
 class RecurrentNetwork(nn.Module):
-    """Recurrent layers on top of each other, one time step or whole sequences at a time.
+    """Stacked recurrent layers that process one time step, or whole sequences.
 
     LSTM, with gates i, f, g, o from x_t and h_{t-1}:
 
@@ -32,16 +32,17 @@ class RecurrentNetwork(nn.Module):
 
     n = tanh(n_x + sigmoid(r) * n_h),  h_t = (1 - sigmoid(z)) * n + sigmoid(z) * h_{t-1}
 
-    The state of an environment is one vector: h (and c) of the first layer, then of the next one.
+    The state of an environment is one vector: h (and c) of the first layer, then the next ones.
 
     Args:
         input_size: F, size of the input.
-        config: Kind, size and number of the layers.
-        orthogonal: Orthogonal weights with gain 1 and zero biases; false: PyTorch's own.
+        config: Type, size and number of layers.
+        orthogonal: Whether weights are orthogonal with gain 1 and biases zero; otherwise PyTorch's
+            initialisation.
 
     Attributes:
-        layers: `torch.nn.LSTM` or `torch.nn.GRU`, the owner of the parameters.
-        output_size: H, units of a layer.
+        layers: `torch.nn.LSTM` or `torch.nn.GRU` with the parameters.
+        output_size: H, units per layer.
         state_size: S, size of the state of one environment.
 
     Source: Hochreiter and Schmidhuber (1997), Neural Computation 9(8), with the forget gate of Gers
@@ -63,16 +64,16 @@ class RecurrentNetwork(nn.Module):
         self.state_size = config.size * config.layers * (2 if self.is_lstm else 1)
 
     def _weights(self) -> list[tuple[Tensor, ...]]:
-        """Weights of each layer: weights of input and state, biases of input and state."""
+        """Return, for each layer, weights and biases for input and state."""
         flat: list[Tensor] = list(self.layers._parameters.values())  # type: ignore[arg-type]  # no None
         return [tuple(flat[i : i + 4]) for i in range(0, len(flat), 4)]
 
     def step(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One time step of N environments.
+        """Process one time step of N environments.
 
         Args:
             x: Inputs, `[N, F]`.
-            state: States before the step, `[N, S]`; zeros where an episode starts.
+            state: States before the step, `[N, S]`; zeros at the start of an episode.
 
         Returns:
             Features `[N, H]` and states after the step `[N, S]`.
@@ -92,11 +93,11 @@ class RecurrentNetwork(nn.Module):
 
     @property
     def _is_changed(self) -> bool:
-        """Whether the layers have to be called."""
+        """Whether the layers are modified, so they have to be called."""
         return not is_stock(self.layers, nn.LSTM if self.is_lstm else nn.GRU)
 
     def _call(self, x: Tensor, parts: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """`step` by a call of the layers."""
+        """Implement `step` by calling the layers."""
         if self.is_lstm:
             found, (h, c) = self.layers(
                 x[None], (torch.stack(parts[::2]), torch.stack(parts[1::2]))
@@ -108,13 +109,13 @@ class RecurrentNetwork(nn.Module):
         return found[0], torch.cat(new_parts, dim=-1)
 
     def sequence(self, x: Tensor, state: Tensor, resets: Tensor) -> Tensor:
-        """L time steps of n environments: the loop of `step`, with states set to zero at resets.
+        """Process L time steps of n environments, with states reset to zero where requested.
 
         Args:
             x: Inputs, `[L, n, F]`.
             state: States before the first row, `[n, S]`.
-            resets: Whether a row is the first of an episode, bool, `[L, n]`: the state is set to
-                zero before the row is read.
+            resets: Whether a row is the first of an episode, so that the state is reset before it,
+                bool, `[L, n]`.
 
         Returns:
             Features, `[L, n, H]`.
@@ -135,7 +136,7 @@ class RecurrentNetwork(nn.Module):
         return x
 
     def _fused(self, x: Tensor, starts: list[Tensor], resets: Tensor) -> Tensor:
-        """`sequence` by PyTorch's own layers, which know nothing of resets."""
+        """Implement `sequence` with PyTorch's fused layers, which do not support resets."""
         timeline = _Timeline(resets, x.dtype) if bool(resets[1:].any()) else None
         if timeline is not None:
             x = timeline.spread(x)
@@ -150,11 +151,11 @@ class RecurrentNetwork(nn.Module):
         return x if timeline is None else timeline.gather(x)
 
     def _with_eraser(self, weights: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        """Weights of a layer whose input is marked by `_Timeline.marked`.
+        """Extend the weights of a layer for inputs from `_Timeline.marked`.
 
-        A real row gets the bias of the input from its mark. In an erasing row the gates are closed
-        and the rest of the input is zero, so that h and c become exactly zero, and no gradient
-        crosses it.
+        The first mark adds the input bias in real rows. The second closes the gates in erasing
+        rows, where the remaining inputs are zero, so that h and c become exactly zero and no
+        gradient passes.
         """
         w_input, w_state, b_input, b_state = weights
         size = self.output_size
@@ -166,19 +167,19 @@ class RecurrentNetwork(nn.Module):
 
 
 def _run(function: Any, x: Tensor, start: Any, weights: Any) -> Tensor:
-    """One layer of `torch.lstm` or `torch.gru` on `[L, n, F]`."""
-    # With biases, one layer, no dropout, trained or not, one direction, time first.
+    """Run one layer of `torch.lstm` or `torch.gru` on `[L, n, F]`."""
+    # Positional arguments: biases, one layer, no dropout, training, unidirectional, time-major.
     return function(x, start, weights, True, 1, 0.0, torch.is_grad_enabled(), False, False)[0]  # type: ignore[no-any-return]  # a tensor
 
 
 class _Timeline:
-    """Rows of sequences, with a row that clears the recurrent state before each reset.
+    """Inserts erasing rows, which clear the recurrent state, into sequences before each reset.
 
-    Fused kernels run through a sequence without looking at episodes. Each environment has its own
-    timeline, so the sequence grows by the number of resets of the environment that has most.
+    Fused kernels process a sequence without regard to episodes. Each environment has a separate
+    timeline, so the length grows by the maximum number of resets of an environment.
 
     Args:
-        resets: Whether the recurrent state is cleared before a row, `[L, n]`.
+        resets: Whether the recurrent state is reset before a row, `[L, n]`.
         dtype: Floating dtype of the marks.
     """
 
@@ -195,25 +196,25 @@ class _Timeline:
         self.marks = torch.stack([is_real, 1.0 - is_real], dim=-1).view(self.length, self.n, 2)
 
     def spread(self, x: Tensor) -> Tensor:
-        """`[L, n, F]` to `[length, n, F]`, zeros in the rows between."""
+        """Convert `[L, n, F]` to `[length, n, F]`, with zeros in the inserted rows."""
         zeros = x.new_zeros(self.length * self.n, x.shape[-1])
         return zeros.index_copy(0, self.places, x.flatten(0, 1)).view(self.length, self.n, -1)
 
     def marked(self, x: Tensor) -> Tensor:
-        """Inputs with two more columns: (1, 0) in real rows, (0, 1) in those that erase."""
+        """Append two columns: (1, 0) in real rows, (0, 1) in erasing rows."""
         return torch.cat([x, self.marks], dim=-1)
 
     def gather(self, x: Tensor) -> Tensor:
-        """The real rows: `[length, n, H]` to `[L, n, H]`."""
+        """Select the real rows: `[length, n, H]` to `[L, n, H]`."""
         return x.flatten(0, 1).index_select(0, self.places).view(-1, self.n, x.shape[-1])
 
 
 class _GRULayer(torch.autograd.Function):
-    """One GRU layer on the CPU, with backpropagation through time by hand.
+    """GRU layer on the CPU with analytic backpropagation through time.
 
-    PyTorch has no fused kernel for it there. The loop does in numpy what is small, because its
-    calls cost less, and leaves to the end what is one product over all time steps. Under autocast
-    it computes in float32.
+    PyTorch has no fused CPU kernel for it. The loop uses NumPy for small operations, whose calls
+    have less overhead, and products over all time steps are computed at the end. Under autocast it
+    computes in float32.
     """
 
     @staticmethod
@@ -228,9 +229,9 @@ class _GRULayer(torch.autograd.Function):
         b_input: Tensor,
         b_state: Tensor,
     ) -> Tensor:
-        """Features `[L, n, H]`; keep `[L, n]` is 0 where the state is erased before a row."""
+        """Return features `[L, n, H]`; keep `[L, n]` is 0 where the state is reset before a row."""
         (length, n), size = keep.shape, w_state.shape[1]
-        # Gates r, z and n from the input: become the gates themselves.
+        # Gate inputs of r, z and n, overwritten by the gate values.
         gates = torch.addmm(b_input, x.flatten(0, 1), w_input.t()).view(length, n, -1)
         from_state = torch.empty_like(gates)
         before, after = x.new_empty(length, n, size), x.new_empty(length, n, size)
@@ -270,13 +271,13 @@ class _GRULayer(torch.autograd.Function):
     @custom_bwd(device_type="cpu")  # type: ignore[untyped-decorator]
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of x, start and the four parameters."""
+        """Return gradients of x, start and the four parameters."""
         x, keep, w_input, w_state, gates, from_state, before = ctx.saved_tensors
         (length, n), size = keep.shape, w_state.shape[1]
         r, z, new = gates.split(size, dim=-1)
         aten = torch.ops.aten
-        # Gradients of what enters the nonlinearities, first per unit of dL/dh. In this order both
-        # n_x, r, z (from the input) and r, z, n_h (from the state) lie side by side.
+        # Derivatives at the nonlinearities, first per unit of dL/dh. In this order both n_x, r, z
+        # (from the input) and r, z, n_h (from the state) are contiguous.
         d_gates = gates.new_empty(length, n, 4, size)
         d_new = aten.tanh_backward(1 - z, new)
         d_gates[:, :, 0] = d_new

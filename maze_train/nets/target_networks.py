@@ -1,4 +1,4 @@
-"""Target networks: copies that follow the networks that are trained."""
+"""Target networks, which track trained networks by Polyak averaging."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from maze_train.spaces.describe import holds_images
 
 
 class TargetNetwork:
-    """Moves the copy of a network towards it.
+    """Updates a target network towards its source.
 
     Args:
-        target: The copy.
-        source: The network that is trained.
+        target: The target network.
+        source: The trained network.
     """
 
     def __init__(self, target: nn.Module, source: nn.Module) -> None:
         self.network = target
-        # Looking for the parameters of a module takes longer than moving them.
+        # Iterating over the parameters of a module takes longer than updating them.
         self._params = tuple(zip(target.parameters(), source.parameters(), strict=True))
-        # Of buffers, the owners: another device or dtype replaces the buffers themselves.
+        # Store the owners of buffers, since a change of device or dtype replaces the buffers.
         owners = zip(target.modules(), source.modules(), strict=True)
         self._owners = tuple((t, s) for t, s in owners if [*s.buffers(recurse=False)])
 
     @torch.no_grad()
     def update(self, tau: float) -> None:
-        """Move the copy: θ' <- (1 - τ) θ' + τ θ; what is no parameter is copied."""
+        """Update the target: θ' <- (1 - τ) θ' + τ θ; buffers are copied."""
         for param, source in self._params:
             param.lerp_(source, tau)
         for target, current in self._owners:
@@ -49,11 +49,11 @@ class TargetNetwork:
 
 
 class ModelWithTargets(DistributionPolicy):
-    """Base of models whose networks have targets.
+    """Base class of models with target networks.
 
     Args:
-        normalizer: Normalises observations, or None.
-        masking: Rules out illegal actions, which a part of the observations names, or None.
+        normalizer: Observation normalizer, or None.
+        masking: Action masking, or None.
     """
 
     def __init__(
@@ -65,31 +65,31 @@ class ModelWithTargets(DistributionPolicy):
         self._targets: list[TargetNetwork] = []
 
     def target_of(self, network: Any) -> Any:
-        """A copy of a network, without gradients, which `update_targets` moves towards it."""
+        """Create a target network, a frozen copy that `update_targets` updates."""
         copy = deepcopy(network).requires_grad_(False).eval()
         self._targets.append(TargetNetwork(copy, network))
         return copy
 
     def train(self, mode: bool = True) -> ModelWithTargets:
-        """Switch between training and evaluation; targets are always evaluated."""
+        """Set training mode; target networks always stay in evaluation mode."""
         super().train(mode)
         for target in self._targets:
             target.network.eval()
         return self
 
     def requires_grad_(self, requires_grad: bool = True) -> ModelWithTargets:
-        """Switch gradients of the parameters on or off; targets never have any."""
+        """Enable or disable gradients of the parameters; target networks never have any."""
         super().requires_grad_(requires_grad)
         for target in self._targets:
             target.network.requires_grad_(False)
         return self
 
     def inputs(self, obs: TensorTree) -> TensorTree:
-        """Inputs of the networks: no masks, normalised."""
+        """Return the network inputs: observations without masks, normalized."""
         return readable(obs, self.normalizer, self.masking is not None)
 
     def update_targets(self, tau: float) -> None:
-        """Move the targets: θ' <- (1 - τ) θ' + τ θ; what is no parameter is copied."""
+        """Update the target networks: θ' <- (1 - τ) θ' + τ θ; buffers are copied."""
         for target in self._targets:
             target.update(tau)
 
@@ -117,15 +117,15 @@ def resolve_with_targets(
 
 
 def refuse_settings(config: ModelConfig, reasons: Mapping[str, str]) -> None:
-    """Refuse settings of networks that are built differently.
+    """Raise if a setting is set that a model does not support.
 
     Args:
         config: Model settings.
-        reasons: The settings, and why there is no use for each.
+        reasons: Unsupported settings with the reason.
 
     Raises:
         ConfigError: If one of them is set.
     """
     for key, reason in reasons.items():
         if value := vars(config)[key]:
-            raise ConfigError(f"model.{key}", f"{reason}; leave it out", value)
+            raise ConfigError(f"model.{key}", f"{reason}; remove this setting", value)

@@ -1,4 +1,4 @@
-"""Template network: encoder, hidden layers, linear output."""
+"""Template network: encoder, hidden layers and linear output layer."""
 
 from __future__ import annotations
 
@@ -18,15 +18,14 @@ from maze_train.nets.config import ModelConfig
 from maze_train.spaces.describe import check_categories, holds_images, is_image
 
 IMAGE_FACTOR = 4
-"""Units of the branch of an image, compared with those of other branches."""
+"""Units of an image branch, as a multiple of those of other branches."""
 
 
 class BoxEncoder(nn.Module):
-    """Box and MultiBinary observations, flattened; bytes are scaled to [0, 1] by their upper bound.
+    """Flattens Box and MultiBinary observations; uint8 is scaled to [0, 1] by the upper bound.
 
-    Maps `[..., *space.shape]` to `[..., output_size]`. Numbers become those of the default dtype:
-    in float32, integers beyond 2^24 are rounded. Observations that are floats already, such as
-    normalised ones, are not scaled.
+    Maps `[..., *space.shape]` to `[..., output_size]` in the default dtype; float32 rounds integers
+    above 2^24. Floating-point observations, such as normalized ones, are not scaled.
     """
 
     def __init__(self, space: spaces.Box | spaces.MultiBinary) -> None:
@@ -38,7 +37,7 @@ class BoxEncoder(nn.Module):
         self.scale = 1 / highest if highest > 1 else None
 
     def forward(self, obs: Tensor) -> Tensor:
-        """Flatten, convert, scale."""
+        """Flatten, convert and scale observations."""
         if not obs.is_floating_point():
             obs = obs.to(torch.get_default_dtype())
             if self.scale is not None:
@@ -64,28 +63,24 @@ class OneHotEncoder(nn.Module):
         self.dims = len(space.shape or ())
         self.output_size = int(counts.sum())
         offsets = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        # Both shifts in one addition: from values to positions in the concatenated vector.
+        # Combined shift from values to indices of the concatenated vector.
         self.register_buffer("shifts", torch.as_tensor(offsets - starts), persistent=False)
 
     def forward(self, obs: Tensor) -> Tensor:
-        """One-hot vectors, `[..., output_size]`."""
+        """Return one-hot vectors, `[..., output_size]`."""
         values = obs.unsqueeze(-1) if self.dims == 0 else obs.flatten(-self.dims)
         positions = values.long() + self.shifts
-        # Made of the positions, they have the dimension of vmap as well.
+        # Created from the positions, so that vmap adds its dimension.
         shape = (*positions.shape[:-1], self.output_size)
         zeros = positions.new_zeros(shape, dtype=torch.get_default_dtype())
         return zeros.scatter_(-1, positions, 1.0)
 
 
 class DictEncoder(nn.Module):
-    """Dict observations: one branch per key (a linear layer and a nonlinearity), joined.
+    """Encoder of Dict observations: a linear layer and a nonlinearity per key, concatenated.
 
-    A branch has `config.branch_size` units, and four times as many on top of the convolutions of an
-    image. Keys that the space does not have, and empty ones (a Box of shape (0,)), are passed over.
-
-    Args:
-        space: Flat Dict space.
-        config: Resolved settings of the model.
+    A branch has `config.branch_size` units, and four times as many after the convolutions of an
+    image. Unknown keys and empty ones (a Box of shape (0,)) are ignored.
     """
 
     def __init__(self, space: spaces.Dict, config: ModelConfig) -> None:
@@ -109,7 +104,7 @@ class DictEncoder(nn.Module):
         self.output_size = sum(self.sizes)
 
     def forward(self, obs: TensorTree) -> Tensor:
-        """Features of all keys in their order, `[..., output_size]`."""
+        """Return the features of all keys in order, `[..., output_size]`."""
         assert isinstance(obs, dict)
         parts = zip(self.keys, self.encoders, self.branches, strict=True)
         return torch.cat([branch(encoder(obs[key])) for key, encoder, branch in parts], dim=-1)
@@ -121,10 +116,10 @@ Encoder: TypeAlias = "BoxEncoder | OneHotEncoder | ImageEncoder | DictEncoder"
 def leaf_encoder(
     space: spaces.Space[object], config: ModelConfig, key: str = ""
 ) -> BoxEncoder | OneHotEncoder | ImageEncoder:
-    """The encoder of one leaf of an observation space.
+    """Build the encoder of one leaf of an observation space.
 
     Raises:
-        SpaceError: If the space is of a kind that no network reads.
+        SpaceError: If the type of the space is not supported.
     """
     if isinstance(space, spaces.Box) and is_image(space) and config.image_encoder != "flat":
         return ImageEncoder(space, config.image_encoder, bool(config.orthogonal_init))
@@ -141,14 +136,14 @@ def leaf_encoder(
 
 
 def encoder_for(space: spaces.Space[object], config: ModelConfig) -> Encoder:
-    """The encoder of a flat observation space, with the attribute `output_size`.
+    """Build the encoder of a flat observation space, which has the attribute `output_size`.
 
     Args:
         space: Flat observation space, without action masks.
         config: Resolved settings of the model.
 
     Raises:
-        SpaceError: If a leaf is of a kind that no network reads, or there is nothing to read.
+        SpaceError: If a leaf has an unsupported type, or all leaves are empty.
     """
     encoder: Encoder
     if isinstance(space, spaces.Dict):
@@ -156,19 +151,19 @@ def encoder_for(space: spaces.Space[object], config: ModelConfig) -> Encoder:
     else:
         encoder = leaf_encoder(space, config)
     if encoder.output_size == 0:
-        raise SpaceError(f"observation space {space}: there is nothing in it to read")
+        raise SpaceError(f"observation space {space}: it has no elements")
     return encoder
 
 
 def resolve(config: ModelConfig, space: spaces.Space[object]) -> ModelConfig:
-    """The same settings with those filled in that depend on the space.
+    """Fill in the settings that depend on the space.
 
-    Images that are read as vectors (`image_encoder: flat`) count as vectors. Policy and critic have
-    nothing in common where the settings describe two networks (own ones, sizes of the critic, no
-    hidden layers), images or not.
+    Images with `image_encoder: flat` count as vectors. Policy and critic do not share layers by
+    default if the settings describe two networks (custom networks, sizes of the critic, no hidden
+    layers).
 
     Args:
-        config: Model settings; resolved ones stay as they are.
+        config: Model settings; resolved ones are returned unchanged.
         space: Flat observation space.
     """
     images = config.image_encoder != "flat" and holds_images(space)
@@ -193,13 +188,13 @@ def resolve(config: ModelConfig, space: spaces.Space[object]) -> ModelConfig:
 
 
 class TemplateNet(nn.Module):
-    """Reads any flat observation space; one branch per key of a Dict.
+    """Network for any flat observation space, with one branch per key of a Dict.
 
     Maps observations `[..., *obs shape]` to `[..., output_size]`.
 
     Args:
         space: Flat observation space.
-        config: Sizes, nonlinearity and initialisation.
+        config: Activation, initialisation and encoder settings.
         hidden_sizes: Units of each hidden layer.
         output_size: Units of the linear output layer; 0: the last hidden layer is the output.
         output_gain: Gain of the orthogonal initialisation of the output layer.
@@ -229,15 +224,16 @@ class TemplateNet(nn.Module):
 
     def forward(self, obs: TensorTree) -> Tensor:
         """Outputs, `[..., output_size]`."""
-        parts: Any = self._modules  # attributes of nn.Module are looked up slowly
+        parts: Any = self._modules  # avoids the slow attribute lookup of nn.Module
         features: Tensor = parts["layers"](parts["encoder"](obs))
         return features
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether a template network, or a part of one, has linear layers on vectors and choices only.
+    """Return whether a module has only linear layers on vectors and discrete observations.
 
-    Types are compared exactly: a subclass may compute something else. So may a module with hooks.
+    Types are compared exactly, because a subclass or a module with hooks may compute something
+    else.
     """
     if is_hooked(module):
         return False

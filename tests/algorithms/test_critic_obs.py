@@ -169,7 +169,7 @@ def test_a_run(tmp_path: Path, algorithm: str) -> None:
     [
         (SEEN, ["knwon"], r"'knwon': expected keys .*'known/ground/kind'.*"),
         (SEEN, ["know"], r"'know': expected keys of the observation space"),
-        (SEEN, ["camera", "gear", "known"], r"the policy would have nothing to read"),
+        (SEEN, ["camera", "gear", "known"], r"no observation is left for the policy"),
         (BOX, ["critic"], r"'critic': the observation space has no keys"),
     ],
 )
@@ -182,7 +182,7 @@ def test_keys_that_are_refused(space: Any, named: list[str], told: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"shared_trunk": True}, r"shared_trunk = True: .*reads more shares no layers"),
+        ({"shared_trunk": True}, r"shared_trunk = True: .*the critic shares no layers"),
         ({"centralized_critic": True}, r"critic_obs = \['speed'\]: a centralised critic"),
     ],
 )

@@ -32,19 +32,19 @@ REFUSED = [
         (build, space, {"critic_obs": ["speed"]}, r"critic_obs = .*choose a2c, ppo or impala")
         for build, space in ((build_dqn, CHOICE), (build_td3, REACH))
     ),
-    (build_dqn, CHOICE, {"value_support": [0, 9]}, r"value_support.*num_quantiles; leave it"),
+    (build_dqn, CHOICE, {"value_support": [0, 9]}, r"value_support.*num_quantiles .*; remove this"),
     (build_dqn, CHOICE, {"critic": {"_target_": "x.Y"}}, r"model\.critic = .*model\.policy"),
     (build_dqn, CHOICE, {"distributions": {"Discrete": "categorical"}}, r"model\.distributions"),
-    (DUELING, CHOICE, {"policy": {"_target_": "x.Y"}}, r"algorithm\.dueling = True: .*leave it"),
+    (DUELING, CHOICE, {"policy": {"_target_": "x.Y"}}, r"algorithm\.dueling = True: .*remove it"),
     (build_td3, CHOICE, {}, r"the action space is Discrete\(3, start=2\): choose algorithm=sac"),
     (build_td3, spaces.Dict({"gear": CHOICE, "turn": REACH}), {}, "part 'gear' .* is Discrete"),
     (build_td3, spaces.Box(-np.inf, np.inf, (1,)), {}, "with finite bounds"),
-    (build_td3, REACH, {"distributions": {"Box": "beta"}}, r"distributions\.Box = 'beta': .*leave"),
+    (build_td3, REACH, {"distributions": {"Box": "beta"}}, r"distributions\.Box = 'beta': .*remov"),
     (build_td3, REACH, LSTM, r"model\.rnn = .*single steps"),
-    (build_soft_actor_critic, REACH, {"shared_trunk": True}, "leave it out"),
-    (build_soft_actor_critic, REACH, LSTM, "leave it out"),
-    (build_soft_actor_critic, REACH, {"value_support": [-3, 3]}, "leave it out"),
-    (build_soft_actor_critic, REACH, TRANSFORM, "leave it out"),
+    (build_soft_actor_critic, REACH, {"shared_trunk": True}, "remove this setting"),
+    (build_soft_actor_critic, REACH, LSTM, "remove this setting"),
+    (build_soft_actor_critic, REACH, {"value_support": [-3, 3]}, "remove this setting"),
+    (build_soft_actor_critic, REACH, TRANSFORM, "remove this setting"),
     (build_soft_actor_critic, REACH, {"critic_obs": ["speed"]}, "choose a2c, ppo or impala"),
 ]
 

@@ -210,7 +210,7 @@ def named(name, **settings):
 )
 def test_settings_of_a_critic_are_refused(key, value):
     """What a policy alone cannot have is named."""
-    message = rf"model.{key} = .*: a policy alone has no critic: leave it out"
+    message = rf"model.{key} = .*: there is no critic: remove this setting"
     with pytest.raises(ConfigError, match=message) as caught:
         build_policy(ModelConfig(**{key: value}), BOX, TURN, 0)
     assert caught.value.key == f"model.{key}"

@@ -239,7 +239,7 @@ def test_unknown_excluded_keys():
     assert caught.value.key == "model.normalization.exclude"
     assert caught.value.value == "memry"
     for key in ("x", ""):
-        with pytest.raises(ConfigError, match="no keys"):
+        with pytest.raises(ConfigError, match="without keys"):
             make_normalizer(LONE, exclude=[key])
 
 

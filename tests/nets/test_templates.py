@@ -151,15 +151,15 @@ def test_seeds_give_weights_and_leave_the_global_generator_alone():
         ({"policy": {"size": 3}}, r"policy = .*: expected a mapping with the key _target_"),
         (
             {"shared_trunk": True, "critic": {"_target_": "a.B"}},
-            r"critic: a shared trunk has heads of one layer only",
+            r"critic: with a shared trunk each head is a single layer",
         ),
         (
             {"shared_trunk": True, "critic_hidden_sizes": [8]},
-            r"critic_hidden_sizes = \[8\]: a shared trunk leaves the critic no separate layers",
+            r"critic_hidden_sizes = \[8\]: with a shared trunk the critic has no separate",
         ),
         (
             {"rnn": RecurrentConfig(), "critic_hidden_sizes": [8]},
-            r"critic_hidden_sizes = \[8\]: a shared trunk leaves the critic no separate layers",
+            r"critic_hidden_sizes = \[8\]: with a shared trunk the critic has no separate",
         ),
     ],
 )

@@ -158,11 +158,11 @@ class Summed(Cubed):
     ("cls", "message"),
     [
         (WithoutInverse, "methods transform_value and transform_value_inv, .* a WithoutInverse"),
-        (Falling, "transform_value must grow with the return"),
-        (WrongInverse, r"must undo transform_value; the returns .* come back as \[-333"),
-        (OfPositiveReturns, "transform_value must make .* finite numbers; of .* it makes .*nan"),
+        (Falling, "transform_value must be increasing"),
+        (WrongInverse, r"must be the inverse of transform_value; it maps the returns .* to \[-333"),
+        (OfPositiveReturns, "transform_value must return .* finite values; it maps .* to .*nan"),
         (OfOneNumber, r"transform_value\(\[-10.0, .*\]\) raised"),
-        (Summed, "transform_value_inv must make a tensor of the same shape"),
+        (Summed, "transform_value_inv must return a tensor of the same shape"),
     ],
 )
 def test_a_transform_is_tried_before_it_is_used(cls, message):

@@ -208,7 +208,7 @@ def test_names_of_agents_that_look_like_patterns() -> None:
         ),
         (
             {"algorithm": "sac", "model.centralized_critic": True},
-            r"model\.centralized_critic = True: only critics of states can .* choose a2c, ppo",
+            r"model\.centralized_critic = True: only state-value critics .* choose a2c, ppo",
         ),
         (
             {"env": {"id": "CartPole-v1"}, "model.centralized_critic": True},

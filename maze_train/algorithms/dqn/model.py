@@ -36,7 +36,7 @@ UNUSED = {
     "trunk": "there is only one network",
     "rnn": "recurrent policies learn from rollouts (a2c, ppo), not from single steps",
     "distributions": "dqn uses an epsilon-greedy policy",
-    "critic_obs": "only critics of a2c, ppo and impala support separate observations",
+    "critic_obs": "Q-functions read the policy's observations; choose a2c, ppo or impala",
     "value_transform": "Q-values are not transformed",
     "value_support": "use algorithm.num_quantiles for distributional Q-values",
 }

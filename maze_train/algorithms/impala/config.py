@@ -110,7 +110,7 @@ class ImpalaAlgorithmConfig(ActorCriticConfig):
             raise ConfigError(
                 "reward_scaling",
                 "not supported, because rollouts of several actors do not follow each other in "
-                "time; set it to false (env.wrappers can scale rewards)",
+                "time; expected false (env.wrappers can scale rewards)",
                 self.reward_scaling,
             )
 
