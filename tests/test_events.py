@@ -12,7 +12,6 @@ import torch
 from cases import sweep
 
 from maze_train import Event, EventInterface, ShapeError, Statistics
-from maze_train.core import events
 
 
 class LossEvents(EventInterface, prefix="train"):
@@ -199,17 +198,3 @@ def test_state_continues_an_epoch() -> None:
         second.record_many(event, [2.0])
         whole.record_many(event, [1.0, 4.0, 2.0])
     assert second.reduce() == whole.reduce()
-
-
-def test_merging_keeps_no_more_values_than_recording(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An epoch of any number of updates takes the same memory."""
-    monkeypatch.setattr(events, "_PENDING_LIMIT", 10)
-    ours, recording = Statistics(), Statistics()
-    for _ in range(100):
-        recording.record(LossEvents.steps, 1.0)
-        assert len(recording._pending) < 10
-        other = Statistics()
-        other.record(LossEvents.steps, 1.0)
-        ours.merge(other)
-        assert len(ours._pending) < 10
-    assert ours.reduce() == recording.reduce() == {"train/steps": 100.0}

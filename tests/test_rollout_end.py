@@ -77,17 +77,3 @@ def test_a_process_that_is_killed(start: Start, tmp_path: Path) -> None:
     shown = re.findall(r"episode +(\d+)/", process.output)[-1]
     assert len(rows) >= int(shown) > 0
     assert not (tmp_path / "out/summary.json").exists()
-
-
-@pytest.mark.exhaustive
-def test_an_environment_that_fails(start: Start, tmp_path: Path) -> None:
-    """Exit code 1, its words or the seed, what was played in the files, no process left."""
-    env = ("env=default", "env._target_=own_envs.FaultyEnv", "env.kwargs.at=30")
-    process = start(*ENDLESS, *LOCAL, *env, "env.kwargs.fault=raise")
-    assert process.end() == 1
-    assert "RuntimeError: the wheel came off" in process.output
-    assert left_in(process.popen.pid) == {}
-    summary = json.loads((tmp_path / "out/summary.json").read_text())
-    assert (summary["stop_reason"], summary["episodes"]) == ("error", len(numbers(tmp_path)))
-    # One that waited for an earlier one is kept as well: numbers may have gaps.
-    assert numbers(tmp_path) == sorted(set(numbers(tmp_path)))

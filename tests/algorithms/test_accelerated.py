@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import pytest
 import torch
+from cases import sweep
 from gymnasium import spaces
 from update_problems import BOX, LEARNERS, SETTINGS, B, T, make_model, make_rollout, snapshot
 
@@ -125,10 +126,9 @@ def test_an_update_is_that_of_autograd(algorithm, actions, dtype):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("algorithm", ["a2c", "ppo"])
-def test_other_networks_and_settings(algorithm, changes):
+def test_other_networks_and_settings(changes):
     """Shared layers, Dict observations, a critic that burns in."""
-    assert compare(torch.float64, algorithm, "box", **changes) == [{"default"}, set()]
+    assert compare(torch.float64, "ppo", "box", **changes) == [{"default"}, set()]
 
 
 def test_a_learning_rate_that_follows_the_divergence():
@@ -195,7 +195,7 @@ def test_hooked_modules_are_left_to_autograd(part):
 
 
 @pytest.mark.parametrize("method", OWN_METHODS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@sweep("algorithm", ALGORITHMS)
 def test_a_method_of_ones_own_turns_it_off(algorithm, method):
     """Of a subclass, or set on the learner itself."""
     learner = make_learner(algorithm)

@@ -180,7 +180,7 @@ def test_schedules_are_read_before_the_update(algorithm):
     assert {key: row[f"train/{names[key]}"] for key in now} == pytest.approx(now)
 
 
-@pytest.mark.parametrize("shared", [False, True], ids=["separate", "shared"])
+@pytest.mark.parametrize(("shared", "left_out"), [(False, 0), (True, 1)])
 @pytest.mark.parametrize(
     ("algorithm", "settings"),
     [
@@ -191,7 +191,6 @@ def test_schedules_are_read_before_the_update(algorithm):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("left_out", [0, 1])
 def test_burn_in_trains_the_critic_alone(algorithm, settings, shared, left_out):
     """In the first epochs the policy stays bit for bit and the critic learns; then both do.
 

@@ -134,9 +134,13 @@ def assert_collects(collector, model, references, versions=(0, 1, 2)):
 
 
 @pytest.mark.parametrize(
-    "place", [p if "process" not in p else pytest.param(p, marks=slow) for p in PLACES]
+    ("kind", "place"),
+    [
+        *((next(iter(KINDS)), place) for place in PLACES),
+        *everyday(0, [(kind, "2 here") for kind in [*KINDS][1:]], are_rows=True),
+        *everyday(0, [(kind, "2 processes") for kind in [*KINDS][1::2]], are_rows=True),
+    ],
 )
-@pytest.mark.parametrize("kind", everyday(1, KINDS))
 def test_what_is_collected_is_what_each_actor_collects(start, kind, place):
     """All columns and episodes, to the bit, whatever the number of workers."""
     make, settings = KINDS[kind]
@@ -177,10 +181,16 @@ def test_learning_meanwhile_changes_the_next_rollout_alone(start, place):
     assert_same_rollouts(collector.collect_steps(model)[0], expected.collect(9)[0])
 
 
-@pytest.mark.parametrize("kind", everyday(2, KINDS))
 @pytest.mark.parametrize(
-    "places",
-    [("here", "2 here"), pytest.param(("2 processes", "3 processes"), marks=slow)],
+    ("kind", "places"),
+    everyday(
+        2,
+        [
+            *((kind, ("here", "2 here")) for kind in KINDS),
+            *((kind, ("2 processes", "3 processes")) for kind in [*KINDS][:2]),
+        ],
+        are_rows=True,
+    ),
 )
 def test_a_run_goes_on_where_its_state_says(start, kind, places):
     """To the bit, with another number of workers; also from before the first rollout."""

@@ -11,6 +11,7 @@ from unittest.mock import MagicMock
 import gymnasium
 import numpy as np
 import pytest
+from cases import sweep
 from toy_envs import CountingEnv
 
 from maze_train import SequentialVectorEnv
@@ -70,12 +71,12 @@ def run_episodes(make: Any) -> None:
     envs.close()
 
 
-@pytest.mark.parametrize("error", [SystemExit(0), Panic("index"), GeneratorExit()], ids=repr)
 @pytest.mark.parametrize(
     ("run", "where"),
     [(run_vector, w) for w in ("init", "reset", "step", "close")]
     + [(run_episodes, w) for w in ("init", "reset", "step", "render", "close")],
 )
+@sweep("error", [SystemExit(0), Panic("index"), GeneratorExit()])
 def test_whatever_an_environment_raises_is_its_error(
     run: Any, where: str, error: BaseException
 ) -> None:
@@ -121,8 +122,6 @@ class Reward(CountingEnv):
         return self.given
 
 
-@pytest.mark.parametrize("wrap", [lambda env: env, MonitoringWrapper, SCALED])
-@pytest.mark.parametrize("run", [run_vector, run_episodes])
 @pytest.mark.parametrize(
     ("reward", "told"),
     [
@@ -134,6 +133,8 @@ class Reward(CountingEnv):
     ],
     ids=str,
 )
+@sweep("run", [run_vector, run_episodes])
+@sweep("wrap", [lambda env: env, MonitoringWrapper, SCALED])
 def test_what_is_no_reward_is_named(run: Any, wrap: Any, reward: Any, told: str) -> None:
     """With the environment and the step, whoever read it first."""
     if isinstance(reward, np.ndarray) and np.lib.NumpyVersion(np.__version__) < "2.4.0":
@@ -170,11 +171,9 @@ class OldSeed(CountingEnv):
         return super().reset()[0]
 
 
-@pytest.mark.parametrize(
-    "wrap", [lambda env: env, partial(gymnasium.wrappers.TimeLimit, max_episode_steps=9)]
-)
-@pytest.mark.parametrize("run", [run_vector, run_episodes])
 @pytest.mark.parametrize("kind", [OldStep, OldReset, OldSeed])
+@sweep("run", [run_vector, run_episodes])
+@sweep("wrap", [lambda env: env, partial(gymnasium.wrappers.TimeLimit, max_episode_steps=9)])
 def test_old_signatures_name_the_compatibility_wrapper(run: Any, kind: Any, wrap: Any) -> None:
     """Whoever read first what they returned; and say what is expected."""
     words = r"expected reset\(.* -> \(observation, info\) and step.*shimmy\.GymV21Compat"
