@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
-from io import BytesIO, TextIOWrapper
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -519,15 +517,3 @@ def test_a_working_directory_that_was_removed(
     assert maze_run(*PPO) == 2
     message = "working directory: does not exist any more: change to an existing one (cd)"
     assert capsys.readouterr() == ("", f"maze-run: error: {message}\n")
-
-
-def test_output_without_codes_for_all_characters(
-    maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A locale for ASCII costs a character, and not the run."""
-    stream = TextIOWrapper(BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", stream)
-    maze_run.train = lambda config: print("1 \u00b1 2") or 1.0
-    assert maze_run(*PPO) == 0
-    stream.seek(0)
-    assert stream.read() == "1 ? 2\n"

@@ -13,10 +13,10 @@ import pytest
 from cases import everyday
 
 from benchmarks.scores.__main__ import Scores, main
-from benchmarks.scores.cells import Cell, Table, read_table
+from benchmarks.scores.cells import Cell, read_table
 from benchmarks.scores.page import write_page
 from benchmarks.scores.rows import Row, Rows
-from maze_train import Callback, TrajectoryDataset
+from maze_train import Callback
 from maze_train.core.text import readable
 
 SHORT = (
@@ -109,28 +109,6 @@ def test_a_killed_run_goes_on_and_becomes_a_row(
 
 
 @pytest.mark.exhaustive
-def test_a_cell_learns_from_its_teacher(tmp_path: Path) -> None:
-    """The teacher of the seed is trained and recorded; a change of it makes the rows stale."""
-    teacher = Cell("ppo/CartPole-v1", settings=SHORT)
-    settings = ("env=CartPole-v1", "algorithm.n_epochs=1", "evaluation.final_episodes=2")
-    cell = Cell("bc/LunarLander-v3", 1, settings, teacher=teacher, n_demonstrations=3)
-    scores = scores_in(tmp_path)
-    scores.content = Table({"Toys": [cell]}, {})
-    scores.run("*", None, 1)
-    assert scores.failures == 0
-    (row,) = Rows.read(scores.rows, cell).current(cell)
-    runs = tmp_path / "runs/bc/LunarLander-v3" / cell.fingerprint
-    assert (runs / "0-teacher/best/policy.pt").exists()
-    data = TrajectoryDataset.open(runs / "0-records/trajectories")
-    assert len(data) == 3
-    assert 0 < row.steps < data.num_steps  # without the validation data
-    other = replace(teacher, settings=(*SHORT, "algorithm.lr=0.5"))
-    was, now = (f"3 episodes of ppo/CartPole-v1 {t.fingerprint}" for t in (teacher, other))
-    changes = replace(cell, teacher=other).changes(cell.flat)
-    assert changes == [f"`runner.dataset` was {was}, is {now}"]
-
-
-@pytest.mark.exhaustive
 def test_a_changed_preset_makes_rows_stale(tmp_path: Path) -> None:
     """They stay, are marked with what changed, and run again; new rows take their place."""
     before = replace(CELL, settings=(*SHORT, "algorithm.lr=0.5"))
@@ -150,15 +128,6 @@ def test_a_changed_preset_makes_rows_stale(tmp_path: Path) -> None:
     assert [row.seed for row in Rows.read(tmp_path, CELL).current(CELL)] == [1]
     Rows.read(tmp_path, CELL).add(CELL, row_of(CELL, 0))
     assert list(Rows.read(tmp_path, CELL).settings) == [CELL.fingerprint]
-
-
-def test_settings_that_came_later_change_nothing() -> None:
-    """A setting that a run did not have counts where the preset says something else."""
-    usual = {key: value for key, value in CELL.flat.items() if key != "algorithm.target_kl"}
-    assert CELL.changes(usual) == []
-    preset = {key: value for key, value in CELL.flat.items() if key != "total_steps"}
-    assert CELL.changes(preset) == ["`total_steps` was 100000, is 512"]
-    assert CELL.changes({**CELL.flat, "gone": 1}) == ["`gone` was 1, is not set"]
 
 
 @pytest.mark.parametrize(

@@ -61,32 +61,3 @@ def test_a_saved_policy_has_its_statistics(tmp_path, mode):
     returns = [row["train/episode_return_mean"] for row in result.history]
     assert all(0 <= value <= 5 for value in returns)
     assert max(returns) > 2.0
-
-
-class Numbered(FarOff):
-    """The same without a number to normalise; counts the steps of all environments."""
-
-    observation_space = spaces.Discrete(4)
-    steps = 0
-
-    def step(self, action):
-        Numbered.steps += 1
-        return super().step(action)
-
-    def _obs(self):
-        return self.t % 4
-
-
-def test_without_numbers_there_is_nothing_to_normalise(tmp_path, monkeypatch):
-    """Such observations pass as they are, and no step is taken for statistics of them."""
-    monkeypatch.setattr(Numbered, "steps", 0)
-    result = train(
-        env=Numbered,
-        algorithm="a2c",
-        total_steps=160,
-        seed=0,
-        run_dir=str(tmp_path / "run"),
-        **{"model.normalization.mode": "estimated", "evaluation.n_episodes": 0},
-    )
-    assert Numbered.steps == result.summary.env_steps
-    assert result.policy.act(3) in (0, 1)

@@ -13,7 +13,6 @@ from contextlib import ExitStack, closing
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -25,7 +24,6 @@ from actor_envs import (
     E,
     FaultyEnv,
     GatedEnv,
-    OddOneOutEnv,
     T,
     model_maker,
     reference_collector,
@@ -37,10 +35,9 @@ from cases import everyday
 from leftovers import has_ended
 from rollouts_compared import assert_same_rollouts
 
-from maze_train.collect import actors as actors_module
 from maze_train.collect.actor_worker import ActorPolicy, ActorWorker
 from maze_train.collect.actors import DistributedActors, StepCounts
-from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, SpaceError, WorkerError
+from maze_train.core.errors import WorkerError
 from maze_train.data.rollout import join_rollouts, select_envs
 from maze_train.data.state_files import dumps, loads
 from maze_train.workers.places import Portable, ThisProcess
@@ -294,15 +291,6 @@ def test_the_queue_is_bounded(start, queue_size, num_slots):
 
 
 @every_place
-def test_more_rollouts_than_there_is_room_for(start, remote):
-    """That would never come to an end."""
-    learner = start(queue_size=0, remote=remote)
-    with pytest.raises(MazeTrainError, match="queue_size"):
-        learner.gather(A + 1)
-    learner.gather(A)
-
-
-@every_place
 def test_weights_are_used_from_the_next_rollout_on(start, remote):
     """Rollouts say truly which weights acted; those of the learner do not matter by themselves."""
     learner = start(remote=remote)
@@ -363,31 +351,6 @@ def test_steps_of_lost_episodes_are_dropped(start, remote):
     assert invalid == counts.dropped == lost
     assert lost > A * E  # several in each collector
     assert remote or counts.made == 6 * T * E
-
-
-@slow
-def test_waiting_is_measured(start, tmp_path, monkeypatch):
-    """By a clock that moves when the learner has nothing to do, and when it joins rollouts."""
-    clock, idle_s, joining_s = [0.0], 1.0, 100.0
-
-    def idle():
-        clock[0] += idle_s
-        (tmp_path / "open0").touch()
-        (tmp_path / "open1").touch()
-
-    def join(rollouts):
-        clock[0] += joining_s
-        return join_rollouts(rollouts)
-
-    learner = start(partial(GatedEnv, tmp_path, (0, 1)), num_envs=1)
-    monkeypatch.setattr(actors_module, "time", SimpleNamespace(perf_counter=lambda: clock[0]))
-    monkeypatch.setattr(actors_module, "join_rollouts", join)
-    waited_s = learner.actors.gather(1, idle).waited_s
-    assert waited_s == clock[0] - joining_s >= idle_s
-    learner.trained += T
-    learner.wait_for_pause(1 + 4)
-    gathered = learner.gather(4)
-    assert (gathered.queue_before, gathered.waited_s) == (4, 0.0)
 
 
 # -- failures ----------------------------------------------------------------------------------
@@ -501,33 +464,6 @@ def test_environments_that_can_not_be_built(start, tmp_path):
         learner.gather()
 
 
-def test_environments_that_can_not_be_sent(start):
-    """The error says what to do, before any process is started."""
-    words = r"^env: cannot be sent .*generator.*within the function"
-    with pytest.raises(ConfigError, match=words):
-        start(partial(ActorEnv, (k for k in "ab")))
-
-
-@every_place
-def test_different_spaces(start, tmp_path, remote):
-    """All actors need the same."""
-    make = partial(OddOneOutEnv, tmp_path / "one")
-    with pytest.raises(SpaceError, match=r"environment 1 are .*all environments must have equal"):
-        start(make, num_envs=1, remote=remote)
-    assert multiprocessing.active_children() == []
-
-
-def test_what_an_environment_of_this_process_raises(start):
-    """It goes through, with the number of the environment; the steps of the rollout are dropped."""
-    learner = start(partial(FaultyEnv, "raise", 7), remote=False)
-    learner.gather(2)
-    with pytest.raises(EnvError, match=r"^environment 0 failed at step .*: the wheel came off"):
-        learner.gather()
-    learner.close()
-    counts = learner.actors.counts
-    assert (counts.made, counts.dropped) == (2 * T * E + E, E)
-
-
 # -- ending, state -----------------------------------------------------------------------------
 
 
@@ -579,17 +515,6 @@ def test_a_run_goes_on_where_its_state_says(start, kind):
     assert_same_rollouts(*(learner.gather().rollouts["default"] for learner in (first, second)))
     assert second.actors.counts == first.actors.counts
     assert dumps(first.actors.state_dict()) == dumps(second.actors.state_dict())
-
-
-def test_a_state_before_the_first_weights(start):
-    """Nothing is published then, and the first rollouts are those of a new run."""
-    first, second = Learner(remote=False), Learner(remote=False)
-    second.actors.load_state_dict(loads(dumps(first.actors.state_dict())))
-    assert not second.actors.has_weights
-    for learner in (first, second):
-        learner.publish(1)
-        assert learner.actors.has_weights
-    assert_same_rollouts(*(learner.gather(2).rollouts["default"] for learner in (first, second)))
 
 
 @slow

@@ -16,7 +16,7 @@ from gymnasium import spaces
 from maze_train.collect.episode_runner import EpisodeTask
 from maze_train.collect.row_agents import ModelAgent, PolicyAgent, random_agent
 from maze_train.collect.uniform import UniformPolicy
-from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
+from maze_train.core.errors import SpaceError
 from maze_train.envs.faults import EpisodeError
 from maze_train.envs.slice import EnvSlice
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
@@ -200,45 +200,6 @@ def test_small_numbers_do_not_wrap():
     for make, given in ((byte, [300]), (byte, [-1]), (free, [1e300])):
         with pytest.raises(EpisodeError, match="not in the action space"):
             acting(make, lambda given=given: lambda _: given)
-
-
-def test_policies_that_raise():
-    """In act or in reset; the cause is kept."""
-
-    class Fails(Book):
-        def reset(self, seed):
-            if seed == 1:
-                raise ValueError("not this one")
-
-        def act(self, observation):
-            raise KeyError("speed")
-
-    envs = started(WalkEnv)
-    agent = PolicyAgent(Fails, envs)
-    agent.begin(0, EpisodeTask(0, 0, 0))
-    with pytest.raises(EpisodeError, match=r"Fails failed .* seed 11: ValueError: not this one"):
-        agent.begin(1, EpisodeTask(0, 0, 1))
-    with pytest.raises(EpisodeError, match=r"Fails failed at step 1 .* seed 10: Key") as caught:
-        agent.act()
-    assert isinstance(caught.value.__cause__, KeyError)
-
-
-def test_what_is_no_policy():
-    """Neither callable nor with a method; the same object for all; one that cannot be built."""
-    envs = started(WalkEnv)
-    with pytest.raises(ConfigError, match=r"^policy = 5: expected 'random', a model"):
-        PolicyAgent(lambda: 5, envs)
-    shared = reset_of(reset_by_name)()
-    with pytest.raises(ConfigError, match=r"same object twice; let it build a new one"):
-        PolicyAgent(lambda: shared, envs)
-    with pytest.raises(ConfigError, match="building it failed: ZeroDivisionError"):
-        PolicyAgent(lambda: 1 / 0, envs)
-
-    def refuses():
-        raise MazeTrainError("not today")
-
-    with pytest.raises(MazeTrainError, match=r"^not today$"):
-        PolicyAgent(refuses, envs)
 
 
 # -- chance --------------------------------------------------------------------------------------

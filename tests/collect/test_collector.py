@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from actor_envs import ACTIONS, ActorEnv, stacked_env
-from rollouts_compared import assert_same_rollouts, columns_of
+from rollouts_compared import assert_same_rollouts
 
 from maze_train import EnvError, SequentialVectorEnv, SubprocVectorEnv
 from maze_train.collect.collector import RolloutCollector
@@ -180,21 +180,6 @@ def test_the_environment_gets_clipped_actions_and_storage_keeps_the_sample():
     sent = rollout.actions.clamp(torch.tensor(-0.5), torch.tensor(0.25)).sum(-1)
     goes_on = ~(rollout.terminated | rollout.truncated)
     torch.testing.assert_close(rollout.obs[1:, :, 2][goes_on], sent[goes_on])
-
-
-def test_a_rollout_is_written_into_the_same_memory():
-    """The second rollout lies where the first one lay; all of it moves to another device."""
-    collector, model = make_collector(make=partial(ActorEnv, "dict", "dict"))
-    places = []
-    for _ in range(2):
-        rollout, _ = collector.collect_steps(model)
-        final = ("final_obs", "final_positions")
-        columns = columns_of(rollout).items()
-        places.append([x.data_ptr() for name, x in columns if not name.startswith(final)])
-    assert places[0] == places[1]
-    assert rollout.to(torch.device("cpu")) is rollout
-    moved = columns_of(rollout.to(torch.device("meta")))
-    assert {leaf.device.type for leaf in moved.values()} == {"meta"}
 
 
 @pytest.mark.parametrize("fresh", [True, False])

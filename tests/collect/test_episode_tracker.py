@@ -71,17 +71,6 @@ def test_whole_rewards_are_summed_exactly():
     assert episode == pytest.approx(1000 * float(np.float32(0.1)), rel=1e-12)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e30])
-def test_one_bad_reward_spoils_one_episode(bad):
-    """The return of an episode depends on its own rewards only."""
-    tracker = EpisodeTracker(1)
-    rewards, done = np.ones((4, 1)), np.array([[0], [1], [0], [1]], bool)
-    rewards[0] = bad
-    finished = tracker.follow(rewards, done)
-    finished.returns += tracker.follow(np.ones((2, 1)), done[:2]).returns
-    assert finished.returns[1:] == [2.0, 2.0]
-
-
 def test_statistics_of_episodes():
     """Mean, extremes, length, number and success rate; nothing where no episode ended."""
     statistics = Statistics()

@@ -5,7 +5,6 @@ What happens to workers that fail is shown in `test_player.py`, whose workers ar
 
 from __future__ import annotations
 
-import time
 from contextlib import ExitStack, closing
 from functools import partial
 from itertools import islice
@@ -17,7 +16,6 @@ from es_problems import (
     PLAIN,
     SAMPLED,
     SIGMA,
-    EndlessEnv,
     Members,
     Rollouts,
     SpoiltEnv,
@@ -78,17 +76,6 @@ def test_no_more_than_expected_is_played(start, num_envs):
         assert ahead >= sixth.num_steps
         assert ahead <= (2 + 2 * (num_envs // 2)) * 200
     assert rollouts.of.worker_restarts == 0
-
-
-def test_what_is_expected_is_played_at_once(start):
-    """As far as there are environments; else some would have nothing to do."""
-    rollouts = start(UnequalEnv, num_envs=12)
-    with rollouts.generate(expected=5) as pairs:
-        steps = next(pairs).num_steps
-        assert rollouts.of.steps_made >= steps + 8
-        steps += sum(pair.num_steps for pair in islice(pairs, 4))
-        next(pairs)
-        assert rollouts.of.steps_made >= steps + 12
 
 
 def test_more_pairs_than_expected(start):
@@ -183,25 +170,6 @@ def test_all_processes_together_do_what_one_does(start, kind, n_workers, num_env
             assert there.of.steps_made == here.of.steps_made == steps
     assert there.of.steps_made >= steps
     assert there.of.worker_restarts == 0
-
-
-@slow
-def test_what_is_not_needed_any_more_is_not_played_on(start):
-    """Processes stop in the middle of episodes when an iteration ends."""
-    rollouts = start(EndlessEnv, 2)
-    pool = rollouts.of._pool
-
-    def enough():
-        if all(pool.steps(index) > 10 for index in range(2)):
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        next(rollouts.of.generate_rollouts(0, SIGMA, 6, enough))
-    before = [-1]
-    while before != (now := [pool.steps(index) for index in range(2)]):
-        assert sum(now) < 1_000_000
-        before = now
-        time.sleep(0.1)
 
 
 @slow

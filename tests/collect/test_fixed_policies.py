@@ -6,7 +6,6 @@ import math
 from functools import partial
 from typing import Any
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -249,15 +248,6 @@ def test_a_box_with_the_widest_bounds():
             np.testing.assert_allclose(sent / limit, [[-1.0], [0.0], [1.0]], atol=1e-6)
 
 
-def test_all_of_int64():
-    """float64 cannot hold its bounds; gymnasium itself returns one number alone here."""
-    limits = np.iinfo(np.int64)
-    space = spaces.Box(limits.min, limits.max, (1,), np.int64)
-    actions = random_actions(space)[:, 0]
-    # Around the middle float32 numbers of the agent are all representable.
-    assert_distributed(actions, lambda x: 0.5 + x / 2.0**64)
-
-
 @pytest.mark.parametrize("family", ["diagonal_gaussian", "squashed_gaussian", "beta"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int16])
 def test_every_family_acts_alike(family, dtype):
@@ -363,15 +353,6 @@ def test_the_generator_decides():
     assert (noises[0] != noises[2]).all()
 
 
-def test_every_tensor_stays_on_its_device():
-    """The device meta refuses to mix with others, as a GPU does."""
-    policy = RandomPolicy(distribution_for(NESTED, {"Box": "squashed_gaussian"}), NESTED)
-    noise = policy.draw_noise((3,), torch.Generator(), CPU).to("meta")
-    acted = Actor(policy, 3, "meta").act({"a": torch.zeros(3, 2, device="meta")}, noise, False)
-    for actions in (acted.actions, acted.env_actions):
-        assert {part.device.type for part in actions.values()} == {"meta"}
-
-
 class Recording:
     """Acts as a function of the observations says, and keeps what it was given."""
 
@@ -421,44 +402,6 @@ def test_rollouts_of_a_given_policy(actions, family, obs):
         for i in goes_on[t].nonzero().flatten().tolist():
             number = number_of(tree_map(lambda x, i=i: x[i], wanted))
             assert float(following[t + 1, i, 2]) == pytest.approx(number, abs=1e-5)
-
-
-class Odd(gymnasium.Env):
-    """Observations of data types that are stored as others, in a Tuple."""
-
-    observation_space = spaces.Tuple(
-        (
-            spaces.Box(0, 2**16 - 1, (2,), np.uint16),
-            spaces.Dict({"word": spaces.MultiBinary(3), "n": spaces.Discrete(9)}),
-        )
-    )
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.observation_space.seed(0)
-        return self.observation_space.sample(), {}
-
-    def step(self, action):
-        return self.observation_space.sample(), 0.0, False, False, {}
-
-
-def test_given_policies_see_forms_and_types_of_the_space():
-    """Each part in its place, batched; and copies, so that writing into them does no harm."""
-
-    def spoil(obs):
-        obs[0][:] = 0
-        obs[1]["n"][:] = 0
-        return [1, 1]
-
-    given = Recording(spoil)
-    rollout = rollout_of(given, Odd, num_envs=2, num_steps=3)
-    assert all(rollout.obs[key].any() for key in ("0", "1/n"))
-    for numbers, names in given.seen:
-        assert (numbers.dtype, numbers.shape) == (np.dtype(np.uint16), (2, 2))
-        assert (names["word"].dtype, names["word"].shape) == (np.dtype(np.int8), (2, 3))
-        assert (names["n"].dtype, names["n"].shape) == (np.dtype(np.int64), (2,))
-    assert rollout.actions.tolist() == [[1, 1]] * 3
 
 
 BOX = spaces.Box(-1.0, 1.0, (2,), np.float32)

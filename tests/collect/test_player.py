@@ -20,7 +20,6 @@ from es_problems import (
     RECORDED,
     Episodes,
     PictureEnv,
-    ReusingEnv,
     Rollouts,
     UnequalEnv,
     WalkEnv,
@@ -206,16 +205,6 @@ def test_recorded_episodes_can_be_replayed(kind):
     assert TERMINATED in ends
 
 
-def test_memory_that_is_used_again():
-    """Observations and actions are copies, those after the last step too."""
-    make = partial(WalkEnv, "box", "box")
-    reusing = partial(ReusingEnv, "box", "box")
-    expected = play_alone(make, random_agent, range(8))
-    assert play_alone(reusing, random_agent, range(8)) == expected
-    with player_of(reusing, num_envs=3) as player:
-        assert [bits(episode) for episode in player.play(range(8))] == expected
-
-
 # -- failures ------------------------------------------------------------------------------------
 
 
@@ -284,14 +273,6 @@ def test_a_policy_that_raises(start, n_workers):
         assert re.search(words, str(caught.value))
     else:
         assert isinstance(caught.value.__cause__, KeyError)
-
-
-@pytest.mark.parametrize("bad", [-1, 1.5, "7", None])
-def test_seeds_have_to_be_integers(bad):
-    """That is reported at once."""
-    words = r"^seeds\[1\] = .*expected an integer >= 0"
-    with player_of(WalkEnv) as player, pytest.raises(ConfigError, match=words):
-        player.play([0, bad])
 
 
 @pytest.mark.parametrize("key", ["video_every", "action_seed", "num_envs"])
@@ -559,13 +540,3 @@ def test_videos(start, tmp_path):
         list(player.play([9], kill))
     player.close()
     assert sorted(path.name for path in (tmp_path / "there").iterdir()) == names
-
-
-@every_place
-def test_videos_of_what_can_not_be_seen(tmp_path, n_workers):
-    """That is reported before anything is played."""
-    pytest.importorskip("imageio_ffmpeg")
-    settings = PlaySettings(video_dir=str(tmp_path))
-    with pytest.raises(EnvError, match='build the environment with render_mode="rgb_array"'):
-        player_of(WalkEnv, random_agent, settings, n_workers=n_workers)
-    assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from es_problems import RememberingPolicy, UnequalEnv, WalkEnv, bits, closing_en
 
 from maze_train.collect.player import RolloutGenerator, model_of, spaces_of_policy
 from maze_train.collect.recording import PlaySettings
-from maze_train.core.errors import ConfigError, EnvError, WorkerError
+from maze_train.core.errors import ConfigError, WorkerError
 from maze_train.envs.config import EnvConfig
 from maze_train.training.policy_files import TrainedPolicy
 
@@ -94,15 +94,6 @@ def test_seeds_go_on():
         assert generator.spaces == (WalkEnv().observation_space, WalkEnv().action_space)
 
 
-def test_limits_of_steps():
-    """Episodes are truncated there, with the true last observation."""
-    found = generated("CartPole-v1", lean, max_episode_steps=10)
-    assert all((one.num_steps, one.truncated) == (10, True) for one in found)
-    longer = generated("CartPole-v1", lean)
-    for one, other in zip(found, longer, strict=True):
-        np.testing.assert_array_equal(one.obs, other.obs[:11])
-
-
 def test_wrappers_of_training_are_left_out():
     """Those for both are not."""
     wrapper = {"_target_": "maze_train.envs.wrappers.RewardScalingWrapper", "scale": 10.0}
@@ -111,15 +102,6 @@ def test_wrappers_of_training_are_left_out():
         config = EnvConfig(id="CartPole-v1", **{name: [wrapper]})
         for one, other in zip(generated(config), plain, strict=True):
             np.testing.assert_array_equal(one.rewards, scale * other.rewards)
-
-
-def test_lost_episodes_are_left_out():
-    """Or they are an error."""
-    make = partial(FailsForSeedEnv, "lost", 2)
-    found = generated(make, on_non_finite="skip")
-    assert [one.seed for one in found] == [0, 1, 3]
-    with pytest.raises(EnvError, match="seed 2"):
-        generated(make)
 
 
 def test_what_is_refused():

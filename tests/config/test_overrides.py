@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from maze_train.config.overrides import (
-    as_typed,
-    config_folders,
-    normalise,
-    normalise_completion,
-    shell_word,
-)
+from maze_train.config.overrides import as_typed, normalise, shell_word
 
 GROUPS = ("algorithm", "env", "model", "runner", "experiment", "evaluation", "tracking")
 
@@ -134,34 +128,3 @@ def test_messages_show_what_was_typed(message: str, typed: str) -> None:
     """Hydra's messages have the form that it was given; the user knows his own."""
     argv = ["+seed=0,1", "-m", "env.kwargs.a=b++c", "+algorithm=ppo", "++my_seed=1"]
     assert as_typed(message, argv) == typed
-
-
-def test_commands_of_the_shell_completion_are_left_alone() -> None:
-    """`install=bash` is no setting."""
-    assert normalise(["-sc", "install=bash"], GROUPS) == ["-sc", "install=bash"]
-
-
-def test_a_line_to_complete_keeps_its_last_word() -> None:
-    """Words before the cursor are brought into form; the word at the cursor is what is typed."""
-    line = "maze-run +algorithm=ppo seed=1 +env=Cart"
-    assert normalise_completion(line, GROUPS) == "maze-run algorithm=ppo ++seed=1 +env=Cart"
-    assert normalise_completion("maze-run ", GROUPS) == "maze-run "
-    assert normalise_completion("maze-run", GROUPS) == "maze-run"
-    assert normalise_completion("maze-run a=b -m e", GROUPS) == "maze-run -m -- ++a=b e"
-    assert normalise_completion("maze-run a=b -cd f", GROUPS) == "maze-run a=b -cd f"
-
-
-@pytest.mark.parametrize(
-    ("argv", "folders"),
-    [
-        ([], []),
-        (["--config-dir", "a", "seed=1"], ["a"]),
-        (["-cd", "a"], ["a"]),
-        (["--config-dir=a"], ["a"]),
-        (["--config-dir"], []),
-        (["hydra.searchpath=[file://a, b, pkg://c]"], ["a", "b"]),
-    ],
-)
-def test_folders_of_the_user_are_found(argv: list[str], folders: list[str]) -> None:
-    """They are needed to list their options before Hydra is imported."""
-    assert config_folders(argv) == folders

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import gymnasium
 import pytest
 from hydra.core.config_store import ConfigStore
-from hydra.core.object_type import ObjectType
 
 from maze_train import ConfigError, EnvFactory, MissingExtraError
 from maze_train.config.plugins import GymnasiumSource, extended_hydra, is_registered
@@ -61,19 +60,6 @@ def toy_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]
 def test_registered_ids_are_options(source: GymnasiumSource, path: str, known: bool) -> None:
     """Only ids that gymnasium knows, and only below `env`."""
     assert source.is_config(path) is known
-
-
-def test_groups_and_lists(source: GymnasiumSource) -> None:
-    """The source has the group `env` and the namespaces below it; an option sets the id alone."""
-    assert source.load_config("env/CartPole-v1").config == {"id": "CartPole-v1"}
-    assert source.available()
-    groups = ["", "env", "env/phys2d", "env/CartPole-v1", "hydra"]
-    assert [source.is_group(path) for path in groups] == [True, True, True, False, False]
-    assert source.list("", None) == ["env"]
-    assert source.list("env", ObjectType.GROUP) == source.list("algorithm", ObjectType.CONFIG) == []
-    for path, name in (("env", "CartPole-v1"), ("env/phys2d", "CartPole-v1")):
-        assert name in source.list(path, ObjectType.CONFIG)
-    assert "ppo/CartPole-v1" in source.list("experiment", ObjectType.CONFIG)
 
 
 def test_a_module_before_the_id_is_imported(toy_module: str) -> None:

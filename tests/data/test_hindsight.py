@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from goal_envs import NoReward, PointToGoal
+from goal_envs import NoReward
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,15 +24,7 @@ from reference_replay import (
     transition_of,
 )
 
-from maze_train import (
-    EnvFactory,
-    RandomPolicy,
-    RolloutCollector,
-    SequentialVectorEnv,
-    SquashedGaussian,
-    Trajectory,
-    train,
-)
+from maze_train import train
 from maze_train.core.errors import ConfigError, EnvError, MazeTrainError, SpaceError, TrainingError
 from maze_train.data.hindsight import HindsightReplayBuffer, PrioritizedHindsightReplayBuffer
 from maze_train.data.replay import PrioritizedReplayBuffer, UniformReplayBuffer
@@ -281,14 +273,6 @@ def test_priorities_choose_what_gets_a_goal():
     assert buffer.nbytes == plain.nbytes + 8 * buffer._memory.ring.size
 
 
-@pytest.mark.parametrize("buffer", ["her", "prioritized_her"])
-def test_goals_of_several_agents(buffer, tmp_path):
-    """Each learns from its own turns; what is stored is compared with their common function."""
-    env = {"_target_": "goal_envs.PairToGoals", "kwargs": {"ends": True, "length": 9}}
-    result = run(tmp_path / "run", env=env, algorithm={"replay_buffer": buffer}, total_steps=200)
-    assert 200 < result.history[-1]["replay/size"] < 400
-
-
 def test_no_goal_is_changed_if_none_is_asked_for():
     """K = 0: samples are those of the reference without hindsight."""
     buffer, reference, stream = make(30, 2, relabelled_per_original=0)
@@ -331,59 +315,6 @@ def test_the_state_of_a_buffer_without_last_observations_is_refused():
     uniform, _, _ = filled(10, 1, lengths=(3,))
     with pytest.raises(ConfigError, match="terminal_obs is kept here and was missing"):
         buffer.load_state_dict({**uniform.state_dict(), "layout": {}})
-
-
-@pytest.mark.parametrize("ends", [False, True])
-def test_rewards_are_those_of_the_environment(ends):
-    """Of the steps of a collector, relabelled ones included."""
-    env = SequentialVectorEnv([EnvFactory.from_any(PointToGoal, ends=ends, length=9)] * 3)
-    policy = RandomPolicy(SquashedGaussian(env.single_action_space), env.single_action_space)
-    collector = RolloutCollector(env, num_steps=200, env_seed=0, action_seed=1)
-    collector.keeps_terminal_obs = True
-    buffer = HindsightReplayBuffer(900, env.single_observation_space, BOX_ACTION, num_envs=3)
-    task = PointToGoal(ends=ends)
-    buffer.use_environment(lambda: task)
-    for _ in range(2):
-        rollout, _ = collector.collect_steps(policy)
-        buffer.add_rollout(rollout)
-    batch = buffer.sample_batch(2000)
-    goals = [batch.next_obs[key].double().numpy() for key in ("achieved_goal", "desired_goal")]
-    rewards = task.compute_reward(*goals, {})
-    is_last = (batch.discounts == 0).numpy()
-    assert np.array_equal(batch.rewards.numpy()[~is_last], rewards[~is_last])
-    assert (batch.rewards.numpy()[is_last] == 0.0).all()
-    assert is_last.any() == ends
-    assert (batch.rewards == 0).float().mean() > 0.3  # a random walk reaches few by itself
-    env.close()
-
-
-def shown():
-    """Episodes that go straight to their goal."""
-    env = PointToGoal(length=60, ends=True)
-    for seed in range(6):
-        obs, actions, rewards, ended = [env.reset(seed=seed)[0]], [], [], (False, False)
-        while not any(ended):
-            actions.append(np.float32(obs[-1]["desired_goal"] - obs[-1]["achieved_goal"]))
-            observation, reward, *ended, _ = env.step(actions[-1])
-            obs.append(observation)
-            rewards.append(reward)
-        leaves = {key: np.stack([leaf[key] for leaf in obs]) for key in obs[0]}
-        ends = dict(zip(("terminated", "truncated"), ended, strict=True))
-        yield Trajectory(leaves, np.stack(actions).clip(-1.0, 1.0), np.array(rewards), **ends)
-
-
-def test_demonstrations_are_relabelled_too(tmp_path):
-    """They end with goals that were reached; several environments have them in columns."""
-    trajectories = list(shown())
-    assert {t.terminated for t in trajectories} == {True}
-    result = run(
-        tmp_path / "run",
-        env={**GOALS, "kwargs": {"ends": True}},
-        runner={"concurrency": 2},
-        algorithm={"initial_demonstration_trajectories": {"_target_": "test_hindsight.shown"}},
-        total_steps=80,
-    )
-    assert result.history[-1]["replay/size"] == 80 + sum(t.num_steps for t in trajectories)
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -473,29 +404,6 @@ def test_what_is_missing_is_named():
         steps[0][0].final_obs = {**steps[0][0].final_obs, key: np.full(2, np.inf)}
         with pytest.raises(EnvError, match=f"last observation .* is not finite in '{key}'"):
             buffer.add_rollout(rollout_of(steps, SPACE))
-
-
-class NanAtTheEnd(PointToGoal):
-    """Observes NaN where it reaches the goal."""
-
-    def _observed(self):
-        obs = super()._observed()
-        reached = self.t and self.compute_terminated(self.position, self.goal, {})
-        return {**obs, "observation": obs["observation"] * (np.nan if reached else 1.0)}
-
-
-@pytest.mark.parametrize("reaction", ["raise", "skip"])
-def test_terminal_observations_are_finite(reaction, tmp_path):
-    """They are stored, so that bad ones end the run, or their episodes are dropped."""
-    env = {"_target_": "test_hindsight.NanAtTheEnd", "kwargs": {"ends": True}}
-    algorithm = {"on_non_finite": reaction}
-    if reaction == "skip":
-        result = run(tmp_path / "run", env=env, algorithm=algorithm, total_steps=200)
-        assert sum(row.get("train/lost_episodes", 0) for row in result.history) > 0
-        assert all(np.isfinite(row.get("learner/critic_loss", 0)) for row in result.history)
-    else:
-        with pytest.raises(EnvError, match=r"environment \d failed .* observation 'observation'"):
-            run(tmp_path / "run", env=env, algorithm=algorithm, total_steps=200)
 
 
 SCALED = {"_target_": "maze_train.envs.wrappers.RewardScalingWrapper", "scale": 0.1}

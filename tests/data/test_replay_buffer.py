@@ -192,27 +192,6 @@ def test_stacks_may_be_stored_whole():
     assert everything(buffer).obs["image"].dtype == torch.uint8
 
 
-def test_observations_are_beside_only_where_they_must():
-    """Not after terminal steps, and not where a step leads to what comes next."""
-    buffer, reference, stream = make(100, 1, stream={"ends": 1.0, "kinds": ("terminated", "both")})
-    for _ in added(buffer, reference, stream, [20]):
-        assert len(buffer._memory._final_obs) == 0
-    stream = Stream(np.random.default_rng(0), 1, ends=0.0)
-    for _ in range(20):
-        step = stream.step(0)
-        buffer.add_transition(transition_of(step, stream.obs[0]))
-        assert len(buffer._memory._final_obs) == 0
-
-
-def test_final_observations_take_memory_for_those_in_the_ring_only():
-    """Every step truncated, for many turns of the ring."""
-    buffer, reference, stream = make(10, 2, stream={"ends": 1.0, "kinds": ("truncated",)})
-    for _ in added(buffer, reference, stream, [3] * 100):
-        assert len(buffer._memory._final_obs) <= 20
-        assert buffer._memory._final_obs.nbytes <= 4 * 26 * (8 + 8)
-    assert_equal_to(everything(buffer), reference.transitions())
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -10,7 +10,6 @@ from cases import sweep
 from rollouts_compared import assert_same_rollouts
 from test_rollout_slots import KINDS, B, T, every_kind, random_rollout
 
-from maze_train.core.state import StatePart
 from maze_train.core.types import tree_leaves
 from maze_train.data.rollout import join_rollouts, select_envs
 from maze_train.data.rollout_replay import RolloutReplay
@@ -109,21 +108,6 @@ def test_a_state_goes_on_exactly(kind, optional):
     for found, expected in zip(mixed(other, range(4, 9)), mixed(replay, range(4, 9)), strict=True):
         assert_same_rollouts(found, expected)
     assert dumps(other.state_dict()) == dumps(replay.state_dict())
-
-
-def test_each_rollout_is_a_part_that_never_changes():
-    """One number and one version for one content, so that a checkpoint shares what it can."""
-    replay = RolloutReplay(3, 1, B, seed=1)
-    content = {}
-    for i in range(6):
-        replay.mix(marked(i, actors=2))
-        parts = replay.state_dict()["rollouts"]
-        assert all(isinstance(part, StatePart) for part in parts.values())
-        for name, part in parts.items():
-            data = dumps(part.read())
-            assert content.setdefault((name, part.version), data) == data
-        assert len({version for _, version in content}) == 2 * (i + 1)
-    assert list(parts) == ["9", "10", "11"]
 
 
 def zero_all(columns):

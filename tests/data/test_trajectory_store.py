@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import mmap
@@ -306,18 +305,6 @@ def test_directories_of_others_are_not_written_to(tmp_path):
             TrajectoryWriter(tmp_path / "new", METADATA, **{name: 0})
 
 
-def test_old_episodes_are_written(tmp_path, monkeypatch):
-    """The first one in memory counts; its age is that in seconds, looked at by `add`."""
-    now = [1000.0]
-    monkeypatch.setattr(trajectory_files, "monotonic", lambda: now[0])
-    with TrajectoryWriter(tmp_path, METADATA) as writer:
-        for at in (0.0, 59.0, 60.0, 119.0, 121.0, 179.0, 200.0):
-            now[0] = 1000.0 + at
-            writer.add(episodes(2)[0])
-        assert [part.num_episodes for part in TrajectoryDataset.open(tmp_path).parts] == [3, 3]
-    assert len(TrajectoryDataset.open(tmp_path)) == 7
-
-
 def add_and_raise(writer, error):
     """Add an episode in a block that an exception ends."""
     with writer:
@@ -505,19 +492,6 @@ def test_foreign_directories(dataset, change, text):
         with pytest.raises(DatasetError, match=text) as told:
             TrajectoryDataset.open(dataset, on_damaged=on_damaged)
         assert str(dataset) in str(told.value)
-
-
-def test_too_many_open_files(dataset, monkeypatch):
-    """A limit of the system is no damage, and the remedy is reported."""
-
-    def refuse(*args, **kwargs):
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    for name in ("np.fromfile", "read_regular"):
-        with monkeypatch.context() as patch:
-            patch.setattr(f"maze_train.data.trajectory_files.{name}", refuse)
-            with pytest.raises(DatasetError, match=r"Too many open.*; allow more .*larger parts"):
-                TrajectoryDataset.open(dataset, on_damaged="skip")
 
 
 def test_a_data_set_nearby_is_named(tmp_path):

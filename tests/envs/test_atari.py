@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import gymnasium
 import numpy as np
 import pytest
@@ -15,8 +13,8 @@ from toy_envs import CountingEnv, LivesEnv
 
 from maze_train import EnvConfig, EnvFactory, SequentialVectorEnv
 from maze_train.collect.player import RolloutGenerator
-from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
-from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper, SignRewardWrapper
+from maze_train.core.errors import ConfigError, EnvError
+from maze_train.envs.atari import AtariPreprocessing, EpisodicLifeWrapper
 from maze_train.envs.factory import BoundedEnvFactory
 from maze_train.envs.monitoring import MonitoringWrapper, monitor_of
 from maze_train.envs.pooled import PooledVectorEnv
@@ -169,16 +167,6 @@ def test_games_without_a_seed_go_on_from_the_last():
     assert len(set(frames[0])) > 3
     assert min(frames[0]) >= 5
     assert max(frames[0]) <= 34
-
-
-def test_generators_of_other_wrappers_are_seeded():
-    """What draws from the generator of the environment is reproduced too."""
-    env = preprocessed("Pong")
-    draws = []
-    for seed in (1, 1, 2):
-        env.reset(seed=seed)
-        draws.append(env.unwrapped.np_random.random())
-    assert draws[0] == draws[1] != draws[2]
 
 
 def test_no_noops_and_other_sizes():
@@ -335,15 +323,6 @@ def test_contradictory_settings(case):
         EnvFactory(EnvConfig(**settings))()
 
 
-@pytest.mark.parametrize("module", ["cv2", "ale_py"])
-def test_missing_packages(module, monkeypatch):
-    """A missing package is reported with the extra that has it."""
-    make_pong()
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(MissingExtraError, match=r"maze-train\[atari\]"):
-        game("Pong")()
-
-
 # -- parts -----------------------------------------------------------------------------------------
 
 
@@ -416,14 +395,6 @@ def test_environments_without_lives():
     """The wrapper says what it misses."""
     with pytest.raises(EnvError, match=r"'lives' in infos, got \['half', 'options', 't'\]"):
         EpisodicLifeWrapper(CountingEnv()).reset(seed=0)
-
-
-def test_signs():
-    """The sign of any kind of number, as a float."""
-    env = SignRewardWrapper(CountingEnv())
-    signs = [env.reward(r) for r in (-3.0, 0, 1e-9, np.float32(7), np.array(-2.0), True)]
-    assert signs == [-1.0, 0.0, 1.0, 1.0, -1.0, 1.0]
-    assert all(type(sign) is float for sign in signs)
 
 
 class Waits:

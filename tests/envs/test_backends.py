@@ -84,21 +84,6 @@ def balance(obs: Any) -> Any:
     return (obs[:, 2] + obs[:, 3] > 0.0).astype(np.int64)
 
 
-def test_cartpole_plays_like_the_single_version():
-    """Returns of a fixed policy come from the same distribution: a two-sample test, 320 episodes.
-
-    Kolmogorov and Smirnov: 1.63 sqrt(2 / n) is exceeded in 1 of 100 cases.
-    """
-    needs("envpool")
-    single = SequentialVectorEnv([EnvFactory.from_any("CartPole-v1")] * 32)
-    samples = []
-    for vector in (single, make("envpool", "CartPole-v1", 32)):
-        samples.append(np.sort(episodes(vector, lean, 10, seed=3)[0]))
-        vector.close()
-    shares = [np.searchsorted(x, np.sort(samples).ravel(), side="right") / 320 for x in samples]
-    assert np.abs(shares[0] - shares[1]).max() < 1.63 * np.sqrt(2.0 / 320)
-
-
 def test_native_cartpole_steps_like_the_single_version():
     """From the same states, the same actions give the same steps up to the end of the episode."""
     n = 8

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorWrapper
-from toy_envs import FORKS, PLACES, CountingEnv, workers
+from toy_envs import FORKS, PLACES, CountingEnv
 
-from maze_train import EnvConfig, EnvFactory, RolloutEvaluator, SequentialVectorEnv
+from maze_train import EnvConfig, EnvFactory, RolloutEvaluator
 from maze_train.collect.collector import RolloutCollector
 from maze_train.core.targets import Given
 from maze_train.envs.batch import numbers_of
@@ -123,7 +123,6 @@ class Telling(CountingEnv):
 
 
 CLIP = {"_target_": "gymnasium.wrappers.ClipReward", "min_reward": -1, "max_reward": 1}
-STATISTICS = {"_target_": "gymnasium.wrappers.RecordEpisodeStatistics"}
 
 
 @pytest.mark.parametrize("make", PLACES)
@@ -142,40 +141,3 @@ def test_no_key_is_taken(make: Any, info_keys: Any) -> None:
             metrics = evaluator.evaluate(make_model(env))
             assert metrics["eval/info/episode"] == np.mean([4, 4, 5, 5])
             assert metrics["eval/info/_w"] == 4.0
-
-
-def test_statistics_of_gymnasium_in_training() -> None:
-    """Its wrapper fits around what counts raw returns; its numbers are metrics if asked for."""
-    config = EnvConfig(target=Given(CountingEnv), training_wrappers=[CLIP, STATISTICS])
-    env = SequentialVectorEnv([EnvFactory(config)] * 2)
-    keys = ["episode/r", "episode/l"]
-    collector = RolloutCollector(env, 5, env_seed=0, action_seed=0, info_keys=keys)
-    _, episodes = collector.collect_steps(make_model(env))
-    assert episodes.infos == {"episode/r": [5.0] * 2, "episode/l": [5.0] * 2}
-    assert (episodes.returns, episodes.lengths) == ([15.0] * 2, [5] * 2)
-
-
-def test_integers_of_any_size_in_gymnasium_infos() -> None:
-    """Users of `step` get them, and every key that is not the name of a mask."""
-    with SequentialVectorEnv([Telling, Telling], step_infos=True) as env:
-        assert list(env.reset(seed=0)[1]["id"]) == [HUGE] * 2
-        infos = env.step([0, 0])[4]
-        assert list(infos["id"]) == [HUGE] * 2
-        assert infos["_v"].tolist() == [True, True]
-
-
-class Unpicklable(CountingEnv):
-    """Infos with many keys, and with what no process can send."""
-
-    def info(self) -> dict[str, Any]:
-        return {"t": self.t, "open": lambda: None, **{f"key_{i}": i for i in range(200)}}
-
-
-def test_only_what_was_asked_for_leaves_the_worker() -> None:
-    """Infos that nobody asked for are neither copied nor sent."""
-    with workers([Unpicklable] * 2, info_keys=["t"]) as env:
-        env.reset(seed=0)
-        for _ in range(5):
-            env.step_async([0, 0])
-            batch = env.receive()
-        assert [end.info for end in batch.ends] == [{"t": 5.0}] * 2

@@ -22,7 +22,6 @@ from maze_train.core.errors import (
     foreign_cause,
 )
 from maze_train.core.targets import Given
-from maze_train.envs.factory import env_name
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.envs.slice import EnvSlice
@@ -217,16 +216,6 @@ def test_what_is_known_about_an_unknown_id(modules, monkeypatch, env_id, known):
     monkeypatch.setitem(sys.modules, "gym", gym)
     with pytest.raises(ConfigError, match=known):
         EnvFactory.from_any(env_id)()
-
-
-def test_names_for_directories():
-    """Names hold no separators."""
-    assert env_name(EnvConfig(id="ALE/Pong-v5")) == "ALE-Pong-v5"
-    assert env_name(EnvConfig(id="my_module:Foo-v0")) == "my_module-Foo-v0"
-    assert env_name(EnvConfig(target="my.module.Class")) == "Class"
-    assert env_name(EnvConfig(target="my.sims:make")) == "sims-make"
-    assert env_name(EnvFactory.from_any(CountingEnv).config) == "CountingEnv"
-    assert env_name(EnvFactory.from_any(lambda: CountingEnv()).config) == "lambda"
 
 
 def test_what_an_installed_environment_says_is_one_line(monkeypatch):

@@ -6,7 +6,6 @@ import re
 import sys
 from functools import partial
 from typing import Any
-from unittest.mock import MagicMock
 
 import gymnasium
 import numpy as np
@@ -17,7 +16,6 @@ from toy_envs import CountingEnv
 from maze_train import SequentialVectorEnv
 from maze_train.core.errors import EnvError
 from maze_train.core.targets import Given
-from maze_train.envs.building import close_all
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.monitoring import MonitoringWrapper
@@ -143,13 +141,6 @@ def test_what_is_no_reward_is_named(run: Any, wrap: Any, reward: Any, told: str)
         run(lambda: wrap(Reward(reward)))
 
 
-def test_large_rewards_are_no_fault() -> None:
-    """The sum over environments may be larger than what one of them may give."""
-    vector = SequentialVectorEnv([partial(Reward, 3e38)] * 3)
-    vector.reset(seed=0)
-    assert vector.step([0, 0, 0])[1].tolist() == [3e38] * 3
-
-
 class OldStep(CountingEnv):
     """Returns four values, as Gym did up to version 0.25."""
 
@@ -197,14 +188,6 @@ def test_errors_of_the_environment_itself_get_no_advice() -> None:
     with pytest.raises(EnvError, match="expected 2, got 1") as caught:
         run_vector(Unpacks)
     assert "shimmy" not in str(caught.value)
-
-
-def test_all_are_closed_when_one_exits() -> None:
-    """`sys.exit()` in the first does not keep the second open."""
-    closed = MagicMock()
-    with pytest.raises(EnvError, match="closing an environment failed: SystemExit: 3"):
-        close_all([FragileEnv("close", SystemExit(3)), closed])
-    closed.close.assert_called_once_with()
 
 
 def test_environments_are_numbered_from_the_first_of_all() -> None:

@@ -3,7 +3,6 @@ from __future__ import annotations
 import sys
 from functools import partial
 from typing import Any
-from unittest.mock import MagicMock
 
 import gymnasium
 import numpy as np
@@ -434,13 +433,3 @@ def test_integer_observations_get_the_dtype_of_the_space():
     assert vectors[0].reset(seed=0)[0].dtype == np.int64
     with pytest.raises(SpaceError, match="dtype float32"):
         vectors[1].reset(seed=0)
-
-
-def test_close():
-    """Closing closes the environment once."""
-    source = ScriptedVectorEnv(NEXT_STEP)
-    source.close = MagicMock()
-    with foreign_env(source) as vector:
-        vector.reset(seed=0)
-    vector.close()
-    source.close.assert_called_once_with()

@@ -193,20 +193,6 @@ def test_atari_episodes_of_one_game_are_played_from_its_start():
         assert any(record["steps"] < len(record["actions"][""]) for record in records)
 
 
-@pytest.mark.parametrize("make", PLACES)
-def test_before_the_first_reset(make):
-    """There is nothing to put back, and steps are refused."""
-    with make([CountingEnv] * 2) as vector:
-        state = vector.state_dict()
-        assert state == {"root_seed": None, "envs": []}
-        vector.reset(seed=1)
-        assert not vector.load_state_dict(state)[1].any()
-        with pytest.raises(EnvError, match=r"call reset\(\) first"):
-            vector.step([0, 0])
-        vector.reset(seed=1)
-        assert vector.step([0, 0])[1].tolist() == [1.0, 1.0]
-
-
 def test_options_belong_to_the_first_episode():
     """Options are kept as they were given, and forgotten with the first episode."""
     with here([OptionEnv] * 2) as one, here([OptionEnv] * 2) as two:
@@ -431,29 +417,6 @@ def test_memory_is_given_back(monkeypatch, interval):
         assert given == since[i]
         assert record.steps == len(given)
     assert (num_pieces > 10) is (interval == 20)
-
-
-def test_an_endless_episode_keeps_its_own_actions_only(monkeypatch):
-    """One of many environments that never ends costs what its actions take."""
-    monkeypatch.setattr(journal_module, "PIECE_NBYTES", 2**14)
-    n, steps = 64, 5000
-    column = np.zeros(n, np.int64)
-    obs = {"": np.zeros((n, 1))}
-    journal = Journal({"": column})
-    parts = set()
-    for step in range(steps):
-        column[:] = step
-        journal.record()
-        if step % 50 == 49:
-            journal.ended(range(1, n))
-        if step % 99 == 98:
-            state = journal.state(obs, np.zeros(n))
-            assert state["envs"][0]["actions"][""].nbytes < 2**14
-            parts |= state["pieces"].keys()
-    assert journal.nbytes <= steps * 8 + 50 * n * 8
-    assert 0 < len(parts) < 9
-    actions = journal.record_of(0, {"": np.zeros(n)}, np.zeros(n)).actions[""]
-    assert actions.tolist() == list(range(steps))
 
 
 @pytest.mark.parametrize("lengths", [(10**9, 10**9, 7), (10**9, 400, 900)])

@@ -14,7 +14,7 @@ from toy_envs import ALL, FORKS, OTHER_MODES, PLACES, CountingEnv, here
 
 from maze_train import train
 from maze_train.collect.recording import frames_per_second
-from maze_train.core.errors import ConfigError, EnvError, SpaceError
+from maze_train.core.errors import ConfigError, EnvError
 from maze_train.envs.agents import JointEnv
 from maze_train.envs.backends import autoreset_mode
 from maze_train.envs.foreign import foreign_env
@@ -350,11 +350,3 @@ def test_last_infos_need_no_mask(truncate: bool) -> None:
             vector.step([0])
         with pytest.raises(EnvError, match=r"at step 3 .*info has no 'action_mask'"):
             vector.step([0])
-
-
-def test_a_mask_that_does_not_fit_is_told_at_once() -> None:
-    """A layout that is wrong is an error before the first step."""
-    env = MaskedEnv()
-    env.action_space = spaces.Box(-1, 1)
-    with pytest.raises(SpaceError, match="has no Discrete or MultiDiscrete part"):
-        here([lambda: env])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,7 +13,7 @@ from toy_envs import assert_equal_steps, here
 
 from maze_train import EnvConfig, EnvFactory, JointEnv
 from maze_train.config.plugins import is_registered
-from maze_train.core.errors import ConfigError, EnvError, MissingExtraError
+from maze_train.core.errors import ConfigError, EnvError
 from maze_train.envs.pettingzoo import CyclingAgents, ParallelAgents, adapted, installed
 
 pettingzoo = pytest.importorskip("pettingzoo")
@@ -328,15 +327,6 @@ def test_walkers_die_one_by_one(keeps: bool) -> None:
     assert [result[2:4] for result in results] == [(False, False)] * 4 + [(False, True)]
 
 
-@pytest.mark.parametrize("base", [Walkers, Rounds])
-def test_metadata_may_be_missing(base: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The classes of PettingZoo declare it without a value."""
-    monkeypatch.delattr(base, "metadata")
-    with here([EnvFactory.from_any(base)]) as vector:
-        assert vector.metadata["agents"] == tuple(base.possible_agents)
-        steps(vector, 3)
-
-
 @pytest.mark.parametrize(
     ("maker", "message"),
     [
@@ -452,15 +442,3 @@ def test_names_that_can_not_be_meant(name: str, kwargs: Any, message: str) -> No
         return
     with pytest.raises(ConfigError, match=message):
         is_registered(env_id)
-
-
-@pytest.mark.parametrize("package", ["pettingzoo", "mpe2"])
-def test_missing_packages(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
-    """The extra is named that installs them."""
-    find = importlib.util.find_spec
-    monkeypatch.setitem(sys.modules, "pettingzoo", None if package == "pettingzoo" else pettingzoo)
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == package else find(name)
-    )
-    with pytest.raises(MissingExtraError, match=rf'{package}.*"maze-train\[pettingzoo\]"'):
-        EnvFactory.from_any("pettingzoo:mpe/simple_spread_v3")()

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import re
-import subprocess
 import sys
 from functools import partial
 
@@ -24,7 +22,6 @@ from toy_envs import (
     AwkwardEnv,
     CountingEnv,
     FailingEnv,
-    GlobalDrawsEnv,
     NestedEnv,
     OddInfoEnv,
     SpoiltEnv,
@@ -418,29 +415,6 @@ def test_an_interrupt_while_waiting_closes():
 
 
 @pytest.mark.slow
-def test_there_are_no_workers_without_environments():
-    """However many are allowed; by default there is one per core."""
-    with workers([CountingEnv] * 2, n_workers=9) as vector:
-        assert vector.n_workers == 2
-    with SubprocVectorEnv([CountingEnv] * 3, start_method="fork") as vector:
-        assert vector.n_workers == min(3, len(os.sched_getaffinity(0)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_global_generators_follow_from_the_seed_and_the_worker(start_method):
-    """Whatever the start method; another seed gives other values."""
-    seen = []
-    for method in ("fork", start_method):
-        with workers([GlobalDrawsEnv] * 2, n_workers=2, start_method=method) as vector:
-            seen += [vector.reset(seed=seed)[0].copy() for seed in (0, 0, 1)]
-    first, again, other, *of_method = (obs.tolist() for obs in seen)
-    assert first == again
-    assert of_method == [first, again, other]
-    assert len({value for row in (*first, *other) for value in row}) == 8
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("package", ["torch", "cv2"])
 @pytest.mark.parametrize("start_method", everyday(1, START_METHODS))
 def test_workers_use_one_thread(start_method, package):
@@ -457,11 +431,3 @@ def test_workers_use_one_thread(start_method, package):
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
-
-
-@pytest.mark.slow
-def test_scripts_with_environments_alone_load_no_torch():
-    """Every process of `spawn` and `forkserver` imports the script again."""
-    names = "SequentialVectorEnv, SubprocVectorEnv"
-    code = f"from maze_train import {names}; import sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -11,9 +11,8 @@ import pytest
 from cases import sweep
 from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
-from toy_envs import CountingEnv, FailingEnv, LivesEnv, NestedEnv, SpoiltEnv, assert_same
+from toy_envs import CountingEnv, LivesEnv, assert_same
 
-from maze_train.core.errors import EnvError
 from maze_train.core.step_end import EpisodeEnd, StepEnd
 from maze_train.envs.atari import EpisodicLifeWrapper
 from maze_train.envs.batch import StepReport
@@ -158,34 +157,6 @@ def test_a_source_says_what_is_played() -> None:
     assert envs.envs[0].unwrapped.t == 0
 
 
-def test_what_environments_tell_about_themselves() -> None:
-    """Their number, spaces, and arrays with a row for each."""
-    envs = slice_of(NestedEnv, 2)
-    env = envs.envs[0]
-    assert len(envs) == len(envs.envs) == 2
-    assert envs.observation.space == env.observation_space
-    assert envs.action.space == env.action_space
-    described = {key: (column.shape, column.dtype.name) for key, column in envs.obs.items()}
-    assert described == {
-        "image": ((2, 3, 4, 1), "uint8"),
-        "robot/0": ((2, 2, 2), "float64"),
-        "robot/1": ((2,), "int64"),
-    }
-
-
-@sweep("where", ["speed", "temperature"])
-def test_last_observations_that_are_no_good(where: str) -> None:
-    """An error where they are kept; else no one looks at them."""
-    envs = slice_of(lambda: SpoiltEnv(where, 1, length=1))
-    envs.start(0, 5)
-    assert [*ends_of(envs)] == [0]
-    envs = slice_of(lambda: SpoiltEnv(where, 1, length=1), final_obs="all")
-    envs.start(0, 5)
-    words = rf"step 1 of the episode with seed 5: NonFiniteError: final observation '{where}' is"
-    with pytest.raises(EpisodeError, match=words):
-        envs.step()
-
-
 def test_what_environments_show() -> None:
     """Their pictures; an error names the seed."""
 
@@ -276,23 +247,6 @@ def test_a_game_that_ends_while_it_goes_on(how: str) -> None:
     assert [*ends_of(envs)] == [1]
 
 
-def test_infos_where_a_game_goes_on() -> None:
-    """They have to be dicts as well."""
-
-    class Odd(EpisodicLifeWrapper):
-        def reset(self, **kwargs: Any) -> Any:
-            goes_on = self.goes_on
-            obs, info = super().reset(**kwargs)
-            return obs, "so" if goes_on else info
-
-    envs = slice_of(lambda: Odd(LivesEnv()))
-    envs.start(0, 1)
-    ends_of(envs, 1)
-    words = r"at step 2 .*seed 1: TypeError: info is 'so', expected a d"
-    with pytest.raises(EnvError, match=words):
-        ends_of(envs, 1)
-
-
 @sweep("limit", [1, 2, 3, 4, 5])
 def test_an_episode_is_a_whole_game(limit: int) -> None:
     """Lives lost on the way are no ends; the steps that continue after them are not counted.
@@ -327,45 +281,3 @@ def test_raw_returns_are_told(length: int) -> None:
 
 
 # -- what is wrong -------------------------------------------------------------------------------
-
-
-def test_an_environment_that_raises() -> None:
-    """The message names it, the step and the seed of the episode."""
-    envs = slice_of(FailingEnv, number=10)
-    for i in range(3):
-        envs.start(i, 70 + i)
-    envs.step()
-    envs.step()
-    envs.start(0, 80)
-    words = "environment 11 failed at step 3 of the episode with seed 71: RuntimeError: the wheel"
-    with pytest.raises(EnvError, match=f"^{words}") as caught:
-        envs.step()
-    assert isinstance(caught.value.__cause__, RuntimeError)
-
-
-@sweep("case", [(7, "at step 1"), (8, "in the reset")])
-def test_infos_that_are_no_dicts(case: tuple[int, str]) -> None:
-    """They are an error in a reset, and at the end of an episode."""
-    seed, when = case
-
-    class Odd(CountingEnv):
-        def reset(self, **kwargs: Any) -> Any:
-            obs, info = super().reset(**kwargs)
-            return obs, "so" if seed == 8 else info
-
-        def info(self) -> Any:
-            return "so" if self.t else {}
-
-    envs = slice_of(lambda: Odd(1))
-    words = f"^environment 0 failed {when} of .* seed {seed}: TypeError: info is 'so', expected"
-    with pytest.raises(EnvError, match=words):  # noqa: PT012
-        envs.start(0, seed)
-        envs.step()
-
-
-@sweep("on_non_finite", ["raise", "skip"])
-def test_first_observations_have_to_be_finite(on_non_finite: str) -> None:
-    """There is no episode that could be given up."""
-    envs = slice_of(lambda: SpoiltEnv("temperature", 0), on_non_finite=on_non_finite)
-    with pytest.raises(EnvError, match=r"^environment 1 failed in the reset of the episode with "):
-        envs.start(1, 4)

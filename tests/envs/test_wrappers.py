@@ -336,28 +336,6 @@ def test_random_reset_respects_masks(where):
     assert [env.action_space.sample() for _ in range(5)] == [fresh.sample() for _ in range(5)]
 
 
-def test_random_reset_understands_masks_of_several_parts():
-    """Masks of Dict actions are read as everywhere; parts without a mask, and offsets, are kept."""
-    env = MaskedEnv()
-    parts = {"place": spaces.MultiDiscrete([2, 3]), "tool": spaces.Discrete(3, start=5)}
-    env.action_space = spaces.Dict({"force": spaces.Box(0.0, 1.0, (1,)), **parts})
-    mask = np.array([1, 0, 0, 1, 0, 0, 1, 1], np.int8)
-    env.observation_space = spaces.Dict(
-        {"x": spaces.Box(0.0, 1.0, (1,)), "action_mask": spaces.MultiBinary(8)}
-    )
-    taken = []
-    env.info, env.reward = lambda: {"action_mask": mask}, taken.append
-    wrapper = RandomResetWrapper(env, 20, 20)
-    wrapper.reset(seed=0)
-    assert all(action in env.action_space for action in taken)
-    assert {int(action["tool"]) for action in taken} == {6, 7}
-    assert {tuple(action["place"].tolist()) for action in taken} == {(0, 1)}
-    assert len({float(action["force"][0]) for action in taken}) == 20
-    mask[3] = 0
-    with pytest.raises(EnvError, match="no action of choice 1 of part 'place' is legal"):
-        wrapper.reset(seed=0)
-
-
 # -- discrete actions ------------------------------------------------------------------------------
 
 

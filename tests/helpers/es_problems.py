@@ -7,7 +7,6 @@ import math
 from contextlib import closing
 from functools import partial
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
@@ -124,16 +123,6 @@ class SpoiltEnv(WalkEnv):
         if self.is_bad and self.t == 3:
             return (obs, math.inf, *rest) if self.where == "reward" else (obs * np.nan, 1.0, *rest)
         return (obs, reward, *rest)
-
-
-class EndlessEnv(UnequalEnv):
-    """Episodes that never end."""
-
-    def reset(self, *, seed=None, options=None):
-        """Begin the episode."""
-        obs, info = super().reset(seed=seed, options=options)
-        self.length = -1
-        return obs, info
 
 
 POLICIES = {
@@ -332,25 +321,6 @@ class RememberingPolicy:
         if self.kind == "dict":
             return {"gear": choice, "force": box}
         return 1 + choice if self.kind == "discrete" else box
-
-
-class ReusingEnv(WalkEnv):
-    """Gives the same array again and again, and writes into the actions that it got."""
-
-    memory: Any = None
-
-    def observe(self):
-        """What the agent sees, in the memory of what it saw before."""
-        found = super().observe()
-        self.memory = found if self.memory is None else self.memory
-        self.memory[:] = found
-        return self.memory
-
-    def step(self, action):
-        """Step, and spoil the action."""
-        result = super().step(action.copy())
-        action[:] = 7.0
-        return result
 
 
 class PictureEnv(UnequalEnv):

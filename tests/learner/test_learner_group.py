@@ -74,7 +74,7 @@ from maze_train.learner.others import (
     depends_on_others,
 )
 from maze_train.learner.part import Part
-from maze_train.learner.rows import own_rows, shard_rows
+from maze_train.learner.rows import shard_rows
 from maze_train.learner.shard import Shard
 from maze_train.learner.steps import LearnerEvents, statistics_of
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
@@ -209,14 +209,6 @@ def test_what_has_no_weight_counts_by_the_share_of_the_samples(module_id):
         statistics_of(module_id, own).record(LearnerEvents.loss, value)
         part.end(total)
     assert list(total.reduce().values()) == [2.0]
-
-
-def test_what_can_not_be_shared_out():
-    """The message says what is expected."""
-    for batch in (3, BCBatch(torch.zeros(2), torch.zeros(3)), BCBatch({}, {})):
-        with pytest.raises(TrainingError, match=r"cannot be shared out: expected a dataclass"):
-            shard_rows(batch, 0, 2)
-    assert torch.equal(own_rows(torch.arange(2), 3, 4), torch.tensor([0]))
 
 
 # -- the numbers of one learner --------------------------------------------------------------------
@@ -378,12 +370,12 @@ def assert_all_equal(group):
 def test_the_numbers_of_one_learner(name):
     """Weights, moments, statistics and errors, with parts that are uneven or empty."""
     with group_of(LEARNERS[name], 1) as (alone, update):
-        expected = list(update(20))
+        expected = list(update(8))
         state = alone.state_dict()
         errors = alone.foreach_learner(lambda learner: getattr(learner, "errors", None))
     for n_learners in (2, 3):
         with group_of(LEARNERS[name], n_learners) as (group, update):
-            assert_equal_states(update(20), expected)
+            assert_equal_states(update(8), expected)
             assert_equal_states(group.state_dict(), state)
             assert_all_equal(group)
             found = group.foreach_learner(lambda learner: getattr(learner, "errors", None))
@@ -444,23 +436,6 @@ def test_updates_in_a_thread():
             group.shutdown()
         assert statistics.reduce()["learners/samples_trained"] == 5 * T * B
         assert sent == [1, 2, 3, 4, 5]
-
-
-@slow
-@pytest.mark.parametrize(
-    ("chosen", "problem"),
-    [
-        (["first", "third"], "= 'third': no such module; there are: first, second"),
-        ("first", "= 'first': expected a list of ids, of: first, second"),
-    ],
-)
-def test_only_modules_that_there_are_can_be_chosen(chosen, problem):
-    """Who was chosen before stays so."""
-    with group_of(two_modules, 1) as (group, _):
-        group.policies_to_train = ["second"]
-        with pytest.raises(ConfigError, match=problem):
-            group.policies_to_train = chosen
-        assert group.policies_to_train == ["second"]
 
 
 @pytest.mark.exhaustive

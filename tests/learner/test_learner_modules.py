@@ -127,20 +127,6 @@ def test_policies_to_train_choose_who_learns(chosen):
     assert not torch.equal(weights(learner, "b"), before["b"])
 
 
-def test_a_module_without_parameters_has_no_optimizer():
-    """It is there, has experience like the others, and nothing of it can move."""
-
-    class Zero(nn.Module):
-        def forward(self, x):
-            return x[:, :1] * 0.0
-
-    learner = LineLearner({"a": make_module(0), "zero": Zero()})
-    assert list(learner.optimizers) == [("a", "default")]
-    train(learner, "a", "zero")
-    assert not torch.equal(learner.modules["a"].weight, make_module(0).weight)
-    train(learner, "zero")
-
-
 def test_a_module_that_does_not_fit_changes_nothing():
     """Ids, weights and optimizers are checked; what was there stays."""
     learner = LineLearner({"a": make_module(0)})

@@ -112,16 +112,6 @@ def test_a_module_without_minibatch_takes_no_step():
     torch.testing.assert_close(both.modules["b"].weight, alone.modules["b"].weight)
 
 
-def test_an_update_of_nothing_takes_no_step():
-    """Without a module to update, only the hooks are called."""
-    learner = LineLearner(make_module(), refused=("default",))
-    before = weights(learner)
-    row = learner.update(make_data(), Progress()).reduce()
-    assert learner.calls == ["before", "after 1"]
-    assert "train/gradient_steps" not in row
-    assert torch.equal(weights(learner), before)
-
-
 def test_a_stop_comes_before_the_gradient_is_applied():
     """The minibatch at which the learner stops changes nothing."""
     stopped, short = LineLearner(with_modes(), stop_at=1), LineLearner(with_modes())

@@ -78,19 +78,6 @@ def test_rows_that_are_no_transitions_may_hold_anything():
     torch.testing.assert_close(scaler.state_dict(), before, rtol=0, atol=0)
 
 
-def test_sums_of_lost_episodes_begin_anew():
-    """In the environments that lost theirs, and nowhere else."""
-    scaler = RewardScaler(GAMMA, 0.0)
-    scaler.scale(torch.ones(2, 3), torch.zeros(2, 3, dtype=torch.bool))
-    scaler.forget(torch.tensor([False, True, False]))
-    assert scaler.state_dict()["carry"].tolist() == [1.0 + GAMMA, 0.0, 1.0 + GAMMA]
-    scaler.forget(torch.tensor([True, True]))
-    assert scaler.state_dict()["carry"][0] > 0, "the state of other environments"
-    scaler.scale(torch.ones(2, 4), torch.zeros(2, 4, dtype=torch.bool))
-    scaler.forget(torch.tensor([False, True]))  # of two agents
-    assert scaler.state_dict()["carry"].tolist() == [1.0 + GAMMA, 0.0] * 2
-
-
 def test_another_number_of_environments_begins_new_episodes():
     """The running sums start at zero; statistics stay."""
     scaler, slow = RewardScaler(GAMMA, 0.0), SlowScaler(0.0)

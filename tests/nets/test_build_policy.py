@@ -16,7 +16,6 @@ from maze_train.core.errors import ConfigError, SpaceError
 from maze_train.distributions.mapping import distribution_for
 from maze_train.nets.acting import Actor
 from maze_train.nets.actor_critic import ActorCriticModel, build_actor_critic
-from maze_train.nets.blocks import ImageEncoder
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.policy_model import PolicyModel, build_policy
 from maze_train.spaces.describe import flat_space, is_mask_key
@@ -25,7 +24,6 @@ from maze_train.spaces.tensors import sampled_for
 N = 6
 BOX = spaces.Box(-1.0, 1.0, (5,), np.float32)
 TURN = spaces.Box(-1.0, 1.0, (2,), np.float32)
-IMAGE = spaces.Box(0, 255, (16, 16, 1), np.uint8)
 PARTS = {"robot": spaces.Tuple((BOX, spaces.Discrete(3))), "at": BOX}
 ACTIONS = {
     "discrete": spaces.Discrete(4),
@@ -145,28 +143,6 @@ def test_order_of_an_actor_critic():
     assert not PolicyModel.learner_only
 
 
-@pytest.mark.parametrize(
-    ("settings", "has_trunk", "encoders"),
-    [
-        ({}, True, 1),
-        ({"image_encoder": "flat"}, False, 0),
-        ({"shared_trunk": False}, False, 1),
-        ({"hidden_sizes": []}, False, 1),
-        ({"image_encoder": "impala", "rnn": MEMORY}, True, 1),
-    ],
-    ids=str,
-)
-def test_images(settings, has_trunk, encoders):
-    """Where observations hold images, the settings that are null are those of an actor-critic."""
-    policy = build_policy(ModelConfig(**settings), IMAGE, ACTIONS["discrete"], 2)
-    actor_critic = build_actor_critic(ModelConfig(**settings), IMAGE, ACTIONS["discrete"], 2)
-    assert (policy.trunk is not None) is has_trunk
-    assert sum(isinstance(module, ImageEncoder) for module in policy.modules()) == encoders
-    obs = observations(IMAGE)
-    assert_same(acts(policy, obs), acts(actor_critic, obs))
-    assert policy.load_state_dict(actor_critic.state_dict(), strict=False).missing_keys == []
-
-
 def test_models_with_and_without_memory_are_told_apart():
     """The method without a recurrent state is not for recurrent models."""
     assert build_policy(model_config("plain"), BOX, TURN, 0).state_size == 0
@@ -174,22 +150,6 @@ def test_models_with_and_without_memory_are_told_apart():
     assert memory.state_size == 2 * 2 * 7
     with pytest.raises(AssertionError, match="call policy_step"):
         memory(observations(BOX))
-
-
-@pytest.mark.parametrize("settings", ["plain", "memory"])
-def test_illegal_actions_have_no_probability(settings):
-    """A mask is obeyed, at each step of a memory, and is no input of the networks."""
-    space = space_of("masked", "discrete")
-    policy = build_policy(model_config(settings), space, ACTIONS["discrete"], 0)
-    obs = observations(space)
-    found = acts(policy, obs)
-    for params in found[:2] if policy.state_size else found:
-        probs = params.softmax(-1)
-        assert not probs[:, [1, 3]].any()
-        assert probs[:, [0, 2]].all()
-    free = acts(policy, {**obs, "action_mask": torch.ones(N, 4)})[0]
-    assert free.softmax(-1).all()
-    assert torch.equal(free[:, [0, 2]], found[0][:, [0, 2]])
 
 
 def named(name, **settings):

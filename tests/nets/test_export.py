@@ -11,7 +11,6 @@ import torch
 from cases import everyday, sweep
 from gymnasium import spaces
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_map
 
 from maze_train import ModelConfig, build_actor_critic
@@ -170,32 +169,6 @@ def test_vmap_is_a_loop(kind, part):
         mapped = torch.func.vmap(module)(*args)
     expected = tree_map(lambda *parts: torch.stack(parts), *rows)
     torch.testing.assert_close(mapped, expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
-@torch.no_grad()
-def test_derivatives_along_a_direction_are_not_lost():
-    """Forward-mode differentiation works where no graph is built."""
-    module, draw = make_case("vector", "heads")
-    obs, direction = draw()[0], torch.randn(N, 5)
-    _, slopes = torch.func.jvp(module, (obs,), (direction,))
-    with torch.autograd.forward_ad.dual_level():
-        outputs = module(torch.autograd.forward_ad.make_dual(obs, direction))
-        duals = [torch.autograd.forward_ad.unpack_dual(output).tangent for output in outputs]
-    ahead, behind = module(obs + 1e-2 * direction), module(obs - 1e-2 * direction)
-    for own, dual, a, b in zip(slopes, duals, ahead, behind, strict=True):
-        torch.testing.assert_close(own, (a - b) / 2e-2, rtol=1e-2, atol=1e-3)
-        torch.testing.assert_close(dual, own)
-
-
-@torch.no_grad()
-def test_fake_tensors_have_the_shapes_of_real_ones():
-    """A network can be tried out without computing anything."""
-    module, draw = make_case("gru", "sequence")
-    args = draw()
-    with FakeTensorMode(allow_non_fake_inputs=True) as mode:
-        shapes = [x.shape for x in module(*tree_map(mode.from_tensor, args))]
-    assert shapes == [x.shape for x in module(*args)]
 
 
 @torch.no_grad()

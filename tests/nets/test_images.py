@@ -186,24 +186,6 @@ def test_pixels_are_scaled_by_the_bound_of_the_space():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", [(3, 9, 8), (9, 8, 3), (16, 17), (2, 3, 9, 8)])
-def test_any_leading_dimensions(kind, shape):
-    """One observation, a batch and a rollout are encoded alike, also through views."""
-    space = space_of(*shape)
-    encoder = encoder_of(space, kind)
-    rows = bytes_for(space, 6)
-    flat = encoder(rows)
-    assert flat.shape == (6, encoder.output_size)
-    for lead in [(2, 3), (1, 6, 1), (3, 1, 2)]:
-        nested = encoder(rows.view(*lead, *shape))
-        assert torch.equal(nested, flat.view(*lead, -1))
-    transposed = encoder(rows.view(2, 3, *shape).transpose(0, 1))
-    assert torch.equal(transposed, flat.view(2, 3, -1).transpose(0, 1))
-    torch.testing.assert_close(encoder(rows[0]), flat[0])
-    torch.testing.assert_close(encoder(rows[::2]), flat[::2])
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_no_observations(kind):
     """No images give no features, and gradients of zero."""
     space = space_of(3, 9, 8)

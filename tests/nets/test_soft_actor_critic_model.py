@@ -13,8 +13,7 @@ from torch import nn
 
 from maze_train.distributions.beta import Beta
 from maze_train.distributions.gaussian import SquashedGaussian
-from maze_train.nets.blocks import ImageEncoder
-from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
+from maze_train.nets.config import ModelConfig
 from maze_train.nets.critics import (
     OwnCritics,
     SoftActorCriticModel,
@@ -22,7 +21,6 @@ from maze_train.nets.critics import (
     build_soft_actor_critic,
 )
 from maze_train.nets.policy_model import Policy
-from maze_train.nets.template import DictEncoder
 from maze_train.spaces.tensors import sampled_for
 
 N = 5
@@ -264,47 +262,6 @@ def test_settings_are_honoured():
     assert not model.critics.layers.bias_0.any()
     assert model.policy.net.layers.nonlinearity == "tanh"
     assert isinstance(build(distributions={"Box": "beta"}).distribution, Beta)
-
-
-@pytest.mark.parametrize("encoder", ["nature", "flat"])
-def test_images(encoder):
-    """Policy and critics read images each with their own convolutions, critics with one."""
-    model = build_soft_actor_critic(ModelConfig(image_encoder=encoder), *PROBLEMS["image"], 0)
-    layers = list(model.policy.net.layers.layers)
-    sizes = [512, 4] if encoder == "nature" else [256, 256, 4]
-    assert [layer.out_features for layer in layers] == sizes
-    found = [isinstance(m, ImageEncoder) for m in model.modules()]
-    assert sum(found) == (3 if encoder == "nature" else 0), "policy, critics, targets"
-    assert model.critics.layers.weight_0.shape[0] == 2
-    assert model.critics.layers.weight_0.shape[2] == sizes[0]
-    owners = [{id(p) for p in m.parameters()} for m in (model.policy, model.critics)]
-    assert not owners[0] & owners[1]
-    assert [r.shape[-1] for r in results(model, "image")] == [4, 1, 1]
-
-
-def test_dict_observations_and_actions():
-    """Critics read the continuous parts, and give one value for each choice."""
-    model = build("parts")
-    assert isinstance(model.critics.encoder, DictEncoder)
-    assert model.critics.encoder.keys == ["at", "gear"]
-    assert model.actions.critic_input_size == 3
-    params, q, target_q = results(model, "parts")
-    assert params.shape == (N, 2 * 2 + 2 + 5 + 2 * 1)
-    assert q.shape == target_q.shape == (2, N, 2 + 5)
-    assert model.log_temperatures.shape == (4,)
-    assert not model.log_temperatures.any()
-
-
-def test_normalisation():
-    """What networks read is normalised where the configuration says so."""
-    config = ObservationNormalizationConfig(mode="running")
-    model = build("masked", normalization=config)
-    obs = observations("masked")
-    model.normalizer.update({"at": 100.0 + obs["at"]})
-    inputs = model.inputs({**obs, "at": 100.0 + obs["at"]})
-    assert list(inputs) == ["at"]
-    assert float(inputs["at"].mean().abs()) < 1e-3
-    assert float(inputs["at"].std()) == pytest.approx(1.0, abs=0.1)
 
 
 @pytest.mark.parametrize("num_critics", [1, 2, 5])

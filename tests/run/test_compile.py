@@ -131,23 +131,3 @@ def test_without_a_compiler_there_is_a_warning(
     short_run("compiled", **{"algorithm.compile": "update"})
     assert rows("compiled") == rows("plain")
     assert capsys.readouterr().err.count("algorithm.compile=update: no C++ compiler") == 1
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's compiler itself
-def test_the_cache_is_used_again(
-    tmp_path: Path, compiler: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the compiler of the machine made for one run is read by the next one."""
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(torch._inductor.config, "compile_threads", 1)
-    counters: Any = torch._dynamo.utils.counters
-    found = []
-    for run_dir in ("first", "second"):
-        torch._dynamo.reset()
-        counters.clear()
-        short_run(run_dir, **{"algorithm.compile": "forward"})
-        found.append(counters["inductor"]["fxgraph_cache_hit"])
-    assert list(tmp_path.rglob("*.so"))
-    assert found[0] == 0 < found[1]

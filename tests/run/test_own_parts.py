@@ -20,10 +20,8 @@ from own_parts import (
     Numbers,
     OwnNet,
     OwnPPOLearner,
-    demonstrations,
-    own_loss,
 )
-from short_runs import FORK, PPO, SMALL, rows, settings, short_run, written_config
+from short_runs import FORK, SMALL, rows, settings, short_run, written_config
 
 from maze_train import CallbackError, ConfigError, EnvError, load_policy, run_rollout, train
 from maze_train.core.targets import Given, build_target
@@ -251,28 +249,6 @@ def test_vector_environments() -> None:
         train(vector_env(3), **{**alone, "evaluation.n_episodes": 2})
     with pytest.raises(EnvError, match="has 3 environments, expected 2"):
         train(vector_env(3), runner={"concurrency": 2}, **alone)
-
-
-@pytest.mark.exhaustive
-def test_functions_and_lists_of_episodes() -> None:
-    """A loss, data to imitate, an environment in a section: given again where a run continues."""
-    bare = {key: value for key, value in SMALL.items() if key.startswith(("tracking", "eval"))}
-    small = {**SMALL, **PPO}
-    loss: dict[str, Any] = {"algorithm.loss_function": lambda *args: own_loss(*args)}
-    data: dict[str, Any] = {"runner.dataset": demonstrations(10)}
-    bc = {**bare, "algorithm.batch_size": 4, "algorithm": "bc"}
-    section = {"_target_": lambda length: SpacesEnv(length=length), "kwargs": {"length": 4}}
-    env: dict[str, Any] = {"env": section}
-    for name, parts, more in (("loss", loss, small), ("data", data, bc), ("env", env, small)):
-        place = {"env": SpacesEnv, **more, **parts, "seed": 0}
-        for run, n_epochs in ((name, 2), (f"{name}_whole", 3)):
-            epochs = {"total_steps": None, "algorithm.n_epochs": n_epochs, "algorithm.lr": 1e-3}
-            train(**{**place, **epochs, "run_dir": run})
-        again = {"resume": name, "trust": ["own_envs"], "algorithm.n_epochs": 3}
-        with pytest.raises(ConfigError, match=r"pass it again, as in train\("):
-            train(**again)
-        train(**again, **parts)
-        assert rows(name) == rows(f"{name}_whole")
 
 
 def test_an_instance_takes_no_settings() -> None:

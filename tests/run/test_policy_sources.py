@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -173,13 +172,12 @@ USES: dict[str, tuple[Callable[[Any], None], str]] = {
 }
 
 
-FINE = {("several", "rollout"), ("several", "opponent"), ("spaces", "opponent")}
-"""There a run gives each agent its own policy, and an opponent plays for the agents that it can."""
-
-
 @pytest.mark.parametrize(
     ("name", "use"),
-    everyday(6, [pair for pair in product(NO_SOURCES, USES) if pair not in FINE], are_rows=True),
+    [
+        *(("no policy", "rollout"), ("several", "training"), ("other id", "opponent")),
+        *(("spaces", "training"), ("no run", "opponent"), ("no networks", "rollout")),
+    ],
 )
 def test_what_is_no_source_is_named(name: str, use: str) -> None:
     """Wherever settings name a policy: key, value, what is expected; nothing is written."""

@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import gymnasium
 import own_envs
 import pytest
 from rollouts import RANDOM, numbers, play
@@ -14,7 +13,7 @@ from short_runs import PPO, SMALL, summary
 
 from maze_train import load_policy, train
 from maze_train.config.rollout_config import load_rollout_config
-from maze_train.core.errors import ConfigError, DatasetError, EnvError
+from maze_train.core.errors import ConfigError, EnvError
 from maze_train.data import trajectory_files as trajectory_writer
 from maze_train.data.datasets import open_dataset
 from maze_train.run.rollout import RolloutRunner
@@ -55,18 +54,6 @@ def test_a_signal_while_an_episode_is_noted(monkeypatch: pytest.MonkeyPatch) -> 
         play(**RANDOM, record=True, **{"runner.concurrency": 1})
     assert list(open_dataset("out/trajectories").seeds) == numbers() == [0, 1]
     assert summary("out")["stop_reason"] == "interrupted"
-
-
-def test_a_part_that_can_not_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rollout has failed, though all was played; the rows are there."""
-
-    def full(*arguments: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(trajectory_writer, "append_part", full)
-    with pytest.raises(DatasetError, match="No space left"):
-        play(**RANDOM, record=True)
-    assert (numbers(), summary("out")["stop_reason"]) == ([0, 1, 2, 3, 4], "error")
 
 
 class FirstIsLong(own_envs.SpacesEnv):
@@ -151,30 +138,3 @@ def test_a_policy_of_a_run_by_its_function() -> None:
 def load_model(run_dir: str) -> Any:
     """The model of a run, which tells no spaces."""
     return load_policy(run_dir).model
-
-
-class ClosesBadly(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """The first one built cannot be closed."""
-
-    built = 0
-
-    def __init__(self) -> None:
-        super().__init__(gymnasium.make("CartPole-v1"))
-        type(self).built += 1
-        self.is_first = self.built == 1
-
-    def close(self) -> None:
-        """Raise."""
-        super().close()
-        if self.is_first:
-            raise RuntimeError("stuck")
-
-
-def test_an_environment_that_can_not_be_closed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The one that is looked at first: that is a warning."""
-    monkeypatch.setattr(ClosesBadly, "built", 0)
-    play(policy="random", env=ClosesBadly)
-    assert numbers() == [0, 1, 2, 3, 4]
-    assert "warning: closing an environment failed: RuntimeError: stuck" in capsys.readouterr().err

@@ -17,7 +17,7 @@ import pytest
 import yaml
 from gymnasium import spaces
 from rollouts import RANDOM, numbers, play, rows
-from short_runs import PPO, SMALL, settings, summary
+from short_runs import PPO, SMALL, summary
 
 from maze_train import load_policy, train
 from maze_train.collect.episode_runner import PlayedEpisode
@@ -27,7 +27,6 @@ from maze_train.core.step_end import TERMINATED
 from maze_train.data.datasets import open_dataset
 from maze_train.run.rollout import RolloutRunner
 from maze_train.run.rollout_report import RolloutProgress
-from maze_train.tracking.console import Display
 from maze_train.tracking.writers import CSVWriter, JSONSummaryWriter
 
 DICT_ENV = {"_target_": "own_envs.SpacesEnv", "kwargs": {"obs": "dict", "action": "box"}}
@@ -170,16 +169,6 @@ def make_three_actions() -> gymnasium.Env[Any, Any]:
     return ThreeActions()
 
 
-def test_an_environment_of_another_kind() -> None:
-    """A policy for mappings of observations and continuous actions is trained, saved and plays."""
-    train(**settings("ppo", env=DICT_ENV))
-    result = play(run="run", record=True, trust=["own_envs"])
-    assert result.summary.length_mean == 5.0
-    dataset = open_dataset("out/trajectories")
-    assert [t.episode_return for t in dataset] == [e.episode_return for e in result.episodes]
-    assert set(dataset[0].obs) == {"place", "speed"}
-
-
 def test_random_actions() -> None:
     """They follow from the seed of the episode, in any environment."""
     results = [
@@ -240,17 +229,6 @@ def test_records_are_appended_to_another_data_set() -> None:
     assert told.value.key == "record_dir"
     with pytest.raises(ConfigError, match=r"record_dir = '\S+': \S+out0 holds .* no dataset\.json"):
         play(**other, record_dir="out0")
-    assert not Path("out").exists()
-
-
-def test_a_data_set_of_two_policies(run: str) -> None:
-    """Parts tell who acted."""
-    for number, who in enumerate(({"run": run}, {"policy": "random", "env": "CartPole-v1"})):
-        play(**who, record=True, record_dir="data", output_dir=f"out{number}")
-    dataset = open_dataset("data")
-    assert [part.policy.get("algorithm") for part in dataset.parts] == ["ppo", None]
-    assert dataset.parts[1].policy == {"policy": "random"}
-    assert dataset.parts[1].env == dataset.metadata.env
     assert not Path("out").exists()
 
 
@@ -397,18 +375,3 @@ def test_lines_of_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) == 2
     assert lines[0].startswith("episode 0/2     10 steps     10/s")
     assert lines[1].startswith("episode 1/2     20 steps     10/s  eta 0:00:02  return 3.00")
-
-
-def test_a_reader_that_goes_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It costs the display, not the rollout: nothing more is printed."""
-    printed = []
-
-    def fails(self: Display, text: str, style: str = "") -> None:
-        printed.append(text)
-        raise BrokenPipeError
-
-    monkeypatch.setattr(Display, "say", fails)
-    with RolloutProgress(2, "lines", clock=iter(range(99)).__next__) as progress:
-        for _ in range(3):
-            progress.steps(10)
-    assert len(printed) == 1

@@ -85,21 +85,6 @@ def test_returns_and_turns_of_agents_are_those_of_the_game() -> None:
     assert found["deterministic"] is None
 
 
-@pytest.mark.exhaustive
-def test_policies_that_are_reset_hear_where_episodes_begin() -> None:
-    """In rollouts, in training and in evaluations, also where a league plays."""
-    counts = {"_target_": "own_policies.CountsTurns"}
-    play_heaps(policies={**ALL_ONE, "one": {"agents": ["f*"], "source": counts}, "second": counts})
-    judge = {"agents": ["referee"]}
-    foe = {"agents": ["second"], "source": counts}
-    policies: dict[str, Any] = {"main": {"agents": ["first"]}, "foe": foe, "judge": judge}
-    short_run("run", env=ENV, policies=policies, total_steps=256)
-    foes = {"evaluation.opponents": {"foe": counts}, **TRUST}
-    policies = {"main": {"agents": ["first", "second"], "opponents": {}}, "judge": judge}
-    found = short_run("league", env=ENV, policies=policies, total_steps=128, **foes).history
-    assert "eval/vs_foe/win_rate" in found[-1]
-
-
 def test_agents_with_one_policy_win_nothing_against_each_other() -> None:
     """Rates are against agents of other policies; without any there are none."""
     policies = {"players": {"agents": ["first", "second"], "source": ONE}, "referee": ONE}

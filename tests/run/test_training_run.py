@@ -22,7 +22,6 @@ from own_envs import SpacesEnv
 from short_runs import everything, file_contents, rows, settings, short_run, summary, written_config
 
 from maze_train import MetricsWriter, RunInfo, load_config, run_rollout, train
-from maze_train.cli import main
 from maze_train.core.errors import ConfigError, MazeTrainError, SpaceError
 from maze_train.envs import factory
 from maze_train.run.pipeline import prepare
@@ -221,16 +220,6 @@ def test_an_environment_that_changes_the_working_directory(run_dir: str | None) 
     written = {path.name for path in here.rglob("*") if path.is_file()}
     assert written == {path.name for path in result.run_dir.rglob("*") if path.is_file()}
     assert {"metrics.csv", "summary.json", "config.yaml"} <= written
-
-
-@pytest.mark.exhaustive
-def test_a_sweep_whose_environment_changes_the_working_directory() -> None:
-    """The second job is next to the first one."""
-    here = Path.cwd()
-    words = [f"{key}={value}" for key, value in settings(run_dir="null", seed="0,1").items()]
-    words = [word.replace("'", "") for word in words if not word.startswith(("env=", "model"))]
-    assert main(["-m", *words, f"env._target_={__name__}.Wandering", "hydra.sweep.dir=s"]) == 0
-    assert [(here / "s" / job / "summary.json").exists() for job in "01"] == [True, True]
 
 
 def test_a_disk_that_stays_full(monkeypatch: pytest.MonkeyPatch) -> None:

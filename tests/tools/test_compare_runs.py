@@ -11,7 +11,6 @@ import matplotlib.image
 import numpy as np
 import pytest
 import yaml
-from cases import everyday
 from run_files import RETURN, write_run
 
 from maze_train import Comparison, ConfigError, RunDirectoryError, compare_runs
@@ -95,14 +94,6 @@ def test_runs_of_different_lengths(tmp_path: Path) -> None:
     assert (row["env_steps"], row["wall_time_s"]) == (2e3, 20)
     assert (row["steps_to_threshold"], row["seconds_to_threshold"]) == (2e3, 20)
     assert (row["final_mean"], row["best_mean"]) == (9.0, 9.0)
-
-
-@pytest.mark.exhaustive
-def test_runs_without_times(tmp_path: Path) -> None:
-    """They are compared by steps, and drawn so."""
-    cut(write_run(tmp_path / "0", [1.0, 2.0]), column="time/total_s")
-    assert math.isnan(compared(tmp_path).rows[0]["wall_time_s"])
-    assert [len(axes.lines) for axes in figure_of(tmp_path).axes] == [1, 0]
 
 
 def test_a_threshold_that_half_of_the_runs_miss(tmp_path: Path) -> None:
@@ -450,18 +441,6 @@ def test_rare_values_do_not_flatten_a_picture(
 
 
 @pytest.mark.parametrize(
-    ("lengths", "unit"),
-    everyday(1, [((3, 11), "s"), ((12,), "min"), ((719,), "min"), ((720,), "h")], are_rows=True),
-)
-def test_the_unit_of_time(tmp_path: Path, lengths: tuple[int, ...], unit: str) -> None:
-    """The largest of which the longest run has two."""
-    write_runs(tmp_path, *([1.0] * length for length in lengths))
-    figure = figure_of(tmp_path, ppo="PPO", a2c="no runs")
-    assert figure.axes[1].get_xlabel() == f"wall time ({unit})"
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["PPO"]
-
-
-@pytest.mark.parametrize(
     ("first", "length", "expected"),
     [(2, 4, (2e3, 4e3, 3)), (3, 2, None), (1, 205, (1e3, 205e3, N_POINTS))],
 )
@@ -477,48 +456,6 @@ def test_where_the_mean_of_runs_is_drawn(
         return
     steps = by_steps.lines[2].get_xdata()
     assert (steps[0], steps[-1], len(steps)) == expected
-
-
-@pytest.mark.parametrize(
-    ("sizes", "text"),
-    [
-        ((1,), ""),
-        ((4,), "band: 95 % interval of 4 runs or more"),
-        ((4, 3, 1), "band: 95 % interval of 4 runs or more, range of fewer than 4 runs"),
-    ],
-)
-def test_the_meaning_of_a_band_is_in_the_picture(
-    tmp_path: Path, sizes: tuple[int, ...], text: str
-) -> None:
-    """A band over few runs is hardly more than their extremes."""
-    for size, algorithm in zip(sizes, ("ppo", "a2c", "sac"), strict=False):
-        write_runs(tmp_path / algorithm, *([1.0] * 2 for _ in range(size)), algorithm=algorithm)
-    figure = figure_of(tmp_path, ppo="PPO", a2c="A2C", sac="SAC")
-    assert figure.axes[1].get_title(loc="right") == text
-
-
-@pytest.mark.parametrize(
-    ("mode", "worst"), everyday(1, [("max", "0.1"), ("min", "2.1")], are_rows=True)
-)
-def test_the_worst_of_many_is_not_drawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, worst: str
-) -> None:
-    """By the mean rank of last values over environments; smaller values may be the better ones."""
-    for env, values in (("CartPole-v1", (1.0, 2.0, 3.0)), ("Acrobot-v1", (0.5, 2.0, 3.0))):
-        for i, value in enumerate(values):
-            curve = [9.0 - 9.0 * i, value]
-            write_run(tmp_path / f"{env}{i}", curve, env=env, algorithm__lr=0.1 + i)
-    labels: list[list[str]] = []
-
-    def draw(groups: Any, drawn: Any, *names: str) -> Any:
-        labels.append([name[1] for name in drawn])
-        return draw_comparison(groups, drawn, *names)
-
-    monkeypatch.setattr("maze_train.tools.compare.COLORS", COLORS[:2])
-    monkeypatch.setattr("maze_train.tools.compare.draw_comparison", draw)
-    compared(tmp_path, mode=mode)
-    assert len(labels[0]) == 2
-    assert worst not in labels[0]
 
 
 @pytest.mark.exhaustive

@@ -7,8 +7,6 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,17 +183,6 @@ def test_a_hopeless_trial_is_pruned(
     assert {(row["done_percent"], row["value"]) for row in pruned} == {("25", "-0.125")}
     assert f"trial {pruned[0]['trial']}: pruned at 25 % after" in output
     assert f"({12 - len(pruned)} complete, {len(pruned)} pruned)" in output
-
-
-def test_reports_lie_on_a_grid_of_percents(maze_run: CommandLine, runs: Runs) -> None:
-    """So that trials with epochs of different lengths can be compared."""
-    assert maze_run(*ONE, "n_trials=1", "algorithm.gamma=0.8") == 0
-    journal = (maze_run.folder / "s/study.journal").read_text()
-    logs = [json.loads(line) for line in journal.splitlines()]
-    reports = {log["step"]: log["intermediate_value"] for log in logs if "step" in log}
-    assert list(reports) == list(range(5, 101, 5))
-    found = [reports[percent] for percent in (5, 25, 30, 75, 80, 100)]
-    assert found == pytest.approx([0.2, 0.2, 0.4, 0.6, 0.8, 0.8])
 
 
 @pytest.mark.parametrize("everything", everyday(1, [False, True]))
@@ -439,33 +426,3 @@ def test_trials_in_parallel_have_the_values_of_trials_one_after_the_other(
     assert comparison.settings == ["algorithm.lr"]
     assert len(comparison.rows) == 4
     assert comparison.left_out == []
-
-
-IMPORTS = """
-import os, sys
-from maze_train import Callback, search
-
-before = set()
-os.register_at_fork(after_in_child=lambda: before.update(sys.modules))
-
-class Imports(Callback):
-    def on_run_end(self, run):
-        print("imported:", *sorted(set(sys.modules) - before))
-
-if __name__ == "__main__":
-    search("CartPole-v1", "ppo", {"algorithm.gamma": {"low": 0.9, "high": 0.99}}, n_trials=1,
-           study="s", total_steps=256, callbacks=[Imports()],
-           **{"algorithm.n_rollout_steps": 32, "evaluation.n_episodes": 1})
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_a_trial_imports_little_by_itself(tmp_path: Path) -> None:
-    """What takes long is there when it begins: it costs what its steps cost."""
-    (tmp_path / "imports.py").write_text(IMPORTS)
-    subprocess.run([sys.executable, "imports.py"], cwd=tmp_path, check=True, timeout=PATIENCE_S)
-    lines = (tmp_path / "s" / "0" / "job.log").read_text().splitlines()
-    (line,) = (line for line in lines if line.startswith("imported:"))
-    slow = ("torch._dynamo", "sympy", "matplotlib", "maze_train.algorithms")
-    assert [name for name in line.split() if name.startswith(slow)] == []

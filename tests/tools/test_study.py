@@ -135,22 +135,6 @@ def test_trials_from_the_best_one(tmp_path: Path, direction: str) -> None:
         add("FAIL")
 
 
-@pytest.mark.parametrize("sign", [1, -1])
-def test_hopeless_trials_do_not_flatten_the_picture(tmp_path: Path, sign: int) -> None:
-    """The axis ends before them, on the worse side, and says how far they go."""
-    study = optuna.create_study(direction="maximize" if sign > 0 else "minimize")
-    space = space_of()
-    for value in (-3.0, -2.0, -1.0, 0.0, -500.0):
-        params, ranges = dict.fromkeys(KEYS, 0.5), space.distributions
-        study.add_trial(
-            optuna.trial.create_trial(params=params, distributions=ranges, value=sign * value)
-        )
-    result = result_of(study, space, tmp_path, "m", [])
-    axes = draw_search(result, study, space).axes[0]
-    assert sorted(sign * end for end in axes.get_ylim()) == pytest.approx([-3.8, 0.2], abs=0.2)
-    assert [text.get_text() for text in axes.texts] == [f"beyond: to {-500 * sign}.0"]
-
-
 @pytest.mark.parametrize(
     "content",
     [b"[" * 100_000 + b"\n", pickle.dumps([1] * 99), b"x\ny\n", b"[]\n", b'{"op_code": 4}\n', None],

@@ -208,19 +208,6 @@ def test_the_bar_fits_its_terminal(width: int) -> None:
     assert ("train 123.4" in line) == (width >= 80)
 
 
-def test_the_bar_moves_within_an_epoch_but_not_too_often() -> None:
-    """`advance` shows steps between epochs, at most a few times a second."""
-    writer, clock, console = started(RunInfo(n_epochs=10), is_terminal=True, width=100)
-    before = len(output(console))
-    writer.advance(0.1, 100)
-    assert len(output(console)) == before
-    clock.now += 1
-    writer.advance(0.5, 1500)
-    assert "1.5k" in output(console)[before:]
-    assert writer._status.share(clock.now) == pytest.approx(0.05)
-    writer.close()
-
-
 def test_the_terminal_is_given_back() -> None:
     """After `close` the cursor is visible and standard output is the original, also in errors."""
     original = sys.stdout

@@ -19,7 +19,6 @@ from maze_train import (
     TensorBoardWriter,
     read_rows,
 )
-from maze_train.core.folders import held
 
 ROWS: list[dict[str, float]] = [
     {"epoch": 1, "updates": 10, "env_steps": 1000, "time/epoch_s": 0.1, "train/loss": 1 / 3},
@@ -143,21 +142,6 @@ def test_the_life_of_a_writer(
     write_all(writer, RunInfo(run_dir=tmp_path / "run"), ROWS)
     writer.close()
     assert (tmp_path / "run").exists() == (kind is not MetricsWriter)
-
-
-@pytest.mark.parametrize("kind", [CSVWriter, TensorBoardWriter, JSONSummaryWriter])
-def test_a_directory_that_was_moved(kind: type[MetricsWriter], tmp_path: Path) -> None:
-    """An open file follows its directory, so the next row is an error; no file is made again."""
-    run, writer = tmp_path / "run", kind()
-    run.mkdir()
-    with held(run, run):
-        writer.start(RunInfo(run_dir=run))
-        writer.write(ROWS[0])
-        run.rename(tmp_path / "moved")
-        with pytest.raises(FileNotFoundError, match="moved or removed"):
-            writer.finish({}) if kind is JSONSummaryWriter else writer.write(ROWS[1])
-        writer.close()
-    assert not run.exists()
 
 
 def test_sync_puts_rows_where_they_last(tmp_path: Path) -> None:

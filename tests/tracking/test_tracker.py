@@ -100,28 +100,6 @@ def test_other_errors_reach_the_caller_and_all_writers_are_closed(name: str) -> 
     assert told(sound).count("close") == 1
 
 
-def test_two_runs_in_one_process_do_not_mix(tmp_path: Path) -> None:
-    """Interleaved runs with all writers have the files that they have alone."""
-    config = TrackingConfig(progress="quiet")
-    trackers = [
-        Tracker(build_writers(config), RunInfo(run_dir=tmp_path / name)) for name in ("a", "b")
-    ]
-    for tracker in trackers:
-        tracker.start()
-    for epoch in range(3):
-        for i, tracker in enumerate(trackers):
-            tracker.write({**ROW, "epoch": epoch, f"train/own_{i}": float(i)})
-    for tracker in trackers:
-        tracker.finish({})
-        tracker.close()
-    for i, (name, tracker) in enumerate(zip("ab", trackers, strict=True)):
-        rows = read_rows(tmp_path / name / "metrics.csv")
-        assert rows == tracker.history
-        assert [row[f"train/own_{i}"] for row in rows] == [float(i)] * 3
-        assert f"train/own_{1 - i}" not in rows[0]
-        assert len(list((tmp_path / name).glob("events.*"))) == 1
-
-
 def test_settings_choose_the_writers() -> None:
     """Each switch is one writer, and so is each class that is named; the console comes last."""
     assert TrackingConfig().progress == "auto"

@@ -23,11 +23,9 @@ from practice import (
 from short_runs import short_run
 
 from benchmarks.tensor_cartpole import TensorCartPole
-from maze_train.collect.fixed_policies import RandomPolicy
 from maze_train.core.errors import ConfigError
 from maze_train.core.seeding import EpisodeSeeds
 from maze_train.data.state_files import dumps, loads
-from maze_train.distributions.mapping import distribution_for
 from maze_train.envs.foreign import SimulatorVectorEnv, foreign_env
 from maze_train.envs.pooled import PooledVectorEnv
 from maze_train.nets.actor_critic import build_actor_critic
@@ -97,16 +95,6 @@ def test_the_same_policy_gets_the_same_numbers(deterministic):
     assert evaluator.evaluate(model) == first
     other = RolloutEvaluator(partial(vector, ShortOrLongEnv), N, seed=SEED + 1)
     assert other.evaluate(model) != first
-
-
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_random_policies_are_evaluated(deterministic):
-    """Their actions are random in any case, and the same for the same seed."""
-    env = ShortOrLongEnv()
-    policy = RandomPolicy(distribution_for(env.action_space), env.action_space)
-    metrics = [evaluate(policy, deterministic=deterministic) for _ in range(2)]
-    assert metrics[0] == metrics[1]
-    assert metrics[0]["eval/episode_return_std"] > 0
 
 
 def test_sampled_actions_are_sampled():

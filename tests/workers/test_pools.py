@@ -436,17 +436,6 @@ def test_a_process_that_can_not_be_started(start: Any, monkeypatch: pytest.Monke
 
 
 @slow
-@pytest.mark.parametrize(
-    "name",
-    ["n_workers", "start_method", "timeout_s", "on_worker_failure", "max_worker_restarts"],
-)
-def test_settings_out_of_range(name: str) -> None:
-    """The message names them, before any process starts."""
-    with pytest.raises(ConfigError, match=rf"{name} = -1"):
-        LocalProcesses(**{name: -1}).pool([], [], {})  # type: ignore[arg-type]  # wrong on purpose
-
-
-@slow
 def test_nothing_keeps_a_pool_alive(start: Any, tmp_path: Path) -> None:
     """Without `close`, its processes end when no one has it any more."""
     pool = LocalProcesses(2, start_method="fork").pool(
