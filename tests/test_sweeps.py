@@ -118,8 +118,9 @@ def test_a_sweep_ends_with_its_comparison(
     assert all((maze_run.folder / name).read_text().count("library") == 2 for name in logs)
 
 
-@pytest.mark.parametrize("launcher", everyday(1, [(), LOCAL]))
-@pytest.mark.parametrize("directory", ["a b", "s/${env.id}", None])
+@pytest.mark.parametrize(
+    ("launcher", "directory"), [((), "a b"), (LOCAL, "s/${env.id}"), ((), None)]
+)
 def test_a_sweep_whose_jobs_change_the_directory(
     maze_run: CommandLine, launcher: tuple[str, ...], directory: str | None
 ) -> None:
@@ -219,18 +220,6 @@ def test_an_interrupted_sweep_is_continued(
     assert "ppo           3 " in output
     assert main([*words[1:], "total_steps=256"]) == 0
     assert [json.loads(path.read_text())["env_steps"] for path in summaries] == [256, 256, 256]
-
-
-def test_parallel_jobs_are_forked_after_the_imports(
-    maze_run: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What takes longest is imported once, by the process of the command."""
-    name = "torch.utils.tensorboard"
-    monkeypatch.delitem(sys.modules, name, raising=False)
-    maze_run.train = lambda config: float(name in sys.modules)
-    assert maze_run(*SWEEP, *LOCAL, "seed=0,1") == 0
-    rows = (maze_run.folder / "s/jobs.csv").read_text().splitlines()[1:]
-    assert [row.split(",")[-2] for row in rows] == ["1.0", "1.0"]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections import OrderedDict
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
-from maze_train.algorithms.bc.learner import BCBatch, BCLearner, BCLoss, ImitationMetrics
+from maze_train.algorithms.bc.learner import BCBatch, BCLearner, BCLoss
 from maze_train.learner.config import Progress
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig
 from maze_train.nets.policy_model import build_policy
@@ -108,19 +107,3 @@ def test_updates_equal_a_plain_loop(name):
     np.testing.assert_allclose(found, expected, rtol=1e-9)
     for own, other in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(own, other, rtol=1e-8, atol=1e-10)
-
-
-def test_metrics_of_some_minibatches():
-    """Of those that are to be measured: looking takes time."""
-    model = make_model(spaces.Discrete(3))
-    loss = BCLoss(model.distribution)
-    metrics = ImitationMetrics(model.distribution, spaces.Discrete(3))
-    learner = BCLearner(model, BCAlgorithmConfig(), loss, metrics)
-    batch = next(batches(model))
-    norm = torch.linalg.vector_norm(torch.cat([p.detach().flatten() for p in model.parameters()]))
-    rows = []
-    for is_measured in (True, False):
-        measured = replace(batch, is_measured=is_measured)
-        rows.append(learner.update(measured, Progress()).reduce())
-    assert ["train/discrete_accuracy" in row for row in rows] == [True, False]
-    assert rows[0]["train/policy_l2_norm"] == pytest.approx(float(norm))

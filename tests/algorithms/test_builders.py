@@ -9,8 +9,6 @@ import pytest
 from maze_train import AlgorithmBuilder, load_config
 from maze_train.algorithms.a2c.config import A2CAlgorithmConfig
 from maze_train.algorithms.es.population import trained_size
-from maze_train.algorithms.impala.trainer import ImpalaBuilder
-from maze_train.collect.actors import DistributedActors
 from maze_train.core.errors import ConfigError
 from maze_train.core.targets import locate
 from maze_train.run.pipeline import prepare
@@ -30,36 +28,6 @@ def prepared_model(runner: Any) -> Any:
     model = runner.builder.build_model()
     runner.builder.prepare(model)
     return model
-
-
-@pytest.mark.parametrize(
-    ("settings", "kept"),
-    [
-        ({}, True),
-        ({"checkpoint.interval": 0}, False),
-        ({"checkpoint.interval": 0, "checkpoint.interval_minutes": 1}, True),
-        ({"algorithm": "impala", "algorithm.num_actors": 1}, True),
-        ({"algorithm": "impala", "algorithm.num_actors": 1, "checkpoint.interval": 0}, False),
-        ({"runner.envs_per_actor": 1, "checkpoint.interval": 0}, False),
-    ],
-)
-def test_actions_are_kept_for_checkpoints_alone(settings: dict[str, Any], kept: bool) -> None:
-    """Of training environments, also within actors; never of evaluation environments."""
-    given = {
-        "algorithm": "a2c",
-        "runner.concurrency": 1,
-        "algorithm.n_rollout_steps": 4,
-        **settings,
-    }
-    with make(**given) as made:
-        prepared_model(made)
-        builder = made.builder
-        source = builder.source if isinstance(builder, ImpalaBuilder) else builder.env
-        envs = [source]
-        if isinstance(source, DistributedActors):
-            envs = [env for worker in source.pool.workers for env in worker._envs.values()]
-        assert [env.can_be_restored for env in envs] == [kept]
-        assert not made.builder.context.make_env(1, training=False).can_be_restored
 
 
 def test_a_model_is_built_without_effects() -> None:

@@ -162,23 +162,6 @@ def test_advantages_by_hand() -> None:
     assert returns.tolist() == (advantages + values).tolist()
 
 
-def test_to_act_the_own_observation_is_enough() -> None:
-    """The policy gives the same with and without the rest, and no weight of it reads that."""
-    model = joint_model()
-    own = model.by_policy["default"]
-    splitter = TurnSplitter(model.members, model.state_sizes, centralized=model.centralized)
-    obs: Any = splitter.split(game())["default"].obs
-    rows_of_all = {key: leaf.flatten(0, 1).float() for key, leaf in obs.items()}
-    params, values = own(rows_of_all)
-    assert torch.equal(params, own.policy_params(rows_of_all["/own"]))
-    acting = {key: leaf for key, leaf in own.state_dict().items() if not key.startswith("critic.")}
-    plain = build_actor_critic(ModelConfig(), BOX, spaces.Discrete(2), 0).state_dict()
-    assert acting.keys() == {key for key in plain if not key.startswith("critic.")}
-    moved = {**rows_of_all, "/joint/agents/b": rows_of_all["/joint/agents/b"] + 1.0}
-    assert torch.equal(own(moved)[0], params)
-    assert not torch.isclose(own(moved)[1], values).any()
-
-
 @pytest.mark.parametrize("is_centralized", everyday(1, [True, False]))
 def test_advantages_without_variance(tmp_path: Path, is_centralized: bool) -> None:
     """The reward is what the other agent sees: nothing is left to chance if the critic sees it."""

@@ -265,20 +265,6 @@ def test_equal_returns_leave_the_policy(table, returns, shaping):
             assert theta_of(model) != before
 
 
-def test_a_policy_of_zeros_has_no_ratio(table):
-    """A step from nowhere has no length in units of the parameters."""
-    model = make_model()
-    with torch.no_grad():
-        for param in model.parameters():
-            param.zero_()
-    learner = ESLearner(model, make_config())
-    row = learner.update(population(table, [[1.0, 0.0]], [3]), Progress()).reduce()
-    assert row["train/policy_norm"] == 0.0
-    assert "train/update_ratio" not in row
-    row = learner.update(population(table, [[1.0, 0.0]], [3]), Progress()).reduce()
-    assert row["train/update_ratio"] > 0.0
-
-
 # -- statistics of observations ------------------------------------------------------------------
 
 

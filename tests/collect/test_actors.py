@@ -35,13 +35,12 @@ from cases import everyday
 from leftovers import has_ended
 from rollouts_compared import assert_same_rollouts
 
-from maze_train.collect.actor_worker import ActorPolicy, ActorWorker
+from maze_train.collect.actor_worker import ActorPolicy
 from maze_train.collect.actors import DistributedActors, StepCounts
 from maze_train.core.errors import WorkerError
 from maze_train.data.rollout import join_rollouts, select_envs
 from maze_train.data.state_files import dumps, loads
 from maze_train.workers.places import Portable, ThisProcess
-from maze_train.workers.pool import WorkerContext
 from maze_train.workers.process_pool import LocalProcesses
 
 slow = pytest.mark.slow
@@ -241,16 +240,6 @@ def test_what_arrives_is_what_collectors_collect(start, kind, remote):
     kept = deepcopy(batch)
     learner.gather(3)  # which leaves what the learner got before
     assert_same_rollouts(batch, kept)
-
-
-@pytest.mark.parametrize("is_remote", [False, True])
-def test_environments_of_processes_keep_nothing_of_their_episodes(is_remote):
-    """No checkpoint asks where they are; each actor knows the number of its first one."""
-    context = WorkerContext(2)
-    context.is_remote = is_remote
-    make_env = Portable(partial(vector_of, ActorEnv, 3, False), "env")
-    env = ActorWorker(make_env, 3, [2], None, context)._envs[2]
-    assert (env.first_env, env.can_be_restored) == (6, not is_remote)
 
 
 @slow

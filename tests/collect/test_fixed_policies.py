@@ -20,76 +20,12 @@ from maze_train.core.types import leaves_by_key, tree_leaves, tree_map
 from maze_train.distributions.mapping import distribution_for
 from maze_train.nets.acting import Actor, as_arrays
 from maze_train.nets.joint import JointModel
-from maze_train.spaces.describe import flatten_value, unflatten_value
-from maze_train.spaces.tensors import part_of
+from maze_train.spaces.describe import flatten_value
 from maze_train.training.league import LeagueModel
 
 SEEN = spaces.Box(-1.0, 1.0, (2,), np.float32)
-ACTIONS = [
-    spaces.Discrete(4, start=2),
-    spaces.MultiDiscrete([2, 3]),
-    spaces.MultiBinary(3),
-    spaces.Box(-2.0, 3.0, (2,), np.float32),
-    spaces.Box(-np.inf, np.inf, (1,), np.float32),
-    spaces.Dict({"go": spaces.Box(0, 9, (2,), np.int64), "say": spaces.Discrete(3)}),
-]
-N = 400
 CPU = torch.device("cpu")
 SAMPLES = 20_000
-
-
-def actions_of(policy: Any, obs: Any, deterministic: bool) -> Any:
-    """Actions of an agent with a policy, as environments get them."""
-    model: Any = JointModel({"a": policy}, {"agent": "a"})
-    obs = {f"agents/agent/{key}" if key else "agents/agent": x for key, x in obs.items()}
-    obs["acts"] = torch.ones(N, 1)
-    noise = model.noise_for(N, torch.Generator().manual_seed(1), deterministic, CPU)
-    acted = Actor(model, N).act(obs, noise, deterministic)
-    return part_of(as_arrays(acted.env_actions), "agent")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("space", ACTIONS, ids=str)
-def test_random_actions_are_in_the_space_and_differ(space: Any) -> None:
-    """They are drawn where the most likely actions of the others are taken as well."""
-    found = actions_of(random_policy(SEEN, space), {"": torch.zeros(N, 2)}, deterministic=True)
-    rows = [
-        unflatten_value(space, {key: x[i] for key, x in found.items()})
-        if isinstance(found, dict)
-        else found[i]
-        for i in range(N)
-    ]
-    assert all(space.contains(row) for row in rows)
-    assert len({str(row) for row in rows}) > 3
-
-
-@pytest.mark.parametrize("space", ACTIONS, ids=str)
-def test_the_policy_of_a_user_acts_on_single_observations(space: Any) -> None:
-    """What it returns arrives at the environment."""
-    given = [space.sample() for _ in range(N)]
-    node = {"_target_": f"{__name__}.Replay"}
-    Replay.actions = iter(given)
-    seen = spaces.Dict({"x": SEEN, "y": spaces.Discrete(3)})
-    policy = fixed_policy(node, "policies.a.source", seen, space)
-    found = actions_of(policy, {"x": torch.ones(N, 2), "y": torch.arange(N) % 3}, False)
-    leaves = found if isinstance(found, dict) else {"": found}
-    for key, column in leaves.items():
-        expected = np.stack([row[key] if key else row for row in given])
-        np.testing.assert_allclose(column, expected, rtol=1e-5, atol=1e-6)
-
-
-class Replay:
-    """Returns actions that were written down."""
-
-    actions: Any
-
-    def __init__(self, observation_space: Any, action_space: Any) -> None:
-        self._seen = 0
-
-    def act(self, observation: Any) -> Any:
-        assert observation["x"].shape == (2,)
-        assert observation["y"] == self._seen % 3
-        self._seen += 1
-        return next(self.actions)
 
 
 class CountsTurns:

@@ -27,7 +27,6 @@ from reference_population import slow_draw, slow_members
 
 from maze_train.algorithms.es.population import MemberSettings, SharedNoiseTable
 from maze_train.envs.monitoring import MonitoringWrapper
-from maze_train.nets.population import find_normalizer
 
 NOISY = MemberSettings(seed=5, deterministic=True, action_noise_stddev=0.7)
 BOTH = MemberSettings(seed=5, deterministic=False, action_noise_stddev=0.2)
@@ -139,24 +138,6 @@ def test_pairs_share_noise_and_seeds():
         np.testing.assert_allclose((plus + minus) / 2, theta, atol=1e-6)
         np.testing.assert_allclose((plus - minus) / 2, SIGMA * noise, atol=1e-6)
     assert len(set(seeds)) == 3
-
-
-def test_statistics_of_observations_are_those_of_the_model():
-    """Those that it has when members act, which take nothing into them."""
-    model = model_for(WalkEnv, "normalised")
-    normalizer = find_normalizer(model)
-    assert normalizer is not None
-    members = Members(WalkEnv, 3, model)
-    before = members.play(range(6))
-    count = float(normalizer.count)
-    assert {i: bits(result) for i, result in members.play(range(6)).items()} == {
-        i: bits(result) for i, result in before.items()
-    }
-    assert float(normalizer.count) == count
-    normalizer.update(5 * torch.randn(40, 3, generator=torch.Generator().manual_seed(0)) - 3)
-    after = members.play(range(6))
-    assert_slow(after, WalkEnv, model)
-    assert any(after[i].fitness != before[i].fitness for i in range(6))
 
 
 # -- ends that are none --------------------------------------------------------------------------

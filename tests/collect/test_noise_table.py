@@ -83,13 +83,6 @@ def test_a_table_without_choice_is_refused(table):
         assert str(info.value).startswith(message)
 
 
-@pytest.mark.parametrize(("key", "arguments"), [("count", (0, 0)), ("seed", (10, -1))])
-def test_arguments_out_of_range_are_refused(key, arguments):
-    """The message names them."""
-    with pytest.raises(ConfigError, match=f"^{key} = "):
-        SharedNoiseTable(*arguments)
-
-
 def test_a_state_of_other_numbers_is_refused(table):
     """Both seed and size say which numbers an index means."""
     assert table.state_dict() == {"seed": SEED, "count": COUNT}

@@ -6,7 +6,6 @@ import threading
 
 import pytest
 
-from maze_train.core.errors import ConfigError, TrainingError
 from maze_train.data.transition_data import BatchLoader
 
 
@@ -77,13 +76,3 @@ def test_failure_of_a_worker_reaches_the_caller():
     with pytest.raises(OSError, match="the disk failed"):
         loader.next()
     loader.close()
-
-
-def test_wrong_settings():
-    """No samples, and sizes below 1, are refused."""
-    with pytest.raises(TrainingError, match="no transition"):
-        BatchLoader(Numbers(0), 4)
-    with pytest.raises(ConfigError, match="batch_size"):
-        BatchLoader(Numbers(3), 0)
-    with pytest.raises(ConfigError, match="n_workers"):
-        BatchLoader(Numbers(3), 1, n_workers=-1)

@@ -605,14 +605,6 @@ def test_sources_that_are_none(source, spaces, text):
         open_dataset(source, **spaces)
 
 
-def test_episode_return():
-    """Sum of the rewards in float64, whatever type they have."""
-    (trajectory,) = episodes(3)
-    rewards = np.array([1, 2**24, 1], np.float32)
-    assert replace(trajectory, rewards=rewards).episode_return == 2**24 + 2
-    assert isinstance(replace(trajectory, rewards=np.array([1, 2, 4])).episode_return, float)
-
-
 def test_discrete_observations_outside_of_their_space(tmp_path):
     """A network would read them as something else: refused when they are read."""
     episode = Trajectory(np.full(2, 7), np.zeros(1, np.int64), np.ones(1), True, False)

@@ -164,22 +164,6 @@ def test_real_environments_do_the_same_again(case):
         assert_go_on_equally(one, [new, used], 40)
 
 
-def test_bipedal_walker_is_told():
-    """Box2D's world survives its resets there, so a later episode depends on those before."""
-    factories = [EnvFactory.from_any("BipedalWalker-v3")]
-    with here(factories) as one, here(factories) as two:
-        one.action_space.seed(1)
-        one.reset(seed=1)
-        play(one, 30)
-        two.load_state_dict(one.state_dict())
-        assert_go_on_equally(one, [two], 30)
-        while one._journal.episodes[0] < 3:
-            play(one, 1)
-        play(one, 40)
-        with pytest.raises(EnvError, match="the observation differs by up to"):
-            two.load_state_dict(one.state_dict())
-
-
 def test_atari_episodes_of_one_game_are_played_from_its_start():
     """Where a life was lost, the record begins with the game, not with the episode."""
     pytest.importorskip("ale_py")
@@ -314,21 +298,6 @@ def test_steps_are_counted_on(make, env):
         play(two, 2)
         with pytest.raises(EnvError, match="environment 0 failed at step 7 of the episode"):
             play(two, 1)
-
-
-def test_nan_equals_itself():
-    """Observations are compared byte by byte."""
-
-    class NanEnv(CountingEnv):
-        def observe(self):
-            return np.array([np.nan if self.t % 2 else -0.0, self.t], np.float32)
-
-    journal = here([NanEnv])
-    journal._pool.workers[0]._finite.passes = lambda: True
-    journal.reset(seed=0)
-    play(journal, 3)
-    with here([NanEnv]) as other:
-        assert np.isnan(other.load_state_dict(journal.state_dict())[0][0, 0])
 
 
 @sweep(

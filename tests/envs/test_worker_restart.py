@@ -158,17 +158,6 @@ def test_an_observation_that_differs(capfd):
     )
 
 
-def test_a_reset_that_fails_once(tmp_path, capfd):
-    """The reset is made again with the same seed; options too."""
-    with restarted([CountingEnv, lambda: FailingEnv("reset", 1, tmp_path / "m")]) as vector:
-        obs, infos = vector.reset(seed=1, options={"a": 1})
-        assert obs[:, 0].tolist() == [episode_seed(1, i, 2, 1) % 1000 for i in range(2)]
-        assert list(infos["options"]) == ["{'a': 1}"] * 2
-        assert "lost" not in infos
-        assert vector.worker_restarts == 1
-    assert "failed in the reset of the episode" in capfd.readouterr().err
-
-
 def test_a_reset_that_fails_again():
     """The next seeds are tried, one per start."""
 

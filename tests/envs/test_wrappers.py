@@ -12,7 +12,7 @@ from toy_envs import FORKS, PLACES, AwkwardEnv, CountingEnv, NestedEnv, here
 
 from maze_train import ConfigError, EnvConfig, EnvFactory, SelectEntriesWrapper, SpaceError
 from maze_train.core.errors import EnvError
-from maze_train.envs.monitoring import MonitoringWrapper, described_metadata
+from maze_train.envs.monitoring import MonitoringWrapper
 from maze_train.envs.wrappers import (
     DiscretizeActionsWrapper,
     ObservationStackWrapper,
@@ -147,15 +147,6 @@ def test_stack_by_key():
     assert ObservationStackWrapper(masked, 2).metadata["frame_stack"] == {"x": 2}
 
 
-def test_stack_refuses_what_does_not_fit():
-    """A wrong shape, or floats for integers, are refused as they are without a stack."""
-    env = ObservationStackWrapper(NestedEnv(), 2, keys=["image"])
-    image = np.zeros((3, 4, 1), np.uint8)
-    env.env.observe = lambda: {"image": image / 2.0, "robot": (np.zeros((2, 2)), 1)}
-    with pytest.raises(Exception, match=r"'image' has dtype float64"):
-        env.reset(seed=0)
-
-
 @pytest.mark.parametrize("make", PLACES)
 def test_stacks_keep_their_promise_in_vector_environments(make):
     """Within an episode the older frames are the newer ones of the step before."""
@@ -204,18 +195,6 @@ def test_stacks_behind_other_wrappers(outside, expected):
     """A stack is reported only where observations reach the agent as the stack made them."""
     vector = wrapped("toy_envs.CountingEnv", STACK, *outside)
     assert vector.frame_stack == expected
-
-
-def test_stack_below_a_changed_observation_and_a_stack():
-    """A stack that something changed is not told by a second stack of other parts."""
-    inner = ObservationStackWrapper(NestedEnv(), 2, keys=["image"])
-    assert ObservationStackWrapper(inner, 3, keys=["robot/0"]).metadata["frame_stack"] == {
-        "image": 2,
-        "robot/0": 3,
-    }
-    changed = gymnasium.wrappers.TransformObservation(inner, lambda obs: obs, None)
-    outer = ObservationStackWrapper(changed, 3, keys=["robot/0"])
-    assert described_metadata(outer)["frame_stack"] == {"robot/0": 3}
 
 
 def test_declared_stacks_must_fit_their_space():

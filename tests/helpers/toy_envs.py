@@ -80,18 +80,6 @@ class JitterEnv(CountingEnv):
         return obs
 
 
-class GlobalDrawsEnv(CountingEnv):
-    """Observes what the global generators of NumPy and PyTorch give."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.torch = importlib.import_module("torch")
-
-    def observe(self) -> Any:
-        draws = [np.random.random(), self.torch.rand(()).item()]  # noqa: NPY002
-        return np.array(draws, np.float32)
-
-
 class NestedEnv(CountingEnv):
     """Nested random observations, and nested actions that come back in the reward."""
 

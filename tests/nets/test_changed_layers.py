@@ -13,14 +13,13 @@ from torch.nn.utils import parametrizations, prune
 
 from maze_train.nets.blocks import ImageEncoder
 from maze_train.nets.config import ModelConfig, RecurrentConfig
-from maze_train.nets.critics import EnsembleMLP, build_soft_actor_critic
+from maze_train.nets.critics import EnsembleMLP
 from maze_train.nets.mlp_gradients import has_gradients_by_hand
 from maze_train.nets.policy_model import build_policy
 from maze_train.nets.population import BatchedPopulation
 from maze_train.nets.recurrent import RecurrentNetwork
 
 BOX = spaces.Box(-1.0, 1.0, (5,), np.float32)
-FORCE = spaces.Box(-1.0, 1.0, (2,), np.float32)
 IMAGE = spaces.Box(0, 255, (12, 12, 3), np.uint8)
 
 
@@ -151,14 +150,3 @@ def test_parametrized_critics():
     torch.testing.assert_close(net(x, 1), doubled(x, 1))
     nn.utils.spectral_norm(doubled, "weight_0").eval()
     assert not torch.allclose(net(x), doubled(x))
-
-
-def test_a_parametrized_soft_actor_critic_has_gradients():
-    """Of the original weight, through policy and critics."""
-    model = build_soft_actor_critic(ModelConfig(hidden_sizes=[8]), BOX, FORCE, 0)
-    layer = model.policy.net.layers.layers[0]
-    parametrizations.spectral_norm(layer)
-    parametrizations.weight_norm(model.critics.layers, "weight_0")
-    params = model.policy_params(torch.randn(7, 5))
-    model.critics(torch.randn(7, 5), params[:, :2]).sum().backward()
-    assert layer.parametrizations.weight.original.grad.abs().sum() > 0

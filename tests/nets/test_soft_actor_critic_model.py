@@ -11,7 +11,6 @@ import torch
 from gymnasium import spaces
 from torch import nn
 
-from maze_train.distributions.beta import Beta
 from maze_train.distributions.gaussian import SquashedGaussian
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.critics import (
@@ -248,20 +247,6 @@ def test_defaults():
         assert bias.all(), "orthogonal weights come with biases of 0"
         assert float(bias.abs().max()) <= inputs**-0.5
     assert not model.training
-
-
-def test_settings_are_honoured():
-    """Sizes, nonlinearity and initialisation are those of the configuration."""
-    model = build(critic_hidden_sizes=[4], activation="tanh", orthogonal_init=True)
-    layers = list(model.policy.net.layers.layers)
-    assert [layer.out_features for layer in layers] == [6, 5, 4]
-    assert not any(layer.bias.any() for layer in layers)
-    weight = layers[2].weight.detach()
-    torch.testing.assert_close(weight @ weight.t(), 0.01**2 * torch.eye(4), rtol=1e-4, atol=1e-9)
-    assert model.critics.layers.weight_0.shape == (2, 5, 4)
-    assert not model.critics.layers.bias_0.any()
-    assert model.policy.net.layers.nonlinearity == "tanh"
-    assert isinstance(build(distributions={"Box": "beta"}).distribution, Beta)
 
 
 @pytest.mark.parametrize("num_critics", [1, 2, 5])

@@ -178,17 +178,6 @@ def test_curricula_continue(tmp_path, case):
     assert_equal_runs(whole, parts)
 
 
-def test_what_a_checkpoint_of_es_holds(tmp_path):
-    """No environment; of the noise table what it follows from."""
-    start("es, more steps", tmp_path / "run", **TWO_EPOCHS)
-    state = final_state(tmp_path / "run")
-    assert state["noise_table"]["count"] == 5000
-    assert not {"collector", "env", "envs", "actors"} & state.keys()
-    assert state["learners"]["learner"]["weights_seq_no"] == 6
-    files = [path for path in (tmp_path / "run" / "checkpoints").rglob("*") if path.is_file()]
-    assert 0 < max(path.stat().st_size for path in files) < 50_000
-
-
 def test_data_that_moved_changed_or_grew(tmp_path, capsys):
     """BC continues with the episodes that it began with, wherever they are; others are refused."""
     start("bc", tmp_path / "whole")
@@ -264,31 +253,6 @@ def test_actors_begin_anew(tmp_path, capsys):
     # The same seed gives the same episodes in another run, where nothing was resumed.
     start("impala", tmp_path / "again", env=diary_env(tmp_path / "other"), **more, **ONE_EPOCH)
     assert beginnings(tmp_path / "other") == before
-
-
-@pytest.mark.slow
-@pytest.mark.exhaustive
-def test_impala_on_dev_on_local_and_back(tmp_path, capsys):
-    """Steps, counts, learning rate, kept rollouts and weights continue, wherever the actors are."""
-    run_dir = tmp_path / "run"
-    start("impala, replay", run_dir, **ONE_EPOCH)
-    states = [final_state(run_dir)]
-    result = go_on(resume=run_dir, **FORK, **TWO_EPOCHS)
-    assert "the actors begin new episodes\n" in capsys.readouterr().err
-    assert_counted(result.history)
-    states.append(final_state(run_dir))
-    in_flight = in_flight_of(run_dir)
-    result = go_on(resume=run_dir, runner="dev", **FOUR_EPOCHS)
-    assert_counted(result.history)
-    assert result.summary.updates == 12
-    states.append(final_state(run_dir))
-    assert [state["replay"]["default"]["added"] for state in states] == [9, 18, 36]
-    generations = [state["actors"]["generations"] for state in states]
-    assert generations == [[0, 0], [1, 1], [2, 2]]
-    # Nothing is in flight in one process: what was dropped is what local had begun.
-    flying = [row["actors/steps_in_flight"] for row in result.history]
-    assert flying[0] == flying[2] == flying[3] == 0
-    assert result.history[3]["actors/steps_dropped"] == in_flight
 
 
 # -- Ctrl-C --------------------------------------------------------------------------------------

@@ -178,15 +178,6 @@ def test_networks_come_along_where_nothing_is_said_of_them(tmp_path, base, algor
         assert before["normalizer.count"] < after["normalizer.count"]
 
 
-def test_networks_come_along_in_a_trial(tmp_path, base):
-    """What a trial shortens counts as nothing that was said of the networks."""
-    trial = {"runner.fast_dev_run": True}
-    run_dir = started(tmp_path, base("bc running"), "ppo", "discrete", **trial)
-    assert written(run_dir)["hidden_sizes"] == [8]
-    normalization = written(run_dir)["normalization"]
-    assert (normalization["mode"], normalization["n_steps"]) == ("running", 1)
-
-
 @pytest.mark.parametrize(
     ("name", "networks"),
     everyday(

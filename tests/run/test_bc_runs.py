@@ -142,10 +142,6 @@ def test_a_function_that_gives_trajectories(tmp_path, cartpole, monkeypatch):
     start(tmp_path / "set", {"_target_": "test_bc_runs.own_dataset"})
 
 
-def no_loss(*args: Any, **kwargs: Any) -> None:
-    """Takes what a loss takes, and is none."""
-
-
 def own_trajectories() -> Any:
     """Trajectories without spaces."""
     return list(own_dataset())
@@ -156,22 +152,6 @@ def own_dataset() -> TrajectoryDataset:
     import os
 
     return TrajectoryDataset.open(os.environ["RECORDED"])
-
-
-def test_balanced_classes_and_own_loss(tmp_path):
-    """Both reach the learner; one action is recorded more often than the other."""
-    cartpole = record(
-        tmp_path / "data", gymnasium.make("CartPole-v1"), lambda obs: int(obs[3] > 0.5)
-    )
-    start(tmp_path / "run", cartpole)
-    start(tmp_path / "balanced", cartpole, **{"algorithm.class_weights": "balanced"})
-    start(tmp_path / "entropy", cartpole, **{"algorithm.entropy_coef": 0.5})
-    assert not same_weights(tmp_path / "run", tmp_path / "balanced")
-    assert not same_weights(tmp_path / "run", tmp_path / "entropy")
-    with pytest.raises(ConfigError, match=r"algorithm\.loss.*expected a maze_train\.BCLoss"):
-        start(
-            tmp_path / "bad", cartpole, **{"algorithm.loss": {"_target_": "test_bc_runs.no_loss"}}
-        )
 
 
 def test_estimated_statistics_are_frozen(tmp_path, cartpole):
@@ -196,6 +176,10 @@ def test_estimated_statistics_are_frozen(tmp_path, cartpole):
         ({"model.rnn.size": 4}, "model.rnn"),
         ({"evaluation.final_episodes": 5}, "evaluation.final_episodes = 5: "),
         ({"algorithm.class_weight": "balanced"}, "did you mean algorithm.class_weights"),
+        (
+            {"algorithm.loss": {"_target_": "own_parts.OwnPPOConfig"}},
+            "expected a maze_train.BCLoss",
+        ),
         ({"evaluation.metric": "validation/accurcy"}, "validation/discrete_accuracy"),
         ({"evaluation.metric": "eval/success_rate"}, "not reported"),
         (

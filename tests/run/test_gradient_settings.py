@@ -7,26 +7,11 @@ from typing import Any
 import pytest
 import torch
 from cases import everyday
-from short_runs import rows, short_run, written_config
+from short_runs import rows, short_run
 
 from maze_train import ConfigError, load_policy
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
-
-TURNS: dict[str, Any] = {
-    "algorithm.lr": 0.01,
-    "algorithm.lr_factors": {"critic": 2.0},
-    "algorithm.freeze": ["*.bias", {"params": ["policy"], "period": 2, "stop": 1}],
-    "total_steps": 192,
-}
-
-
-def test_frozen_parts_and_factors_of_the_rate() -> None:
-    """They are written with the run, and change what is learned."""
-    short_run("whole", **TURNS)
-    assert written_config("whole")["algorithm"]["freeze"][1]["params"] == ["policy"]
-    short_run("without", **TURNS | {"algorithm.lr_factors": {}})
-    assert rows("without")[-1] != rows("whole")[-1]
 
 
 def test_settings_of_a_module_and_a_scheduler_of_torch() -> None:
@@ -60,13 +45,6 @@ def test_a_policy_that_is_frozen_stays(algorithm: str) -> None:
     }
     assert torch.equal(weights["start"], weights["frozen"])
     assert not torch.equal(weights["start"], weights["free"])
-
-
-def test_a_name_that_means_nothing_ends_the_run_at_once() -> None:
-    """The message has the key and names that are close."""
-    message = r"algorithm.freeze\[0\].params = 'polcy': no parameter has this name.*policy"
-    with pytest.raises(ConfigError, match=message):
-        short_run(**{"algorithm.freeze": ["polcy"]})
 
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["a2c", "impala", "sac"]))

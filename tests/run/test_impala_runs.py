@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
 from own_envs import SpacesEnv
-from own_parts import diaries
 from short_runs import FORK, short_run, summary
 
 from maze_train import load_config, load_policy
@@ -19,9 +18,6 @@ from maze_train.algorithms.impala.learner import ImpalaLearner
 from maze_train.envs.wrappers import ObservationStackWrapper
 from maze_train.run.pipeline import prepare
 from maze_train.run.runner import TrainingRunner
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
@@ -89,17 +85,6 @@ def test_weights_are_as_old_as_the_broadcast_makes_them(interval: int) -> None:
         assert row["train/policy_lag_max"] == interval - 1
         off = abs(row["train/rho_mean"] - 1.0)
         assert (off > 1e-5) == (interval > 1)
-
-
-def test_each_actor_has_its_turn_and_its_seeds(tmp_path: Path) -> None:
-    """Three actors, two rollouts an update: each makes as many steps, none are alike."""
-    (tmp_path / "diaries").mkdir()
-    env = {"_target_": "own_parts.DiaryEnv", "kwargs": {"directory": str(tmp_path / "diaries")}}
-    more = {"algorithm.num_actors": 3, "runner.concurrency": 3, "evaluation.n_episodes": 0}
-    impala_run(env=env, total_steps=9 * 16, **more)
-    happened = [diary for count, diary in diaries(tmp_path / "diaries") if count]
-    assert [len(diary) for diary in happened] == [48, 48, 48]
-    assert len({obs for diary in happened for obs in diary}) == 144
 
 
 def test_an_actor_that_has_several_turns(learned: list[Any]) -> None:

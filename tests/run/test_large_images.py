@@ -2,20 +2,39 @@
 
 from __future__ import annotations
 
+import os
 import re
-from typing import Any
+import signal
+import time
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 import pytest
 import yaml
 from gymnasium import spaces
+from short_runs import QUIET
 
-from maze_train import EnvConfig, EnvFactory, MultiAgentEnv, Turn, load_config
+from maze_train import EnvConfig, EnvFactory, MultiAgentEnv, Turn, load_config, train
+from maze_train.algorithms.ppo.learner import PPOLearner
 from maze_train.run.notes import start_notes
+from maze_train.training import contexts as update_clock
 from maze_train.training.contexts import UpdateClock
+from maze_train.training.outcome import Interrupted
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 SHAPE = (120, 160, 3)
+SMALL = {
+    "algorithm.n_rollout_steps": 8,
+    "algorithm.batch_size": 8,
+    "algorithm.n_optimization_epochs": 4,
+    "algorithm.epoch_length": 1,
+    "runner.concurrency": 1,
+    "evaluation.n_episodes": 0,
+    "env.max_episode_steps": 5,
+}
 
 
 class Screen(gymnasium.Env[Any, Any]):
@@ -72,6 +91,34 @@ def test_the_line_of_the_note_works(env: Any) -> None:
     image = obs if env is Screen else obs["agents"]["left"]
     assert image.shape == (60, 80, 3)
     assert not [note for note in start_notes(config, made.observation_space) if "pixels" in note]
+
+
+@pytest.mark.exhaustive
+def test_a_signal_in_a_long_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The second minibatch says how long the update takes, and the signal how long is left."""
+    policy_loss, calls = PPOLearner.policy_loss, 0
+
+    def slow(self: Any, *args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:  # two of four minibatches are left
+            os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.8)
+        return policy_loss(self, *args)
+
+    monkeypatch.setattr(PPOLearner, "policy_loss", slow)
+    monkeypatch.setattr(update_clock, "LONG_UPDATE_S", 2.0)
+    with pytest.raises(Interrupted):
+        train(Screen, "ppo", run_dir=tmp_path / "run", total_steps=64, **SMALL, **QUIET)
+    told = capfd.readouterr().err
+    order = (
+        r"is an image of 120 x 160 pixels[\s\S]*note: an update takes about 0:00:\d\d\n[\s\S]*"
+        r"SIGTERM: finishing the update, at most about 0:00:\d\d more; again: stop at once\n"
+    )
+    assert re.search(order, told), told
+    assert told.count("an update takes") == 1
 
 
 def test_an_update_without_known_minibatches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,19 +29,6 @@ from maze_train.core.targets import Given, build_target
 pytestmark = pytest.mark.usefixtures("empty_directory")
 
 
-def test_wrappers_are_put_around_it_from_the_inside_out() -> None:
-    """`env.wrappers` names wrappers with their arguments."""
-    wrappers = [
-        {"_target_": "own_envs.Scaled", "factor": 3.0},
-        {"_target_": "gymnasium.wrappers.ClipReward", "min_reward": 0, "max_reward": 2},
-        {"_target_": "own_envs.Scaled"},
-    ]
-    plain = short_run("plain").history[0]
-    wrapped = short_run(**{"env.wrappers": wrappers}).history[0]
-    assert wrapped["train/episode_return_min"] >= 0 > plain["train/episode_return_min"]
-    assert wrapped["train/episode_return_max"] % 4 == 0  # 3 is clipped to 2, and doubled
-
-
 def test_networks_of_ones_own() -> None:
     """`model.policy` and `model.critic` name networks, and a saved policy finds them again.
 

@@ -12,11 +12,9 @@ from rollouts import RANDOM, numbers, play
 from short_runs import PPO, SMALL, summary
 
 from maze_train import load_policy, train
-from maze_train.config.rollout_config import load_rollout_config
 from maze_train.core.errors import ConfigError, EnvError
 from maze_train.data import trajectory_files as trajectory_writer
 from maze_train.data.datasets import open_dataset
-from maze_train.run.rollout import RolloutRunner
 from maze_train.run.rollout_report import RolloutProgress
 from maze_train.training.outcome import Interrupted
 
@@ -89,17 +87,6 @@ def test_episodes_that_wait_for_an_earlier_one(how: str, monkeypatch: pytest.Mon
     assert numbers() == list(open_dataset("out/trajectories").seeds) == list(range(1, 16))
     assert summary("out")["episodes"] == 15
     assert summary("out")["stop_reason"] == ("error" if how == "error" else "interrupted")
-
-
-def test_a_runner_that_runs_again() -> None:
-    """Each run has its own episodes."""
-    config = load_rollout_config({**RANDOM, "env": {"id": "CartPole-v1"}, "progress": "quiet"})
-    runner = RolloutRunner(config)
-    first, second = runner.run(), runner.run()
-    returns = [[e.episode_return for e in result.episodes] for result in (first, second)]
-    assert returns[0] == returns[1]
-    assert first.output_dir != second.output_dir
-    assert len(first.episodes) == config.n_episodes == second.summary.episodes
 
 
 def test_directories_that_hold_parts_of_results() -> None:

@@ -321,19 +321,6 @@ def test_files_that_can_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert everything(tmp_path) == []
 
 
-def no_memory(*args: Any, **kwargs: Any) -> None:
-    """A buffer that is too large."""
-    raise MemoryError("Unable to allocate 1 TiB")
-
-
-def test_memory_that_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An error of the setting, before anything is written."""
-    monkeypatch.setattr("maze_train.data.replay.UniformReplayBuffer.__init__", no_memory)
-    with pytest.raises(ConfigError, match=r"replay_buffer_size.*Unable to allocate.*storage=disk"):
-        sac_run()
-    assert everything(tmp_path) == []
-
-
 # -- metrics -------------------------------------------------------------------------------------
 
 

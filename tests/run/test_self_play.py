@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agent_envs import Loners, Pairs, Peek
+from agent_envs import Loners, Pairs
 from cases import everyday
 from short_runs import rows, short_run, written_config
 from toy_envs import here
@@ -164,20 +164,6 @@ def test_teams_in_training() -> None:
             short_run("other", "ppo", **{**settings, "env.teams": teams})
     with pytest.raises(ConfigError, match=r"env\.teams .*the environment has one agent"):
         short_run("other", "ppo", **{"env.teams": {"red": ["*"]}}, total_steps=32)
-
-
-class PeekWithNames(Peek):
-    """Agents have names that PyTorch refuses for modules."""
-
-    possible_agents = ("a.1", "keys")
-
-
-def test_opponents_of_agents_whatever_their_names() -> None:
-    """Only ids of policies have to be names of modules."""
-    env = {"_target_": f"{__name__}.PeekWithNames"}
-    opponents = {"evaluation.opponents": {"random": "random"}}
-    short_run("run", "ppo", env=env, total_steps=32, **opponents)
-    assert rows("run")[-1]["eval/vs_random/return_mean"]
 
 
 def test_where_rewards_cancel_evaluation_plays_against_random(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import errno
 import functools
 import json
@@ -52,24 +51,6 @@ def test_files_of_the_run_directory() -> None:
     score = json.loads(Path("run/best/score.json").read_text())
     assert score.keys() == {"score", "epoch", "sha256"}
     assert (score["score"], score["epoch"]) == (result.best_metric, outcome["best_epoch"])
-
-
-def test_columns_of_the_metrics() -> None:
-    """One row per epoch; the file holds the numbers of the history."""
-    result = short_run()
-    with open("run/metrics.csv") as file:
-        table = list(csv.DictReader(file))
-    columns = list(table[0])
-    assert columns[:4] == ["epoch", "updates", "env_steps", "train/episode_return_mean"]
-    assert {
-        "eval/episode_return_mean", "train/policy_loss", "train/value_loss", "train/grad_norm",
-        "train/explained_variance", "train/policy_entropy", "train/approximate_kl",
-        "time/collect_s", "time/env_s", "time/update_s", "time/evaluate_s", "time/epoch_s",
-        "time/total_s",
-    } <= set(columns)  # fmt: skip
-    assert [row["env_steps"] for row in table] == ["64", "128", "192"]
-    read = [{name: float(cell) for name, cell in row.items() if cell} for row in table]
-    assert read == [{name: float(x) for name, x in row.items()} for row in result.history]
 
 
 @pytest.mark.parametrize("algorithm", everyday(1, ["ppo", "a2c"]))
@@ -276,14 +257,6 @@ def test_a_run_learns_where_gradients_are_off() -> None:
         short_run("without")
     short_run("with")
     assert rows("without") == rows("with")
-
-
-def test_an_episode_that_never_ends_does_not_hang_an_evaluation() -> None:
-    """`evaluation.max_episode_steps` cuts it off; training episodes are not touched."""
-    env = {"_target_": "own_envs.SpacesEnv", "kwargs": {"length": 10**9}}
-    history = short_run(env=env, **{"evaluation.max_episode_steps": 40}).history
-    assert [row["eval/episode_length_mean"] for row in history] == [40, 40, 40]
-    assert "train/episode_length_mean" not in history[-1]
 
 
 def endless(limit: int = 0) -> Any:

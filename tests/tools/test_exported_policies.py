@@ -8,7 +8,6 @@ import json
 import re
 import sys
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -29,12 +28,7 @@ from maze_train.nets.policy_model import build_policy
 from maze_train.spaces.agents import AgentSpaces
 from maze_train.spaces.describe import FlatView, flatten_value, space_from_dict, unflatten_value
 from maze_train.tools import export as formats
-from maze_train.tools.export import (
-    PolicyStep,
-    drawn_observations,
-    export_policy,
-    played_observations,
-)
+from maze_train.tools.export import PolicyStep, drawn_observations, export_policy
 from maze_train.training.config import PolicyConfig
 from maze_train.training.policy_files import TrainedPolicy
 from maze_train.training.several_agents import build_joint_model
@@ -326,15 +320,3 @@ def test_a_policy_that_remembers_is_not_disturbed(tmp_path):
     expected = other.act(seen[2])
     for own, action in zip(policy.act(seen[2]), expected, strict=True):
         np.testing.assert_equal(own, action)
-
-
-def test_observations_of_an_environment():
-    """A thousand of them, in the types of the space, of episodes in which the policy plays."""
-    env = gymnasium.make("CartPole-v1")
-    model = build_policy(ModelConfig(), env.observation_space, env.action_space, seed=0)
-    policy = TrainedPolicy(model, env.observation_space, env.action_space)
-    leaves = played_observations("CartPole-v1", policy)
-    assert list(leaves) == [""]
-    assert leaves[""].shape == (1000, 4)
-    assert all(map(env.observation_space.contains, leaves[""]))
-    assert len(np.unique(leaves[""], axis=0)) == 1000

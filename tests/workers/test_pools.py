@@ -20,7 +20,6 @@ from leftovers import left_of, run_owner
 from toy_workers import ToyWorker, local_class
 
 from maze_train.core.errors import ConfigError, WorkerError
-from maze_train.envs.slice import EnvSlice
 from maze_train.workers import process_pool, ray_pool
 from maze_train.workers.places import Portable, ThisProcess
 from maze_train.workers.pool import WorkerFailedError, WorkerPool
@@ -139,28 +138,6 @@ def test_global_generators(start: Any, where: str) -> None:
     assert drawn[0] == drawn[1]
     values = [value for draws in drawn[1:] for worker in draws for value in worker]
     assert len(set(values)) == len(values) == 2 * 2 * 4
-
-
-def test_a_fork_server_imports_the_modules_of_workers() -> None:
-    """Of this package; custom ones may not stand a fork."""
-    own = partial(partial(EnvSlice, []), 0)
-    assert process_pool.modules_to_preload([own, ToyWorker]) == [
-        "maze_train.envs.slice",
-        "maze_train.workers.process",
-    ]
-
-
-@pytest.mark.parametrize("where", PLACES)
-def test_memory(start: Any, where: str) -> None:
-    """What a worker writes is seen by whoever asked for the memory."""
-    pool = start(where)
-    memory = pool.allocate(N)
-    pool.call_all("map", memory)
-    for index in range(N):
-        pool.call(index, "write", index, 10 + index)
-        assert pool.receive(index) is None
-    assert np.frombuffer(memory.buffer, np.uint8).tolist() == [10, 11, 12]
-    memory.close()
 
 
 @pytest.mark.parametrize("where", PLACES)
