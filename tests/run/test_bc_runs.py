@@ -178,7 +178,7 @@ def test_estimated_statistics_are_frozen(tmp_path, cartpole):
         ({"algorithm.class_weight": "balanced"}, "did you mean algorithm.class_weights"),
         (
             {"algorithm.loss": {"_target_": "own_parts.OwnPPOConfig"}},
-            "expected a maze_train.BCLoss",
+            "expected a subclass of maze_train.BCLoss",
         ),
         ({"evaluation.metric": "validation/accurcy"}, "validation/discrete_accuracy"),
         ({"evaluation.metric": "eval/success_rate"}, "not reported"),
