@@ -35,7 +35,7 @@ from maze_train.tracking.writers import build_writers
 from maze_train.training.build_context import BuildContext
 from maze_train.training.builder import make_builder
 from maze_train.training.callbacks import Callback
-from maze_train.training.checkpoints import Checkpoint, Checkpoints, CheckpointStore
+from maze_train.training.checkpoints import Checkpoint, CheckpointStore
 from maze_train.training.config import check_selection
 from maze_train.training.contexts import UpdateClock, UpdateProfiler, find_device, modes
 from maze_train.training.evaluators import (
@@ -252,7 +252,7 @@ class TrainingRunner:
             evaluation_interval=config.evaluation.interval,
             selection_metric=self.builder.selection_metric,
             around_update=around,
-            checkpoints=Checkpoints(store, resumed) if config.checkpoint.is_on else None,
+            checkpoints=store if config.checkpoint.is_on else None,
             interruption=interruption,
             callbacks=self.callbacks,
         )

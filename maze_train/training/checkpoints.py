@@ -52,7 +52,7 @@ from maze_train.training.checkpoint_files import (
 from maze_train.training.config import CheckpointConfig
 from maze_train.training.outcome import Position
 
-__all__ = ["Checkpoint", "CheckpointInfo", "CheckpointStore", "Checkpoints"]
+__all__ = ["Checkpoint", "CheckpointInfo", "CheckpointStore"]
 
 LATEST = "latest"
 
@@ -89,6 +89,27 @@ class CheckpointStore:
         self._warn = warn
         self._parts: Parts = {}
         """Parts of the checkpoint that was written or loaded last."""
+        self.latest: Path | None = None
+        """The last checkpoint that was written, or from which the run continues."""
+        self._position: Position | None = None
+        self._saved_at = time.monotonic()
+
+    # -- schedule --------------------------------------------------------------------------------
+
+    def is_due(self, epoch: int) -> bool:
+        """Whether the epoch that just ended, the first is 1, ends with a checkpoint."""
+        interval = self.config.interval
+        return (interval > 0 and epoch % interval == 0) or self.is_overdue()
+
+    def is_overdue(self) -> bool:
+        """Whether the last checkpoint is longer ago than the settings allow."""
+        minutes = self.config.interval_minutes
+        return minutes > 0 and time.monotonic() - self._saved_at >= 60.0 * minutes
+
+    def holds(self, epoch: int, updates: int, within_epoch: bool) -> bool:
+        """Whether the last checkpoint was taken at this position."""
+        last, here = self._position, (epoch, updates, within_epoch)
+        return last is not None and here == (last.epoch, last.updates, last.within_epoch)
 
     # -- writing ---------------------------------------------------------------------------------
 
@@ -123,6 +144,9 @@ class CheckpointStore:
                 f"{self._last_good()}; training continues"
             )
             return None
+        finally:
+            self._saved_at = time.monotonic()
+        self.latest, self._position = path, position
         self._remove_old(position, path)
         return path
 
@@ -226,6 +250,7 @@ class CheckpointStore:
         if self._pointer() != info.path.name:
             self._point_to(info.path.name)
             fsync_directory(self.directory)
+        self.latest, self._position = info.path, info
 
     def _point_to(self, name: str) -> None:
         with atomic_write(self.directory / LATEST) as file:
@@ -348,50 +373,3 @@ class CheckpointStore:
     def list(self) -> tuple[CheckpointInfo, ...]:
         """Manifests of the checkpoints, the oldest first; damaged ones are left out."""
         return self._survey()[0]
-
-
-class Checkpoints:
-    """Says when a checkpoint is due, and writes it.
-
-    Args:
-        store: Where they are written; its settings say when.
-        resumed: The checkpoint from which the run continues, which need not be written again.
-    """
-
-    def __init__(self, store: CheckpointStore, resumed: Checkpoint | None = None) -> None:
-        self._store = store
-        self._saved_at = time.monotonic()
-        self.latest = None if resumed is None else resumed.path
-        """The last checkpoint that was written, or from which the run continues."""
-        self._position: Position | None = resumed
-
-    def is_due(self, epoch: int) -> bool:
-        """Whether the epoch that just ended, the first is 1, ends with a checkpoint."""
-        interval = self._store.config.interval
-        return (interval > 0 and epoch % interval == 0) or self.is_overdue()
-
-    def is_overdue(self) -> bool:
-        """Whether the last checkpoint is longer ago than the settings allow."""
-        minutes = self._store.config.interval_minutes
-        return minutes > 0 and time.monotonic() - self._saved_at >= 60.0 * minutes
-
-    def holds(self, epoch: int, updates: int, within_epoch: bool) -> bool:
-        """Whether the last checkpoint was taken at this position."""
-        last, here = self._position, (epoch, updates, within_epoch)
-        return last is not None and here == (last.epoch, last.updates, last.within_epoch)
-
-    def save(self, state: dict[str, Any], position: Position) -> Path | None:
-        """Write a checkpoint.
-
-        Args:
-            state: The state of the trainer.
-            position: Where training stands.
-
-        Returns:
-            Its directory; None if it could not be written.
-        """
-        path = self._store.save(state, position)
-        self._saved_at = time.monotonic()
-        if path is not None:
-            self.latest, self._position = path, position
-        return path

@@ -23,7 +23,7 @@ from maze_train.learner.config import Progress
 from maze_train.learner.learners import Learners
 from maze_train.tracking.tracker import RunInfo, Tracker
 from maze_train.training.callbacks import Callback, Callbacks
-from maze_train.training.checkpoints import Checkpoints
+from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.config import AlgorithmConfig
 from maze_train.training.evaluators import BestModelSelection, Evaluator, check_metric
 from maze_train.training.events import TimeEvents
@@ -428,6 +428,6 @@ class TrainerServices:
     evaluation_interval: int = 1
     selection_metric: str = "eval/episode_return_mean"
     around_update: Sequence[Callable[[int], AbstractContextManager[None]]] = ()
-    checkpoints: Checkpoints | None = None
+    checkpoints: CheckpointStore | None = None
     interruption: Interruption | None = None
     callbacks: Sequence[Callback] = ()

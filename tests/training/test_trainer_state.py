@@ -11,7 +11,7 @@ from cases import everyday
 from practice import ScriptedEvaluator, make_model, make_ppo
 
 from maze_train import BestModelSelection, CheckpointConfig, TrainingError, get_flat_parameters
-from maze_train.training.checkpoints import Checkpoints, CheckpointStore
+from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.events import TimeEvents
 from maze_train.training.outcome import Interrupted, Interruption, Limits
 
@@ -45,7 +45,7 @@ def make_trainer(directory, interrupt_at=None, seed=1, interval=1, limits=None, 
         limits=limits or Limits(n_epochs=EPOCHS),
         evaluator=evaluator,
         model_selection=BestModelSelection(model),
-        checkpoints=Checkpoints(CheckpointStore(directory, CheckpointConfig(interval=interval))),
+        checkpoints=CheckpointStore(directory, CheckpointConfig(interval=interval)),
         interruption=interruption,
         **services,
     )
@@ -172,8 +172,7 @@ def test_checkpoints_by_the_clock_come_within_epochs(tmp_path):
     """After that many minutes there is one, wherever training stands."""
     config = CheckpointConfig(interval=0, interval_minutes=1e-9, keep_last=99)
     store = CheckpointStore(tmp_path, config)
-    checkpoints = Checkpoints(store)
-    trainer = make_ppo(limits=Limits(n_epochs=2), checkpoints=checkpoints)
+    trainer = make_ppo(limits=Limits(n_epochs=2), checkpoints=store)
     trainer.train()
     names = [info.path.name for info in store.list()]
     assert "epoch_000000_update_000001" in names
