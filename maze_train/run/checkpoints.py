@@ -17,7 +17,7 @@ from maze_train.config.train_config import TrainConfig
 from maze_train.config.writing import config_text
 from maze_train.core.errors import RunDirectoryError
 from maze_train.core.notices import warn
-from maze_train.core.run_directory import MetricsRow, RunDirectory, checkpoint_name, read_rows
+from maze_train.core.run_directory import MetricsRow, RunDirectory, checkpoint_name
 from maze_train.core.targets import arguments_for
 from maze_train.run.saved_policies import weights_that_differ
 
@@ -69,18 +69,18 @@ class CheckpointContinuation:
                 raise does_not_fit(checkpoint, f"weights differ: {differing}")
             trainer.load_state_dict(checkpoint.state)
 
-    def past_rows(self, run_dir: Path, checkpoint: Checkpoint) -> tuple[MetricsRow, ...]:
+    def past_rows(self, run: RunDirectory, checkpoint: Checkpoint) -> tuple[MetricsRow, ...]:
         """Return the metrics up to the checkpoint.
 
         A damaged table is set aside: the checkpoint is whole, and the run continues without it.
 
         Args:
-            run_dir: Directory of the run.
+            run: Directory of the run.
             checkpoint: The checkpoint.
         """
-        table = RunDirectory(run_dir).metrics
+        table = run.metrics
         try:
-            rows = read_rows(table, checkpoint.epoch)
+            rows = run.rows(checkpoint.epoch)
         except RunDirectoryError as error:
             aside = table.with_suffix(".damaged.csv")
             os.replace(table, aside)

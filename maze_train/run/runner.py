@@ -104,7 +104,6 @@ class TrainingRunner:
         )
         assert self.config.seed is not None
         self.seeds = Seeds(self.config.seed)
-        self.run_dir: Path | None = None
         self.config_text = config_text(self.config)
         self._outputs = Path("outputs").absolute()  # an environment may change the directory
         self._notify_once = cache(lambda text: notify(f"note: {text}"))
@@ -190,47 +189,47 @@ class TrainingRunner:
                 writers = build_writers(self.config.tracking)
                 writers.append(TimeLimitNote(self.config, self._notify_once))
                 self.callbacks += build_targets(self.config.callbacks, "callbacks", Callback)
-            with self._own_directory() as self.run_dir:
-                return self._run_in(self.run_dir, model, evaluator, writers)
+            with self._own_directory() as run:
+                return self._run_in(run, model, evaluator, writers)
 
     @contextlib.contextmanager
-    def _own_directory(self) -> Iterator[Path]:
+    def _own_directory(self) -> Iterator[RunDirectory]:
         """Keep others out of the run directory; empty it if the run fails before it has begun."""
         given = self.config.run_dir
         was_there = given is not None and Path(given).is_dir()
         self._is_empty = self.resumed_dir is None and not (was_there and os.listdir(str(given)))
-        directory = self.resumed_dir or RunDirectory.new(given, self._parent).path
-        run = RunDirectory(directory)
+        new = None if self.resumed_dir else RunDirectory.new(given, self._parent)
+        run = new or RunDirectory(Path(str(self.resumed_dir)))
         with run.lock():
-            if self.resumed_dir is None:
-                run.check_is_free()  # another process may have been faster
+            if new is not None:
+                new.check_is_free()  # another process may have been faster
             try:
-                yield directory
+                yield run
             except ConfigError:
                 if self._is_empty:
-                    shutil.rmtree(directory, ignore_errors=True)
+                    shutil.rmtree(run.path, ignore_errors=True)
                     if was_there:
-                        directory.mkdir(exist_ok=True)
+                        run.path.mkdir(exist_ok=True)
                 raise
 
     def _run_in(
         self,
-        run_dir: Path,
+        run: RunDirectory,
         model: nn.Module,
         evaluator: Evaluator | None,
         writers: list[MetricsWriter],
     ) -> TrainingResult:
         """Train in a directory that no other process uses."""
-        config, run = self.config, RunDirectory(run_dir)
+        config = self.config
         store = CheckpointStore(
             run.checkpoints,
             config.checkpoint,
             mode=self.selection_mode,
             settings=self.config_text,
         )
-        resumed = self._take_up(store, run_dir)
-        selection = self._build_model_selection(model, run_dir)
-        tracker = Tracker(writers, self._run_info(run_dir, resumed))
+        resumed = self._take_up(store, run)
+        selection = self._build_model_selection(model, run)
+        tracker = Tracker(writers, self._run_info(run, resumed))
         profiler = UpdateProfiler(config.tracking.profile, run.profile)
         clock = UpdateClock(self._notify_once)
         around = [clock.update, profiler.around]
@@ -261,65 +260,72 @@ class TrainingRunner:
         if self.continuation is not None and resumed is not None:
             self.continuation.load(trainer, resumed)
         with interruption:
-            summary = self._train(trainer, tracker, selection, profiler, examination)
+            training = self._training(profiler, examination)
+            summary = self._train(run, trainer, tracker, selection, training)
         rows = tracker.history[len(tracker.run_info.past_rows) :]
         selection.keep_if_none(trainer.epoch)
         selection.reset_to_best()
-        missing = missing_results(trainer, tracker, selection, run_dir)
+        missing = missing_results(trainer, tracker, selection, run)
         seed = self.seeds.integer("acting")
         acting: Any = model.cpu()
         policy = TrainedPolicy(acting, *self.builder.spaces, seed)
         for note in end_notes(rows, config.tracking.info_keys, self.builder):
             self._notify_once(note)
-        return TrainingResult(run_dir, summary, tracker.history, policy, missing)
+        return TrainingResult(run.path, summary, tracker.history, policy, missing)
 
-    def _take_up(self, store: CheckpointStore, run_dir: Path) -> Checkpoint | None:
+    def _take_up(self, store: CheckpointStore, run: RunDirectory) -> Checkpoint | None:
         """Prepare the run directory, and load the checkpoint at which the run continues."""
-        run = RunDirectory(run_dir)
         reason = run.outcome.get("stop_reason", "")
         run.clean()
         store.clean()
         resumed = None
         if self.continuation is not None:
-            resumed = self.continuation.checkpoint(store, run_dir)
+            resumed = self.continuation.checkpoint(store, run.path)
         if resumed is None:
             run.put_aside()
             if digests := digests_of_files(self.config):
-                with writable("run_dir", run_dir), atomic_write(run_dir / DIGESTS) as file:
+                with writable("run_dir", run.path), atomic_write(run.path / DIGESTS) as file:
                     file.write(json.dumps(digests, indent=1).encode())
         elif reason not in ("", *FAILURES, *LIMITS):
             notify(f"note: a callback had ended this run: {reason}; it continues all the same")
-        write_config(run_dir, self.config_text)
+        write_config(run.path, self.config_text)
         return resumed
+
+    @contextlib.contextmanager
+    def _training(
+        self, profiler: UpdateProfiler, examination: Examination | None
+    ) -> Iterator[None]:
+        """Everything that holds while the run trains."""
+        config = self.config.runner
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(
+                modes(deterministic=config.deterministic, detect_anomaly=config.detect_anomaly)
+            )
+            stack.callback(profiler.stop)
+            if examination is not None:
+                stack.enter_context(examination.running())
+            yield
 
     def _train(
         self,
+        run: RunDirectory,
         trainer: Trainer,
         tracker: Tracker,
         selection: BestModelSelection,
-        profiler: UpdateProfiler,
-        examination: Examination | None,
+        training: contextlib.AbstractContextManager[None],
     ) -> TrainingSummary:
         """Train and test, and write a summary whatever happens."""
-        deterministic = self.config.runner.deterministic
-        anomalies = self.config.runner.detect_anomaly
         tests: dict[str, dict[str, float]] = {}
         with contextlib.closing(tracker):
             with generators_kept():  # writers of users may draw from them
                 tracker.start()
             self._is_empty = False
             try:
-                with contextlib.ExitStack() as stack:
-                    stack.enter_context(
-                        modes(deterministic=deterministic, detect_anomaly=anomalies)
-                    )
-                    stack.callback(profiler.stop)
-                    if examination is not None:
-                        stack.enter_context(examination.running())
+                with training:
                     self.builder.before_training(trainer)
                     trainer.train()
-                with modes(deterministic=deterministic):
-                    tests = self._test(trainer, selection)
+                with modes(deterministic=self.config.runner.deterministic):
+                    tests = self._test(run, trainer, selection)
             except BaseException as error:
                 is_signal = isinstance(error, KeyboardInterrupt)
                 trainer.stop_reason = "interrupted" if is_signal else "error"
@@ -328,18 +334,19 @@ class TrainingRunner:
                 summary = replace(trainer.summary(), final_test=tests)
                 tracker.finish(summary.as_dict())
                 if trainer.stop_reason in FAILURES:
-                    tell_stop(trainer, assembly.how_to_continue(self.run_dir, self.config))
+                    tell_stop(trainer, assembly.how_to_continue(run.path, self.config))
         return summary
 
-    def _test(self, trainer: Trainer, selection: BestModelSelection) -> dict[str, dict[str, float]]:
+    def _test(
+        self, run: RunDirectory, trainer: Trainer, selection: BestModelSelection
+    ) -> dict[str, dict[str, float]]:
         """Test the policies, unless the run had ended before and was tested then."""
         if self._final_evaluator is None:
             return {}
-        assert self.run_dir is not None
         n_episodes = self.config.evaluation.final_episodes
         found: dict[str, dict[str, float]] = {}
         if self.resumed_dir is not None:
-            found = earlier_test(RunDirectory(self.run_dir), trainer.summary(), n_episodes)
+            found = earlier_test(run, trainer.summary(), n_episodes)
         return found or final_test(self._final_evaluator, selection, trainer.epoch)
 
     # -- parts -----------------------------------------------------------------------------------
@@ -381,29 +388,29 @@ class TrainingRunner:
             return MultiEvaluator(evaluators)
         return evaluators[0] if evaluators else None
 
-    def _build_model_selection(self, model: nn.Module, run_dir: Path) -> BestModelSelection:
+    def _build_model_selection(self, model: nn.Module, run: RunDirectory) -> BestModelSelection:
         writer = PolicyWriter(*self.builder.spaces, self.config_text)
         return BestModelSelection(
             model,
             save=writer,
-            best_dir=RunDirectory(run_dir).best,
-            dump_dir=RunDirectory(run_dir).policies,
+            best_dir=run.best,
+            dump_dir=run.policies,
             dump_interval=self.config.evaluation.dump_interval,
             mode=self.selection_mode,
             may_cancel=bool(self._agents)
             and self.builder.selection_metric in (EVAL_RETURN, TRAIN_RETURN),
         )
 
-    def _run_info(self, run_dir: Path, resumed: Checkpoint | None) -> RunInfo:
+    def _run_info(self, run: RunDirectory, resumed: Checkpoint | None) -> RunInfo:
         continuation, config = self.continuation, self.config
         title = f"{config.algorithm.name.upper()} on {self.builder.task_name}"
         if resumed is not None:
             title = f"{title}, continued from {resumed.path.name}"
         return RunInfo(
-            run_dir=run_dir,
+            run_dir=run.path,
             title=title,
             name=config.tracking.name,
-            past_rows=continuation.past_rows(run_dir, resumed) if continuation and resumed else (),
+            past_rows=continuation.past_rows(run, resumed) if continuation and resumed else (),
             # From its beginning if there was no checkpoint yet.
             resumed_at_step=(resumed.env_steps if resumed else 0) if self.resumed_dir else None,
             config=config_to_dict(config),
@@ -425,12 +432,12 @@ class TrainingRunner:
 
 
 def missing_results(
-    trainer: Trainer, tracker: Tracker, selection: BestModelSelection, run_dir: Path
+    trainer: Trainer, tracker: Tracker, selection: BestModelSelection, run: RunDirectory
 ) -> tuple[str, ...]:
     """Results of a run that ended which could not be written, as on a full disk."""
     missing = [*tracker.missing, *map(str, selection.missing)]
     try:
-        check_held(run_dir)
+        check_held(run.path)
     except OSError:
         missing.insert(0, WHOLE)
     checkpoints = trainer.checkpoints
