@@ -203,6 +203,24 @@ def new_directory(parent: Path) -> Path:
             return path
 
 
+def results_directory(key: str, name: str | None, default_parent: Path) -> Path:
+    """Create the directory of some results.
+
+    Args:
+        key: Setting that names it, for messages.
+        name: Its path; None: `<default_parent>/<date>_<time>`.
+        default_parent: Parent of directories without a given name.
+
+    Raises:
+        ConfigError: If it cannot be created.
+    """
+    with writable(key, Path(name or default_parent)):
+        if name is None:
+            return new_directory(default_parent)
+        make_folders(Path(name))
+        return Path(name)
+
+
 @contextmanager
 def exclusive(directory: Path, use: str = "trains in") -> Iterator[None]:
     """Lock `directory` against other processes for the duration of the block.

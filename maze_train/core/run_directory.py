@@ -23,8 +23,14 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from maze_train.core.errors import ConfigError, RunDirectoryError
-from maze_train.core.files import exclusive, new_directory, read_regular, remove_leftovers, writable
-from maze_train.core.folders import make_folders
+from maze_train.core.files import (
+    exclusive,
+    new_directory,
+    read_regular,
+    remove_leftovers,
+    results_directory,
+    writable,
+)
 from maze_train.core.names import (
     BEFORE,
     BEST,
@@ -82,20 +88,8 @@ class RunDirectory:
 
     @classmethod
     def new(cls, name: str | None, default_parent: Path) -> RunDirectory:
-        """Create the directory of a new run.
-
-        Args:
-            name: Its path; None: `<default_parent>/<date>_<time>`.
-            default_parent: Parent of directories without a given name.
-
-        Raises:
-            ConfigError: If it cannot be created.
-        """
-        with writable("run_dir", Path(name or default_parent)):
-            if name is None:
-                return cls(new_directory(default_parent))
-            make_folders(Path(name))
-            return cls(Path(name))
+        """Create the directory of a new run, see `results_directory`."""
+        return cls(results_directory("run_dir", name, default_parent))
 
     @property
     def config(self) -> Path:

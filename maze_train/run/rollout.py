@@ -17,8 +17,8 @@ from maze_train.collect.recording import PlaySettings, ffmpeg_path
 from maze_train.config.rollout_config import RolloutConfig
 from maze_train.config.writing import config_to_dict
 from maze_train.core.errors import ConfigError, DatasetError, EnvError
-from maze_train.core.files import atomic_write, new_directory, versions, writable
-from maze_train.core.folders import check_enclosed, held, make_folders
+from maze_train.core.files import atomic_write, results_directory, versions, writable
+from maze_train.core.folders import check_enclosed, held
 from maze_train.core.hub import is_on_hub
 from maze_train.core.names import CONFIG, SUMMARY
 from maze_train.core.notices import notify, warn
@@ -251,19 +251,16 @@ class RolloutRunner:
     def _make_output_dir(self) -> Path:
         """Create the directory of the results."""
         given = self.config.output_dir
-        path = self._default_parent() if given is None else Path(given)
-        with writable("output_dir", path):
-            if given is None:
-                return new_directory(path)
-            taken = [CONFIG, ROLLOUT_FILE, EPISODES_FILE, SUMMARY, VIDEOS]
-            if self.config.record_dir is None:
-                taken.append(TRAJECTORIES)
-            found = [name for name in taken if (path / name).exists()]
-            if found:
-                problem = f"holds results already ({found[0]}): name another directory, or null"
-                raise ConfigError("output_dir", problem, given)
-            make_folders(path)
-            return path
+        taken = [CONFIG, ROLLOUT_FILE, EPISODES_FILE, SUMMARY, VIDEOS]
+        if self.config.record_dir is None:
+            taken.append(TRAJECTORIES)
+        with writable("output_dir", Path(given or ".")):  # a name may be too long to look at
+            found = [name for name in taken if given and (Path(given) / name).exists()]
+        if found:
+            problem = f"holds results already ({found[0]}): name another directory, or null"
+            raise ConfigError("output_dir", problem, given)
+        parent = self._default_parent() if given is None else Path()
+        return results_directory("output_dir", given, parent)
 
     def _default_parent(self) -> Path:
         """The folder in which a directory named after the time is made."""

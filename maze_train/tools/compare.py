@@ -11,7 +11,7 @@ from maze_train.config.commands import CompareConfig
 from maze_train.config.loading import load_settings
 from maze_train.core.conversion import is_within
 from maze_train.core.errors import ConfigError, RunDirectoryError, did_you_mean, nearest, printable
-from maze_train.core.files import new_directory, writable
+from maze_train.core.files import results_directory
 from maze_train.core.names import METRICS
 from maze_train.core.notices import warn
 from maze_train.core.text import csv_text, markdown_table, table_lines
@@ -177,7 +177,7 @@ def compare(config: CompareConfig) -> Comparison:
         ],
         overall=overall(groups, metric, mode, config.bounds, n) if config.bounds else {},
         left_out=left_out,
-        output=_output(config),
+        output=results_directory("output", config.output or None, COMPARISONS.absolute()),
     )
     drawn = drawn_groups(comparison, mode)
     figure = draw_comparison(groups, drawn, metric, "environment steps")
@@ -187,14 +187,6 @@ def compare(config: CompareConfig) -> Comparison:
     }
     write_report("output", comparison.output, texts, {PICTURE_FILE: figure})
     return comparison
-
-
-def _output(config: CompareConfig) -> Path:
-    """The directory of the files; without a name it is made here, and no one else has it."""
-    if config.output:
-        return Path(config.output).absolute()
-    with writable("output", COMPARISONS):
-        return new_directory(COMPARISONS.absolute())
 
 
 def _read(config: CompareConfig) -> tuple[list[Run], list[LeftOut]]:
