@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -24,7 +25,7 @@ from maze_train.spaces.describe import (
     is_image,
     is_mask_key,
 )
-from maze_train.tracking.tracker import ENV_STEPS, MetricsWriter, RunInfo
+from maze_train.tracking.tracker import ENV_STEPS, EVAL_RETURN, TRAIN_RETURN, MetricsWriter, RunInfo
 from maze_train.training.builder import AlgorithmBuilder
 
 LEAST_RUN_S = 5.0
@@ -115,6 +116,72 @@ class TimeLimitNote(MetricsWriter):
             f"ends by itself{cut if limit and settings.n_episodes else ''}; "
             "env.max_episode_steps sets one for training as well"
         )
+
+
+EVALUATION_GAP = (
+    "training returns have improved, but evaluation returns stay at or below the initial "
+    "training return. Evaluation takes the most likely action, which can get stuck, whereas "
+    "training samples actions. Try evaluation.deterministic=false"
+)
+"""Hint of `EvaluationGapNote`."""
+
+SEVERAL, WINDOW = 3, 5
+"""The hint is printed if this many of the last `WINDOW` evaluations lag behind training."""
+
+CLEAR_GAIN = 1 / 3
+"""Required gain of the training return, as a fraction of the range of all mean returns so far."""
+
+
+class EvaluationGapNote(MetricsWriter):
+    """Hints once that training returns improve while those of deterministic evaluation do not.
+
+    An evaluation lags behind if its return does not exceed the training return of the first epoch,
+    although the training return has gained at least `CLEAR_GAIN` of the range of returns seen so
+    far. The criterion does not depend on the scale of rewards, and ignores epochs before training
+    has improved.
+
+    Args:
+        notify: Prints a line.
+    """
+
+    is_kept = False
+
+    def __init__(self, notify: Callable[[str], object]) -> None:
+        self._notify = notify
+        self._is_on = True
+        self._first = math.nan
+        self._low, self._high = math.inf, -math.inf
+        self._behind: deque[bool] = deque(maxlen=WINDOW)
+
+    def start(self, run: RunInfo) -> None:
+        """Begin; the rows before the checkpoint of a continued run count."""
+        samples = not run.config.get("algorithm", {}).get("deterministic", False)
+        self._is_on = samples and run.config.get("evaluation", {}).get("deterministic", True)
+        for row in run.past_rows:
+            self._take(row)
+
+    def write(self, row: Mapping[str, float]) -> None:
+        """Read the row of an epoch."""
+        if self._take(row):
+            self._notify(EVALUATION_GAP)
+
+    def _take(self, row: Mapping[str, float]) -> bool:
+        """Record the row of an epoch; return whether to print the hint now, at most once."""
+        train, evaluated = (row.get(name, math.nan) for name in (TRAIN_RETURN, EVAL_RETURN))
+        if not (self._is_on and math.isfinite(train)):
+            return False
+        if math.isnan(self._first):
+            self._first = train
+        if not math.isfinite(evaluated):
+            return False
+        self._low = min(self._low, train, evaluated)
+        self._high = max(self._high, train, evaluated)
+        has_gained = train - self._first > CLEAR_GAIN * (self._high - self._low)
+        self._behind.append(has_gained and evaluated <= self._first)
+        if sum(self._behind) < SEVERAL:
+            return False
+        self._is_on = False
+        return True
 
 
 def large_image_notes(config: EnvConfig, space: spaces.Space[Any]) -> Iterator[str]:

@@ -27,7 +27,7 @@ from maze_train.core.targets import build_targets
 from maze_train.envs.factory import EnvFactory
 from maze_train.learner.modules import torch_threads
 from maze_train.run import assembly
-from maze_train.run.notes import TimeLimitNote, end_notes, start_notes
+from maze_train.run.notes import EvaluationGapNote, TimeLimitNote, end_notes, start_notes
 from maze_train.run.pipeline import PreparedRun
 from maze_train.spaces.agents import agent_spaces
 from maze_train.tracking.tracker import EVAL_RETURN, TRAIN_RETURN, MetricsWriter, RunInfo, Tracker
@@ -188,6 +188,7 @@ class TrainingRunner:
             with generators_kept():  # rich draws from `random` when it is imported
                 writers = build_writers(self.config.tracking)
                 writers.append(TimeLimitNote(self.config, self._notify_once))
+                writers.append(EvaluationGapNote(self._notify_once))
                 self.callbacks += build_targets(self.config.callbacks, "callbacks", Callback)
             with self._own_directory() as run:
                 return self._run_in(run, model, evaluator, writers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeAlias
 
@@ -148,58 +148,6 @@ class Screen(Console):
         raise BrokenPipeError("standard output was closed")
 
 
-DISAGREEMENT = (
-    "note: training returns have improved, but evaluation returns stay at or below the initial "
-    "training return. Evaluation takes the most likely action, which can get stuck, whereas "
-    "training samples actions. Try evaluation.deterministic=false"
-)
-"""Hint printed by `Disagreement`."""
-
-SEVERAL, WINDOW = 3, 5
-"""The hint is printed if this many of the last `WINDOW` evaluations lag behind training."""
-
-CLEAR_GAIN = 1 / 3
-"""Required gain of the training return, as a fraction of the range of all mean returns so far."""
-
-
-class Disagreement:
-    """Detects runs whose training returns improve while deterministic evaluation does not.
-
-    An evaluation lags behind if its return does not exceed the training return of the first epoch,
-    although the training return has gained at least `CLEAR_GAIN` of the range of returns seen so
-    far. The criterion does not depend on the scale of rewards, and ignores epochs before training
-    has improved.
-
-    Args:
-        config: The configuration as plain values; tells whether training and evaluation sample.
-    """
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        samples = not config.get("algorithm", {}).get("deterministic", False)
-        self._is_on = samples and config.get("evaluation", {}).get("deterministic", True)
-        self._first = math.nan
-        self._low, self._high = math.inf, -math.inf
-        self._behind: deque[bool] = deque(maxlen=WINDOW)
-
-    def take(self, row: Mapping[str, float]) -> bool:
-        """Record the row of an epoch; return whether to print the hint now, at most once."""
-        train, evaluated = (row.get(name, math.nan) for name in (TRAIN_RETURN, EVAL_RETURN))
-        if not (self._is_on and math.isfinite(train)):
-            return False
-        if math.isnan(self._first):
-            self._first = train
-        if not math.isfinite(evaluated):
-            return False
-        self._low = min(self._low, train, evaluated)
-        self._high = max(self._high, train, evaluated)
-        has_gained = train - self._first > CLEAR_GAIN * (self._high - self._low)
-        self._behind.append(has_gained and evaluated <= self._first)
-        if sum(self._behind) < SEVERAL:
-            return False
-        self._is_on = False
-        return True
-
-
 TIMES = tuple(
     f"time/{name}_s" for name in ("env", "collect", "update", "evaluate", "checkpoint", "epoch")
 )
@@ -248,17 +196,15 @@ class ConsoleWriter(MetricsWriter):
 
     def write(self, row: Mapping[str, float]) -> None:
         """Show the metrics of an epoch."""
-        disagrees = self._status.take(row)
+        self._status.take(row)
         now = self._clock()
         self._has_more = self._display.mode != "quiet"
         if self._display.has_bar and EVAL_RETURN in row and now >= self._said_at + LINE_INTERVAL_S:
             self._said_at = now
             epoch = self._status.epoch_text()
             self._display.say(f"{epoch}  {self._status.text(now, self._display.room(epoch, 0))}")
-        if self._display.is_due(now) or (disagrees and self._display.mode == "lines"):
+        if self._display.is_due(now):
             self._show(now)
-        if disagrees:
-            self._display.say(DISAGREEMENT)
 
     def advance(self, progress_fraction: float, env_steps: int) -> None:
         """Update the bar within an epoch."""
@@ -308,7 +254,6 @@ class _Status:
         self._shown = {"train": TRAIN_RETURN, "eval": EVAL_RETURN}
         if run.opponent:
             self._shown = {"train length": TRAIN_LENGTH, f"vs {run.opponent}": run.metric}
-        self._disagreement = Disagreement(run.config)
         self._seconds: Counter[str] = Counter()
         for row in run.past_rows:
             self.take(row)
@@ -317,8 +262,8 @@ class _Status:
         self.seconds_before = run.past_rows[-1].get(TOTAL_S, 0.0) if run.past_rows else 0.0
         self.started_share = self.share(now) or 0.0
 
-    def take(self, row: Mapping[str, float]) -> bool:
-        """Record the metrics of an epoch; return whether to print the hint of `Disagreement`."""
+    def take(self, row: Mapping[str, float]) -> None:
+        """Update the status from the row of a finished epoch."""
         self.epoch = int(row[EPOCH])
         self.env_steps = int(row[ENV_STEPS])
         self.fraction = 0.0
@@ -328,7 +273,6 @@ class _Status:
         score = row.get(self.run.metric, math.nan)
         if math.isfinite(score) and (self.best is None or self.run.is_better(score, self.best[0])):
             self.best = (score, self.epoch)
-        return self._disagreement.take(row)
 
     def share(self, now: float) -> float | None:
         """Completed fraction of the run in [0, 1]; None if the run has no limit."""

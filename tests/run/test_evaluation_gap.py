@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from io import StringIO
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from maze_train import ConsoleWriter, RunInfo
-from maze_train.tracking.console import DISAGREEMENT, Disagreement
+from maze_train import RunInfo
+from maze_train.run.notes import EVALUATION_GAP, EvaluationGapNote
 
 LEARNED = [0.3, 0.6, 0.9, 0.95, 0.94, 0.95, 0.96, 0.95, 0.96, 0.95]
 JUMPS = [0.0, 0.9, 0.0, 0.96, 0.0, 0.0, 0.96, 0.0, 0.0, 0.0]
@@ -28,8 +26,14 @@ def rows(train: list[float], evaluated: list[float]) -> list[dict[str, float]]:
 
 def told_at(train: list[float], evaluated: list[float], **config: Any) -> list[int]:
     """Epochs at which a disagreement is reported."""
-    watch = Disagreement(config)
-    return [int(row["epoch"]) for row in rows(train, evaluated) if watch.take(row)]
+    found: list[int] = []
+    told: list[str] = []
+    note = EvaluationGapNote(told.append)
+    note.start(RunInfo(config=config))
+    for row in rows(train, evaluated):
+        note.write(row)
+        found += [int(row["epoch"])] * (len(told) - len(found))
+    return found
 
 
 @pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.0), (1e-3, 5.0), (1e4, -1e5)])
@@ -74,19 +78,12 @@ def test_where_both_act_alike_nothing_is_told(config: dict[str, Any]) -> None:
     assert told_at(LEARNED, JUMPS, **config) == []
 
 
-@pytest.mark.parametrize(("mode", "past"), [("lines", 0), ("bar", 5), ("quiet", 0), ("lines", 6)])
-def test_a_run_that_is_continued_tells_it_once(mode: Any, past: int) -> None:
+@pytest.mark.parametrize(("past", "count"), [(0, 1), (5, 1), (6, 0)])
+def test_a_run_that_is_continued_tells_it_once(past: int, count: int) -> None:
     """The rows before the checkpoint count, and so does what was reported there."""
-    series = rows(LEARNED, JUMPS)
-    console = Console(file=StringIO(), force_terminal=mode == "bar", width=400)
-    writer = ConsoleWriter(mode, console=console)
-    writer.start(RunInfo(past_rows=tuple(series[:past])))
+    series, told = rows(LEARNED, JUMPS), list[str]()
+    note = EvaluationGapNote(told.append)
+    note.start(RunInfo(past_rows=tuple(series[:past])))
     for row in series[past:]:
-        writer.write(row)
-    writer.close()
-    assert isinstance(console.file, StringIO)
-    expected = 0 if mode == "quiet" or past > 5 else 1
-    lines = console.file.getvalue().splitlines()
-    assert sum(DISAGREEMENT in line for line in lines) == expected
-    if (mode, past) == ("lines", 0):  # below the numbers that it speaks of
-        assert lines[lines.index(DISAGREEMENT) - 1].startswith("epoch   6")
+        note.write(row)
+    assert told == [EVALUATION_GAP] * count
