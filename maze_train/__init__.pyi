@@ -24,7 +24,6 @@ from maze_train.algorithms.dqn.config import DQNAlgorithmConfig as DQNAlgorithmC
 from maze_train.algorithms.dqn.learner import DQN as DQN
 from maze_train.algorithms.dqn.learner import DQNEvents as DQNEvents
 from maze_train.algorithms.dqn.learner import DQNLearner as DQNLearner
-from maze_train.algorithms.dqn.learner import ValuesByHand as ValuesByHand
 from maze_train.algorithms.es.config import ESAlgorithmConfig as ESAlgorithmConfig
 from maze_train.algorithms.es.learner import ESEvents as ESEvents
 from maze_train.algorithms.es.learner import ESLearner as ESLearner
@@ -188,6 +187,7 @@ from maze_train.functional.vtrace import from_logits as from_logits
 from maze_train.functional.vtrace import get_log_rhos as get_log_rhos
 from maze_train.functional.vtrace import log_probs_from_logits_and_actions_and_spaces as log_probs_from_logits_and_actions_and_spaces
 from maze_train.functional.vtrace import vtrace as vtrace
+from maze_train.learner.apis import HasOwnLoss as HasOwnLoss
 from maze_train.learner.config import Freeze as Freeze
 from maze_train.learner.config import GradientSettings as GradientSettings
 from maze_train.learner.config import LearnerGroupConfig as LearnerGroupConfig
@@ -202,7 +202,6 @@ from maze_train.learner.flat_parameters import set_flat_parameters as set_flat_p
 from maze_train.learner.group import LearnerGroup as LearnerGroup
 from maze_train.learner.learner import Learner as Learner
 from maze_train.learner.optimizers import compute_gradient_norm as compute_gradient_norm
-from maze_train.learner.part import HasOwnLoss as HasOwnLoss
 from maze_train.nets.actor_critic import ActorCriticModel as ActorCriticModel
 from maze_train.nets.actor_critic import build_actor_critic as build_actor_critic
 from maze_train.nets.config import ModelConfig as ModelConfig

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd import forward_ad
 
 
@@ -63,6 +64,58 @@ is_replaced = replaced_check(
     forward_ad,
 )
 """Whether operations are recorded or replaced, so that only PyTorch operations may be used."""
+
+
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+HAS_HOOKS = all(hasattr(nn.Module(), name) for name in HOOKS)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether calling a module does more than the `forward` of its class: hooks, or another one.
+
+    Always True if PyTorch does not have the attributes that hold the hooks.
+    """
+    return not HAS_HOOKS or bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in module.__dict__
+    )
+
+
+PRIVATE_CALL = ("_compiled_call_impl", "_call_impl")
+PUBLIC_CALL = ("forward", "forward")
+CALL = PRIVATE_CALL if all(hasattr(nn.Module, name) for name in PRIVATE_CALL) else PUBLIC_CALL
+"""Attribute of a module that replaces its call, and the method to compile for it; with the public
+pair, hooks run outside of the compiled graph."""
+
+
+class CompiledCall:
+    """Compiled call of a module, which the module uses between `begin` and `end`.
+
+    Args:
+        module: The module.
+        backend: Backend of the compiler.
+        names: `PRIVATE_CALL` or `PUBLIC_CALL`.
+    """
+
+    def __init__(self, module: nn.Module, backend: str, names: tuple[str, str] = CALL) -> None:
+        self._module, (self._name, method) = module, names
+        self._call = torch.compile(getattr(module, method), backend=backend)
+
+    @staticmethod
+    def is_used_by(module: nn.Module) -> bool:
+        """Whether the user compiled this module."""
+        return found(CALL[0], module) is not None and CALL == PRIVATE_CALL
+
+    def begin(self) -> None:
+        """Use the compiled call."""
+        self._module.__dict__[self._name] = self._call
+
+    def end(self) -> None:
+        """Use the call of the class again."""
+        del self._module.__dict__[self._name]
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -57,6 +57,17 @@ class Transitions:
 
     weights: Tensor | None = None
     """Importance weights in (0, 1], `[n]` float32; None: all are 1."""
+
+    extra: Mapping[str, Tensor] = field(default_factory=dict)
+    """Additional columns of a learner by name, `[n, ...]` each; `batch["name"]` is one."""
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return an additional column by its name."""
+        return self.extra[name]
+
+    def with_columns(self, columns: Mapping[str, Tensor]) -> Transitions:
+        """Return the transitions with further additional columns."""
+        return replace(self, extra={**self.extra, **columns})
 
 
 @dataclass(frozen=True, slots=True)

@@ -205,6 +205,12 @@ class Distribution(ABC):
         """
         return self.log_prob(params, actions), self.entropy(params)
 
+    def log_prob_and_entropy_by_hand(
+        self, params: Tensor, actions: Actions
+    ) -> tuple[Tensor, Tensor, ParamsGradient]:
+        """Return both without a graph, and their gradient; families without it do not define it."""
+        raise NotImplementedError
+
     @abstractmethod
     def to_env(self, actions: Actions) -> TensorTree:
         """Convert to the environment's actions: within the bounds, in the dtype of the space.

@@ -1,14 +1,13 @@
 """Losses that PyTorch compiles.
 
-A reader can skip this file. What is compiled is kept by PyTorch in the directory of
-`TORCHINDUCTOR_CACHE_DIR`, for further runs.
+PyTorch keeps compiled code in the directory of `TORCHINDUCTOR_CACHE_DIR`, for later runs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -17,11 +16,12 @@ from torch import nn
 from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import warn
-from maze_train.core.torch_private import compiler_parts
+from maze_train.core.torch_private import CompiledCall, compiler_parts
 from maze_train.core.types import Tensor
-from maze_train.learner.faster import AnyLearner, FasterLosses
-from maze_train.learner.steps import LearnerEvents
+from maze_train.learner.events import LearnerEvents
+from maze_train.learner.loss_strategies import Autograd, LossOf
 
+Batch = TypeVar("Batch")
 Record: TypeAlias = "tuple[Event, float | Tensor, tuple[float, ...]]"
 
 PARTS = compiler_parts()
@@ -30,16 +30,16 @@ MOST_GRAPHS = 64
 """Graphs of one function, over all learners of a process: PyTorch's own limit is 8."""
 
 
-class Compiled(FasterLosses):
-    """Computes the losses of all modules of a learner with what is compiled."""
+class Compiled(Autograd[Batch]):
+    """Base of compiled losses of all modules."""
 
-    def __init__(self, learner: AnyLearner) -> None:
-        super().__init__(learner)
+    def __init__(self, loss_of: LossOf[Batch]) -> None:
+        super().__init__(loss_of)
         self._spent_s = _spent_s()
 
-    def begin(self) -> None:
-        """Take all modules."""
-        self.modules = self.learner.modules.keys()
+    def uses_autograd(self, module_id: str) -> bool:
+        """Return False: the compiler derives the gradients."""
+        return False
 
     def report(self, statistics: Statistics) -> None:
         """Record the time that compilation took since the last call, if any."""
@@ -48,104 +48,110 @@ class Compiled(FasterLosses):
             statistics.record(LearnerEvents.compile_s, self._spent_s - before)
 
 
-class CompiledNetworks(Compiled):
-    """Compiles modules, each that a loss calls with all that it calls in turn.
+class CompiledNetworks(Compiled[Batch]):
+    """Compiles each module that a loss calls, with all modules that it calls in turn.
 
-    To act, they are called as they are: there are other sizes and no gradient.
+    Acting does not use the compiled modules: it has other batch sizes and no gradient.
+
+    Args:
+        loss_of: Computes the loss of a module.
+        modules: The modules of the learner by id.
     """
 
-    def __init__(self, learner: AnyLearner) -> None:
-        super().__init__(learner)
-        self._calls: WeakKeyDictionary[nn.Module, list[tuple[nn.Module, Any]]]
-        self._calls = WeakKeyDictionary()
+    def __init__(self, loss_of: LossOf[Batch], modules: Mapping[str, nn.Module]) -> None:
+        super().__init__(loss_of)
+        self._modules = modules
+        self._calls: WeakKeyDictionary[nn.Module, list[CompiledCall]] = WeakKeyDictionary()
 
-    def loss_of(self, module_id: str, batch: Any, statistics: Statistics) -> Tensor:
-        """The loss of a module, 0-d, with a graph."""
-        with self._networks_compiled(self.learner.modules[module_id]):
-            loss: Tensor = self.learner.loss_of(module_id, batch, statistics)
-        return loss
+    def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
+        """Return the loss of a module, 0-d, with a graph."""
+        with self._networks_compiled(self._modules[module_id]):
+            return self._loss_of(module_id, batch, statistics)
 
     @contextmanager
     def _networks_compiled(self, module: nn.Module) -> Iterator[None]:
         calls = self._calls.get(module)
         if calls is None:
             calls = self._calls[module] = [
-                (part, torch.compile(part._call_impl, backend=BACKEND))
+                CompiledCall(part, BACKEND)
                 for part in module.modules()
-                if part._compiled_call_impl is None
+                if not CompiledCall.is_used_by(part)
             ]
-        for part, call in calls:
-            part.__dict__["_compiled_call_impl"] = call
+        for call in calls:
+            call.begin()
         try:
             yield
         finally:
-            for part, _ in calls:
-                del part.__dict__["_compiled_call_impl"]
+            for call in calls:
+                call.end()
 
 
-class CompiledLosses(Compiled):
+class CompiledLosses(Compiled[Batch]):
     """Compiles each loss as one graph, with another one for its gradient.
 
-    There are two such pairs where the number of samples changes: for the first number, and for all
-    others.
+    There are two such pairs if the number of samples changes: one for the first number, and one
+    for all others.
 
-    Random numbers of a loss are drawn before it: `before_compiled_loss(module_id, batch)` of a
-    learner does that, if there is one.
+    Args:
+        loss_of: Computes the loss of a module.
+        name: Name of the learner, for messages.
     """
 
-    def __init__(self, learner: AnyLearner) -> None:
-        super().__init__(learner)
-        self._draws = getattr(learner, "before_compiled_loss", None)
-        self._compiled: Any = torch.compile(self._recorded, fullgraph=True, backend=BACKEND)
+    def __init__(self, loss_of: LossOf[Batch], name: str) -> None:
+        super().__init__(loss_of)
+        self._name = name
+        self._compiled: Callable[[str, Batch], tuple[Tensor, list[Record]]] = torch.compile(
+            self._recorded, fullgraph=True, backend=BACKEND
+        )
 
-    def loss_of(self, module_id: str, batch: Any, statistics: Statistics) -> Tensor:
-        """The loss of a module, 0-d, with a graph."""
-        if self._draws is not None:
-            self._draws(module_id, batch)
+    def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
+        """Return the loss of a module, 0-d, with a graph."""
         try:
             loss, records = self._compiled(module_id, batch)
         except PARTS.unsupported as error:
             raise ConfigError(
                 "algorithm.compile",
-                f"the loss of {type(self.learner).__name__} cannot be compiled as a whole "
+                f"the loss of {self._name} cannot be compiled as a whole "
                 f"({str(error).splitlines()[0]}); expected forward or none",
                 "update",
             ) from error
         for event, value, weight in records:
             statistics.record(event, value, *weight)
-        return loss  # type: ignore[no-any-return]  # of what is compiled
+        return loss
 
-    def _recorded(self, module_id: str, batch: Any) -> tuple[Tensor, list[Record]]:
-        """The loss and the statistics that it records: graphs hold no statistics."""
-        recorder = _Recorder()
-        return self.learner.loss_of(module_id, batch, recorder), recorder.records
+    def _recorded(self, module_id: str, batch: Batch) -> tuple[Tensor, list[Record]]:
+        """Return the loss and the values that it records: graphs hold no statistics."""
+        recorder = Recorder()
+        return self._loss_of(module_id, batch, recorder), recorder.records
 
 
-class _Recorder:
-    """Keeps the values that a loss records in its `Statistics`."""
+class Recorder(Statistics):
+    """Statistics that keep what a loss records, as it is."""
 
     def __init__(self) -> None:
         self.records: list[Record] = []
 
-    def record(self, event: Event, value: float | Tensor, *weight: float) -> None:
-        self.records.append((event, value, weight))
+    def record(self, event: Event, value: float | Tensor, weight: float | None = None) -> None:
+        """Add one value."""
+        self.records.append((event, value, () if weight is None else (weight,)))
 
 
 def _spent_s() -> float:
-    """Seconds of compilation in this process."""
+    """Return the seconds of compilation in this process."""
     return PARTS.time_spent().get("total_wall_time", 0.0)
 
 
-def compiled_losses(learner: AnyLearner) -> FasterLosses | None:
-    """The compiled losses of a learner, as its settings say; None: nothing is compiled.
+def check_compiler(way: str, modules: Iterable[nn.Module]) -> bool:
+    """Return whether losses can be compiled; warn if there is no C++ compiler.
 
-    Without a C++ compiler there is a warning.
+    Args:
+        way: Value of `algorithm.compile`.
+        modules: The modules of the learner.
 
     Raises:
         ConfigError: If a module has recurrent layers.
     """
-    way = learner.settings.compile
-    parts = [part for module in learner.modules.values() for part in module.modules()]
+    parts = [part for module in modules for part in module.modules()]
     if any(isinstance(part, nn.RNNBase) for part in parts):
         problem = "the compiler of PyTorch takes no recurrent layers (model.rnn); expected none"
         raise ConfigError("algorithm.compile", problem, way)
@@ -156,7 +162,6 @@ def compiled_losses(learner: AnyLearner) -> FasterLosses | None:
             f"algorithm.compile={way}: no C++ compiler was found, so nothing "
             "is compiled; install g++, or name one in the environment variable CXX"
         )
-        return None
+        return False
     PARTS.raise_limit(MOST_GRAPHS)
-    kinds = {"forward": CompiledNetworks, "update": CompiledLosses}
-    return kinds[way](learner)
+    return True

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from maze_train.core.errors import ConfigError
 from maze_train.core.files import atomic_write
 from maze_train.data.state_files import dumps, loads
-
-AnyLearner: TypeAlias = Any
-"""A `Learner`."""
 
 FUNCTION = "<function>"
 """Stands in a state for a function, which none holds."""
@@ -120,63 +117,6 @@ def check_chosen(modules: Collection[str], chosen: Any) -> None:
         if module_id not in modules:
             problem = f"no such module; there are: {known}"
             raise ConfigError("policies_to_train", problem, module_id)
-
-
-def state_of(learner: AnyLearner) -> dict[str, Any]:
-    """All of the state of a learner, see `Learner.state_dict`."""
-    chosen = FUNCTION if callable(learner.policies_to_train) else learner.policies_to_train
-    state: dict[str, Any] = {
-        "modules": learner.get_weights(),
-        "optimizers": {"/".join(key): o.state_dict() for key, o in learner.optimizers.items()},
-        "policies_to_train": chosen if isinstance(chosen, str | None) else sorted(chosen),
-        "frozen_modules": sorted(learner.modules.frozen),
-        "generator": learner.generator.get_state(),
-        "weights_seq_no": learner.weights_seq_no,
-        "empty_updates": learner.empty_updates,
-    }
-    if learner.loss_scaler is not None:
-        state["loss_scaler"] = learner.loss_scaler.state_dict()
-    return state
-
-
-def load_state(learner: AnyLearner, state: Mapping[str, Any]) -> None:
-    """Have a learner continue from a state, see `Learner.load_state_dict`."""
-    if state["modules"].keys() != learner.modules.keys():
-        problem = (
-            f"the state is one of other modules than {', '.join(learner.modules)}: add_module "
-            "and remove_module before it is loaded"
-        )
-        raise ConfigError("module_id", problem, ", ".join(state["modules"]))
-    _choose(learner, state)
-    learner.set_weights(state["modules"])
-    for (module_id, name), optimizer in learner.optimizers.items():
-        # A module that was always frozen had none.
-        if module_id not in learner.modules.frozen or f"{module_id}/{name}" in state["optimizers"]:
-            optimizer.load_state_dict(state["optimizers"][f"{module_id}/{name}"])
-    learner.generator.set_state(state["generator"])
-    learner.weights_seq_no = state["weights_seq_no"]
-    learner.empty_updates = state["empty_updates"]
-    if learner.loss_scaler is not None:
-        learner.loss_scaler.load_state_dict(state["loss_scaler"])
-
-
-def _choose(learner: AnyLearner, state: Mapping[str, Any]) -> None:
-    """Have those modules of a learner learn that learned where a state comes from.
-
-    Raises:
-        ConfigError: If a function said it there, and here none does.
-    """
-    for module_id in learner.modules:
-        had = any(name.startswith(f"{module_id}/") for name in state["optimizers"])
-        if had and not learner.get_optimizers_for_module(module_id):
-            learner.freeze_module(module_id, frozen=False)
-    learner.modules.frozen = set(state["frozen_modules"])
-    chosen = state["policies_to_train"]
-    if chosen != FUNCTION:
-        learner.policies_to_train = chosen
-    elif not callable(learner.policies_to_train):
-        problem = "the state is that of a function, which it does not hold; set it before"
-        raise ConfigError("policies_to_train", problem, learner.policies_to_train)
 
 
 def _is_within(name: str, component: str) -> bool:

@@ -14,22 +14,24 @@ from maze_train.core.errors import ConfigError
 from maze_train.core.events import Event, Statistics
 from maze_train.core.targets import function_of
 from maze_train.core.types import Tensor
-from maze_train.learner.components import load_state, merged, read, select, state_of, write
+from maze_train.learner.apis import check_apis
+from maze_train.learner.components import FUNCTION, merged, read, select, write
 from maze_train.learner.config import Freeze, Progress, Schedule, gradient_settings
-from maze_train.learner.faster import FasterLosses
+from maze_train.learner.events import LearnerEvents, statistics_of
+from maze_train.learner.loss_strategies import Analytic, Autograd
 from maze_train.learner.modules import (
     DEFAULT_MODULE,
     Chosen,
     HowAdded,
     LearnerModules,
     ModuleSource,
+    autocast,
     matmul_precision,
 )
-from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer, check_free, joint_norm
-from maze_train.learner.part import Part, check_apis
+from maze_train.learner.optimizers import DEFAULT_OPTIMIZER, ModuleOptimizer, check_free
+from maze_train.learner.parallel import SingleLearner
 from maze_train.learner.rows import shard_rows
-from maze_train.learner.step_settings import LossScaler
-from maze_train.learner.steps import GradientSteps, LearnerEvents, statistics_of
+from maze_train.learner.steps import GradientSteps
 
 if TYPE_CHECKING:
     from typing import Self, Unpack
@@ -60,24 +62,22 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     """
 
     required_apis: ClassVar[tuple[type, ...]] = ()
-    """Protocols of `learner.part` that each module has to satisfy which learns here."""
+    """Protocols of `learner.apis` that each module that learns here must satisfy."""
     scheduled_settings: ClassVar[Mapping[str, Event]] = {}
     """Settings of losses that may follow a schedule, and the events that report their values."""
     most_empty_updates: ClassVar[int] = 1
     """Updates in a row without any finite gradient after which training ends."""
-    by_hand_class: ClassVar[type[FasterLosses] | None] = None
-    """Computes losses and gradients faster than autograd, if it can; a reader can skip it."""
     gradients_by_hand: ClassVar[Mapping[str, object]] = {}
-    """Settings for which `by_hand_class` computes the losses that this class defines. A
-    subclass that has its own losses, and no such attribute, is left to autograd."""
+    """Settings for which `analytic_loss` computes the losses that this class defines. Autograd
+    computes the gradients of a subclass that defines losses without this attribute."""
 
     config: Any
     policies_to_train: Chosen = None
     """Ids of modules that learn, or a function of id and experience; None: all but frozen ones."""
     watch: Callable[[Iterable[Any], int], Iterable[Any]] | None = None
     """Passes on the minibatches of an update; called with them and their largest number."""
-    part: Part = Part()
-    """Part of each minibatch that this learner computes."""
+    parallel: SingleLearner = SingleLearner()
+    """How this learner takes part in gradient steps: alone, or as one of several."""
     made_from: tuple[tuple[Any, ...], dict[str, Any]]
     """Arguments of the constructor; other processes make a learner like this one with them."""
 
@@ -99,10 +99,9 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
             modules = {DEFAULT_MODULE: modules}
         self.config = config
         self.settings = gradient_settings(config)
-        self.on_non_finite: str = config.on_non_finite
         self.device = torch.device(device)
         self.generator = torch.Generator().manual_seed(seed)
-        self.weights_seq_no = self.empty_updates = 0
+        self.weights_seq_no = 0
         self.modules = LearnerModules(config, tuple(self.scheduled_settings), modules)
         self.optimizers: dict[tuple[str, str], ModuleOptimizer] = {}
         self.active: list[ModuleOptimizer] = []
@@ -114,12 +113,25 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         self.configure_optimizers()
         node = self.settings.loss_function
         self.loss_function = None if node is None else function_of(node, "algorithm.loss_function")
-        self.loss_scaler = LossScaler() if self.settings.autocast == "float16" else None
-        self.faster = None if self.by_hand_class is None else self.by_hand_class(self)
-        if self.settings.compile != "none":
-            from maze_train.learner.compiled import compiled_losses  # loads the compiler: a second
+        self.steps = GradientSteps(
+            self.device,
+            config.on_non_finite,
+            getattr(config, "gradient_accumulation", 1),
+            self.settings.autocast == "float16",
+        )
+        self.loss_strategy = self._loss_strategy(self.settings.compile)
 
-            self.faster = compiled_losses(self) or self.faster
+    def _loss_strategy(self, compiled: str) -> Autograd[Batch]:
+        """Return the way to compute losses and gradients; `compiled`: `algorithm.compile`."""
+        if compiled != "none":
+            # Loading the compiler takes a second.
+            from maze_train.learner.compiled import CompiledLosses, CompiledNetworks, check_compiler
+
+            if check_compiler(compiled, self.modules.values()):
+                if compiled == "forward":
+                    return CompiledNetworks(self.loss_of, self.modules)
+                return CompiledLosses(self.loss_of, type(self).__name__)
+        return Analytic(self.loss_of, self.analytic_loss, self._analytic_modules)
 
     @property
     def module(self) -> nn.Module:
@@ -196,40 +208,51 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     ) -> Statistics:
         """Take the steps of an update, if there are modules that learn, and end it."""
         if module_ids:
-            steps = GradientSteps(self)
             precision = getattr(self.config, "matmul_precision", None)
             with matmul_precision(precision), self.modules.in_training(module_ids):
-                shares = (self.part.take(self.shard, minibatch) for minibatch in minibatches)
-                self._take_steps(shares, steps, self.part.begin(statistics))
-                self.part.end(statistics)
-            steps.finish(statistics, progress)
+                self._take_steps(minibatches, self.parallel.begin(statistics))
+                self.parallel.end(statistics)
+            update, most_empty = self.weights_seq_no, self.most_empty_updates
+            self.steps.finish(statistics, progress.epoch, update, most_empty)
         for optimizer in self.optimizers.values():
             optimizer.end_update()
-        if self.faster is not None:
-            self.faster.report(statistics)
+        self.loss_strategy.report(statistics)
         self.weights_seq_no += 1
         self.after_gradient_based_update(progress, statistics)
         return statistics
 
     def _take_steps(
-        self,
-        minibatches: Iterable[Mapping[str, Batch]],
-        steps: GradientSteps,
-        statistics: Statistics,
+        self, minibatches: Iterable[Mapping[str, Batch]], statistics: Statistics
     ) -> None:
-        """Take a gradient step on each minibatch; `steps` adds what settings ask for."""
-        for number, minibatch in enumerate(minibatches):
-            with steps.autocast:
+        """Take a gradient step on each minibatch, or with accumulation, on several."""
+        self.steps.begin()
+        precision = autocast(self.device, self.settings.autocast)
+        for number, whole in enumerate(minibatches):
+            complete = {key: self.complete_batch(key, batch) for key, batch in whole.items()}
+            minibatch = self.parallel.take(self.shard, complete)
+            with precision:
                 losses = self.compute_losses(minibatch, statistics)
             if self.should_stop(statistics):
                 break
             self.active = self.active_optimizers(losses)
             self.compute_gradients(losses)
-            steps.take(number)  # postprocess_gradients, apply_gradients, after_gradient_step
+            self.parallel.join_gradients(self.active, self.optimizers)
+            if self.steps.add(number, self.active):
+                self._take_step()
             self.after_minibatch(number)
-            if steps.have_failed:
+            if self.steps.have_failed:
                 break
-        steps.take_rest()
+        if self.steps.are_pending:
+            self._take_step()
+
+    def _take_step(self) -> None:
+        """Clip and apply the gradients of the active optimizers, if they are finite."""
+        self.active = self.steps.prepare(self.active)
+        norm = self.postprocess_gradients()
+        if self.steps.accepts(norm, self.active):
+            self.apply_gradients()
+            self.modules.limit_free_params()
+            self.after_gradient_step()
 
     def check_weights(self) -> None:
         """Refuse weights that are not finite.
@@ -245,10 +268,10 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def before_gradient_based_update(self, progress: Progress, statistics: Statistics) -> None:
         """Once per update, before everything: learning rates, frozen parameters, schedules."""
         self.modules.set_schedules(progress)
-        held = self.modules.frozen_parameters(self.freeze_rules(), progress.updates)
+        frozen = self.modules.frozen_parameters(self.freeze_rules(), progress.updates)
         rates: dict[str, float] = {}
         for (module_id, _), optimizer in self.optimizers.items():
-            optimizer.hold(held)
+            optimizer.freeze(frozen)
             rates.setdefault(module_id, optimizer.set_lr(progress))
         for module_id, rate in rates.items():
             if self.may_learn(module_id):
@@ -256,8 +279,7 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
                 own.record(LearnerEvents.learning_rate, rate)
                 for name, event in self.scheduled_settings.items():
                     own.record(event, getattr(config, name))
-        if self.faster is not None:
-            self.faster.begin()
+        self.loss_strategy.begin()
 
     @abstractmethod
     def preprocess(
@@ -275,10 +297,15 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         """The largest number of minibatches of an update."""
         return 1
 
-    def shard(self, batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
-        """Return the part of a minibatch that the learner `rank` of `count` computes.
+    def complete_batch(self, module_id: str, batch: Batch) -> Batch:
+        """Add what the loss needs of the whole minibatch: random numbers, normalised values.
 
-        Values of a loss that depend on the whole minibatch have to be computed here.
+        Called once per minibatch, before it is sharded over several learners.
+        """
+        return batch
+
+    def shard(self, batch: Batch, rank: int, count: int) -> tuple[Batch, int, int]:
+        """Return the samples of a minibatch that the learner `rank` of `count` uses.
 
         Returns:
             Samples `rank`, `rank + count`, ..., or any others in place of an empty set; their
@@ -289,12 +316,12 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
     def compute_losses(
         self, minibatch: Mapping[str, Batch], statistics: Statistics
     ) -> dict[str, Tensor]:
-        """The loss of each module; override it for losses that join modules."""
-        losses, faster = {}, self.faster
+        """Return the loss of each module; override it for losses that join modules."""
+        losses = {}
         for module_id, batch in minibatch.items():
-            self.part.turn_to(module_id)
-            loss_of = faster.loss_of if faster and module_id in faster.modules else self.loss_of
-            losses[module_id] = loss_of(module_id, batch, statistics_of(module_id, statistics))
+            self.parallel.turn_to(module_id)
+            own = statistics_of(module_id, statistics)
+            losses[module_id] = self.loss_strategy.loss_of(module_id, batch, own)
         return losses
 
     def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
@@ -322,6 +349,27 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         under its name. `config_of(module_id)` has the settings of the module.
         """
 
+    def has_analytic_loss(self, module_id: str) -> bool:
+        """Whether `analytic_loss` computes the loss of a module as it is now."""
+        return False
+
+    def analytic_loss(
+        self, module_id: str, batch: Batch, statistics: Statistics
+    ) -> tuple[Tensor, Callable[[], object]]:
+        """Return the loss of `compute_loss_for_module`, 0-d without a graph, and its backward pass.
+
+        The second value is a function that adds the gradients to `.grad`.
+        """
+        raise NotImplementedError
+
+    def _analytic_modules(self) -> Collection[str]:
+        """Return the modules whose gradients are analytic in this update."""
+        is_other = self.loss_function or self.modules.with_loss or torch.is_anomaly_enabled()
+        if is_other or self.settings.autocast != "none":
+            return ()
+        learning = self.modules.keys() - self.modules.frozen
+        return {module_id for module_id in learning if self.has_analytic_loss(module_id)}
+
     def should_stop(self, statistics: Statistics) -> bool:
         """Whether the update ends before the gradient of the current minibatch is applied."""
         return False
@@ -340,20 +388,16 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
         terms = [loss for loss in losses.values() if loss.requires_grad]
         if terms:
             total = terms[0] if len(terms) == 1 else torch.stack(terms).sum()
-            if self.loss_scaler is not None:
-                total = total * self.loss_scaler.scale
-            total.backward()  # type: ignore[no-untyped-call]  # untyped in torch
-        if self.faster is not None:
-            self.faster.add_gradients()
+            torch.autograd.backward(self.steps.scaled(total))
+        self.loss_strategy.add_gradients()
 
     def postprocess_gradients(self) -> Tensor:
-        """Clip the gradients of each optimizer; returns the norm of all of them before that."""
-        return joint_norm([optimizer.clip() for optimizer in self.active]).to(self.device)
+        """Clip the gradients of each optimizer; return their joint norm before clipping, 0-d."""
+        return self.steps.clip(self.active)
 
     def apply_gradients(self) -> None:
-        """One step of each optimizer of the modules that are updated."""
-        for optimizer in self.active:
-            optimizer.step()
+        """Take one step of each optimizer of the modules that are updated."""
+        self.steps.apply(self.active)
 
     def after_gradient_step(self) -> None:
         """After each gradient step that was applied: target networks."""
@@ -548,15 +592,64 @@ class Learner(ABC, Generic[Experience, Prepared, Batch]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return weights, optimizers, ids that learn, random generator and counters."""
-        return state_of(self)
+        chosen = self.policies_to_train
+        if callable(chosen):
+            chosen = FUNCTION
+        state: dict[str, Any] = {
+            "modules": self.get_weights(),
+            "optimizers": {"/".join(key): o.state_dict() for key, o in self.optimizers.items()},
+            "policies_to_train": chosen if isinstance(chosen, str | None) else sorted(chosen),
+            "frozen_modules": sorted(self.modules.frozen),
+            "generator": self.generator.get_state(),
+            "weights_seq_no": self.weights_seq_no,
+            "empty_updates": self.steps.empty_updates,
+        }
+        if self.steps.scaler is not None:
+            state["loss_scaler"] = self.steps.scaler.state_dict()
+        return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state`.
+        """Restore `state`.
 
         Raises:
-            ConfigError: If it is the state of other modules, or a function chose who learned.
+            ConfigError: If `state` has other modules, or a function chose who learned.
         """
-        load_state(self, state)
+        if state["modules"].keys() != self.modules.keys():
+            problem = (
+                f"the state is one of other modules than {', '.join(self.modules)}: add_module "
+                "and remove_module before it is loaded"
+            )
+            raise ConfigError("module_id", problem, ", ".join(state["modules"]))
+        self._restore_who_learns(state)
+        self.set_weights(state["modules"])
+        for (module_id, name), optimizer in self.optimizers.items():
+            key = f"{module_id}/{name}"
+            # A module that was always frozen had none.
+            if module_id not in self.modules.frozen or key in state["optimizers"]:
+                optimizer.load_state_dict(state["optimizers"][key])
+        self.generator.set_state(state["generator"])
+        self.weights_seq_no = state["weights_seq_no"]
+        self.steps.empty_updates = state["empty_updates"]
+        if self.steps.scaler is not None:
+            self.steps.scaler.load_state_dict(state["loss_scaler"])
+
+    def _restore_who_learns(self, state: Mapping[str, Any]) -> None:
+        """Restore the ids of modules that learn, and create their optimizers.
+
+        Raises:
+            ConfigError: If a function chose them, and this learner has none.
+        """
+        for module_id in self.modules:
+            had = any(name.startswith(f"{module_id}/") for name in state["optimizers"])
+            if had and not self.get_optimizers_for_module(module_id):
+                self.freeze_module(module_id, frozen=False)
+        self.modules.frozen = set(state["frozen_modules"])
+        chosen = state["policies_to_train"]
+        if chosen != FUNCTION:
+            self.policies_to_train = chosen
+        elif not callable(self.policies_to_train):
+            problem = "the state is that of a function, which it does not hold; set it before"
+            raise ConfigError("policies_to_train", problem, self.policies_to_train)
 
     def get_state(
         self, components: Collection[str] | None = None, *, not_components: Collection[str] = ()

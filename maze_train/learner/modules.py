@@ -15,6 +15,7 @@ from torch import nn
 from maze_train.core.checks import check_one_of
 from maze_train.core.errors import ConfigError, TrainingError, nearest
 from maze_train.core.types import Tensor
+from maze_train.learner.apis import HasOwnLoss
 from maze_train.learner.config import (
     Freeze,
     GradientSettings,
@@ -22,7 +23,7 @@ from maze_train.learner.config import (
     settings_for_module,
     with_values,
 )
-from maze_train.learner.part import HasOwnLoss
+from maze_train.nets.policy_model import Policy
 
 
 def matches(pattern: str, name: str) -> bool:
@@ -157,7 +158,8 @@ class LearnerModules(dict[str, nn.Module]):
     Attributes:
         frozen: Ids of modules that do not learn.
         with_modes: Ids of those that differ in training and evaluation, see `has_modes`.
-        with_loss: Ids of those that bring their own loss.
+        with_loss: Ids of those that have their own loss.
+        policies: Policies of the modules, which may have parameters with limits.
         own_settings: Settings of modules that have their own, by id.
 
     Raises:
@@ -169,6 +171,7 @@ class LearnerModules(dict[str, nn.Module]):
         self.frozen: set[str] = set()
         self.with_modes: set[str] = set()
         self.with_loss: set[str] = set()
+        self.policies: dict[str, Policy] = {}
         self._config, self._scheduled = config, scheduled
         overrides = getattr(config, "overrides", {})
         for module_id in overrides:
@@ -270,11 +273,21 @@ class LearnerModules(dict[str, nn.Module]):
             self.with_modes.add(module_id)
         if isinstance(module, HasOwnLoss):
             self.with_loss.add(module_id)
+        policy = getattr(module, "policy", None)
+        if isinstance(policy, Policy):
+            self.policies[module_id] = policy
+
+    def limit_free_params(self) -> None:
+        """Clamp parameters of policies to the limits of their families, after a step."""
+        for policy in self.policies.values():
+            if policy.has_free_params:
+                policy.limit_free_params()
 
     def forget(self, module_id: str) -> None:
         """Remove a module, if it is there, with its settings."""
         self.pop(module_id, None)
         self.own_settings.pop(module_id, None)
+        self.policies.pop(module_id, None)
         for ids in (self.with_modes, self.with_loss, self.frozen):
             ids.discard(module_id)
 

@@ -129,8 +129,7 @@ class ModuleOptimizer:
         groups = [(1.0, self.params)] if groups is None else groups
         trained = [(factor, [p for p in group if p.requires_grad]) for factor, group in groups]
         self._lr_factors = [factor for factor, part in trained if part]
-        self._held: list[nn.Parameter] = []
-        self._held_units: set[int] = set()
+        self._frozen_units: set[int] = set()
         self._flat: list[FlatParameters] = []
         self._units: list[list[nn.Parameter]] = [[param] for param in self.params]
         self._is_fused_adam = False
@@ -267,7 +266,7 @@ class ModuleOptimizer:
                 self.scheduler.step()
 
     def zero_grad(self) -> None:
-        """Forget the gradients."""
+        """Reset the gradients."""
         if self._flat:
             for flat in self._flat:
                 flat.zero_grad()
@@ -275,19 +274,19 @@ class ModuleOptimizer:
             self.optimizer.zero_grad()
 
     def gradients(self) -> list[Tensor]:
-        """The gradients: one flat vector per group, or one tensor per parameter that has one.
+        """Return the gradients: a flat vector per group, or a tensor per parameter that has one.
 
-        Without those of what is held as a whole.
+        Excludes fully frozen parameter groups.
         """
         if self._flat:
-            return [f.grad for i, f in enumerate(self._flat) if i not in self._held_units]
+            return [f.grad for i, f in enumerate(self._flat) if i not in self._frozen_units]
         return self._gradients_apart()
 
     def _gradients_apart(self) -> list[Tensor]:
         return [
             param.grad
             for i, unit in enumerate(self._units)
-            if i not in self._held_units
+            if i not in self._frozen_units
             for param in unit
             if param.grad is not None
         ]
@@ -308,49 +307,35 @@ class ModuleOptimizer:
         return norm.to(self.params[0].device) if self.params else norm
 
     def reset(self) -> None:
-        """Forget the moments."""
+        """Reset the optimizer state."""
         if self.optimizer is not None:
             self.optimizer.state.clear()
 
-    def hold(self, params: Iterable[nn.Parameter]) -> None:
-        """Have `step` leave those of `params` alone that belong to this optimizer, and no others.
+    def freeze(self, params: Iterable[nn.Parameter]) -> None:
+        """Freeze exactly those of `params` that this optimizer owns, until the next call.
 
-        Without a gradient they would still move: by weight decay, and by the moments. A parameter,
-        or a group that is one flat vector, which is held as a whole takes no part in steps, so that
-        its moments stay as they are too. Those of other held parameters continue, and are to be
-        forgotten (`reset`) before these move again.
+        Frozen parameters, their moments and their step counts do not change. A group that is one
+        flat vector is frozen only as a whole: no rule freezes a part of a group.
         """
-        held = {id(param) for param in params}
-        if not (held or self._held or self._held_units):
-            return
-        self._held_units = {
-            i for i, unit in enumerate(self._units) if all(id(param) in held for param in unit)
+        frozen = {id(param) for param in params}
+        self._frozen_units = {
+            i for i, unit in enumerate(self._units) if frozen.issuperset(map(id, unit))
         }
-        self._held = [
-            param
-            for i, unit in enumerate(self._units)
-            if held and i not in self._held_units
-            for param in unit
-            if id(param) in held
-        ]
 
     def step(self) -> None:
         """Apply the gradients."""
         if self.optimizer is None:
             return
         units = self.owned()
-        owned = [units[i] for i in self._held_units]
-        gradients = [param.grad for param in owned]
-        for param in owned:
-            param.grad = None
-        before = [param.detach().clone() for param in self._held]
-        if self._is_fused_adam and not owned and can_be_short(self.optimizer):
+        frozen = [units[i] for i in self._frozen_units]
+        gradients = [param.grad for param in frozen]
+        for param in frozen:
+            param.grad = None  # the optimizer skips such parameters
+        if self._is_fused_adam and not frozen and can_be_short(self.optimizer):
             fused_adam_step(self.optimizer)
         else:
             self.optimizer.step()
-        for param, value in zip(self._held, before, strict=True):
-            param.detach().copy_(value)
-        for param, gradient in zip(owned, gradients, strict=True):
+        for param, gradient in zip(frozen, gradients, strict=True):
             param.grad = gradient
 
     def state_dict(self) -> dict[str, Any]:
@@ -386,10 +371,10 @@ def check_free(
     name: str,
     params: Sequence[nn.Parameter],
 ) -> None:
-    """Refuse the name of an optimizer that is taken, and parameters that another one owns.
+    """Raise ConfigError if the optimizer name or any parameter is already registered.
 
     Raises:
-        ConfigError: If the module has such an optimizer, or a parameter has an owner.
+        ConfigError: If one is.
     """
     owned = {id(param) for other in optimizers.values() for param in other.params}
     if (module_id, name) in optimizers:

@@ -26,7 +26,7 @@ from maze_train.core.files import claim_temporary
 from maze_train.learner.config import LearnerGroupConfig, Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.modules import CUBLAS, DEFAULT_MODULE, REPEATABLE
-from maze_train.learner.part import Part
+from maze_train.learner.parallel import SingleLearner
 from maze_train.learner.shard import Parcels, PeersLostError, Shard, unpack
 from maze_train.workers.places import Place, Portable
 from maze_train.workers.pool import (
@@ -95,9 +95,9 @@ class LearnerWorker(Worker):
         context: WorkerContext,
     ) -> None:
         self._rank, self._count, self._timeout_s = context.index + 1, count, timeout_s
-        self._part = Shard(self._rank, count, context.count)
+        self._shard = Shard(self._rank, count, context.count)
         self._learner = make_learner.value()
-        self._learner.part = self._part
+        self._learner.parallel = self._shard
         self._memory: Any = None
 
     def _unpack(self, memory: SharedMemory | None, content: bytes, sizes: Sequence[int]) -> Any:
@@ -139,7 +139,7 @@ class LearnerWorker(Worker):
         except PeersLostError:
             leave()  # Learners that wait for this one notice it.
             return None
-        return self._part.statistics
+        return self._shard.statistics
 
     def apply(self, *parcel: Any) -> Any:
         """The result of a function of the learner."""
@@ -466,7 +466,7 @@ class OtherLearners:
             makers = [partial(LearnerWorker, copy_maker(self._learner, r), *how) for r in ranks]
             pool = self._place.pool(makers, [f"learner {rank}" for rank in ranks], CALLS)
             self._parcels = others = Parcels(pool)
-            self._learner.part = Shard(0, self.n_learners)
+            self._learner.parallel = Shard(0, self.n_learners)
         while not self.are_equal:
             others.send("begin", self._beginning())
             gpus, failures = self._receive(others.pool)
@@ -562,7 +562,7 @@ class OtherLearners:
             self._parcels.pool.close()
             self._parcels.close()
         self._parcels, self.are_equal = None, False
-        self._learner.part = Part()
+        self._learner.parallel = SingleLearner()
 
 
 def are_apart(gpus: Sequence[str | None]) -> bool:

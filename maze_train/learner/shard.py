@@ -1,4 +1,4 @@
-"""The rows of a minibatch that each learner computes, and the tensors that workers share."""
+"""The samples of one of several learners, and tensors in memory that workers share."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import torch.distributed as dist
 from maze_train.core.events import Event, Statistics
 from maze_train.core.types import Array, Tensor
 from maze_train.learner.optimizers import ModuleOptimizer
-from maze_train.learner.part import Optimizers, Part, ShardBatch
-from maze_train.learner.rows import own_rows
+from maze_train.learner.parallel import Batch, Optimizers, SingleLearner
 from maze_train.spaces.columns import padded
 from maze_train.workers.pool import SharedMemory, WorkerPool
 
@@ -25,12 +24,12 @@ class PeersLostError(Exception):
     """An exchange failed, as another learner ended or hangs."""
 
 
-class Shard(Part):
-    """Every `count`-th sample, from the sample `rank` on, with losses that are means over samples.
+class Shard(SingleLearner):
+    """Every `count`-th sample, starting at sample `rank`; losses are means over samples.
 
-    A gradient is the sum of those of the learners, weighted with their shares of the samples; one
-    exchange takes it over the parameters of all optimizers. A learner without samples computes
-    those of the first learner, with weight 0, so that all of them make the same exchanges.
+    One all-reduce per gradient step sums the gradients of all ranks, weighted by their shares of
+    the samples. A rank without samples computes rank 0's loss with weight 0, so that every rank
+    joins each all-reduce.
 
     Args:
         rank: Number of the learner.
@@ -44,26 +43,30 @@ class Shard(Part):
         self.rank, self.count, self._beat = rank, count, beat
         self.statistics = ShareStatistics()
         self._size, self._share = 0, 1.0
-        # Of each module that has a loss: samples of all learners, and the share of this one.
+        # For each module: samples of all learners, and the share of this one.
         self._sizes: dict[str, tuple[int, float]] = {}
 
     def begin(self, statistics: Statistics) -> Statistics:
-        """Begin with empty statistics of this part."""
+        """Begin an update with empty statistics of this shard."""
         self.statistics = ShareStatistics()
         return self.statistics
 
-    def take(self, shard: ShardBatch, minibatch: Mapping[str, Any]) -> Mapping[str, Any]:
-        """This part of the minibatch of each module."""
+    def take(
+        self,
+        shard: Callable[[Batch, int, int], tuple[Batch, int, int]],
+        minibatch: Mapping[str, Batch],
+    ) -> Mapping[str, Batch]:
+        """Return the shard of the minibatch of each module."""
         self._beat()
-        self._sizes, parts = {}, {}
+        self._sizes, shards = {}, {}
         for module_id, batch in minibatch.items():
-            parts[module_id], size, whole = shard(batch, self.rank, self.count)
+            shards[module_id], size, whole = shard(batch, self.rank, self.count)
             self._sizes[module_id] = whole, size / whole
             self.turn_to(module_id)
-        return parts
+        return shards
 
     def turn_to(self, module_id: str) -> None:
-        """Continue with the sizes of a module."""
+        """Select the sizes of a module."""
         self._size, self._share = self._sizes[module_id]
         self.statistics.share = self._share
 
@@ -73,7 +76,7 @@ class Shard(Part):
         return slice(start, max(stop, start + 1))
 
     def join_rows(self, values: Tensor, size: int) -> Tensor:
-        """The rows of all learners, each in its place."""
+        """Return the rows of all learners."""
         start, stop = self._own_rows(size)
         whole = values.new_zeros(size, *values.shape[1:])
         whole[start:stop] = values[: stop - start]
@@ -83,19 +86,15 @@ class Shard(Part):
         return size * self.rank // self.count, size * (self.rank + 1) // self.count
 
     def whole_size(self, size: int) -> int:
-        """Samples of the whole minibatch."""
+        """Return the size of the whole minibatch."""
         return self._size
 
-    def draw(self, draw: Callable[[int], Tensor], size: int) -> Tensor:
-        """This part of the random numbers of the whole minibatch."""
-        return own_rows(draw(self._size), self.rank, self.count)
-
     def mean(self, value: Tensor) -> Tensor:
-        """The mean of all learners, weighted with their shares."""
+        """Return the mean over all learners, weighted by their shares."""
         return self._sum(value.detach() * self._share)
 
     def gather(self, values: Tensor) -> Tensor:
-        """The values of all learners, each in its place."""
+        """Return the values of all learners."""
         whole = values.new_zeros(self._size)
         if self._share:
             whole[self.rank :: self.count] = values.detach()
@@ -119,7 +118,7 @@ class Shard(Part):
             gradient.copy_(piece.view_as(gradient))
 
     def end(self, statistics: Statistics) -> None:
-        """Add the statistics of this part; those of the others come with their results."""
+        """Add the statistics of this shard; the others come with the results of their learners."""
         statistics.merge(self.statistics)
 
     def _sum(self, values: Tensor) -> Tensor:
@@ -131,7 +130,7 @@ class Shard(Part):
 
 
 class ShareStatistics(Statistics):
-    """Statistics of a part: what has no weight counts by the part's share of the samples."""
+    """Statistics of a shard: a value without a weight counts by the shard's share of samples."""
 
     __slots__ = ("share",)
 
@@ -140,12 +139,12 @@ class ShareStatistics(Statistics):
         self.share = 1.0
 
     def record(self, event: Event, value: float | Tensor, weight: float | None = None) -> None:
-        """Add one value, unless the part is empty; see `Statistics.record`.
+        """Add one value, unless the shard is empty; see `Statistics.record`.
 
         Args:
             event: Event of the value.
-            value: The value, a mean over the samples of the part.
-            weight: Samples behind the value; None: it is one per minibatch.
+            value: The value, a mean over the samples of the shard.
+            weight: Number of samples behind the value; None: one value per minibatch.
         """
         if self.share:
             super().record(event, value, self.share if weight is None else weight)

@@ -1,184 +1,188 @@
-"""Gradient steps of an update, taken if gradients are finite, and their statistics."""
+"""Gradient steps: accumulation, loss scaling, clipping, and gradients that are not finite."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
+from torch import nn
 
 from maze_train.core.errors import TrainingError
-from maze_train.core.events import Event, EventInterface, Statistics
+from maze_train.core.events import Statistics
 from maze_train.core.types import Tensor
-from maze_train.learner.config import Progress
-from maze_train.learner.modules import DEFAULT_MODULE, autocast
-from maze_train.learner.optimizers import norm_of
-from maze_train.learner.part import OwnStatistics
-from maze_train.learner.step_settings import Accumulation
-from maze_train.nets.policy_model import Policy
-
-AnyLearner: TypeAlias = Any
-"""A `Learner`."""
-
-
-class LearnerEvents(EventInterface, prefix="train"):
-    """Statistics that every learner emits."""
-
-    grad_norm = Event("L2 norm of the gradient before clipping, mean over minibatches.")
-    grad_norm_clipped = Event("The same after clipping; empty without.")
-    gradient_steps = Event("Gradient steps taken.", reduce="sum")
-    learning_rate = Event(
-        "Learning rate of the last update, of the first optimizer of a module.", reduce="last"
-    )
-    skipped_steps = Event("Gradient steps left out: not finite.", reduce="sum")
-    zeroed_gradients = Event("Entries of gradients that counted 0: not finite.", reduce="sum")
-    compile_s = Event("Seconds that `algorithm.compile` took.", reduce="sum")
-    loss = Event("Terms of a loss that has several, each as `train/loss/<term>`.")
+from maze_train.learner.events import LearnerEvents
+from maze_train.learner.optimizers import ModuleOptimizer, joint_norm, norm_of
 
 
 class GradientSteps:
-    """Takes the gradient steps of one update, and notes what becomes of each.
+    """Applies the gradients of a learner and records the steps of an update.
 
-    What settings add to a step is here: the type of `autocast`, the exchange with other learners,
-    `gradient_accumulation`, the scale of losses, and `on_non_finite`.
+    For each minibatch the learner calls `add`; if a step is due, `prepare`, `clip` and `accepts`,
+    and, if the gradient is finite, `apply`. Frozen parameters are left out by the optimizers.
 
     Args:
-        learner: The learner.
+        device: Device of the parameters.
+        on_non_finite: `raise`, `skip` or `zero`, see `algorithm.on_non_finite`.
+        accumulation: Minibatches per step, >= 1; the last step of an update may have fewer.
+        scales_losses: Whether losses are scaled, for gradients in float16.
 
     Attributes:
-        autocast: Context in which losses are computed.
-        norms: Norms before clipping, 0-d, of the steps that were taken.
-        clipped: Their norms after clipping, 0-d, if there is any.
-        zeroed: Entries that were not finite and are 0 now, 0-d.
-        skipped: Minibatches whose gradient was not finite, without a step.
-        overflows: Steps left out because a scaled loss was too large.
+        scaler: Factor of the losses; None: 1.
+        empty_updates: Number of consecutive updates without any finite gradient.
     """
 
-    def __init__(self, learner: AnyLearner) -> None:
-        self._learner = learner
-        self.autocast = autocast(learner.device, learner.settings.autocast)
-        count: int = getattr(learner.config, "gradient_accumulation", 1)
-        self._accumulation = Accumulation(count) if count > 1 else None
-        self._number = 0
-        # A look at each norm would stall a GPU; there all are looked at after the update.
-        self._looks = (
-            learner.device.type == "cpu"
-            or learner.on_non_finite == "skip"
-            or learner.loss_scaler is not None
+    def __init__(
+        self, device: torch.device, on_non_finite: str, accumulation: int, scales_losses: bool
+    ) -> None:
+        self.on_non_finite = on_non_finite
+        self.scaler = LossScaler() if scales_losses else None
+        self.empty_updates = 0
+        self._device, self._accumulation = device, Accumulation(accumulation)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin an update."""
+        self._accumulation.clear()
+        # Reading a norm synchronises the GPU, so on a GPU all norms are checked after the update.
+        self._checks_each = (
+            self._device.type == "cpu" or self.on_non_finite == "skip" or self.scaler is not None
         )
-        found = (getattr(module, "policy", None) for module in learner.modules.values())
-        self._free_policies = [
-            policy for policy in found if isinstance(policy, Policy) and policy.has_free_params
-        ]
-        self.norms: list[Tensor] = []
-        self.clipped: list[Tensor] = []
-        self.zeroed: list[Tensor] = []
-        self.skipped: list[int] = []
-        self.overflows = 0
+        self._number = self._overflows = 0
+        self._norms: list[Tensor] = []
+        self._clipped: list[Tensor] = []
+        self._zeroed: list[Tensor] = []
+        self._skipped: list[int] = []
 
     @property
     def have_failed(self) -> bool:
         """Whether a gradient was not finite, so that the update ends with an error."""
-        return bool(self.skipped) and self._learner.on_non_finite == "raise"
+        return bool(self._skipped) and self.on_non_finite == "raise"
 
-    def take(self, number: int) -> None:
-        """Take a step of the gradients of a minibatch, when there are those of enough minibatches.
+    @property
+    def are_pending(self) -> bool:
+        """Whether there are accumulated gradients that were not applied."""
+        return self._accumulation.is_pending
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """Return a loss, 0-d, multiplied by the factor of losses."""
+        return loss if self.scaler is None else loss * self.scaler.scale
+
+    def add(self, number: int, active: Sequence[ModuleOptimizer]) -> bool:
+        """Add the gradients of a minibatch; return whether a step is due.
 
         Args:
-            number: Number of the minibatch, whose gradients `active` optimizers have.
+            number: Number of the minibatch in the update.
+            active: The optimizers that hold the gradients.
         """
-        learner, self._number = self._learner, number
-        learner.part.join_gradients(learner.active, learner.optimizers)
-        if self._accumulation is None:
-            self._step()
-        elif self._accumulation.add(learner.active):
-            self.take_rest()
+        self._number = number
+        return self._accumulation.add(active)
 
-    def take_rest(self) -> None:
-        """Take a step of the gradients that are gathered, if there are any."""
-        if self._accumulation is not None and self._accumulation.is_pending:
-            self._learner.active = self._accumulation.take()
-            self._step()
+    def prepare(self, active: list[ModuleOptimizer]) -> list[ModuleOptimizer]:
+        """Return the optimizers of a step, with accumulated, unscaled gradients.
 
-    def _step(self) -> None:
-        """Apply the gradients, if they are finite."""
-        learner, scaler = self._learner, self._learner.loss_scaler
-        if learner.on_non_finite == "zero" and not self._may_have_overflowed():
-            self.zeroed += [optimizer.zero_non_finite() for optimizer in learner.active]
-        if scaler is not None:
-            scaler.unscale(g for optimizer in learner.active for g in optimizer.gradients())
-        norm = learner.postprocess_gradients()
-        if self._looks and not math.isfinite(norm):
-            if scaler is not None and scaler.lower():
-                self.overflows += 1
+        With `on_non_finite=zero`, entries that are not finite become 0.
+
+        Args:
+            active: The optimizers of the last minibatch.
+        """
+        if self._accumulation.is_pending:
+            active = self._accumulation.take()
+        if self.on_non_finite == "zero" and not self._may_have_overflowed(active):
+            self._zeroed += [optimizer.zero_non_finite() for optimizer in active]
+        if self.scaler is not None:
+            self.scaler.unscale(g for optimizer in active for g in optimizer.gradients())
+        return active
+
+    def clip(self, active: Sequence[ModuleOptimizer]) -> Tensor:
+        """Clip the gradients of each optimizer; return the joint norm before clipping, 0-d."""
+        return joint_norm([optimizer.clip() for optimizer in active]).to(self._device)
+
+    def accepts(self, norm: Tensor, active: Sequence[ModuleOptimizer]) -> bool:
+        """Return whether a gradient may be applied, and record its norm; False: not finite.
+
+        Args:
+            norm: Joint norm before clipping, 0-d.
+            active: The optimizers that hold the clipped gradients.
+        """
+        if self._checks_each and not math.isfinite(norm):
+            if self.scaler is not None and self.scaler.lower():
+                self._overflows += 1
             else:
-                self.skipped.append(self._number)
-            return
-        self.norms.append(norm)
-        if any(optimizer.clipping[0] > 0 for optimizer in learner.active):
-            self.clipped.append(norm_of([g for o in learner.active for g in o.gradients()]))
-        learner.apply_gradients()
-        for policy in self._free_policies:
-            policy.limit_free_params()
-        if scaler is not None:
-            scaler.count_step()
-        learner.after_gradient_step()
-
-    def _may_have_overflowed(self) -> bool:
-        """Whether a gradient is not finite that a smaller scale of the loss could mend."""
-        scaler = self._learner.loss_scaler
-        if scaler is None or scaler.scale <= 1.0:
+                self._skipped.append(self._number)
             return False
-        gradients = [gradient for own in self._learner.active for gradient in own.gradients()]
-        return not math.isfinite(norm_of(gradients))
+        self._norms.append(norm)
+        if any(optimizer.clipping[0] > 0 for optimizer in active):
+            self._clipped.append(norm_of([g for o in active for g in o.gradients()]))
+        if self.scaler is not None:
+            self.scaler.count_step()
+        return True
 
-    def finish(self, statistics: Statistics, progress: Progress) -> None:
-        """Refuse gradients that were not finite, all or each as the settings say; record the rest.
+    def apply(self, active: Sequence[ModuleOptimizer]) -> None:
+        """Take one step of each optimizer."""
+        for optimizer in active:
+            optimizer.step()
+
+    def _may_have_overflowed(self, active: Sequence[ModuleOptimizer]) -> bool:
+        """Whether a gradient is not finite that a smaller scale of the loss might avoid."""
+        if self.scaler is None or self.scaler.scale <= 1.0:
+            return False
+        return not math.isfinite(norm_of([g for own in active for g in own.gradients()]))
+
+    def finish(self, statistics: Statistics, epoch: int, update: int, most_empty: int) -> None:
+        """Record the steps of an update, or raise if gradients were not finite.
+
+        Args:
+            statistics: Statistics of the update.
+            epoch: Number of the epoch, from 0.
+            update: Number of updates before this one.
+            most_empty: Consecutive updates without a finite gradient that `skip` allows, >= 1.
 
         Raises:
-            TrainingError: If they are refused.
+            TrainingError: If a gradient was not finite, or with `skip`, in too many updates.
         """
-        learner, bad = self._learner, self._bad()
-        learner.empty_updates = learner.empty_updates + 1 if bad and not self.norms else 0
-        skips = learner.on_non_finite == "skip"
-        if bad and not (skips and learner.empty_updates < learner.most_empty_updates):
+        bad = self._non_finite()
+        self.empty_updates = self.empty_updates + 1 if bad and not self._norms else 0
+        skips = self.on_non_finite == "skip"
+        if bad and not (skips and self.empty_updates < most_empty):
             advice = "; algorithm.on_non_finite=skip leaves such steps out"
             if skips:
-                advice = f" (there was no other gradient in {learner.empty_updates} updates)"
-            where = f"epoch {progress.epoch + 1}, update {learner.weights_seq_no}"
+                advice = f" (there was no other gradient in {self.empty_updates} updates)"
+            where = f"epoch {epoch + 1}, update {update}"
             # The weights can only be the cause once a step has changed them.
-            has_learned = bool(learner.weights_seq_no or bad[0])
-            raise _non_finite_error(where, bad[0], statistics, has_learned, advice)
-        statistics.record(LearnerEvents.gradient_steps, float(len(self.norms)))
-        for norm in self.norms:
-            statistics.record(LearnerEvents.grad_norm, norm)
-        for norm in self.clipped:
-            statistics.record(LearnerEvents.grad_norm_clipped, norm)
-        for count in self.zeroed:
-            statistics.record(LearnerEvents.zeroed_gradients, count)
-        if self.skipped or self.overflows:
-            left_out = float(len(self.skipped) + self.overflows)
+            raise _non_finite_error(where, bad[0], statistics, bool(update or bad[0]), advice)
+        statistics.record(LearnerEvents.gradient_steps, float(len(self._norms)))
+        for event, values in (
+            (LearnerEvents.grad_norm, self._norms),
+            (LearnerEvents.grad_norm_clipped, self._clipped),
+            (LearnerEvents.zeroed_gradients, self._zeroed),
+        ):
+            for value in values:
+                statistics.record(event, value)
+        if self._skipped or self._overflows:
+            left_out = float(len(self._skipped) + self._overflows)
             statistics.record(LearnerEvents.skipped_steps, left_out)
 
-    def _bad(self) -> list[int]:
-        """Minibatches, or steps where no one looked before, whose gradient was not finite."""
-        if self._looks or not self.norms:
-            return self.skipped
-        norms = torch.stack(self.norms).tolist()  # the one wait for the device
+    def _non_finite(self) -> list[int]:
+        """Minibatches (on a GPU: steps) whose gradient was not finite."""
+        if self._checks_each or not self._norms:
+            return self._skipped
+        norms = torch.stack(self._norms).tolist()  # synchronises the device, once per update
         return [number for number, norm in enumerate(norms) if not math.isfinite(norm)]
 
 
 def _non_finite_error(
     where: str, minibatch: int, statistics: Statistics, has_learned: bool, advice: str
 ) -> TrainingError:
-    """The error of a gradient that is not finite.
+    """Return the error of a gradient that is not finite.
 
     Args:
         where: Epoch and update.
         minibatch: Number of the minibatch in the update.
-        statistics: Of the update; those that are not finite are named.
-        has_learned: Whether a step was taken before, which may be the cause.
-        advice: Further words for the end.
+        statistics: Statistics of the update; the message names values that are not finite.
+        has_learned: Whether an earlier step may be the cause.
+        advice: End of the message.
     """
     numbers = {tag: value for tag, value in statistics.reduce().items() if value - value != 0.0}
     hint = "No step was taken yet: look for"
@@ -193,9 +197,95 @@ def _non_finite_error(
     )
 
 
-def statistics_of(module_id: str, statistics: Statistics) -> Statistics:
-    """Statistics that record under the id of a module, if it is one of several."""
-    if module_id == DEFAULT_MODULE:
-        return statistics
-    own: Statistics = OwnStatistics(statistics, module_id)
-    return own
+class Accumulation:
+    """Mean gradients of several minibatches, each computed with the same weights.
+
+    Args:
+        count: Minibatches per step, >= 1; with 1 the gradients stay where they are.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop accumulated gradients."""
+        self._minibatches = 0
+        self._uses: dict[ModuleOptimizer, int] = {}
+        self._sums: dict[nn.Parameter, Tensor] = {}
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether there are gradients that were not taken."""
+        return self._minibatches > 0
+
+    def add(self, optimizers: Sequence[ModuleOptimizer]) -> bool:
+        """Add the gradients of a minibatch; return whether a step is due."""
+        if self._count == 1:
+            return True
+        self._minibatches += 1
+        for optimizer in optimizers:
+            self._uses[optimizer] = self._uses.get(optimizer, 0) + 1
+            for param in optimizer.owned():
+                if param.grad is not None:
+                    kept = self._sums.get(param)
+                    self._sums[param] = param.grad.clone() if kept is None else kept + param.grad
+        return self._minibatches == self._count
+
+    def take(self) -> list[ModuleOptimizer]:
+        """Give each optimizer the mean over the minibatches that used it, and start over."""
+        for optimizer, count in self._uses.items():
+            for param in optimizer.owned():
+                if param in self._sums:
+                    mean = self._sums[param].div_(count)
+                    if param.grad is None:
+                        param.grad = mean
+                    else:
+                        param.grad.copy_(mean)
+        optimizers = list(self._uses)
+        self.clear()
+        return optimizers
+
+
+class LossScaler:
+    """Factor of the loss that keeps gradients in float16 from underflowing.
+
+    The factor is halved when a gradient overflows, and doubled after many steps.
+
+    Source: Micikevicius et al. (2018), arXiv:1710.03740, section 3.2.
+    """
+
+    FIRST = 65536.0
+    STEPS_TO_GROW = 2000
+
+    def __init__(self) -> None:
+        self.scale = self.FIRST
+        self._steps = 0
+
+    def unscale(self, gradients: Iterable[Tensor]) -> None:
+        """Divide gradients by the factor, in place."""
+        for gradient in gradients:
+            gradient.div_(self.scale)
+
+    def lower(self) -> bool:
+        """Halve the factor after an overflow; return False if it is 1 already."""
+        self._steps = 0
+        if self.scale <= 1.0:
+            return False
+        self.scale /= 2.0
+        return True
+
+    def count_step(self) -> None:
+        """Count a step without an overflow."""
+        self._steps += 1
+        if self._steps == self.STEPS_TO_GROW:
+            self._steps = 0
+            self.scale *= 2.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the factor and the number of steps since it changed."""
+        return {"scale": self.scale, "steps": self._steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state`."""
+        self.scale, self._steps = state["scale"], state["steps"]

@@ -15,7 +15,7 @@ from torch.compiler import is_compiling
 from torch.nn import functional as F
 
 from maze_train.core.checks import check_one_of
-from maze_train.core.torch_private import is_replaced
+from maze_train.core.torch_private import is_hooked, is_replaced
 from maze_train.core.types import Tensor
 from maze_train.nets.config import ACTIVATIONS
 from maze_train.spaces.describe import image_layout
@@ -31,17 +31,6 @@ def is_traced(x: Tensor) -> bool:
     """
     # The compiler only reads the first condition. All of them take 0.3 us.
     return is_compiling() or type(x) not in TENSORS or is_replaced()
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Return whether a module has hooks or a replaced `forward`."""
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-        or "forward" in module.__dict__
-    )
 
 
 def is_stock(layer: nn.Module, kind: type[nn.Module]) -> bool:

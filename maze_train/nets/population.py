@@ -22,9 +22,10 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
+from maze_train.core.torch_private import is_hooked
 from maze_train.core.types import Array, Tensor, TensorTree, tree_map
 from maze_train.nets.acting import Acted, ActingModel, acted_with, acting
-from maze_train.nets.blocks import MLP, activation, is_hooked
+from maze_train.nets.blocks import MLP, activation
 from maze_train.nets.joint import JointModel, joint_acted
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import Policy, PolicyModel

@@ -12,8 +12,9 @@ from gymnasium import spaces
 from torch import nn
 
 from maze_train.core.errors import SpaceError
+from maze_train.core.torch_private import is_hooked
 from maze_train.core.types import Tensor, TensorTree
-from maze_train.nets.blocks import MLP, ImageEncoder, is_hooked, is_stock
+from maze_train.nets.blocks import MLP, ImageEncoder, is_stock
 from maze_train.nets.config import ModelConfig
 from maze_train.spaces.describe import check_categories, holds_images, is_image
 

@@ -73,8 +73,8 @@ def make_learner(
 
 def by_hand(learner):
     """The modules whose gradients an update computes by hand."""
-    learner.faster.begin()
-    return set(learner.faster.modules)
+    learner.loss_strategy.begin()
+    return {key for key in learner.modules if not learner.loss_strategy.uses_autograd(key)}
 
 
 def compare(dtype, algorithm, actions, space=BOX, model=None, masks=None, **settings):
@@ -157,6 +157,7 @@ MODELS = {
 OWN_METHODS = (
     *("compute_losses", "compute_gradients", "compute_loss_for_module"),
     *("outputs", "value_loss", "policy_loss", "policy_loss_gradient"),
+    *("weighted_value_loss", "weighted_policy_loss"),
 )
 
 

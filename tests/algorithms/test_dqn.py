@@ -214,6 +214,10 @@ class Tripled(DQNLearner):
         return self.factor * super().compute_loss_for_module(*args)
 
 
+class Named(DQNLearner):
+    """Another class with the same loss."""
+
+
 class Ordinary(Tripled):
     """The same loss, by autograd."""
 
@@ -225,16 +229,18 @@ class Ordinary(Tripled):
 def test_gradients_by_hand_are_those_of_autograd(space, weights, loss):
     """Networks of linear layers have them; its own subclass gets those loss."""
     norms = {}
-    for learner_class in (DQNLearner, Ordinary, Tripled):
+    for learner_class in (DQNLearner, Named, Ordinary, Tripled):
         model = make_model(space).float()
         learner = learner_class(model, DQNAlgorithmConfig(**{**SETTINGS, "loss": loss}))
         batch = make_batch(space, 0, weights)
         norms[learner_class] = learner.update(batch, Progress()).reduce()["train/grad_norm"]
-        assert bool(learner.faster.modules) == (learner_class is DQNLearner)
+        is_analytic = not learner.loss_strategy.uses_autograd("default")
+        assert is_analytic == (learner_class in (DQNLearner, Named))
     node = {"_target_": f"{__name__}.tripled"}
     config = DQNAlgorithmConfig(**{**SETTINGS, "loss": loss, "loss_function": node})
     learner = DQNLearner(make_model(space).float(), config)
     norms["own"] = learner.update(make_batch(space, 0, weights), Progress()).reduce()
+    assert norms[DQNLearner] == norms[Named]
     assert norms[DQNLearner] == pytest.approx(norms[Ordinary], rel=1e-6)
     assert norms[Tripled] == pytest.approx(3.0 * norms[Ordinary], rel=1e-6)
     assert norms["own"]["train/grad_norm"] == pytest.approx(norms[Tripled], rel=1e-6)

@@ -26,10 +26,14 @@ def numbered_rollout(steps, num_envs, seed, share_invalid=0.0, memory=False):
     )
 
 
+NAMES = ("advantages", "targets", "old_values", "old_log_probs", "novelty")
+
+
 def columns_of(rollout):
-    """Columns that know their sample and their kind."""
-    samples = rollout.rewards.numel()
-    return torch.arange(samples).float() + 0.25 * torch.arange(4).unsqueeze(1)
+    """Columns that know their sample and their kind, and an additional one with two values."""
+    samples = torch.arange(rollout.rewards.numel()).float()
+    columns = {name: samples + 0.25 * i for i, name in enumerate(NAMES)}
+    return {**columns, "pair": torch.stack([samples, -samples], dim=1)}
 
 
 def transitions_of(rollout):
@@ -42,10 +46,13 @@ def transitions_of(rollout):
 def check_columns(batch):
     """All columns of a batch belong to the same samples."""
     assert torch.equal(batch.actions.float(), batch.advantages)
-    for i, column in enumerate(
-        (batch.advantages, batch.targets, batch.old_values, batch.old_log_probs)
-    ):
-        assert torch.equal(column, batch.actions + 0.25 * i)
+    for i, name in enumerate(NAMES):
+        assert torch.equal(batch[name], batch.actions + 0.25 * i)
+    assert torch.equal(batch["pair"][:, 1], -batch.actions.float())
+    known = (batch.advantages, batch.targets, batch.old_values, batch.old_log_probs)
+    assert all(
+        torch.equal(column, batch[name]) for column, name in zip(known, NAMES[:4], strict=True)
+    )
 
 
 ROLLOUTS = (st.integers(1, 4), st.integers(1, 3), st.floats(0.0, 0.8), st.integers(0, 2**31))
@@ -70,7 +77,7 @@ def test_single_transitions(steps, num_envs, share, seed):
         assert batch.size == len(wanted)
         assert batch.sequences is None
         check_columns(batch)
-    assert prepared.transitions(columns_of(rollout)[0]).tolist() == found
+    assert prepared.transitions(columns_of(rollout)["advantages"]).tolist() == found
 
 
 @settings(max_examples=80, deadline=None)

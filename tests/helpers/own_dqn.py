@@ -11,7 +11,7 @@ from torch import nn
 
 from maze_train import Event, OffPolicyConfig, OffPolicyLearner
 from maze_train.distributions.categorical import Categorical
-from maze_train.learner.steps import LearnerEvents
+from maze_train.learner.events import LearnerEvents
 
 
 class DQNEvents(LearnerEvents):

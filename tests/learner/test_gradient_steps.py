@@ -10,7 +10,7 @@ from torch import nn
 
 from maze_train import Progress, TrainingError, get_flat_parameters
 from maze_train.learner.optimizers import clip_gradients
-from maze_train.learner.step_settings import LossScaler
+from maze_train.learner.steps import LossScaler
 
 SGD = {"_target_": "torch.optim.SGD"}
 
@@ -240,7 +240,7 @@ def test_overflows_lower_the_scale_where_gradients_are_zeroed_too():
         )
         rows = [learner.update(make_data(), Progress()).reduce() for _ in range(20)]
         assert sum(row.get("train/skipped_steps", 0.0) for row in rows) > 0
-        assert learner.loss_scaler.scale < LossScaler.FIRST
+        assert learner.steps.scaler.scale < LossScaler.FIRST
     assert torch.equal(weights(learners["zero"]), weights(learners["skip"]))
     data = make_data()
     data[0] = torch.nan

@@ -45,7 +45,6 @@ from update_problems import (
 )
 
 from maze_train.algorithms.actor_critic.batch import ActorCriticBatch, evaluate_rollout
-from maze_train.algorithms.actor_critic.shards import shard_batch
 from maze_train.algorithms.bc.config import BCAlgorithmConfig
 from maze_train.algorithms.bc.learner import BCBatch, BCLearner, BCLoss
 from maze_train.algorithms.dqn.config import DQNAlgorithmConfig
@@ -64,6 +63,7 @@ from maze_train.core.files import CLAIM
 from maze_train.core.types import Sequences
 from maze_train.data.rollout import select_envs
 from maze_train.learner.config import Freeze, LearnerGroupConfig, Progress
+from maze_train.learner.events import LearnerEvents, statistics_of
 from maze_train.learner.group import LearnerGroup
 from maze_train.learner.others import (
     MeetingPlace,
@@ -73,10 +73,9 @@ from maze_train.learner.others import (
     copy_maker,
     depends_on_others,
 )
-from maze_train.learner.part import Part
+from maze_train.learner.parallel import SingleLearner
 from maze_train.learner.rows import shard_rows
 from maze_train.learner.shard import Shard
-from maze_train.learner.steps import LearnerEvents, statistics_of
 from maze_train.nets.config import ModelConfig, ObservationNormalizationConfig, RecurrentConfig
 from maze_train.nets.critics import build_soft_actor_critic
 from maze_train.nets.policy_model import build_policy
@@ -133,19 +132,19 @@ def test_each_sequence_is_in_one_part(count):
         batch = ActorCriticBatch(
             obs=positions,
             actions=samples,
-            columns=samples.double().expand(4, -1),
+            columns={"advantages": samples.double()},
             sequences=Sequences(torch.arange(n)[:, None], positions.view(steps, n) % 2 > 0, valid),
         )
         seen = []
         for rank in range(count):
-            part, size = shard_batch(batch, rank, count)
+            part, size = batch.shard(rank, count)
             assert (size == 0) == (rank >= n)
             sequences = part.sequences.hidden_state.squeeze(1)
             assert torch.equal(part.obs.view(steps, -1) % n, sequences.expand(steps, -1))
             assert torch.equal(part.sequences.resets.flatten(), part.obs % 2 > 0)
             of_obs = part.obs if valid is None else part.obs[part.sequences.valid]
             assert torch.equal(of_obs, part.actions)
-            assert torch.equal(part.columns[2], part.actions.double())
+            assert torch.equal(part["advantages"], part.actions.double())
             seen += part.actions[:size].tolist()
         assert sorted(seen) == samples.tolist()
 
@@ -172,7 +171,7 @@ def test_each_value_is_computed_once(count):
         return own(obs, state)
 
     model.evaluate = evaluate
-    whole = evaluate_rollout(model, rollout, True, Part())
+    whole = evaluate_rollout(model, rollout, True, SingleLearner())
     parts = [evaluate_rollout(model, rollout, True, Apart(rank, count)) for rank in range(count)]
     assert rows[0] == (T + 1) * B
     assert max(rows[1:]) - min(rows[1:]) <= 1
@@ -187,11 +186,11 @@ def test_a_rollout_is_evaluated_in_parts(limit, most, monkeypatch):
     """Of a rollout with many rows networks read a few at once; nothing else differs."""
     model = make_model(*PROBLEMS["discrete"])
     rollout = make_rollout(*PROBLEMS["discrete"])
-    whole = evaluate_rollout(model, rollout, True, Part())
+    whole = evaluate_rollout(model, rollout, True, SingleLearner())
     monkeypatch.setattr(f"{evaluate_rollout.__module__}.{limit}", most)
     rows, own = [], model.evaluate
     model.evaluate = lambda obs, state: rows.append(len(obs)) or own(obs, state)
-    parts = evaluate_rollout(model, rollout, True, Part())
+    parts = evaluate_rollout(model, rollout, True, SingleLearner())
     assert len(rows) > 2
     assert max(rows) < sum(rows) == (T + 1) * B
     for name in ("values", "next_values", "params"):
@@ -487,7 +486,7 @@ def test_gradients_that_are_not_finite(reaction):
 
     def make():
         learner, experience = LEARNERS["bc"]()
-        learner.on_non_finite = reaction
+        learner.steps.on_non_finite = reaction
         learner.made_from[0][1].on_non_finite = reaction
 
         def broken(step):
@@ -644,6 +643,7 @@ def test_places_where_learners_of_a_cluster_meet():
 
 MEETING = """
 from maze_train.learner.others import Address, MeetingPlace, open_store
+from maze_train.learner.parallel import SingleLearner
 meeting = MeetingPlace("127.0.0.2")
 first = open_store(meeting.address, 2, 60, meeting.listener)
 open_store(meeting.address, 2, 60, None).set("key", "value")

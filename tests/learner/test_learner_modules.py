@@ -6,7 +6,7 @@ from practice_learner import LineLearner, make_data, make_module
 from torch import nn
 
 from maze_train import ConfigError, Progress, get_flat_parameters
-from maze_train.learner.part import HasPolicy, HasTargets
+from maze_train.learner.apis import HasPolicy, HasTargets
 
 
 def train(learner, *modules, first=0, count=3):

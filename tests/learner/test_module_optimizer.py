@@ -11,8 +11,16 @@ import torch
 from torch import nn
 
 from maze_train import ConfigError, Progress, Schedule, get_flat_parameters
+from maze_train.core import torch_private
 from maze_train.core.targets import locate
-from maze_train.core.torch_private import found, replaced_check
+from maze_train.core.torch_private import (
+    PRIVATE_CALL,
+    PUBLIC_CALL,
+    CompiledCall,
+    found,
+    is_hooked,
+    replaced_check,
+)
 from maze_train.learner import quick_steps
 from maze_train.learner.optimizers import ELEMENTWISE, ModuleOptimizer
 
@@ -276,3 +284,24 @@ def test_versions_of_pytorch_without_a_private_name():
     for i in range(3):
         assert replaced_check(*present[:i], None, *present[i + 1 :])()
     assert replaced_check(*present[:3], SimpleNamespace())()
+
+
+def test_without_their_attributes_modules_count_as_hooked(monkeypatch):
+    """Then layers are called, which any version of PyTorch can do."""
+    assert not is_hooked(nn.Linear(2, 1))
+    monkeypatch.setattr(torch_private, "HAS_HOOKS", False)
+    assert is_hooked(nn.Linear(2, 1))
+
+
+@pytest.mark.parametrize("names", [PRIVATE_CALL, PUBLIC_CALL])
+def test_a_compiled_call_computes_the_same(names):
+    """By the private attribute and by the public one; afterwards the module is as before."""
+    module, x = nn.Sequential(nn.Linear(2, 3), nn.Tanh()), torch.randn(4, 2)
+    expected, before = module(x), dict(vars(module))
+    call = CompiledCall(module, "eager", names)
+    call.begin()
+    assert CompiledCall.is_used_by(module) == (names == PRIVATE_CALL)
+    torch.testing.assert_close(module(x), expected)
+    call.end()
+    assert vars(module) == before
+    torch.testing.assert_close(module(x), expected)

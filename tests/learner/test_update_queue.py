@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from maze_train import Progress, Statistics, TrainingError
-from maze_train.learner.steps import LearnerEvents
+from maze_train.learner.events import LearnerEvents
 from maze_train.learner.update_queue import UpdateQueue
 
 PATIENCE_S = 60.0

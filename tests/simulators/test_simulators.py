@@ -24,7 +24,7 @@ from maze_train.core.targets import Given
 from maze_train.envs.factory import EnvFactory
 from maze_train.envs.foreign import make_foreign_env
 from maze_train.functional.returns import discounts_and_lambdas, lambda_advantages
-from maze_train.learner.part import Part
+from maze_train.learner.parallel import SingleLearner
 from maze_train.nets.actor_critic import build_actor_critic
 from maze_train.nets.config import ModelConfig, RecurrentConfig
 from maze_train.simulators.functional import space_of_size
@@ -148,7 +148,7 @@ def test_a_time_limit_is_what_the_setting_says(truncation, style, capsys):
     parts = []
     for _ in range(2):
         rollout, _ = collector.collect_steps(model.float())
-        evaluated = evaluate_rollout(model, rollout, False, Part())
+        evaluated = evaluate_rollout(model, rollout, False, SingleLearner())
         parts.append((rollout, evaluated.values.clone(), evaluated.next_values.clone()))
         discounts, lambdas = discounts_and_lambdas(rollout.end, 0.9, 0.8)
         values = evaluated.values, evaluated.next_values
@@ -276,7 +276,7 @@ def test_a_recurrent_policy_reads_no_observation_twice(make):
     lacking = 0
     for _ in range(3):
         rollout, _ = collector.collect_steps(model)
-        evaluated = evaluate_rollout(model, rollout, False, Part())
+        evaluated = evaluate_rollout(model, rollout, False, SingleLearner())
         missing = rollout.truncated.clone()
         missing.view(-1)[rollout.final_positions] = False
         lacking += int(missing.sum())

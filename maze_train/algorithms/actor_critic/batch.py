@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,8 +11,8 @@ from maze_train.core.events import Event
 from maze_train.core.step_end import is_followed_by_new
 from maze_train.core.types import Sequences, Tensor, TensorTree, tree_leaves, tree_map
 from maze_train.data.rollout import Rollout
-from maze_train.learner.part import Part
-from maze_train.learner.steps import LearnerEvents
+from maze_train.learner.events import LearnerEvents
+from maze_train.learner.parallel import SingleLearner
 from maze_train.nets.actor_critic import ActorCriticModel
 
 MAX_NUMBERS = 2**22
@@ -37,7 +38,7 @@ class EvaluatedRollout:
 
 @torch.no_grad()
 def evaluate_rollout(
-    model: ActorCriticModel, rollout: Rollout, with_params: bool, share: Part
+    model: ActorCriticModel, rollout: Rollout, with_params: bool, parallel: SingleLearner
 ) -> EvaluatedRollout:
     """Evaluate a model on all observations of a rollout, in chunks.
 
@@ -47,13 +48,13 @@ def evaluate_rollout(
         model: The model.
         rollout: T steps of B environments, on the device of the model.
         with_params: Whether to return the distribution parameters of the policy.
-        share: Rows that this rank evaluates; the results of other ranks are gathered.
+        parallel: One of several learners evaluates some rows and receives those of the others.
     """
     obs, num_envs = rollout.flat_obs(), rollout.num_envs
     num_rows = (rollout.num_steps + 1) * num_envs
     states = None if rollout.hidden_states is None else rollout.hidden_states.flatten(0, 1)
     values, params, states_after = [], [], []
-    for part in _parts(obs, share.rows(num_rows)):
+    for part in _parts(obs, parallel.rows(num_rows)):
         part_obs = rows_of(obs, part)
         state = None if states is None else states[part]
         if with_params or state is not None:
@@ -65,9 +66,9 @@ def evaluate_rollout(
         values.append(part_values)
 
     def joined(parts: list[Tensor]) -> Tensor | None:
-        return share.join_rows(torch.cat(parts), num_rows) if parts else None
+        return parallel.join_rows(torch.cat(parts), num_rows) if parts else None
 
-    all_values = share.join_rows(torch.cat(values), num_rows).view(-1, num_envs)
+    all_values = parallel.join_rows(torch.cat(values), num_rows).view(-1, num_envs)
     known = [state for state in states_after if state is not None]
     next_values = next_values_of(model, rollout, all_values, joined(known))
     samples = rollout.rewards.numel()
@@ -129,12 +130,12 @@ def _parts(obs: TensorTree, rows: slice) -> list[slice]:
     return [slice(start, min(start + size, rows.stop)) for start in starts]
 
 
-ADVANTAGES, TARGETS, OLD_VALUES, OLD_LOG_PROBS = range(4)
-
-
 @dataclass(frozen=True, slots=True)
 class ActorCriticBatch:
-    """n samples of a rollout, arranged in sequences for recurrent networks."""
+    """n samples of a rollout, by named columns; `batch["name"]` is a column.
+
+    Recurrent networks get the samples in sequences.
+    """
 
     obs: TensorTree
     """Observations, `[n, ...]`; in sequences `[L * n, ...]`, including steps without transition."""
@@ -142,46 +143,85 @@ class ActorCriticBatch:
     actions: TensorTree
     """Actions as the distribution sampled them, `[n, ...]`."""
 
-    columns: Tensor
-    """Advantages, value targets, old values (on the scale of the targets) and old
-    log-probabilities, `[4, n]`: a single tensor, so one operation gathers a minibatch."""
+    columns: Mapping[str, Tensor]
+    """All else, `[n, ...]` each: the properties below, and `ActorCriticLearner.columns`."""
 
     sequences: Sequences | None = None
     """Time layout of the observations; None for feedforward policies."""
 
-    are_final: bool = False
-    """Whether advantages are already normalized, if the settings require it."""
+    def __getitem__(self, name: str) -> Tensor:
+        """Return a column by its name."""
+        return self.columns[name]
 
     @property
     def size(self) -> int:
         """Number of samples, n."""
-        return self.columns.shape[1]
+        return self.columns["advantages"].shape[0]
 
     @property
     def advantages(self) -> Tensor:
-        """Advantages, `[n]`."""
-        return self.columns[ADVANTAGES]
+        """Advantages, in the loss normalized if the settings say so, `[n]`."""
+        return self.columns["advantages"]
 
     @property
     def targets(self) -> Tensor:
         """Regression targets of the critic, `[n]`."""
-        return self.columns[TARGETS]
+        return self.columns["targets"]
 
     @property
     def old_values(self) -> Tensor:
         """Values before this optimization epoch, on the scale of the targets, `[n]`."""
-        return self.columns[OLD_VALUES]
+        return self.columns["old_values"]
 
     @property
     def old_log_probs(self) -> Tensor:
         """Log-probabilities of the actions under the policy before the update, `[n]`."""
-        return self.columns[OLD_LOG_PROBS]
+        return self.columns["old_log_probs"]
 
-    def with_advantages(self, advantages: Tensor) -> ActorCriticBatch:
-        """Return the batch with final advantages `[n]`, which are not normalized again."""
-        columns = self.columns.clone()
-        columns[ADVANTAGES] = advantages
-        return replace(self, columns=columns, are_final=True)
+    def with_column(self, name: str, values: Tensor) -> ActorCriticBatch:
+        """Return the batch with another or an additional column, `[n, ...]`."""
+        columns = {**self.columns, name: values}
+        return ActorCriticBatch(self.obs, self.actions, columns, self.sequences)
+
+    def shard(self, rank: int, count: int) -> tuple[ActorCriticBatch, int]:
+        """Return every `count`-th transition or sequence from `rank` on, and the sample count.
+
+        If there are too few, the first one and 0.
+        """
+        units = self.size if self.sequences is None else len(self.sequences.hidden_state)
+        start, is_empty = (rank, False) if rank < units else (0, True)
+        device = self.columns["advantages"].device
+        rows = torch.arange(units, device=device)[start :: units if is_empty else count]
+        samples, positions, sequences = rows, rows, None
+        if self.sequences is not None:
+            positions = torch.arange(len(self.sequences.resets) * units, device=device)
+            positions = positions.view(-1, units)[:, rows].flatten()
+            samples, sequences = _select(self.sequences, rows, positions)
+        shard = ActorCriticBatch(
+            tree_map(lambda x: x.index_select(0, positions), self.obs),
+            tree_map(lambda x: x.index_select(0, samples), self.actions),
+            {name: column.index_select(0, samples) for name, column in self.columns.items()},
+            sequences,
+        )
+        return shard, 0 if is_empty else shard.size
+
+
+def _select(sequences: Sequences, rows: Tensor, positions: Tensor) -> tuple[Tensor, Sequences]:
+    """Return the numbers of the samples of some sequences, and their layout.
+
+    Args:
+        sequences: All sequences.
+        rows: Numbers of the selected sequences.
+        positions: Positions of their steps, in the order of the result.
+    """
+    samples, valid = positions, None
+    if sequences.valid is not None:
+        numbers = torch.full((sequences.resets.numel(),), -1, device=rows.device)
+        numbers[sequences.valid] = torch.arange(len(sequences.valid), device=rows.device)
+        samples = numbers[positions]
+        valid = (samples >= 0).nonzero().squeeze(1)
+        samples = samples[valid]
+    return samples, Sequences(sequences.hidden_state[rows], sequences.resets[:, rows], valid)
 
 
 class PreparedRollout:
@@ -192,13 +232,16 @@ class PreparedRollout:
 
     Args:
         rollout: T steps of B environments, with rewards scaled for learning.
-        columns: The columns of `ActorCriticBatch` for all T * B rows, `[4, T * B]`.
+        columns: The columns of `ActorCriticBatch` for all T * B rows, `[T * B, ...]` each.
         sequence_length: L, a divisor of T; ignored for feedforward policies.
     """
 
-    def __init__(self, rollout: Rollout, columns: Tensor, sequence_length: int = 1) -> None:
+    def __init__(
+        self, rollout: Rollout, columns: Mapping[str, Tensor], sequence_length: int = 1
+    ) -> None:
         self.rollout = rollout
         self.columns = columns
+        self._stacks = _stacked(columns)
         self.sequence_length = 1 if rollout.hidden_states is None else sequence_length
         self._obs = rollout.flat_obs()
         self._actions = tree_map(lambda x: x.flatten(0, 1), rollout.actions)
@@ -216,7 +259,7 @@ class PreparedRollout:
     @property
     def old_log_probs(self) -> Tensor:
         """Log-probabilities under the policy before the update, `[T * B]`."""
-        return self.columns[OLD_LOG_PROBS]
+        return self.columns["old_log_probs"]
 
     def select(self, units: Tensor) -> ActorCriticBatch:
         """Return the samples of units, given by indices below `num_units`, int64."""
@@ -229,7 +272,7 @@ class PreparedRollout:
     def whole(self) -> ActorCriticBatch:
         """Return all samples, in order of time."""
         if self._units is not None or self._starts is not None:
-            return self.select(torch.arange(self.num_units, device=self.columns.device))
+            return self.select(torch.arange(self.num_units, device=self.rollout.end.device))
         obs = tree_map(lambda x: x[: self.num_units], self._obs)
         return ActorCriticBatch(obs, self._actions, self.columns)
 
@@ -244,7 +287,11 @@ class PreparedRollout:
         return ActorCriticBatch(
             obs=tree_map(lambda x: x.index_select(0, positions), self._obs),
             actions=tree_map(lambda x: x.index_select(0, samples), self._actions),
-            columns=self.columns.index_select(1, samples),
+            columns={
+                name: column
+                for names, stack in self._stacks
+                for name, column in zip(names, stack.index_select(1, samples).unbind(), strict=True)
+            },
             sequences=sequences,
         )
 
@@ -268,6 +315,17 @@ class PreparedRollout:
             return None
         windows = self._valid.view(-1, self.sequence_length, self.rollout.num_envs).any(1)
         return windows.flatten().nonzero().squeeze(1)
+
+
+def _stacked(columns: Mapping[str, Tensor]) -> list[tuple[list[str], Tensor]]:
+    """Return the names and a stack of all columns of one shape and type.
+
+    A minibatch selects samples of each stack in one operation.
+    """
+    groups: dict[tuple[torch.Size, torch.dtype], list[str]] = {}
+    for name, column in columns.items():
+        groups.setdefault((column.shape, column.dtype), []).append(name)
+    return [(names, torch.stack([columns[name] for name in names])) for names in groups.values()]
 
 
 def _episode_starts(rollout: Rollout) -> Tensor:

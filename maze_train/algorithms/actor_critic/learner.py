@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import nn
 
-from maze_train.algorithms.actor_critic.accelerated import ActorCriticByHand
+from maze_train.algorithms.actor_critic.analytic import AnalyticOutputs, has_analytic_gradients
 from maze_train.algorithms.actor_critic.batch import (
     ActorCriticBatch,
     ActorCriticEvents,
@@ -19,7 +20,6 @@ from maze_train.algorithms.actor_critic.batch import (
     with_new_states,
 )
 from maze_train.algorithms.actor_critic.config import ActorCriticConfig
-from maze_train.algorithms.actor_critic.shards import shard_batch
 from maze_train.core.events import Event, Statistics
 from maze_train.core.types import Tensor, tree_map
 from maze_train.data.rollout import Rollout
@@ -30,14 +30,21 @@ from maze_train.functional.returns import (
     lambda_advantages,
     normalize_advantages,
 )
+from maze_train.learner.apis import HasPolicy, HasStateValues
 from maze_train.learner.config import Freeze, Progress, number
-from maze_train.learner.faster import FasterLosses
 from maze_train.learner.learner import Learner
-from maze_train.learner.part import HasPolicy, HasStateValues
+from maze_train.learner.loss_strategies import declares_gradients
 from maze_train.learner.reward_scaling import RewardScaler
 from maze_train.nets.actor_critic import ActorCriticModel
 
 Config = TypeVar("Config", bound=ActorCriticConfig)
+
+PAIR = ("policy_loss", "policy_loss_gradient")
+METHODS = (
+    *("compute_losses", "compute_gradients", "compute_loss_for_module"),
+    *("outputs", "weighted_value_loss", "weighted_policy_loss", "value_loss", *PAIR),
+)
+"""Methods that `analytic_loss` replaces or whose gradients it knows."""
 
 
 class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Generic[Config]):
@@ -57,7 +64,6 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     scheduled_settings: ClassVar[Mapping[str, Event]] = {
         "entropy_coef": ActorCriticEvents.entropy_coef
     }
-    by_hand_class: ClassVar[type[FasterLosses] | None] = ActorCriticByHand
     gradients_by_hand: ClassVar[Mapping[str, object]] = {}
     config: Config
     is_burning_in = False
@@ -108,16 +114,29 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         evaluated = self.evaluate(module_id, rollout)
         log_probs = self.old_log_probs(model, rollout, evaluated)
         advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs, config)
-        columns = _columns(model, advantages, returns, evaluated.values, log_probs)
+        columns = {
+            **_columns(model, advantages, returns, evaluated.values, log_probs),
+            **{key: x.flatten(0, 1) for key, x in self.columns(module_id, rollout).items()},
+        }
         length = self.config.sequence_length or rollout.num_steps
         prepared = PreparedRollout(rollout, columns, length)
         if prepared.num_units:
             self._record_values(prepared, evaluated.values, returns, statistics)
         return prepared
 
+    def columns(self, module_id: str, rollout: Rollout) -> Mapping[str, Tensor]:
+        """Return additional columns of the minibatches by name, `[T, B, ...]` each; here none.
+
+        Args:
+            module_id: The module.
+            rollout: T steps of B environments, on the device; rewards as the learner takes them.
+        """
+        return {}
+
     def evaluate(self, module_id: str, rollout: Rollout) -> EvaluatedRollout:
         """Evaluate the model on a rollout before the update."""
-        return evaluate_rollout(self.model(module_id), rollout, self.needs_old_log_probs, self.part)
+        model = self.model(module_id)
+        return evaluate_rollout(model, rollout, self.needs_old_log_probs, self.parallel)
 
     @torch.no_grad()
     def with_new_advantages(self, module_id: str, prepared: PreparedRollout) -> PreparedRollout:
@@ -126,14 +145,14 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         has_modes = module_id in self.modules.with_modes
         if has_modes:  # as before the update
             model.eval()
-        evaluated = evaluate_rollout(model, with_new_states(model, rollout), False, self.part)
+        evaluated = evaluate_rollout(model, with_new_states(model, rollout), False, self.parallel)
         if has_modes:
             model.train()
         log_probs = prepared.old_log_probs
         config = self.config_of(module_id)
         advantages, returns = self.advantages_and_returns(rollout, evaluated, log_probs, config)
         columns = _columns(model, advantages, returns, evaluated.values, log_probs)
-        return PreparedRollout(rollout, columns, prepared.sequence_length)
+        return PreparedRollout(rollout, {**prepared.columns, **columns}, prepared.sequence_length)
 
     def advantages_and_returns(
         self, rollout: Rollout, evaluated: EvaluatedRollout, log_probs: Tensor, config: Config
@@ -206,19 +225,18 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
         if batches:
             yield batches
 
+    def complete_batch(self, module_id: str, batch: ActorCriticBatch) -> ActorCriticBatch:
+        """Normalize the advantages over the whole minibatch, if the settings say so."""
+        if not self.config.normalize_advantage or self.is_burning_in:
+            return batch
+        return batch.with_column("advantages", self.normalized(batch.advantages))
+
     def shard(
         self, batch: ActorCriticBatch, rank: int, count: int
     ) -> tuple[ActorCriticBatch, int, int]:
-        """Return the shard of a rank, with advantages normalized over the whole minibatch."""
-        final = batch.with_advantages(self.advantages(batch))
-        part, size = shard_batch(final, rank, count)
-        return part, size, batch.size
-
-    def advantages(self, batch: ActorCriticBatch) -> Tensor:
-        """Return the advantages, normalized if configured, `[n]`."""
-        if batch.are_final or not self.config.normalize_advantage:
-            return batch.advantages
-        return self.normalized(batch.advantages)
+        """Return the transitions or sequences of one of several learners, see `Learner.shard`."""
+        shard, size = batch.shard(rank, count)
+        return shard, size, batch.size
 
     def normalized(self, advantages: Tensor) -> Tensor:
         """Normalize the advantages of a minibatch, `[n]`."""
@@ -227,26 +245,66 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
     def compute_loss_for_module(
         self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
     ) -> Tensor:
-        """Weighted sum of policy loss, value loss and entropy bonus, 0-d, with a graph."""
-        config: Config = self.config_of(module_id)
-        model, events, size = self.model(module_id), ActorCriticEvents, batch.size
+        """Return the weighted sum of policy loss, value loss and entropy bonus, 0-d."""
+        config, model = self.config_of(module_id), self.model(module_id)
         params, raw_values = self.outputs(module_id, batch)
         value_loss = self.value_loss(model, raw_values, batch, config)
-        statistics.record(events.value_loss, value_loss, size)
+        loss = self.weighted_value_loss(value_loss, batch, config, statistics)
         if self.is_burning_in:
-            return config.value_loss_coef * value_loss
-        log_probs, entropies = model.distribution.log_prob_and_entropy(params, batch.actions)
-        advantages = self.advantages(batch)
+            return loss
+        outputs = model.distribution.log_prob_and_entropy(params, batch.actions)
+        return loss + self.weighted_policy_loss(module_id, *outputs, batch, config, statistics)
+
+    def weighted_value_loss(
+        self, value_loss: Tensor, batch: ActorCriticBatch, config: Config, statistics: Statistics
+    ) -> Tensor:
+        """Record the value loss and return it times its coefficient, 0-d."""
+        statistics.record(ActorCriticEvents.value_loss, value_loss, batch.size)
+        return config.value_loss_coef * value_loss
+
+    def weighted_policy_loss(
+        self,
+        module_id: str,
+        log_probs: Tensor,
+        entropies: Tensor,
+        batch: ActorCriticBatch,
+        config: Config,
+        statistics: Statistics,
+    ) -> Tensor:
+        """Return the weighted policy loss and entropy bonus, 0-d, of values `[n]` of samples."""
         self.record_policy_change(module_id, log_probs, batch, statistics)
-        policy_loss = self.policy_loss(log_probs, advantages, batch, config, statistics)
-        entropy = entropies.mean()
-        statistics.record(events.policy_loss, policy_loss, size)
-        statistics.record(events.policy_entropy, entropy, size)
-        return (
-            config.policy_loss_coef * policy_loss
-            + config.value_loss_coef * value_loss
-            - number(config.entropy_coef) * entropy
+        policy_loss = self.policy_loss(log_probs, batch.advantages, batch, config, statistics)
+        entropy, size = entropies.mean(), batch.size
+        statistics.record(ActorCriticEvents.policy_loss, policy_loss, size)
+        statistics.record(ActorCriticEvents.policy_entropy, entropy, size)
+        return config.policy_loss_coef * policy_loss - number(config.entropy_coef) * entropy
+
+    def has_analytic_loss(self, module_id: str) -> bool:
+        """Whether the model has analytic gradients, and all methods of the loss declare theirs."""
+        config = self.config_of(module_id)
+        is_known = declares_gradients(self, config, METHODS, PAIR)
+        return is_known and has_analytic_gradients(self.model(module_id))
+
+    @torch.no_grad()
+    def analytic_loss(
+        self, module_id: str, batch: ActorCriticBatch, statistics: Statistics
+    ) -> tuple[Tensor, Callable[[], object]]:
+        """Return the loss of `compute_loss_for_module` without a graph, and its backward pass."""
+        config, size = self.config_of(module_id), batch.size
+        outputs = AnalyticOutputs(self.model(module_id), batch.obs)
+        errors = outputs.raw_values.squeeze(-1) - batch.targets
+        loss = self.weighted_value_loss(errors.square().mean(), batch, config, statistics)
+        d_values = errors.mul_(2.0 / size).mul_(config.value_loss_coef).unsqueeze(-1)
+        if self.is_burning_in:
+            return loss, partial(outputs.backward, d_values)
+        log_probs, entropies = outputs.log_prob_and_entropy(batch.actions)
+        loss = loss + self.weighted_policy_loss(
+            module_id, log_probs, entropies, batch, config, statistics
         )
+        d_log_probs = self.policy_loss_gradient(log_probs, batch.advantages, batch, config)
+        d_log_probs.mul_(config.policy_loss_coef)
+        d_entropy = -number(config.entropy_coef) / size
+        return loss, partial(outputs.backward, d_values, d_log_probs, d_entropy)
 
     def outputs(self, module_id: str, batch: ActorCriticBatch) -> tuple[Tensor, Tensor]:
         """Return distribution parameters and critic outputs for the samples of a minibatch."""
@@ -323,8 +381,12 @@ class ActorCriticLearner(Learner[Rollout, PreparedRollout, ActorCriticBatch], Ge
 
 def _columns(
     model: ActorCriticModel, advantages: Tensor, returns: Tensor, values: Tensor, log_probs: Tensor
-) -> Tensor:
-    """The columns of an `ActorCriticBatch`, `[4, T * B]`."""
+) -> dict[str, Tensor]:
+    """Return the columns of an `ActorCriticBatch`, `[T * B]` each."""
     head = model.value_head
-    columns = (advantages, head.targets(returns), head.targets(values), log_probs)
-    return torch.stack([column.flatten() for column in columns])
+    return {
+        "advantages": advantages.flatten(),
+        "targets": head.targets(returns).flatten(),
+        "old_values": head.targets(values).flatten(),
+        "old_log_probs": log_probs.flatten(),
+    }

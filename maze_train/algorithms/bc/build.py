@@ -39,9 +39,9 @@ from maze_train.data.transition_data import BatchLoader, TransitionData, split_e
 from maze_train.distributions.base import Distribution
 from maze_train.distributions.gaussian import DiagonalGaussian
 from maze_train.envs.factory import env_name
+from maze_train.learner.events import LearnerEvents
 from maze_train.learner.learner import Learner
 from maze_train.learner.modules import DEFAULT_MODULE
-from maze_train.learner.steps import LearnerEvents
 from maze_train.nets.joint import members_of
 from maze_train.nets.normalization import ObservationNormalizer
 from maze_train.nets.policy_model import PolicyModel

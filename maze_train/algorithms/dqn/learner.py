@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
@@ -18,10 +18,10 @@ from maze_train.core.events import Event, Statistics
 from maze_train.core.types import Tensor
 from maze_train.data.replay import Transitions
 from maze_train.functional.losses import critic_loss, critic_loss_gradient
+from maze_train.learner.apis import HasPolicy, HasTargets
 from maze_train.learner.config import Progress
-from maze_train.learner.faster import FasterLosses, LossesByHand
-from maze_train.learner.part import HasPolicy, HasTargets
-from maze_train.learner.steps import LearnerEvents
+from maze_train.learner.events import LearnerEvents
+from maze_train.learner.loss_strategies import declares_gradients
 from maze_train.nets.mlp_gradients import forward_and_backward, has_gradients_by_hand
 
 
@@ -36,31 +36,11 @@ class DQNEvents(LearnerEvents):
     epsilon = Event("Probability of a random action in the last update.", reduce="last")
 
 
+METHODS = (*("compute_losses", "compute_gradients", "compute_loss_for_module", "loss_of_outputs"),)
+"""Methods that `analytic_loss` replaces or whose gradients it knows."""
+
 DELTA = {"huber": 1.0, "squared": math.inf}
 """Absolute TD error above which each loss is linear."""
-
-
-class ValuesByHand(LossesByHand):
-    """Q-value losses with analytic gradients, since autograd takes about half of an update."""
-
-    def supports(self, module_id: str) -> bool:
-        """Return whether a module is a multilayer perceptron with the loss of `DQNLearner`."""
-        model = self.learner.model(module_id)
-        is_known = type(self.learner) is DQNLearner  # a subclass may have another loss
-        return is_known and not model.num_quantiles and has_gradients_by_hand(model.policy)
-
-    def loss_and_backward(
-        self, module_id: str, batch: Transitions, statistics: Statistics
-    ) -> tuple[Tensor, Callable[[], object]]:
-        """Compute the loss, 0-d, and a function that adds its gradients to `.grad`."""
-        learner, actions = self.learner, batch.actions
-        model, delta = learner.model(module_id), DELTA[learner.config_of(module_id).loss]
-        outputs, backward = forward_and_backward(model.policy, model.inputs(batch.obs))
-        loss, errors = learner.loss_of_outputs(module_id, outputs, batch, statistics)
-        slopes = critic_loss_gradient(errors.unsqueeze(0), batch.weights, delta).squeeze(0)
-        choices = model.distribution.choices(actions)
-        gradient = torch.zeros_like(outputs).scatter_(-1, choices, slopes.unsqueeze(-1))
-        return loss, partial(backward, gradient, False)
 
 
 class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
@@ -76,7 +56,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
     """
 
     required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasTargets)
-    by_hand_class: ClassVar[type[FasterLosses] | None] = ValuesByHand
+    gradients_by_hand: ClassVar[Mapping[str, object]] = {}
 
     def model(self, module_id: str) -> DQNModel:
         """Return a module with its type."""
@@ -114,6 +94,26 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
             module_id, model.policy(model.inputs(batch.obs)), batch, statistics
         )[0]
 
+    def has_analytic_loss(self, module_id: str) -> bool:
+        """Whether the values are those of a network of linear layers, with a known loss."""
+        model = self.model(module_id)
+        is_known = declares_gradients(self, self.config_of(module_id), METHODS)
+        return is_known and not model.num_quantiles and has_gradients_by_hand(model.policy)
+
+    def analytic_loss(
+        self, module_id: str, batch: Transitions, statistics: Statistics
+    ) -> tuple[Tensor, Callable[[], object]]:
+        """Return the loss of the values, 0-d without a graph, and its backward pass."""
+        model, actions = self.model(module_id), batch.actions
+        assert isinstance(actions, torch.Tensor)
+        delta = DELTA[self.config_of(module_id).loss]
+        outputs, backward = forward_and_backward(model.policy, model.inputs(batch.obs))
+        loss, errors = self.loss_of_outputs(module_id, outputs, batch, statistics)
+        slopes = critic_loss_gradient(errors.unsqueeze(0), batch.weights, delta).squeeze(0)
+        choices = model.distribution.choices(actions)
+        gradient = torch.zeros_like(outputs).scatter_(-1, choices, slopes.unsqueeze(-1))
+        return loss, partial(backward, gradient, False)
+
     def loss_of_outputs(
         self, module_id: str, outputs: Tensor, batch: Transitions, statistics: Statistics
     ) -> tuple[Tensor, Tensor]:
@@ -137,7 +137,7 @@ class DQNLearner(OffPolicyLearner[DQNAlgorithmConfig]):
             loss, errors = critic_loss(values, choices, targets, batch.weights, delta)
             errors = errors.squeeze(0)
         if batch.weights is not None:
-            self.errors = self.part.gather(errors.abs())
+            self.errors = errors.abs()
         statistics.record(DQNEvents.critic_loss, loss)
         statistics.record(DQNEvents.critic_value, errors.mean() + targets.mean())
         return loss, errors

@@ -118,8 +118,8 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         if (
             model.state_size
             or module_id in self.modules.with_modes
-            or (self.faster is not None and module_id in self.faster.modules)
-            or self.part.is_shared
+            or not self.loss_strategy.uses_autograd(module_id)
+            or self.parallel.is_shared
             or self.settings.autocast != "none"
         ):
             return super().evaluate(module_id, rollout)
@@ -190,7 +190,7 @@ class ImpalaLearner(ActorCriticLearner[ImpalaAlgorithmConfig]):
         loss = super().compute_loss_for_module(module_id, batch, statistics)
         if self.config_of(module_id).loss_reduction == "mean":
             return loss
-        return loss * self.part.whole_size(batch.size)
+        return loss * self.parallel.whole_size(batch.size)
 
 
 def _new_columns(rollout: Rollout) -> Rollout:

@@ -14,11 +14,11 @@ from maze_train.core.types import Tensor, TensorTree, is_on, on_device, send, tr
 from maze_train.data.replay import Transitions
 from maze_train.data.rollout import Rollout
 from maze_train.functional.losses import critic_loss
+from maze_train.learner.apis import HasActionValues, HasPolicy, HasTargets
 from maze_train.learner.config import Progress
+from maze_train.learner.events import LearnerEvents
 from maze_train.learner.learner import Learner
 from maze_train.learner.optimizers import ModuleOptimizer
-from maze_train.learner.part import HasActionValues, HasPolicy, HasTargets
-from maze_train.learner.steps import LearnerEvents
 from maze_train.nets.critics import PolicyAndCritics
 
 
@@ -95,6 +95,11 @@ class OffPolicyLearner(Learner[Transitions, Transitions, Transitions], Generic[C
         self.errors = None  # belongs to the previous batch
         yield prepared
 
+    def after_minibatch(self, number: int) -> None:
+        """Gather the errors of all learners."""
+        if self.errors is not None:
+            self.errors = self.parallel.gather(self.errors)
+
     @property
     def target_update_interval(self) -> int:
         """Number of gradient steps between updates of the target networks."""
@@ -147,7 +152,6 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
     required_apis: ClassVar[tuple[type, ...]] = (HasPolicy, HasActionValues, HasTargets)
     with_policy = True
     """Whether the loss includes the policy loss; follows `updates_policy`."""
-    _noise: Sequence[Tensor] = ()
 
     def model(self, module_id: str) -> Model:
         """Return a module with its type."""
@@ -242,7 +246,7 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
         q = model.critics.values(features, actions.critic_input(batch.actions))
         loss, errors = critic_loss(q, actions.choices(batch.actions), targets, batch.weights)
         if batch.weights is not None:
-            self.errors = self.part.gather(errors.abs().mean(0))
+            self.errors = errors.abs().mean(0)
         statistics.record(PolicyAndCriticsEvents.critic_loss, loss)
         statistics.record(PolicyAndCriticsEvents.critic_value, errors.mean() + targets.mean())
         if errors.shape[0] > 1:
@@ -250,25 +254,14 @@ class PolicyAndCriticsLearner(OffPolicyLearner[PolicyConfig], Generic[PolicyConf
             statistics.record(PolicyAndCriticsEvents.critic_spread, spread)
         return loss
 
-    def before_compiled_loss(self, module_id: str, batch: Transitions) -> None:
-        """Draw the noise of the target actions and of the policy's actions."""
-        model, n = self.model(module_id), len(batch.rewards)
-        num_draws = self.num_draws(self.config_of(module_id))
-        self._noise = ()
-        self._noise = tuple(self.draw_noise(model, n) for _ in range(num_draws))
-
-    def num_draws(self, config: PolicyConfig) -> int:
-        """Return how many times the next loss draws noise for the whole batch."""
-        return 0
-
-    def draw_noise(self, model: Model, n: int) -> Tensor:
-        """Draw the noise of n actions on the CPU, for any device, `[n, noise_size]`."""
-        if self._noise:
-            noise, *self._noise = self._noise
-            return noise
+    def complete_batch(self, module_id: str, batch: Transitions) -> Transitions:
+        """Draw the noise that the losses need, on the CPU whatever the device."""
+        names = self.noise_columns(self.config_of(module_id))
+        draw, shape = self.model(module_id).distribution.draw_noise, (len(batch.rewards),)
         cpu = torch.device("cpu")
+        noise = {name: send(draw(shape, self.generator, cpu), self.device) for name in names}
+        return batch.with_columns(noise) if noise else batch
 
-        def draw(size: int) -> Tensor:
-            return model.distribution.draw_noise((size,), self.generator, cpu)
-
-        return send(self.part.draw(draw, n), self.device)
+    def noise_columns(self, config: PolicyConfig) -> Sequence[str]:
+        """Return the names of the columns of noise of the next loss, `[n, noise_size]` each."""
+        return ()

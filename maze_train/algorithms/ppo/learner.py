@@ -28,8 +28,8 @@ from maze_train.functional.losses import (
     clipped_surrogate_loss,
 )
 from maze_train.learner.config import Progress, is_adaptive, number
+from maze_train.learner.events import statistics_of
 from maze_train.learner.optimizers import ModuleOptimizer
-from maze_train.learner.steps import statistics_of
 from maze_train.nets.actor_critic import ActorCriticModel
 
 
@@ -136,7 +136,7 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         log_ratios = log_probs - batch.old_log_probs
         divergence = approximate_kl(log_ratios)
         if config.target_kl > 0 or is_adaptive(config.lr):
-            self._divergences[module_id] = self.part.mean(divergence)
+            self._divergences[module_id] = divergence
         events, clip_range = ActorCriticEvents, number(config.clip_range)
         statistics.record(events.approximate_kl, divergence, batch.size)
         statistics.record(events.clip_fraction, clip_fraction(log_ratios, clip_range), batch.size)
@@ -186,12 +186,15 @@ class PPOLearner(ActorCriticLearner[PPOAlgorithmConfig]):
         Learning rates of `adaptive_kl` are adapted here, before each gradient step except the
         first, for which the policy still equals the one that acted.
         """
-        divergences = {key: float(divergence) for key, divergence in self._divergences.items()}
+        divergences: dict[str, float] = {}
+        for module_id, divergence in self._divergences.items():
+            self.parallel.turn_to(module_id)
+            divergences[module_id] = float(self.parallel.mean(divergence))
         self._divergences.clear()
         if self._has_moved:
-            for module_id, divergence in divergences.items():
+            for module_id, found in divergences.items():
                 for _, optimizer in self.get_optimizers_for_module(module_id):
-                    optimizer.adapt_lr(divergence)
+                    optimizer.adapt_lr(found)
         bound = self.config.target_kl
         if bound > 0:
             self._stopped |= {key for key, found in divergences.items() if found > bound}

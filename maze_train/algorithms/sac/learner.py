@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ class SACEvents(PolicyAndCriticsEvents):
 
 
 TEMPERATURE = "temperature"
+TARGET_NOISE, POLICY_NOISE = "target_noise", "policy_noise"
 
 DISCRETE_SHARE = 0.98
 """Target entropy of discrete actions as a fraction of the maximum entropy.
@@ -85,9 +87,9 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         statistics.record(SACEvents.entropy_coef, _temperatures(self.model(module_id)).mean())
         return super().compute_loss_for_module(module_id, batch, statistics)
 
-    def num_draws(self, config: SACAlgorithmConfig) -> int:
-        """Return 1 for the targets, plus 1 for the policy if it is updated."""
-        return 1 + self.with_policy
+    def noise_columns(self, config: SACAlgorithmConfig) -> Sequence[str]:
+        """Return the noise of the targets' actions, and of the policy's if it takes part."""
+        return (TARGET_NOISE, POLICY_NOISE) if self.with_policy else (TARGET_NOISE,)
 
     @torch.no_grad()
     def targets(
@@ -96,7 +98,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
         """Targets y = Σ γ^i r + γ^k V'(s'), with the soft values of the target critics, `[n]`."""
         inputs = model.inputs(batch.next_obs)
         params = model.params_of(inputs, batch.next_obs)
-        sample = model.actions.sample(params, self.draw_noise(model, len(params)))
+        sample = model.actions.sample(params, batch[TARGET_NOISE])
         q = model.target_critics(inputs, sample.features)
         values = soft_state_values(q, model.entropy_terms(sample, _temperatures(model)))
         return torch.addcmul(batch.rewards, batch.discounts, values)
@@ -112,7 +114,7 @@ class SACLearner(PolicyAndCriticsLearner[SACAlgorithmConfig, SoftActorCriticMode
     ) -> Tensor:
         """Loss of the policy and of tuned temperatures, 0-d, with constant critics."""
         params = model.params_of(inputs, batch.obs)
-        sample = model.actions.sample(params, self.draw_noise(model, len(params)))
+        sample = model.actions.sample(params, batch[POLICY_NOISE])
         with constant(model.critics):
             q = model.critics.values(features, sample.features)
         loss = soft_policy_loss(q, model.entropy_terms(sample, _temperatures(model)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ class TD3Events(PolicyAndCriticsEvents):
         "Standard deviation of the exploration noise in the last update.", reduce="last"
     )
 
+
+TARGET_NOISE = "target_noise"
 
 SATURATED = 0.99
 """Absolute value above which an action scaled to [-1, 1] counts as saturated."""
@@ -53,9 +56,9 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
         """Number of gradient steps between updates of the target networks."""
         return self.config.target_update_interval * self.config.policy_update_interval
 
-    def num_draws(self, config: TD3AlgorithmConfig) -> int:
-        """Return 1 if target policy smoothing is enabled, otherwise 0."""
-        return int(config.target_noise_stddev > 0)
+    def noise_columns(self, config: TD3AlgorithmConfig) -> Sequence[str]:
+        """Return the noise of target actions, if there is any."""
+        return (TARGET_NOISE,) if config.target_noise_stddev > 0 else ()
 
     @torch.no_grad()
     def targets(self, model: TD3Model, batch: Transitions, config: TD3AlgorithmConfig) -> Tensor:
@@ -68,7 +71,7 @@ class TD3Learner(PolicyAndCriticsLearner[TD3AlgorithmConfig, TD3Model]):
         inputs = model.inputs(batch.next_obs)
         actions = model.actions_of(model.target_policy, inputs)
         if config.target_noise_stddev:
-            noise = self.draw_noise(model, len(actions)) * config.target_noise_stddev
+            noise = batch[TARGET_NOISE] * config.target_noise_stddev
             bound = config.target_noise_clip
             actions = (actions + noise.clamp(-bound, bound)).clamp(-1.0, 1.0)
         values = model.target_critics(inputs, actions).amin(0).squeeze(-1)

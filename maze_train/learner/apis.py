@@ -1,0 +1,75 @@
+"""What learners need of modules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+from torch import nn
+
+from maze_train.core.errors import ConfigError
+from maze_train.core.events import Statistics
+from maze_train.core.types import Tensor
+
+
+@runtime_checkable
+class HasPolicy(Protocol):
+    """A module with a policy and the distribution of its actions."""
+
+    policy: Any
+    distribution: Any
+
+
+@runtime_checkable
+class HasStateValues(Protocol):
+    """A module with a critic of states."""
+
+    critic: Any
+    value_head: Any
+
+
+@runtime_checkable
+class HasActionValues(Protocol):
+    """A module with Q-networks."""
+
+    critics: Any
+    target_critics: Any
+
+
+@runtime_checkable
+class HasTargets(Protocol):
+    """A module with target networks."""
+
+    def update_targets(self, tau: float) -> None:
+        """Move the targets towards the trained networks by a fraction tau."""
+
+
+@runtime_checkable
+class HasOwnLoss(Protocol):
+    """A module with its own loss, which replaces that of the algorithm."""
+
+    def compute_self_supervised_loss(
+        self, batch: Any, statistics: Statistics
+    ) -> Tensor | Mapping[str, Tensor]:
+        """Return the loss of a minibatch, 0-d, or its named terms."""
+
+
+def check_apis(learner: str, required: Sequence[type], module_id: str, module: nn.Module) -> None:
+    """Raise ConfigError if a module lacks what a learner needs, see `Learner.check_module`.
+
+    Args:
+        learner: Name of the learner.
+        required: Protocols above that the module must satisfy.
+        module_id: Its id.
+        module: The module.
+    """
+    for api in required:
+        names = [*getattr(api, "__annotations__", {}), *vars(api)]
+        missing = [n for n in names if not n.startswith("_") and not hasattr(module, n)]
+        if missing:
+            problem = (
+                f"{learner} needs {api.__name__} of a module that learns, but "
+                f"{type(module).__name__} has no {' and no '.join(missing)}; "
+                "add_module(..., frozen=True), or policies.<id>.frozen=true, takes any"
+            )
+            raise ConfigError("module", problem, module_id)

@@ -1,0 +1,128 @@
+"""Ways to compute the losses of modules and their gradients: autograd, or analytically.
+
+`maze_train.learner.compiled` has compiled losses. Results differ by rounding only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Generic, TypeAlias, TypeVar
+
+from maze_train.core.events import Statistics
+from maze_train.core.types import Tensor
+
+Batch = TypeVar("Batch")
+
+LossOf: TypeAlias = Callable[[str, Batch, Statistics], Tensor]
+"""Compute the loss of a module, 0-d, of its id, a minibatch and statistics."""
+
+AnalyticLossOf: TypeAlias = Callable[[str, Batch, Statistics], tuple[Tensor, Callable[[], object]]]
+"""The same without a graph, and a function that adds the gradients to `.grad`."""
+
+
+class Autograd(Generic[Batch]):
+    """Losses with a graph, which autograd differentiates. This defines the results.
+
+    Args:
+        loss_of: Computes the loss of a module.
+    """
+
+    def __init__(self, loss_of: LossOf[Batch]) -> None:
+        self._loss_of = loss_of
+
+    def begin(self) -> None:
+        """Begin an update."""
+
+    def uses_autograd(self, module_id: str) -> bool:
+        """Whether autograd alone computes the gradients of a module in this update."""
+        return True
+
+    def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
+        """Return the loss of a module, 0-d; without a graph if `add_gradients` has its gradient."""
+        return self._loss_of(module_id, batch, statistics)
+
+    def add_gradients(self) -> None:
+        """Add the gradients of losses without a graph to `.grad`."""
+
+    def report(self, statistics: Statistics) -> None:
+        """Record the time spent, at the end of an update."""
+
+
+class Analytic(Autograd[Batch]):
+    """Losses without a graph and their analytic gradients, where a learner has them.
+
+    Args:
+        loss_of: Computes the loss of any other module.
+        analytic_loss_of: Computes loss and gradients of the modules that `modules` names.
+        modules: Returns the ids of these modules; called once per update.
+    """
+
+    def __init__(
+        self,
+        loss_of: LossOf[Batch],
+        analytic_loss_of: AnalyticLossOf[Batch],
+        modules: Callable[[], Collection[str]],
+    ) -> None:
+        super().__init__(loss_of)
+        self._analytic_loss_of, self._find_modules = analytic_loss_of, modules
+        self._modules: Collection[str] = ()
+        self._backward: list[Callable[[], object]] = []
+
+    def begin(self) -> None:
+        """Select the modules of this update: networks and methods may have changed."""
+        self._backward.clear()
+        self._modules = self._find_modules()
+
+    def uses_autograd(self, module_id: str) -> bool:
+        """Whether the gradients of a module are not analytic."""
+        return module_id not in self._modules
+
+    def loss_of(self, module_id: str, batch: Batch, statistics: Statistics) -> Tensor:
+        """Return the loss of a module, 0-d."""
+        if module_id not in self._modules:
+            return self._loss_of(module_id, batch, statistics)
+        loss, backward = self._analytic_loss_of(module_id, batch, statistics)
+        self._backward.append(backward)
+        return loss
+
+    def add_gradients(self) -> None:
+        """Add the gradients of the losses since the last call."""
+        for backward in self._backward:
+            backward()
+        self._backward.clear()
+
+
+def declares_gradients(
+    learner: object,
+    config: object,
+    methods: Sequence[str],
+    pair: tuple[str, str] | tuple[()] = (),
+) -> bool:
+    """Whether each class that defines one of `methods` declares its analytic gradients.
+
+    A class does so by `gradients_by_hand`: settings for which the gradients are right. A class that
+    defines nothing but both methods of `pair`, a loss and its gradient, needs no such attribute.
+
+    Args:
+        learner: The learner.
+        config: Settings of the module.
+        methods: Names of the methods that the analytic gradients replace, `pair` included.
+        pair: Names of a method with a loss and of the method with its gradient.
+    """
+    if any(method in vars(learner) for method in methods):
+        return False
+    for base in type(learner).__mro__:
+        defined = vars(base)
+        own = [method for method in methods if method in defined]
+        of_pair = [method for method in pair if method in defined]
+        declared: Mapping[str, object] | None
+        declared = defined.get("gradients_by_hand", None if own != of_pair else {})
+        if len(of_pair) == 1 or declared is None:
+            return False
+        if any(getattr(config, key) != value for key, value in declared.items()):
+            return False
+        # Another function may have been assigned to a method of the class.
+        names = (getattr(defined[method], "__qualname__", "") for method in own)
+        if any(name.rpartition(".")[0] != base.__qualname__ for name in names):
+            return False
+    return True
