@@ -141,8 +141,8 @@ from maze_train.data.replay import UniformReplayBuffer as UniformReplayBuffer
 from maze_train.data.rollout import Rollout as Rollout
 from maze_train.data.rollout import RolloutStorage as RolloutStorage
 from maze_train.data.trajectories import DatasetMetadata as DatasetMetadata
+from maze_train.data.trajectories import Trajectory as Trajectory
 from maze_train.data.trajectories import TrajectoryPart as TrajectoryPart
-from maze_train.data.trajectory import Trajectory as Trajectory
 from maze_train.data.trajectory_dataset import TrajectoryDataset as TrajectoryDataset
 from maze_train.data.trajectory_files import TrajectoryWriter as TrajectoryWriter
 from maze_train.data.transition_data import BatchLoader as BatchLoader

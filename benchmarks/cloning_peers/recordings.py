@@ -20,8 +20,7 @@ from common import ARRAYS, CASES, DATA_SET, EPISODE_STEPS, NUM_EPISODES, Case, w
 from gymnasium.spaces import Discrete
 
 from maze_train.data.datasets import open_dataset
-from maze_train.data.trajectories import DatasetMetadata
-from maze_train.data.trajectory import Trajectory
+from maze_train.data.trajectories import DatasetMetadata, Trajectory
 from maze_train.data.trajectory_files import TrajectoryWriter
 from maze_train.nets.config import ModelConfig
 from maze_train.nets.policy_model import PolicyModel, build_policy

@@ -24,7 +24,7 @@ from maze_train.spaces.tensors import as_tensors
 
 if TYPE_CHECKING:
     from maze_train.collect.recording import Recorder
-    from maze_train.data.trajectory import Trajectory
+    from maze_train.data.trajectories import Trajectory
 
 
 class EpisodeTask(NamedTuple):

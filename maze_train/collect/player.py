@@ -30,7 +30,7 @@ from maze_train.core.errors import ConfigError, EnvError
 from maze_train.core.files import remove_leftovers
 from maze_train.core.seeding import SEED_LIMIT
 from maze_train.core.targets import member_of
-from maze_train.data.trajectory import Trajectory
+from maze_train.data.trajectories import Trajectory
 from maze_train.envs.building import closed_on_error
 from maze_train.envs.config import EnvConfig
 from maze_train.envs.factory import BoundedEnvFactory, EnvFactory

@@ -23,7 +23,7 @@ from maze_train.core.folders import make_folders
 from maze_train.core.step_end import TERMINATED, TRUNCATED, has_ended
 from maze_train.core.targets import import_extra
 from maze_train.core.types import Array, ArrayTree, as_tree
-from maze_train.data.trajectory import Trajectory
+from maze_train.data.trajectories import Trajectory
 from maze_train.envs.atari import game_under
 from maze_train.envs.faults import EpisodeError
 from maze_train.envs.monitoring import metadata_of

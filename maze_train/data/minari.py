@@ -27,8 +27,7 @@ from maze_train.core.errors import DatasetError, MissingExtraError, ShapeError, 
 from maze_train.core.files import process_runs
 from maze_train.core.targets import import_extra
 from maze_train.core.types import tree_map
-from maze_train.data.trajectories import DatasetMetadata
-from maze_train.data.trajectory import Trajectory
+from maze_train.data.trajectories import DatasetMetadata, Trajectory
 from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.spaces.describe import FlatView, flatten_value, unflatten_value
 

@@ -1,4 +1,4 @@
-"""Parts of data sets, arrays of episodes laid end to end, and what is checked of them."""
+"""Recorded episodes, alone and laid end to end, and the checks of their content."""
 
 from __future__ import annotations
 
@@ -13,9 +13,16 @@ from gymnasium import spaces
 
 from maze_train.core.errors import DatasetError, ShapeError, SpaceError
 from maze_train.core.step_end import StepEnd
-from maze_train.core.types import Array, ArrayTree, Tensor, TensorTree, tree_leaves, tree_map
+from maze_train.core.types import (
+    Array,
+    ArrayTree,
+    Tensor,
+    TensorTree,
+    leaves_by_key,
+    tree_leaves,
+    tree_map,
+)
 from maze_train.data.rollout import Rollout
-from maze_train.data.trajectory import Trajectory, named_arrays
 from maze_train.spaces.columns import Columns, Spec, column_name, leaves_of
 from maze_train.spaces.describe import flat_spaces
 from maze_train.spaces.masks import checked_actions
@@ -26,6 +33,77 @@ REWARD = spaces.Box(-np.inf, np.inf, (), np.float64)
 
 Leaves: TypeAlias = Mapping[str, spaces.Space[Any]]
 """Spaces of one row of arrays by name, see `leaf_spaces`."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Recorded:
+    """Observations, actions and rewards of one episode or of several, one after the other."""
+
+    obs: ArrayTree
+    actions: ArrayTree
+    rewards: Array
+
+    @property
+    def arrays(self) -> dict[str, Array]:
+        """Observations, actions and rewards by name: `obs`, or `obs/goal` for a leaf."""
+        groups = zip(GROUPS, (self.obs, self.actions, self.rewards), strict=True)
+        return {
+            column_name(group, key): leaf
+            for group, tree in groups
+            for key, leaf in leaves_by_key(tree).items()
+        }
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return len(self.rewards)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of observations, actions and rewards."""
+        return sum(array.nbytes for array in self.arrays.values())
+
+
+@dataclass(frozen=True)
+class Trajectory(_Recorded):
+    """One episode of T >= 1 steps, or a piece of one, as the environment gave it.
+
+    Attributes:
+        obs: Observations before each action and after the last one, `[T + 1, ...]`; one flat
+            mapping for a Dict or Tuple space.
+        actions: Actions of the environment, `[T, ...]`.
+        rewards: Rewards after each action, `[T]`.
+        terminated: Whether the last step led to a terminal state.
+        truncated: Whether the episode was cut off (time limit) after the last step.
+        seed: Seed that the environment was reset with; None: unknown.
+
+    Raises:
+        ShapeError: If lengths do not agree, or a number is not finite.
+    """
+
+    terminated: bool
+    truncated: bool
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.rewards.ndim != 1 or not len(self.rewards):
+            shape = list(self.rewards.shape)
+            raise ShapeError(f"rewards have the shape {shape}, expected [T] with T >= 1")
+        for name, array in self.arrays.items():
+            length = self.num_steps + name.startswith("obs")
+            if array.shape[:1] != (length,):
+                raise ShapeError(
+                    f"{name} has the shape {list(array.shape)}, expected [{length}, ...] for "
+                    f"{self.num_steps} rewards"
+                )
+            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                row = int(np.argwhere(~np.isfinite(array))[0, 0])
+                raise ShapeError(f"{name}[{row}] = {array[row]}: expected finite numbers")
+
+    @property
+    def episode_return(self) -> float:
+        """Sum of the rewards, not discounted, in float64."""
+        return float(self.rewards.sum(dtype=np.float64))
 
 
 def trees_of(arrays: Mapping[str, Array]) -> dict[str, Any]:
@@ -175,7 +253,7 @@ class DatasetMetadata:
 
 
 @dataclass(frozen=True, eq=False)
-class TrajectoryPart:
+class TrajectoryPart(_Recorded):
     """A number of whole episodes, laid end to end.
 
     Step t of episode k is row `starts[k] + t` of actions and rewards, and its observation is row
@@ -195,9 +273,6 @@ class TrajectoryPart:
         policy: Settings of the policy that acted in these episodes, likewise.
     """
 
-    obs: ArrayTree
-    actions: ArrayTree
-    rewards: Array
     lengths: Array
     terminated: Array
     truncated: Array
@@ -207,24 +282,9 @@ class TrajectoryPart:
     policy: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def arrays(self) -> dict[str, Array]:
-        """Observations, actions and rewards by name."""
-        return named_arrays(self.obs, self.actions, self.rewards)
-
-    @property
     def num_episodes(self) -> int:
         """Number of episodes."""
         return len(self.lengths)
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of all episodes."""
-        return len(self.rewards)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of observations, actions and rewards."""
-        return sum(array.nbytes for array in self.arrays.values())
 
     @cached_property
     def starts(self) -> Array:

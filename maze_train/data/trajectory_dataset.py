@@ -14,8 +14,13 @@ from maze_train.core.checks import check_one_of, expanded
 from maze_train.core.errors import DatasetError
 from maze_train.core.notices import warn
 from maze_train.core.types import Array
-from maze_train.data.trajectories import DatasetMetadata, TrajectoryPart, check_part, joined_parts
-from maze_train.data.trajectory import Trajectory
+from maze_train.data.trajectories import (
+    DatasetMetadata,
+    Trajectory,
+    TrajectoryPart,
+    check_part,
+    joined_parts,
+)
 from maze_train.data.trajectory_files import (
     LIMITS,
     metadata_of,

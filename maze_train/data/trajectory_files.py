@@ -36,6 +36,7 @@ from maze_train.data.trajectories import (
     PART_NBYTES,
     DatasetMetadata,
     Leaves,
+    Trajectory,
     TrajectoryPart,
     check_content,
     check_part,
@@ -43,7 +44,6 @@ from maze_train.data.trajectories import (
     joined,
     trees_of,
 )
-from maze_train.data.trajectory import Trajectory
 from maze_train.spaces.describe import space_from_dict, space_to_dict
 
 DATASET = "dataset.json"

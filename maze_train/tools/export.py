@@ -30,7 +30,7 @@ from maze_train.core.files import atomic_write, versions, writable
 from maze_train.core.notices import warn
 from maze_train.core.targets import import_extra
 from maze_train.core.types import Array, Tensor, as_tree, leaves_by_key
-from maze_train.data.trajectory import Trajectory
+from maze_train.data.trajectories import Trajectory
 from maze_train.nets.acting import acting
 from maze_train.nets.policy_model import PolicyModel
 from maze_train.run.base_policy import CRITIC_PARTS

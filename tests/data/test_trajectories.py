@@ -12,8 +12,7 @@ from trajectory_cases import FLOATS, random_trajectory
 
 from maze_train.core.errors import ShapeError, SpaceError
 from maze_train.core.types import leaves_by_key, tree_map
-from maze_train.data.trajectories import trajectories_as_rollout
-from maze_train.data.trajectory import Trajectory
+from maze_train.data.trajectories import Trajectory, trajectories_as_rollout
 from maze_train.distributions.mapping import distribution_for
 
 DICT = spaces.Dict({"image": spaces.Box(0, 255, (2, 3), np.uint8), "level": spaces.Discrete(9)})

@@ -36,8 +36,7 @@ from maze_train.core.files import seal
 from maze_train.data import trajectories as trajectory_parts
 from maze_train.data import trajectory_files
 from maze_train.data.datasets import open_dataset
-from maze_train.data.trajectories import DatasetMetadata
-from maze_train.data.trajectory import Trajectory
+from maze_train.data.trajectories import DatasetMetadata, Trajectory
 from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.data.trajectory_files import DATASET, TrajectoryWriter
 from maze_train.spaces.describe import space_to_dict

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from trajectory_cases import NESTED, random_trajectories
 
 from maze_train.core.errors import SpaceError
-from maze_train.data.trajectories import DatasetMetadata
-from maze_train.data.trajectory import Trajectory
+from maze_train.data.trajectories import DatasetMetadata, Trajectory
 from maze_train.data.trajectory_dataset import TrajectoryDataset
 from maze_train.data.transition_data import TransitionData, split_episodes
 from maze_train.distributions.mapping import distribution_for

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from maze_train.data.trajectories import DatasetMetadata
-from maze_train.data.trajectory import Trajectory
+from maze_train.data.trajectories import DatasetMetadata, Trajectory
 from maze_train.data.trajectory_files import TrajectoryWriter
 from maze_train.spaces.describe import FlatView, flatten_value
 

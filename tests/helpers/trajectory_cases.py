@@ -9,7 +9,7 @@ from cases import small_discrete
 from gymnasium import spaces
 
 from maze_train.core.types import tree_map
-from maze_train.data.trajectory import Trajectory
+from maze_train.data.trajectories import Trajectory
 from maze_train.spaces.describe import FlatView
 
 INF = np.inf

@@ -17,7 +17,7 @@ from maze_train.core.types import tree_map
 from maze_train.data.transition_data import split_episodes
 
 if TYPE_CHECKING:
-    from maze_train.data.trajectory import Trajectory
+    from maze_train.data.trajectories import Trajectory
     from maze_train.data.trajectory_dataset import TrajectoryDataset
 
 pytestmark = pytest.mark.usefixtures("empty_directory")
@@ -193,7 +193,7 @@ MEMORY = {"agents": ["referee"], "model": {"rnn": {"cell": "gru", "size": 4}}}
         ),
         (
             {"env": None, "algorithm.validation_percentage": 0},
-            r"evaluation\.metric = '': nothing says .* of train/players/policy_loss, train/judge",
+            r"evaluation\.metric = '': needed to select .* of train/players/policy_loss, train/judge",
         ),
         (
             {"evaluation.metric": "validation/players/lsos"},
