@@ -193,7 +193,7 @@ MEMORY = {"agents": ["referee"], "model": {"rnn": {"cell": "gru", "size": 4}}}
         ),
         (
             {"env": None, "algorithm.validation_percentage": 0},
-            r"evaluation\.metric = '': needed to select .* of train/players/policy_loss, train/judge",
+            r"evaluation\.metric = '': needed to select .* of train/players/policy_loss, train/j",
         ),
         (
             {"evaluation.metric": "validation/players/lsos"},
@@ -223,6 +223,6 @@ def test_a_policy_whose_agents_never_act() -> None:
     part.obs["acts"][:, 2] = 0
     given.dataset = dataset  # type: ignore[attr-defined]
     more: dict[str, Any] = {"runner.dataset": {"_target_": f"{__name__}.given"}}
-    with pytest.raises(DatasetError, match=r"policy judge has nothing .* \(referee\) acts"):
+    with pytest.raises(DatasetError, match=r"policy judge has no data.* \(referee\) acts"):
         run("run", **more)
     run("run", **more, policies_to_train=["players"])
