@@ -6,18 +6,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 from torch import nn
 
 from maze_train.core.errors import CallbackError, ConfigError, one_of
-from maze_train.core.events import Event
+from maze_train.core.events import Event, Statistics
 from maze_train.core.notices import notify, tell_traceback, warn
 from maze_train.core.run_directory import FAILURES, MetricsRow
 from maze_train.learner.config import Progress
 from maze_train.learner.learner import Learner
 from maze_train.learner.learners import Learners
-from maze_train.tracking.tracker import RunInfo
+from maze_train.tracking.tracker import Tracker
+from maze_train.training.checkpoints import CheckpointStore
 from maze_train.training.generators import generators_kept
 
 PREFIX = "callback"
@@ -58,6 +59,21 @@ class Rows(Sequence[MetricsRow]):
         return repr(self._rows)
 
 
+class Training(Protocol):
+    """Parts of a `Trainer` that callbacks see."""
+
+    tracker: Tracker
+    statistics: Statistics
+    learners: Learners
+    model: nn.Module
+    checkpoints: CheckpointStore | None
+    stop_reason: str
+
+    def progress(self, last_epoch: int = 0) -> Progress:
+        """Progress of training before the next update."""
+        ...
+
+
 class TrainingView:
     """A run as callbacks see it: what they may read, and the two things that they may change.
 
@@ -66,7 +82,7 @@ class TrainingView:
         last_epoch: Epoch after which training ends; 0: none.
     """
 
-    def __init__(self, trainer: Any, last_epoch: int) -> None:
+    def __init__(self, trainer: Training, last_epoch: int) -> None:
         self._trainer = trainer
         self._last_epoch = last_epoch
         self._row: dict[str, float] | None = None
@@ -74,8 +90,7 @@ class TrainingView:
     @property
     def progress(self) -> Progress:
         """Epochs that ended, updates, environment steps, and the share of training that is done."""
-        progress: Progress = self._trainer.progress(self._last_epoch)
-        return progress
+        return self._trainer.progress(self._last_epoch)
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -93,21 +108,18 @@ class TrainingView:
     @property
     def learner(self) -> Learner[Any, Any, Any]:
         """The learner of this process, to be looked at."""
-        learners: Learners = self._trainer.learners
-        return learners.first
+        return self._trainer.learners.first
 
     @property
     def model(self) -> nn.Module:
         """The policy that is trained, to be looked at; queued updates are waited for."""
-        model: nn.Module = self._trainer.model
         _ = self.learner  # waits for queued updates
-        return model
+        return self._trainer.model
 
     @property
     def run_dir(self) -> Path | None:
         """Directory of the run, where a callback may write files; None without one."""
-        run_info: RunInfo = self._trainer.tracker.run_info
-        return run_info.run_dir
+        return self._trainer.tracker.run_info.run_dir
 
     @property
     def checkpoint(self) -> Path | None:
@@ -118,8 +130,7 @@ class TrainingView:
     @property
     def stop_reason(self) -> str:
         """Reason for which training ends or ended; empty: it continues."""
-        reason: str = self._trainer.stop_reason
-        return reason
+        return self._trainer.stop_reason
 
     def record(self, name: str, value: float) -> None:
         """Add the metric `callback/<name>` to the epoch.
@@ -195,7 +206,7 @@ class Callbacks:
         trainer: The `Trainer`.
     """
 
-    def __init__(self, callbacks: Sequence[Callback], trainer: Any) -> None:
+    def __init__(self, callbacks: Sequence[Callback], trainer: Training) -> None:
         self._callbacks = list(callbacks)
         self._trainer = trainer
         self._view = TrainingView(trainer, 0)
